@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/core/tier.h"
+#include "ballast/core/units.h"
+
+namespace ballast::config {
+
+/// A tier named in the config, or "auto": the planner decides block by block.
+using TierChoice = std::optional<Tier>;
+
+/// `model`: what to train. Counts are those of Hugging Face configs.
+struct ModelSection {
+  std::string family = "gpt2";  ///< gpt2 or llama
+  std::uint64_t vocab_size = 256;
+  std::uint64_t hidden_size = 0;
+  std::uint64_t num_layers = 0;
+  std::uint64_t num_heads = 0;
+  std::uint64_t num_kv_heads = 0;       ///< 0: num_heads
+  std::uint64_t intermediate_size = 0;  ///< 0: 4 x hidden (gpt2), 8/3 x hidden up to 64 (llama)
+  std::uint64_t max_sequence = 0;       ///< 0: data.sequence_length
+  double norm_epsilon = 1e-5;
+  double rope_theta = 10000.0;
+  std::optional<bool> tie_embeddings;  ///< unset: true for gpt2, false for llama
+  double init_stddev = 0.02;
+  std::filesystem::path weights;  ///< safetensors file with initial weights; empty: random
+};
+
+/// `data`: what to train it on. Exactly one of text and tokens.
+struct DataSection {
+  std::vector<std::string> text;    ///< files, folders or globs, read byte by byte
+  std::vector<std::string> tokens;  ///< token files (.bin)
+  std::string token_type = "u16";   ///< u16 or u32, little-endian
+  std::uint64_t sequence_length = 0;
+  double held_out = 0.05;  ///< share of the tokens kept for evaluation, 0 to 0.5
+  bool shuffle = true;
+};
+
+/// `optimizer`: DeepSpeed's names; type AdamW (Adam means AdamW unless adam_w_mode is false, which
+/// is refused).
+struct OptimizerSection {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+};
+
+/// `scheduler`: DeepSpeed's learning-rate schedules, or constant.
+struct SchedulerSection {
+  enum class Type { constant, warmup, warmup_decay, warmup_cosine };
+  Type type = Type::constant;
+  double warmup_min_lr = 0.0;
+  std::optional<double> warmup_max_lr;  ///< unset: optimizer.lr
+  std::uint64_t warmup_num_steps = 1000;
+  bool warmup_linear = false;  ///< warmup_type: log (default) or linear
+  std::uint64_t total_num_steps = 0;
+  double warmup_min_ratio = 0.0;
+  double cos_min_ratio = 1e-4;
+};
+
+/// Derived and checked as DeepSpeed does: train = micro x accumulation x world, any one missing.
+struct BatchSection {
+  std::uint64_t train_batch = 0;
+  std::uint64_t micro_batch = 0;
+  std::uint64_t accumulation = 0;
+};
+
+struct OffloadSection {
+  TierChoice tier = Tier::device;  ///< device: none | cpu | nvme | auto
+  std::filesystem::path nvme_path;
+  std::uint64_t buffer_count = 0;  ///< staging buffers; 0: the engine's default
+};
+
+struct ZeroSection {
+  int stage = 0;
+  OffloadSection optimizer;
+  OffloadSection parameters;
+};
+
+struct AioSection {
+  Bytes block_size = 1 * kMiB;
+  unsigned queue_depth = 32;
+  std::string backend = "auto";  ///< auto, io_uring or threads
+};
+
+/// An explicit placement of some blocks; later entries win.
+struct PlacementRule {
+  std::uint64_t first_block = 0;
+  std::uint64_t last_block = 0;  ///< inclusive
+  std::optional<Tier> weights;
+  std::optional<Tier> optimizer;
+};
+
+/// `ballast`: what DeepSpeed has no name for.
+struct BallastSection {
+  std::string device = "auto";  ///< auto, host or cuda
+  Bytes device_bytes = 0;       ///< budget; 0 ("auto"): what is free
+  Bytes host_bytes = 0;         ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
+  std::string order = "layer_major";  ///< layer_major or micro_batch_major
+  std::string update = "gated";       ///< gated (eager: not in this version)
+  bool serial = false;
+  bool activations_on_host = false;  ///< also activation_checkpointing.cpu_checkpointing
+  int compute_threads = 0;           ///< 0: all CPUs
+  int update_threads = 0;
+  std::string update_isa = "auto";  ///< auto, scalar, avx2, avx512
+  double link_gbps = 0.0;
+  std::vector<PlacementRule> placement;
+  std::uint64_t steps = 0;
+  std::uint64_t seed = 1234;
+  std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
+  std::uint64_t eval_batches = 8;        ///< micro-batches per evaluation
+  std::uint64_t max_skipped_steps = 10;  ///< non-finite steps in a row before the run stops
+  std::filesystem::path out;             ///< run directory
+};
+
+/// The whole effective configuration. Paths are absolute.
+struct Config {
+  ModelSection model;
+  DataSection data;
+  OptimizerSection optimizer;
+  SchedulerSection scheduler;
+  BatchSection batch;
+  ZeroSection zero;
+  AioSection aio;
+  bool bf16 = true;
+  double gradient_clipping = 1.0;  ///< 0: no clipping
+  std::uint64_t steps_per_print = 1;
+  BallastSection ballast;
+  /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
+  std::vector<std::string> ignored;
+};
+
+/// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if
+/// that fails, as a string), checks everything and fills defaults. Relative paths are relative to
+/// the file; `world` is the number of ranks for the batch triplet. Throws Error(config): one line
+/// with the file, the key's path, what is wrong and, for an unknown key, the nearest known one.
+Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
+            std::uint64_t world = 1);
+
+/// Same, from text; `base` is the directory of relative paths, `name` stands for the file in
+/// messages.
+Config parse(const std::string& text, const std::filesystem::path& base, const std::string& name,
+             std::span<const std::string> overrides, std::uint64_t world = 1);
+
+/// The effective config as indented JSON: every key with its value. parse() of it gives an equal
+/// Config.
+std::string print(const Config& config);
+
+}  // namespace ballast::config

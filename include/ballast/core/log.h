@@ -1,0 +1,19 @@
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+namespace ballast {
+
+enum class LogLevel { debug, info, warning };
+
+/// Receives every log line of the libraries; the libraries themselves never print.
+using LogSink = std::function<void(LogLevel, std::string_view)>;
+
+/// Installs `sink` for the process (thread-safe; an empty sink drops all lines, the default).
+void set_log_sink(LogSink sink);
+
+/// Hands one line, without newline, to the sink. Thread-safe.
+void log(LogLevel level, std::string_view line);
+
+}  // namespace ballast

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ballast {
+
+/// A size or an amount of traffic in bytes.
+using Bytes = std::uint64_t;
+/// A number of tensor elements.
+using Elems = std::uint64_t;
+
+inline constexpr Bytes kKiB = 1024;
+inline constexpr Bytes kMiB = 1024 * kKiB;
+inline constexpr Bytes kGiB = 1024 * kMiB;
+/// Page size of files opened with O_DIRECT and granule of every block's flat buffer.
+inline constexpr Bytes kPage = 4096;
+/// Alignment of tensors inside a flat buffer: one cache line.
+inline constexpr Bytes kCacheLine = 64;
+
+/// `value` rounded up to a multiple of `granule` (> 0).
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t granule) {
+  return (value + granule - 1) / granule * granule;
+}
+
+/// Reads "512", "64KiB", "1.5 GiB", "10GB" (powers of 1000 without the i). Throws Error(config)
+/// that quotes `text` when it is no size, negative, or above 2^63.
+Bytes parse_bytes(std::string_view text);
+
+/// Reads a count with an optional binary or decimal suffix: "1000", "256Mi", "2k". Throws
+/// Error(config).
+std::uint64_t parse_count(std::string_view text);
+
+/// "1.50 GiB": three significant digits, binary unit.
+std::string format_bytes(Bytes bytes);
+
+/// "124.4M", "1.23B": a count for people.
+std::string format_count(double count);
+
+/// "1h02m", "3m20s", "12.3s", "45ms".
+std::string format_seconds(double seconds);
+
+}  // namespace ballast

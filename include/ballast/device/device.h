@@ -1,0 +1,81 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ballast/core/units.h"
+#include "ballast/core/view.h"
+
+namespace ballast::device {
+
+/// A queue of device work that runs in order, asynchronously to the host.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  /// Blocks until everything enqueued so far is done. Rethrows, once, the first Error that work on
+  /// this stream has raised; work behind a failed item is dropped until then.
+  virtual void synchronize() = 0;
+};
+
+/// A point in a stream.
+class Event {
+ public:
+  virtual ~Event() = default;
+  Event() = default;
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  /// Marks the present end of `stream`. An event may be recorded again; waits refer to the last
+  /// record made before them.
+  virtual void record(Stream& stream) = 0;
+  /// Work enqueued on `stream` after this call starts after the event.
+  virtual void wait_on(Stream& stream) = 0;
+  /// Blocks the host until the event.
+  virtual void synchronize() = 0;
+};
+
+/// A compute device with its own memory of a fixed budget. Thread-safe.
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  /// "host" or "cuda".
+  [[nodiscard]] virtual std::string_view kind() const = 0;
+  /// For people: "host device, AMD EPYC, 2 threads".
+  [[nodiscard]] virtual std::string description() const = 0;
+
+  /// Device memory for `what`, page-aligned, zeroed, owned by the device until its end. Throws
+  /// Error(memory) naming `what`, the request and what is left, when the budget does not hold it.
+  virtual DeviceBytes allocate(Bytes bytes, std::string_view what) = 0;
+  [[nodiscard]] virtual Bytes budget() const = 0;
+  /// Bytes allocated now; nothing is given back before the device ends, so this is also the peak.
+  [[nodiscard]] virtual Bytes allocated() const = 0;
+
+  virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
+
+  /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done.
+  virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
+  virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
+};
+
+struct DeviceOptions {
+  std::string kind = "auto";  ///< auto, host or cuda
+  Bytes budget = 0;           ///< bytes of device memory
+  int compute_threads = 0;    ///< host device: threads of a kernel; 0: usable_cpus()
+  double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
+};
+
+/// Makes the device. "auto" takes CUDA when compiled in and present, else the host device, and logs
+/// the choice; "cuda" without CUDA throws Error(device).
+std::unique_ptr<Device> make_device(const DeviceOptions& options);
+
+}  // namespace ballast::device

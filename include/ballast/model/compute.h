@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/view.h"
+#include "ballast/device/device.h"
+#include "ballast/model/architecture.h"
+
+namespace ballast::model {
+
+/// Shape of one micro-batch: `sequences` x `length` tokens, rows in that order.
+struct MicroBatchShape {
+  std::uint64_t sequences = 1;
+  std::uint64_t length = 1;
+  [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
+};
+
+/// What pack_gradient found, in device memory.
+struct GradientStats {
+  double sum_of_squares = 0.0;   ///< of the packed values, fixed order, double accumulators
+  std::uint64_t non_finite = 0;  ///< packed values that are inf or NaN
+};
+
+/// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
+/// valid until the stream is synchronised. One object has one workspace, so its calls go to one
+/// stream. Results depend only on inputs, shape and the number of compute threads.
+///
+/// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
+/// activations [N, H] row-major in the training type; weights [E] flat in the training type;
+/// gradient accumulators [E] flat fp32, added to; tokens and targets [N] in [0, V).
+class Compute {
+ public:
+  virtual ~Compute() = default;
+  Compute() = default;
+  Compute(const Compute&) = delete;
+  Compute& operator=(const Compute&) = delete;
+
+  /// Bytes of one activation [N, H].
+  [[nodiscard]] virtual Bytes activation_bytes() const = 0;
+  /// Bytes that set_workspace() needs: the intermediates of the largest block, recompute included;
+  /// linear in sequence length.
+  [[nodiscard]] virtual Bytes workspace_bytes() const = 0;
+  /// The device memory for intermediates, at least workspace_bytes(). Before any other call.
+  virtual void set_workspace(DeviceBytes workspace) = 0;
+
+  /// Block 0: out = token embedding (+ position embedding).
+  virtual void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
+                                 DeviceView<const std::int32_t> tokens, DeviceBytes out) = 0;
+  /// Adds the gradient of `dy` to the rows of the tokens, in token order.
+  virtual void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
+                                  ConstDeviceBytes dy, DeviceView<float> gradient) = 0;
+
+  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`.
+  virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                             ConstDeviceBytes in, DeviceBytes out) = 0;
+  /// Recomputes the block from `in`, then turns `dy` (gradient of the output) in place into the
+  /// gradient of `in` and adds the weights' gradients to `gradient`.
+  virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                              ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient) = 0;
+
+  /// Last block, evaluation: *loss_sum = sum over tokens of the cross-entropy in nats.
+  /// `output_matrix`: [V, H] weights, inside `weights` when untied, inside block 0's when tied
+  /// (then the whole of block 0's flat weights).
+  virtual void head_forward(device::Stream& stream, ConstDeviceBytes weights,
+                            ConstDeviceBytes tied_weights, ConstDeviceBytes in,
+                            DeviceView<const std::int32_t> targets,
+                            DeviceView<double> loss_sum) = 0;
+  /// Last block, training: the same loss, and the gradients of `gradient_scale` * loss sum: `dx`
+  /// [N, H] is written, `gradient` (own tensors) and `tied_gradient` ([V, H] fp32, empty when
+  /// untied) are added to. Logits exist only for a chunk of rows at a time.
+  virtual void head_train(device::Stream& stream, ConstDeviceBytes weights,
+                          ConstDeviceBytes tied_weights, ConstDeviceBytes in,
+                          DeviceView<const std::int32_t> targets, float gradient_scale,
+                          DeviceBytes dx, DeviceView<float> gradient,
+                          DeviceView<float> tied_gradient, DeviceView<double> loss_sum) = 0;
+
+  /// Sets accumulators to zero.
+  virtual void zero(device::Stream& stream, DeviceView<float> gradient) = 0;
+  /// packed = gradient + tied (the tied part added to the first tied.size() elements), rounded to
+  /// the training type to nearest even; writes the statistics of the packed values.
+  virtual void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
+                             DeviceView<const float> tied, DeviceBytes packed,
+                             DeviceView<GradientStats> stats) = 0;
+};
+
+/// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
+/// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
+/// device's kind has no kernels.
+std::unique_ptr<Compute> make_compute(const device::Device& device, const Architecture& model,
+                                      DType type, MicroBatchShape shape);
+
+/// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
+/// products with `threads` threads, measured for about `seconds`. What utilisation is a share of.
+double measure_gemm_peak(const device::Device& device, DType type, double seconds = 0.5);
+
+}  // namespace ballast::model

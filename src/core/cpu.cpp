@@ -1,0 +1,89 @@
+#include "ballast/core/cpu.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+
+#include <sched.h>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+
+namespace ballast {
+namespace {
+
+const std::array<std::string, 3>& isa_names() {
+  static const std::array<std::string, 3> names = {"scalar", "avx2", "avx512"};
+  return names;
+}
+
+/// CPUs granted by a cgroup v2 quota, or a large number when there is none.
+double cgroup_cpus() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0.0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0.0) return 1e9;
+  try {
+    return std::stod(quota) / period;
+  } catch (const std::exception&) {
+    return 1e9;
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(DType type) noexcept {
+  constexpr std::array<std::string_view, 4> kNames = {"f32", "bf16", "f16", "u16"};
+  return kNames[static_cast<std::size_t>(type)];
+}
+
+std::string_view to_string(Isa isa) noexcept {
+  return isa_names()[static_cast<std::size_t>(isa)];
+}
+
+Isa parse_isa(std::string_view name) {
+  for (std::size_t i = 0; i < isa_names().size(); ++i) {
+    if (isa_names()[i] == name) return static_cast<Isa>(i);
+  }
+  throw Error(ErrorCategory::usage, "'" + std::string(name) +
+                                        "' is no instruction set; choose scalar, avx2 or avx512" +
+                                        did_you_mean(name, isa_names()));
+}
+
+bool cpu_supports(Isa isa) noexcept {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  switch (isa) {
+    case Isa::scalar:
+      return true;
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+    case Isa::avx512:
+      return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+             __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  }
+#endif
+  return isa == Isa::scalar;
+}
+
+int usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int affinity = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const double quota = std::max(1.0, cgroup_cpus());
+  return std::max(1, static_cast<int>(std::min<double>(affinity, quota)));
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) {
+      const auto colon = line.find(':');
+      if (colon != std::string::npos && colon + 2 < line.size()) return line.substr(colon + 2);
+    }
+  }
+  return "unknown CPU";
+}
+
+}  // namespace ballast

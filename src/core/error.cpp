@@ -1,0 +1,51 @@
+#include "ballast/core/error.h"
+
+#include <system_error>
+
+namespace ballast {
+
+std::string_view to_string(ErrorCategory category) noexcept {
+  switch (category) {
+    case ErrorCategory::usage:
+      return "usage";
+    case ErrorCategory::config:
+      return "config";
+    case ErrorCategory::data:
+      return "data";
+    case ErrorCategory::io:
+      return "io";
+    case ErrorCategory::memory:
+      return "memory";
+    case ErrorCategory::device:
+      return "device";
+    case ErrorCategory::state:
+      return "state";
+    case ErrorCategory::numeric:
+      return "numeric";
+    case ErrorCategory::interrupted:
+      return "interrupted";
+  }
+  return "unknown";
+}
+
+Error::Error(ErrorCategory category, const std::string& message, SourceLocation where)
+    : std::runtime_error(message), category_(category), where_(where) {}
+
+Error::Error(ErrorCategory category, const std::string& message, int error_number,
+             SourceLocation where)
+    : std::runtime_error(message + ": " + std::generic_category().message(error_number)),
+      category_(category),
+      error_number_(error_number),
+      where_(where) {}
+
+Error Error::with_context(std::string_view context) const {
+  Error copy(category_, std::string(context) + ": " + what(), where_);
+  copy.error_number_ = error_number_;
+  return copy;
+}
+
+void expects(bool condition, std::string_view what, SourceLocation where) {
+  if (!condition) throw Error(ErrorCategory::state, std::string(what), where);
+}
+
+}  // namespace ballast

@@ -1,0 +1,112 @@
+#include "ballast/core/units.h"
+
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast {
+namespace {
+
+struct Suffix {
+  std::string_view text;
+  double factor;
+};
+
+constexpr std::array<Suffix, 9> kScales = {{{"", 1},
+                                            {"k", 1e3},
+                                            {"K", 1e3},
+                                            {"M", 1e6},
+                                            {"G", 1e9},
+                                            {"T", 1e12},
+                                            {"Ki", 0x1p10},
+                                            {"Mi", 0x1p20},
+                                            {"Gi", 0x1p30}}};
+
+std::string_view trim(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) {
+    text.remove_prefix(1);
+  }
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) {
+    text.remove_suffix(1);
+  }
+  return text;
+}
+
+/// Number times suffix, or a negative value when `text` is neither.
+double parse_scaled(std::string_view text, bool unit_byte) {
+  text = trim(text);
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !std::isfinite(number)) return -1.0;
+  std::string_view suffix = trim(text.substr(static_cast<std::size_t>(end - text.data())));
+  if (unit_byte && !suffix.empty() && suffix.back() == 'B') suffix.remove_suffix(1);
+  if (suffix == "Ti") return number * 0x1p40;
+  for (const auto& scale : kScales) {
+    if (scale.text == suffix) return number * scale.factor;
+  }
+  return -1.0;
+}
+
+}  // namespace
+
+Bytes parse_bytes(std::string_view text) {
+  const double value = parse_scaled(text, true);
+  if (!(value >= 0.0) || value >= 0x1p63) {
+    throw Error(ErrorCategory::config,
+                fmt::format("'{}' is no size; write a number of bytes or use a unit such as "
+                            "\"512 MiB\" or \"3GiB\"",
+                            text));
+  }
+  return static_cast<Bytes>(std::llround(value));
+}
+
+std::uint64_t parse_count(std::string_view text) {
+  const double value = parse_scaled(text, false);
+  if (!(value >= 0.0) || value >= 0x1p63) {
+    throw Error(ErrorCategory::config,
+                fmt::format("'{}' is no count; write a number such as 1000 or \"256Mi\"", text));
+  }
+  return static_cast<std::uint64_t>(std::llround(value));
+}
+
+std::string format_bytes(Bytes bytes) {
+  constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{} B", bytes);
+  const int digits = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f} {}", value, digits, kUnits[unit]);
+}
+
+std::string format_count(double count) {
+  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "M", "B", "T"};
+  std::size_t unit = 0;
+  while (std::abs(count) >= 999.5 && unit + 1 < kUnits.size()) {
+    count /= 1000.0;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f}", count);
+  const int digits = count < 9.995 ? 2 : count < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f}{}", count, digits, kUnits[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  if (!(seconds >= 0.0)) return "?";
+  if (seconds < 1.0) return fmt::format("{:.0f}ms", seconds * 1e3);
+  if (seconds < 60.0) return fmt::format("{:.1f}s", seconds);
+  const auto whole = static_cast<std::uint64_t>(std::llround(seconds));
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  if (whole < 48 * 3600) return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+  return fmt::format("{}d{:02}h", whole / 86400, whole / 3600 % 24);
+}
+
+}  // namespace ballast

@@ -1,0 +1,16 @@
+#include "ballast/core/error.h"
+
+#include "src/device/factories.h"
+
+namespace ballast::device {
+
+std::string cuda_refusal() {
+  return "built without CUDA: reconfigure with -Dcuda=enabled";
+}
+
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
+  throw Error(ErrorCategory::device, "ballast.device is \"cuda\", but this program was " +
+                                         cuda_refusal() + ", or use \"auto\" or \"host\"");
+}
+
+}  // namespace ballast::device

@@ -1,0 +1,29 @@
+#include "ballast/device/device.h"
+
+#include <array>
+#include <string>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/core/suggest.h"
+
+#include "src/device/factories.h"
+
+namespace ballast::device {
+
+std::unique_ptr<Device> make_device(const DeviceOptions& options) {
+  if (options.kind == "host") return make_host_device(options);
+  if (options.kind == "cuda") return make_cuda_device(options);
+  if (options.kind == "auto") {
+    const std::string refusal = cuda_refusal();
+    if (refusal.empty()) return make_cuda_device(options);
+    log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
+    return make_host_device(options);
+  }
+  static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
+  throw Error(ErrorCategory::config, "ballast.device: '" + options.kind +
+                                         "' is no device; choose auto, host or cuda" +
+                                         did_you_mean(options.kind, choices));
+}
+
+}  // namespace ballast::device

@@ -1,0 +1,140 @@
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/device/host_stream.h"
+
+#include "src/device/factories.h"
+
+namespace ballast::device {
+namespace {
+
+HostStream& as_host(Stream& stream) {
+  auto* host = dynamic_cast<HostStream*>(&stream);
+  expects(host != nullptr, "a stream of another device was given to the host device");
+  return *host;
+}
+
+class HostEvent final : public Event {
+ public:
+  void record(Stream& stream) override {
+    const std::scoped_lock lock(mutex_);
+    stream_ = &as_host(stream);
+    count_ = stream_->enqueued();
+  }
+  void wait_on(Stream& stream) override {
+    const auto [source, count] = recorded();
+    if (source == nullptr || source == &stream) return;
+    as_host(stream).enqueue([source = source, count = count] { source->wait_until(count); });
+  }
+  void synchronize() override {
+    const auto [source, count] = recorded();
+    if (source != nullptr) source->wait_until(count);
+  }
+
+ private:
+  struct Mark {
+    HostStream* stream;
+    std::uint64_t count;
+  };
+  Mark recorded() {
+    const std::scoped_lock lock(mutex_);
+    return {stream_, count_};
+  }
+
+  std::mutex mutex_;
+  HostStream* stream_ = nullptr;
+  std::uint64_t count_ = 0;
+};
+
+/// Plays a GPU: `budget` bytes of address space, handed out once and zeroed by the kernel.
+class HostDevice final : public Device {
+ public:
+  explicit HostDevice(const DeviceOptions& options)
+      : budget_(round_up(options.budget, kPage)),
+        threads_(options.compute_threads > 0 ? options.compute_threads : usable_cpus()),
+        link_gbps_(options.link_gbps) {
+    if (budget_ == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
+    arena_ = mmap(nullptr, budget_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (arena_ == MAP_FAILED) {
+      throw Error(ErrorCategory::memory,
+                  fmt::format("mapping {} for the host device", format_bytes(budget_)), errno);
+    }
+  }
+  ~HostDevice() override { munmap(arena_, budget_); }
+
+  std::string_view kind() const override { return "host"; }
+  std::string description() const override {
+    return fmt::format("host device, {}, {} thread{}", cpu_name(), threads_,
+                       threads_ == 1 ? "" : "s");
+  }
+
+  DeviceBytes allocate(Bytes bytes, std::string_view what) override {
+    const std::scoped_lock lock(mutex_);
+    const Bytes size = round_up(bytes, kPage);
+    if (size > budget_ - allocated_) {
+      throw Error(ErrorCategory::memory,
+                  fmt::format("device memory: {} needs {}, but {} of the budget of {} are left; "
+                              "raise ballast.device_bytes",
+                              what, format_bytes(size), format_bytes(budget_ - allocated_),
+                              format_bytes(budget_)));
+    }
+    auto* start = static_cast<std::byte*>(arena_) + allocated_;
+    allocated_ += size;
+    return {start, bytes};
+  }
+  Bytes budget() const override { return budget_; }
+  Bytes allocated() const override {
+    const std::scoped_lock lock(mutex_);
+    return allocated_;
+  }
+
+  std::unique_ptr<Stream> make_stream(std::string_view name) override {
+    return std::make_unique<HostStream>(std::string(name), threads_);
+  }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<HostEvent>(); }
+
+  void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) override {
+    expects(to.size() == from.size(), "copy_to_device: sizes differ");
+    enqueue_copy(stream, to.raw(), from.data(), from.size());
+  }
+  void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) override {
+    expects(to.size() == from.size(), "copy_to_host: sizes differ");
+    enqueue_copy(stream, to.data(), from.raw(), from.size());
+  }
+
+ private:
+  void enqueue_copy(Stream& stream, std::byte* to, const std::byte* from, Bytes bytes) const {
+    as_host(stream).enqueue([this, to, from, bytes] {
+      const auto start = std::chrono::steady_clock::now();
+      if (bytes != 0) std::memcpy(to, from, bytes);
+      if (link_gbps_ > 0.0) {
+        const double seconds = static_cast<double>(bytes) / (link_gbps_ * 1e9);
+        std::this_thread::sleep_until(start + std::chrono::duration<double>(seconds));
+      }
+    });
+  }
+
+  Bytes budget_;
+  int threads_;
+  double link_gbps_;
+  void* arena_ = nullptr;
+  mutable std::mutex mutex_;
+  Bytes allocated_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_host_device(const DeviceOptions& options) {
+  return std::make_unique<HostDevice>(options);
+}
+
+}  // namespace ballast::device

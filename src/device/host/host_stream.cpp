@@ -1,0 +1,81 @@
+#include "ballast/device/host_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <omp.h>
+#include <pthread.h>
+
+namespace ballast::device {
+
+HostStream::HostStream(std::string name, int compute_threads)
+    : thread_([this, compute_threads] { run(compute_threads); }) {
+  pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+}
+
+HostStream::~HostStream() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void HostStream::enqueue(std::function<void()> work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    work_.push_back(std::move(work));
+    ++enqueued_;
+  }
+  changed_.notify_all();
+}
+
+void HostStream::synchronize() {
+  wait_until(enqueued());
+  std::exception_ptr failure;
+  {
+    const std::scoped_lock lock(mutex_);
+    failure = std::exchange(failure_, nullptr);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::uint64_t HostStream::enqueued() const {
+  const std::scoped_lock lock(mutex_);
+  return enqueued_;
+}
+
+void HostStream::wait_until(std::uint64_t count) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return finished_ >= count; });
+}
+
+void HostStream::run(int compute_threads) {
+  omp_set_dynamic(0);
+  omp_set_num_threads(std::max(1, compute_threads));
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+    if (work_.empty()) return;
+    auto work = std::move(work_.front());
+    work_.pop_front();
+    const bool skip = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    if (!skip) {
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    work = nullptr;
+    lock.lock();
+    if (failure) failure_ = failure;
+    ++finished_;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace ballast::device

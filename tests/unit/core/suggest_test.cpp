@@ -1,0 +1,25 @@
+#include "ballast/core/suggest.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace ballast {
+namespace {
+
+const std::vector<std::string> kWords = {"gradient_clipping", "scheduler", "optimizer"};
+
+TEST(Suggest, FindsSwapsInsertionsAndCase) {
+  EXPECT_EQ(nearest("gradient_clipp1ng", kWords), "gradient_clipping");
+  EXPECT_EQ(nearest("shceduler", kWords), "scheduler");
+  EXPECT_EQ(nearest("Optimizer", kWords), "optimizer");
+}
+
+TEST(Suggest, SaysNothingWhenNothingIsNear) {
+  EXPECT_EQ(nearest("banana", kWords), "");
+  EXPECT_EQ(did_you_mean("banana", kWords), "");
+  EXPECT_EQ(did_you_mean("optimiser", kWords), " (did you mean 'optimizer'?)");
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,49 @@
+#include "ballast/core/units.h"
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast {
+namespace {
+
+TEST(ParseBytes, ReadsUnits) {
+  EXPECT_EQ(parse_bytes("512"), 512U);
+  EXPECT_EQ(parse_bytes("1KiB"), 1024U);
+  EXPECT_EQ(parse_bytes("1.5 GiB"), 3 * kGiB / 2);
+  EXPECT_EQ(parse_bytes(" 10GB "), 10'000'000'000U);
+  EXPECT_EQ(parse_bytes("2TiB"), 2048 * kGiB);
+}
+
+TEST(ParseBytes, RefusesWhatIsNoSize) {
+  for (const char* text : {"", "x", "-1", "1XB", "1 GiBB", "nan", "1e30", "KiB"}) {
+    EXPECT_THROW(parse_bytes(text), Error) << text;
+  }
+}
+
+TEST(ParseCount, ReadsSuffixes) {
+  EXPECT_EQ(parse_count("256Mi"), 256U << 20U);
+  EXPECT_EQ(parse_count("2k"), 2000U);
+  EXPECT_THROW(parse_count("2B"), Error);
+}
+
+TEST(Format, ThreeSignificantDigits) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1536), "1.50 KiB");
+  EXPECT_EQ(format_bytes(1023 * kKiB), "1.00 MiB");
+  EXPECT_EQ(format_bytes(3 * kGiB), "3.00 GiB");
+  EXPECT_EQ(format_count(124'439'808), "124M");
+  EXPECT_EQ(format_count(1.23e9), "1.23B");
+  EXPECT_EQ(format_seconds(0.0451), "45ms");
+  EXPECT_EQ(format_seconds(200), "3m20s");
+  EXPECT_EQ(format_seconds(3720), "1h02m");
+}
+
+TEST(RoundUp, ReachesTheNextMultiple) {
+  EXPECT_EQ(round_up(0, 4096), 0U);
+  EXPECT_EQ(round_up(1, 4096), 4096U);
+  EXPECT_EQ(round_up(4096, 4096), 4096U);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,82 @@
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/device/host_stream.h"
+
+namespace ballast::device {
+namespace {
+
+std::unique_ptr<Device> make(Bytes budget, double link_gbps = 0.0) {
+  return make_device(
+      {.kind = "host", .budget = budget, .compute_threads = 1, .link_gbps = link_gbps});
+}
+
+TEST(HostDevice, AskingBeyondTheBudgetFailsAndNamesTheBuffer) {
+  const auto device = make(64 * kKiB);
+  EXPECT_EQ(device->allocate(60 * kKiB, "weights").size(), 60 * kKiB);
+  try {
+    device->allocate(5 * kKiB, "activations");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    EXPECT_NE(std::string(error.what()).find("activations needs 8.00 KiB"), std::string::npos);
+  }
+  EXPECT_EQ(device->allocated(), 60 * kKiB);
+}
+
+TEST(HostDevice, CopiesRoundTripThroughTheArena) {
+  const auto device = make(1 * kMiB);
+  const auto stream = device->make_stream("copy");
+  std::vector<std::byte> in(10000);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7);
+  std::vector<std::byte> out(in.size());
+  const auto memory = device->allocate(in.size(), "buffer");
+  device->copy_to_device(*stream, memory, in);
+  device->copy_to_host(*stream, out, memory);
+  stream->synchronize();
+  EXPECT_EQ(in, out);
+}
+
+TEST(HostDevice, EventsOrderWorkAcrossStreams) {
+  const auto device = make(1 * kMiB);
+  const auto first = device->make_stream("first");
+  const auto second = device->make_stream("second");
+  const auto event = device->make_event();
+  std::atomic<int> value = 0;
+  dynamic_cast<HostStream&>(*first).enqueue([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    value = 1;
+  });
+  event->record(*first);
+  event->wait_on(*second);
+  int seen = -1;
+  dynamic_cast<HostStream&>(*second).enqueue([&] { seen = value; });
+  second->synchronize();
+  EXPECT_EQ(seen, 1);
+}
+
+TEST(HostStream, KeepsTheFirstErrorForSynchronizeAndDropsWhatFollows) {
+  HostStream stream("failing", 1);
+  bool ran = false;
+  stream.enqueue([] { throw Error(ErrorCategory::device, "broken kernel"); });
+  stream.enqueue([&] { ran = true; });
+  EXPECT_THROW(stream.synchronize(), Error);
+  EXPECT_FALSE(ran);
+  stream.enqueue([&] { ran = true; });
+  EXPECT_NO_THROW(stream.synchronize());
+  EXPECT_TRUE(ran);
+}
+
+TEST(HostDevice, CudaIsRefusedWithAReasonWhenNotBuiltIn) {
+  EXPECT_THROW(make_device({.kind = "cuda", .budget = kMiB}), Error);
+  EXPECT_THROW(make_device({.kind = "hots", .budget = kMiB}), Error);
+}
+
+}  // namespace
+}  // namespace ballast::device
