@@ -1,0 +1,68 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ballast/schedule/plan.h"
+
+namespace ballast::schedule {
+
+/// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
+/// the next operation waited for its inputs.
+struct LaneTotals {
+  std::array<double, kLaneCount> busy_seconds{};
+  std::array<double, kLaneCount> stalled_seconds{};
+  std::array<Bytes, kLaneCount> bytes{};
+};
+
+struct ExecutorOptions {
+  /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
+  bool serial = false;
+  /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to shake out
+  /// missing edges.
+  std::optional<std::uint64_t> delay_seed;
+  /// When set and true, no further operation starts and waits throw Error(interrupted).
+  const std::atomic<bool>* interrupted = nullptr;
+};
+
+/// Runs plans: one thread per lane, completion per operation, no barrier between steps. A plan may
+/// be submitted while the one before still runs; its operations then wait for just those they
+/// follow.
+class Executor {
+ public:
+  /// Performs one operation and returns when it is finished; throws Error on failure. Called from
+  /// several threads, one operation per lane at a time.
+  using Handler = std::function<void(const Operation& operation, std::uint64_t step)>;
+  /// Names an operation in error messages.
+  using Namer = std::function<std::string(const Operation&)>;
+
+  Executor(Handler handler, Namer namer, const ExecutorOptions& options);
+  /// Abandons what has not started and waits for what has.
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Queues a run of `plan` (which must outlive it) as step number `step`. Waits while two runs are
+  /// unfinished, and for all of them when the last one ran another plan. Throws what an operation
+  /// threw, with the operation named; the executor runs nothing more after that.
+  void submit(const Plan& plan, std::uint64_t step);
+
+  /// Blocks until operation `id` of the last submitted run is finished. Throws like submit().
+  void wait(OpId id);
+
+  /// Blocks until everything submitted is finished. Throws like submit().
+  void drain();
+
+  [[nodiscard]] LaneTotals totals() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ballast::schedule

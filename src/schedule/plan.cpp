@@ -1,0 +1,94 @@
+#include "ballast/schedule/plan.h"
+
+#include <fmt/format.h>
+
+namespace ballast::schedule {
+
+std::string_view to_string(Lane lane) noexcept {
+  constexpr std::array<std::string_view, kLaneCount> kNames = {
+      "compute", "upload", "offload", "gather", "reduce", "update", "fetch", "writeback"};
+  return kNames[static_cast<std::size_t>(lane)];
+}
+
+std::string_view to_string(Action action) noexcept {
+  constexpr std::array<std::string_view, 20> kNames = {"upload batch",
+                                                       "fetch weights",
+                                                       "upload weights",
+                                                       "forward",
+                                                       "evaluate",
+                                                       "forward and backward",
+                                                       "offload activation",
+                                                       "upload activation",
+                                                       "clear gradient",
+                                                       "backward",
+                                                       "pack gradient",
+                                                       "offload gradient",
+                                                       "offload results",
+                                                       "gate",
+                                                       "fetch states",
+                                                       "offload weights",
+                                                       "update",
+                                                       "update on the device",
+                                                       "writeback weights",
+                                                       "writeback states"};
+  return kNames[static_cast<std::size_t>(action)];
+}
+
+std::string_view to_string(Kind kind) noexcept {
+  constexpr std::array<std::string_view, 8> kNames = {
+      "weights",     "optimizer states", "gradients", "accumulators",
+      "activations", "staging",          "batch",     "workspace"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+BufferId Operation::buffer(Role role) const {
+  for (const Use& use : uses) {
+    if (use.role == role) return use.buffer;
+  }
+  return kNoBuffer;
+}
+
+Bytes Plan::bytes_on(Lane lane) const {
+  Bytes sum = 0;
+  for (const Operation& operation : operations) {
+    if (operation.lane == lane) sum += operation.bytes;
+  }
+  return sum;
+}
+
+double Plan::flops() const {
+  double sum = 0.0;
+  for (const Operation& operation : operations) sum += operation.flops;
+  return sum;
+}
+
+Bytes Schedule::bytes(Tier tier) const {
+  Bytes sum = 0;
+  for (const Buffer& buffer : buffers) {
+    if (buffer.tier == tier) sum += buffer.bytes;
+  }
+  return sum;
+}
+
+std::string describe(const Operation& operation, const Workload& workload) {
+  std::string text(to_string(operation.action));
+  switch (operation.action) {
+    case Action::upload_batch:
+      return fmt::format("{}, micro-batch {}", text, operation.micro);
+    case Action::offload_results:
+    case Action::gate:
+      return text;
+    case Action::forward:
+    case Action::evaluate_head:
+    case Action::train_head:
+    case Action::backward:
+    case Action::offload_activation:
+    case Action::upload_activation:
+      return fmt::format("{} of {}, micro-batch {}", text, workload.blocks[operation.block].name,
+                         operation.micro);
+    default:
+      return fmt::format("{} of {}", text, workload.blocks[operation.block].name);
+  }
+}
+
+}  // namespace ballast::schedule
