@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string_view>
+
+#include "ballast/core/units.h"
+#include "ballast/core/view.h"
+
+namespace ballast::memory {
+
+/// Host memory of a run: one mapping of exact size (huge pages where the kernel grants them), cut
+/// into page-aligned pieces that live as long as the pool. Not thread-safe while pieces are cut.
+class HostPool {
+ public:
+  /// Reserves address space for `bytes`; pages become resident when first written. Throws
+  /// Error(memory) when the mapping is refused.
+  explicit HostPool(Bytes bytes);
+  ~HostPool();
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  /// The next piece: zeroed, aligned to 4 KiB. Throws Error(memory) naming `what` when the pool is
+  /// used up.
+  HostBytes allocate(Bytes bytes, std::string_view what);
+
+  [[nodiscard]] Bytes capacity() const { return capacity_; }
+  [[nodiscard]] Bytes allocated() const { return allocated_; }
+
+ private:
+  Bytes capacity_;
+  Bytes allocated_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace ballast::memory

@@ -1,0 +1,92 @@
+#include "ballast/memory/ledger.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::memory {
+namespace {
+
+/// The budget of `tier`; NVMe has none (the disk's free space is checked when the file is made).
+std::optional<Bytes> budget_of(Tier tier, const Budgets& budgets) {
+  if (tier == Tier::device) return budgets.device;
+  if (tier == Tier::host) return budgets.host;
+  return std::nullopt;
+}
+
+std::string_view advice(Tier tier) {
+  return tier == Tier::device
+             ? "raise ballast.device_bytes, lower train_micro_batch_size_per_gpu, or move "
+               "weights, states or activations to the host"
+             : "raise ballast.host_bytes, or move weights and states to NVMe "
+               "(offload_param.device, offload_optimizer.device: \"nvme\")";
+}
+
+}  // namespace
+
+void Ledger::add(Tier tier, std::string_view kind, Bytes bytes) {
+  if (bytes == 0) return;
+  for (LedgerLine& line : lines_) {
+    if (line.tier == tier && line.kind == kind) {
+      line.bytes += bytes;
+      return;
+    }
+  }
+  const auto next_tier = std::find_if(lines_.begin(), lines_.end(),
+                                      [&](const LedgerLine& line) { return line.tier > tier; });
+  lines_.insert(next_tier, {tier, std::string(kind), bytes});
+}
+
+Bytes Ledger::total(Tier tier) const {
+  Bytes sum = 0;
+  for (const LedgerLine& line : lines_) {
+    if (line.tier == tier) sum += line.bytes;
+  }
+  return sum;
+}
+
+bool Ledger::fits(const Budgets& budgets) const {
+  return total(Tier::device) <= budgets.device && total(Tier::host) <= budgets.host;
+}
+
+void Ledger::require_fit(const Budgets& budgets) const {
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const Bytes budget = *budget_of(tier, budgets);
+    const Bytes needed = total(tier);
+    if (needed <= budget) continue;
+    const LedgerLine* largest = nullptr;
+    for (const LedgerLine& line : lines_) {
+      if (line.tier == tier && (largest == nullptr || line.bytes > largest->bytes)) {
+        largest = &line;
+      }
+    }
+    throw Error(ErrorCategory::memory,
+                fmt::format("the {} budget of {} is {} too small: the run needs {}, most of it "
+                            "'{}' ({}); {}",
+                            to_string(tier), format_bytes(budget), format_bytes(needed - budget),
+                            format_bytes(needed), largest->kind, format_bytes(largest->bytes),
+                            advice(tier)));
+  }
+}
+
+std::vector<std::string> Ledger::table(const Budgets& budgets) const {
+  std::vector<std::string> rows;
+  for (const Tier tier : kTiers) {
+    if (total(tier) == 0) continue;
+    for (const LedgerLine& line : lines_) {
+      if (line.tier != tier) continue;
+      rows.push_back(
+          fmt::format("{:<8} {:<18} {:>10}", to_string(tier), line.kind, format_bytes(line.bytes)));
+    }
+    const auto budget = budget_of(tier, budgets);
+    const std::string limit = budget ? fmt::format("  of {}", format_bytes(*budget)) : "";
+    rows.push_back(fmt::format("{:<8} {:<18} {:>10}{}", to_string(tier), "total",
+                               format_bytes(total(tier)), limit));
+  }
+  return rows;
+}
+
+}  // namespace ballast::memory

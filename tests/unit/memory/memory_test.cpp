@@ -1,0 +1,79 @@
+#include <cstdint>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/memory/host_pool.h"
+#include "ballast/memory/ledger.h"
+
+namespace ballast::memory {
+namespace {
+
+TEST(HostPool, PiecesArePageAlignedDisjointAndZero) {
+  HostPool pool(3 * kPage);
+  const HostBytes first = pool.allocate(100, "first");
+  const HostBytes second = pool.allocate(kPage + 1, "second");
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second.data()) % kPage, 0U);
+  EXPECT_GE(second.data(), first.data() + kPage);
+  for (const std::byte byte : second) EXPECT_EQ(byte, std::byte{0});
+  EXPECT_EQ(pool.allocated(), 3 * kPage);
+}
+
+TEST(HostPool, AskingBeyondTheEndNamesThePiece) {
+  HostPool pool(2 * kPage);
+  try {
+    pool.allocate(3 * kPage, "gradients");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    EXPECT_NE(std::string(error.what()).find("gradients needs 12.0 KiB"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Ledger, AddsUpByTierAndKind) {
+  Ledger ledger;
+  ledger.add(Tier::nvme, "optimizer states", 100);
+  ledger.add(Tier::device, "weights", 10);
+  ledger.add(Tier::device, "weights", 5);
+  ledger.add(Tier::host, "nothing", 0);
+  ASSERT_EQ(ledger.lines().size(), 2U);
+  EXPECT_EQ(ledger.lines()[0].tier, Tier::device);
+  EXPECT_EQ(ledger.lines()[0].bytes, 15U);
+  EXPECT_EQ(ledger.total(Tier::nvme), 100U);
+  EXPECT_EQ(ledger.total(Tier::host), 0U);
+}
+
+TEST(Ledger, WhatDoesNotFitNamesTheTierTheLineAndTheGap) {
+  Ledger ledger;
+  ledger.add(Tier::host, "gradients", 3 * kMiB);
+  ledger.add(Tier::host, "staging", 1 * kMiB);
+  EXPECT_TRUE(ledger.fits({.device = 0, .host = 4 * kMiB}));
+  EXPECT_NO_THROW(ledger.require_fit({.device = 0, .host = 4 * kMiB}));
+  try {
+    ledger.require_fit({.device = 0, .host = 2 * kMiB});
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("host budget of 2.00 MiB is 2.00 MiB too small"), std::string::npos);
+    EXPECT_NE(text.find("'gradients' (3.00 MiB)"), std::string::npos);
+    EXPECT_NE(text.find("ballast.host_bytes"), std::string::npos);
+  }
+}
+
+TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
+  const Budgets both = resolve_budgets({}, 100);
+  EXPECT_EQ(both.device, 40U);
+  EXPECT_EQ(both.host, 40U);
+  EXPECT_EQ(resolve_budgets({.device = 30, .host = 0}, 100).host, 50U);
+  EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100).host, 0U);
+  EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
+}
+
+TEST(Budgets, TheMachineHasSomeMemory) {
+  EXPECT_GT(available_memory(), 16 * kMiB);
+  EXPECT_GT(peak_resident_bytes(), 0U);
+}
+
+}  // namespace
+}  // namespace ballast::memory
