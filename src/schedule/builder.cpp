@@ -395,6 +395,8 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   schedule.evaluation = StepBuilder("evaluation", workload, placement, options, layout,
                                     workload.evaluation_micro_batches)
                             .evaluation();
+  if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
+  if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
   schedule.weight_home = std::move(layout.weight_home);
   schedule.state_home = std::move(layout.state_home);
   schedule.buffers = std::move(layout.buffers);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,8 +81,8 @@ Architecture build_architecture(const ModelConfig& config);
 std::string_view to_string(Family family) noexcept;
 Family parse_family(std::string_view name);
 
-/// Initial fp32 values of `tensor` for `seed`: depends only on the seed, the tensor's name and the
-/// element's index. `out` has tensor.size elements.
-void initialize(const TensorSpec& tensor, std::uint64_t seed, std::vector<float>& out);
+/// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value
+/// depends only on the seed, the tensor's name and the element's index.
+void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out);
 
 }  // namespace ballast::model

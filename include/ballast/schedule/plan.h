@@ -198,6 +198,8 @@ struct Schedule {
   Plan evaluation;
   std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
   std::vector<BufferId> state_home;   ///< per block: where states live between steps
+  BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
+  BufferId state_staging = kNoBuffer;   ///< a host passing place for NVMe states, if any
 
   /// Sum of the buffers of `tier`.
   [[nodiscard]] Bytes bytes(Tier tier) const;

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/core/dtype.h"
+#include "ballast/memory/budget.h"
+#include "ballast/memory/ledger.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
+#include "ballast/schedule/plan.h"
+
+namespace ballast::engine {
+
+/// Everything that is decided before a byte is allocated.
+struct Blueprint {
+  model::Architecture model;
+  DType type = DType::bf16;  ///< of weights, activations and packed gradients
+  model::MicroBatchShape shape;
+  std::uint64_t micro_batches = 1;
+  memory::Budgets budgets;
+  schedule::Workload workload;
+  schedule::Placement placement;
+  schedule::Options options;
+  schedule::Schedule schedule;
+  memory::Ledger ledger;
+
+  /// Tokens of one training step.
+  [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
+  /// Hardware FLOPs of one training step as 8 per parameter and token (6 plus recompute).
+  [[nodiscard]] double nominal_flops_per_step() const;
+};
+
+/// The model that `config` describes. Throws Error(config).
+model::Architecture make_architecture(const config::Config& config);
+
+/// Sizes of the schedule's blocks and buffers. `workspace_bytes` comes from the device's kernels.
+schedule::Workload make_workload(const model::Architecture& model, DType type,
+                                 model::MicroBatchShape shape, std::uint64_t micro_batches,
+                                 std::uint64_t evaluation_micro_batches, Bytes workspace_bytes);
+
+/// Chooses the placement: what the config names is kept, every "auto" is filled from the fastest
+/// tier that still fits, weights before optimizer states, blocks in forward order. Builds schedule
+/// and ledger. Throws Error(memory) naming the line that does not fit.
+Blueprint draw_blueprint(const config::Config& config, const memory::Budgets& budgets,
+                         Bytes workspace_bytes);
+
+/// The buffers of `schedule` as lines by tier and kind.
+memory::Ledger make_ledger(const schedule::Schedule& schedule);
+
+/// Where each kind of state lives, for people: "weights: 3 blocks on the device, 2 on the host".
+std::vector<std::string> describe_placement(const Blueprint& blueprint);
+
+}  // namespace ballast::engine

@@ -1,0 +1,205 @@
+#include "ballast/engine/blueprint.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::engine {
+namespace {
+
+/// What the config fixes for a block; empty members are for the planner.
+struct Wish {
+  config::TierChoice weights;
+  config::TierChoice optimizer;
+};
+
+std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
+  std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier});
+  for (const auto& rule : config.ballast.placement) {
+    if (rule.last_block >= blocks) {
+      throw Error(ErrorCategory::config,
+                  fmt::format("ballast.placement: block {} does not exist; the model has blocks 0 "
+                              "to {}",
+                              rule.last_block, blocks - 1));
+    }
+    for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
+      if (rule.weights) wishes[b].weights = rule.weights;
+      if (rule.optimizer) wishes[b].optimizer = rule.optimizer;
+    }
+  }
+  return wishes;
+}
+
+/// Fills in what the wishes leave open.
+class Planner {
+ public:
+  Planner(Blueprint& blueprint, const std::vector<Wish>& wishes)
+      : blueprint_(blueprint), wishes_(wishes) {}
+
+  /// Starts with every open choice on the slowest tier and moves blocks up, one kind and one tier
+  /// at a time, in forward order, as long as the budgets hold.
+  void place() {
+    auto& blocks = blueprint_.placement.blocks;
+    for (const Wish& wish : wishes_) {
+      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme)});
+    }
+    for (const Tier tier : {Tier::host, Tier::device}) {
+      promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
+      promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
+    }
+    rebuild();
+  }
+
+ private:
+  void rebuild() {
+    blueprint_.schedule =
+        schedule::build(blueprint_.workload, blueprint_.placement, blueprint_.options);
+    blueprint_.ledger = make_ledger(blueprint_.schedule);
+  }
+
+  void promote(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
+    auto& blocks = blueprint_.placement.blocks;
+    if (try_all(kind, wish, tier)) return;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      if (wishes_[b].*wish) continue;
+      const Tier before = blocks[b].*kind;
+      blocks[b].*kind = tier;
+      rebuild();
+      if (!blueprint_.ledger.fits(blueprint_.budgets)) {
+        blocks[b].*kind = before;
+        return;
+      }
+    }
+  }
+
+  /// All open blocks at once: the common case, and a passing place saved may be what makes it fit.
+  bool try_all(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
+    auto& blocks = blueprint_.placement.blocks;
+    const auto before = blocks;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      if (!(wishes_[b].*wish)) blocks[b].*kind = tier;
+    }
+    if (blocks == before) return true;
+    rebuild();
+    if (blueprint_.ledger.fits(blueprint_.budgets)) return true;
+    blocks = before;
+    return false;
+  }
+
+  Blueprint& blueprint_;
+  const std::vector<Wish>& wishes_;
+};
+
+}  // namespace
+
+double Blueprint::nominal_flops_per_step() const {
+  return 8.0 * static_cast<double>(model.parameters()) * static_cast<double>(tokens_per_step());
+}
+
+model::Architecture make_architecture(const config::Config& config) {
+  const config::ModelSection& section = config.model;
+  model::ModelConfig model;
+  model.family = model::parse_family(section.family);
+  model.vocab_size = section.vocab_size;
+  model.hidden_size = section.hidden_size;
+  model.num_layers = section.num_layers;
+  model.num_heads = section.num_heads;
+  model.num_kv_heads = section.num_kv_heads;
+  model.intermediate_size = section.intermediate_size;
+  model.max_sequence = section.max_sequence;
+  model.norm_epsilon = section.norm_epsilon;
+  model.rope_theta = section.rope_theta;
+  model.tie_embeddings = section.tie_embeddings.value_or(model.family == model::Family::gpt2);
+  model.init_stddev = section.init_stddev;
+  return model::build_architecture(model);
+}
+
+schedule::Workload make_workload(const model::Architecture& model, DType type,
+                                 model::MicroBatchShape shape, std::uint64_t micro_batches,
+                                 std::uint64_t evaluation_micro_batches, Bytes workspace_bytes) {
+  schedule::Workload work;
+  const Bytes moments = 8;
+  const Bytes remainder = type == DType::bf16 ? 2 : 0;
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+    const model::BlockSpec& block = model.blocks[b];
+    work.blocks.push_back({.name = block.name,
+                           .weight_bytes = block.elements * size_of(type),
+                           .accumulator_bytes = block.elements * size_of(DType::f32),
+                           .gradient_bytes = block.elements * size_of(type),
+                           .state_bytes = block.elements * (remainder + moments),
+                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length)});
+  }
+  const model::ModelConfig& config = model.config;
+  work.tied = config.tie_embeddings;
+  if (work.tied) {
+    work.tied_accumulator_bytes = config.vocab_size * config.hidden_size * size_of(DType::f32);
+  }
+  work.activation_bytes = shape.tokens() * config.hidden_size * size_of(type);
+  work.batch_bytes = 2 * shape.tokens() * sizeof(std::int32_t);
+  work.results_bytes =
+      micro_batches * sizeof(double) + model.blocks.size() * sizeof(model::GradientStats);
+  work.workspace_bytes = workspace_bytes;
+  work.micro_batches = static_cast<std::uint32_t>(micro_batches);
+  work.evaluation_micro_batches = static_cast<std::uint32_t>(evaluation_micro_batches);
+  return work;
+}
+
+memory::Ledger make_ledger(const schedule::Schedule& schedule) {
+  memory::Ledger ledger;
+  for (const schedule::Buffer& buffer : schedule.buffers) {
+    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
+  }
+  return ledger;
+}
+
+Blueprint draw_blueprint(const config::Config& config, const memory::Budgets& budgets,
+                         Bytes workspace_bytes) {
+  Blueprint blueprint;
+  blueprint.model = make_architecture(config);
+  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
+  blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
+  blueprint.micro_batches = config.batch.accumulation;
+  blueprint.budgets = budgets;
+  const std::uint64_t evaluation =
+      std::clamp<std::uint64_t>(config.ballast.eval_batches, 1, blueprint.micro_batches);
+  blueprint.workload = make_workload(blueprint.model, blueprint.type, blueprint.shape,
+                                     blueprint.micro_batches, evaluation, workspace_bytes);
+  blueprint.placement.activations_on_host = config.ballast.activations_on_host;
+  blueprint.options.order = config.ballast.order == "micro_batch_major"
+                                ? schedule::Order::micro_batch_major
+                                : schedule::Order::layer_major;
+  const std::uint64_t buffers =
+      std::max(config.zero.optimizer.buffer_count, config.zero.parameters.buffer_count);
+  if (buffers > 0) blueprint.options.staging_buffers = static_cast<std::uint32_t>(buffers);
+  Planner(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
+  blueprint.ledger.require_fit(budgets);
+  return blueprint;
+}
+
+std::vector<std::string> describe_placement(const Blueprint& blueprint) {
+  std::vector<std::string> lines;
+  const auto describe = [&](std::string_view what, Tier schedule::BlockPlacement::*kind) {
+    std::array<std::size_t, 3> count{};
+    for (const auto& block : blueprint.placement.blocks) {
+      ++count[static_cast<std::size_t>(block.*kind)];
+    }
+    std::string text;
+    for (const Tier tier : kTiers) {
+      const std::size_t blocks = count[static_cast<std::size_t>(tier)];
+      if (blocks == 0) continue;
+      if (!text.empty()) text += ", ";
+      text += fmt::format("{} block{} on {}", blocks, blocks == 1 ? "" : "s", to_string(tier));
+    }
+    lines.push_back(fmt::format("{:<17} {}", what, text));
+  };
+  describe("weights", &schedule::BlockPlacement::weights);
+  describe("optimizer states", &schedule::BlockPlacement::optimizer);
+  lines.push_back(fmt::format("{:<17} on {}", "activations",
+                              blueprint.placement.activations_on_host ? "host" : "device"));
+  return lines;
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,229 @@
+#include "ballast/engine/engine.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "ballast/core/error.h"
+
+#include "src/engine/states.h"
+#include "src/engine/step.h"
+
+namespace ballast::engine {
+namespace {
+
+std::optional<Isa> wanted_isa(const config::Config& config) {
+  if (config.ballast.update_isa == "auto") return std::nullopt;
+  return parse_isa(config.ballast.update_isa);
+}
+
+std::filesystem::path swap_directory(const config::Config& config) {
+  for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
+    if (!section->nvme_path.empty()) return section->nvme_path;
+  }
+  return config.ballast.out;
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(config::Config config, const std::atomic<bool>* interrupted)
+      : config_(std::move(config)),
+        interrupted_(interrupted),
+        budgets_(memory::resolve_budgets({config_.ballast.device_bytes, config_.ballast.host_bytes},
+                                         memory::available_memory())),
+        device_(device::make_device({.kind = config_.ballast.device,
+                                     .budget = budgets_.device,
+                                     .compute_threads = config_.ballast.compute_threads,
+                                     .link_gbps = config_.ballast.link_gbps})),
+        model_(make_architecture(config_)),
+        compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
+                                     {config_.batch.micro_batch, config_.data.sequence_length})),
+        blueprint_(draw_blueprint(config_, budgets_, compute_->workspace_bytes())),
+        updater_(config_.ballast.update_threads, wanted_isa(config_)) {}
+
+  ~Impl() { executor_.reset(); }
+
+  void start(const WeightSource& source) {
+    expects(!executor_, "engine: started twice");
+    store_ = std::make_unique<state::Store>(
+        blueprint_.schedule, *device_, swap_directory(config_),
+        aio::QueueOptions{config_.aio.backend, config_.aio.block_size, config_.aio.queue_depth});
+    machine_.emplace(Machine{.config = config_,
+                             .blueprint = blueprint_,
+                             .device = *device_,
+                             .compute = *compute_,
+                             .store = *store_,
+                             .updater = updater_,
+                             .compute_stream = device_->make_stream("device-compute"),
+                             .upload_stream = device_->make_stream("device-upload"),
+                             .offload_stream = device_->make_stream("device-offload"),
+                             .contexts = {}});
+    find_fixed_buffers();
+    initialize_states(*machine_, source);
+    executor_ = std::make_unique<schedule::Executor>(
+        [this](const schedule::Operation& operation, std::uint64_t step) {
+          perform(*machine_, operation, step);
+        },
+        [this](const schedule::Operation& operation) {
+          return schedule::describe(operation, blueprint_.workload);
+        },
+        schedule::ExecutorOptions{.serial = config_.ballast.serial, .interrupted = interrupted_});
+  }
+
+  StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
+                        double learning_rate) {
+    const StepContext& context = run(blueprint_.schedule.training, tokens, targets, learning_rate);
+    if (!context.result.skipped) ++updates_;
+    return context.result;
+  }
+
+  double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
+    return run(blueprint_.schedule.evaluation, tokens, targets, 0.0).result.loss;
+  }
+
+  void finish() {
+    expects(executor_ != nullptr, "engine: not started");
+    executor_->drain();
+  }
+
+  EngineTotals totals() const {
+    EngineTotals totals;
+    if (!executor_) return totals;
+    totals.lanes = executor_->totals();
+    for (const Tier tier : kTiers) {
+      totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
+    }
+    totals.nvme_bytes_written = store_->nvme_bytes_written();
+    return totals;
+  }
+
+  std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor) {
+    finish();
+    return read_master(*machine_, block, tensor);
+  }
+
+  std::uint64_t state_hash() {
+    finish();
+    return hash_states(*machine_);
+  }
+
+  const Blueprint& blueprint() const { return blueprint_; }
+  const device::Device& device() const { return *device_; }
+  std::string_view io_backend() const { return store_ ? store_->io_backend() : ""; }
+  std::string_view update_isa() const { return to_string(updater_.isa()); }
+  std::uint64_t updates() const { return updates_; }
+
+ private:
+  /// Buffers that the caller's side fills: tokens of each micro-batch.
+  void find_fixed_buffers() {
+    const auto& work = blueprint_.workload;
+    compute_->set_workspace(buffer_of_role(schedule::Role::workspace, work.workspace_bytes));
+    for (const auto& operation : blueprint_.schedule.training.operations) {
+      if (operation.action != schedule::Action::upload_batch) continue;
+      batches_.push_back(
+          store_->host(operation.buffer(schedule::Role::batch_source), work.batch_bytes));
+    }
+  }
+
+  DeviceBytes buffer_of_role(schedule::Role role, Bytes bytes) const {
+    for (const auto& operation : blueprint_.schedule.training.operations) {
+      const schedule::BufferId id = operation.buffer(role);
+      if (id != schedule::kNoBuffer) return store_->device(id, bytes);
+    }
+    throw Error(ErrorCategory::state, "engine: the plan lacks a buffer");
+  }
+
+  /// Copies the batch in, submits the plan and waits for its gate.
+  const StepContext& run(const schedule::Plan& plan, std::span<const std::int32_t> tokens,
+                         std::span<const std::int32_t> targets, double learning_rate) {
+    expects(executor_ != nullptr, "engine: not started");
+    const std::size_t per_micro = blueprint_.shape.tokens();
+    const std::size_t wanted = per_micro * plan.micro_batches;
+    expects(tokens.size() == wanted && targets.size() == wanted, "engine: wrong batch size");
+    if (&plan == &blueprint_.schedule.evaluation) executor_->drain();
+    for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
+      const std::size_t bytes = per_micro * sizeof(std::int32_t);
+      std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
+      std::memcpy(batches_[m].data() + bytes, targets.data() + m * per_micro, bytes);
+    }
+    const std::uint64_t number = ++runs_;
+    StepContext& context = machine_->context(number);
+    context = {};
+    context.training = &plan == &blueprint_.schedule.training;
+    context.micro_batches = plan.micro_batches;
+    context.hyper = {.learning_rate = learning_rate,
+                     .beta1 = config_.optimizer.beta1,
+                     .beta2 = config_.optimizer.beta2,
+                     .epsilon = config_.optimizer.eps,
+                     .weight_decay = config_.optimizer.weight_decay,
+                     .step = static_cast<std::int64_t>(updates_) + 1};
+    executor_->submit(plan, number);
+    executor_->wait(plan.gate);
+    return context;
+  }
+
+  config::Config config_;
+  const std::atomic<bool>* interrupted_;
+  memory::Budgets budgets_;
+  std::unique_ptr<device::Device> device_;
+  model::Architecture model_;
+  std::unique_ptr<model::Compute> compute_;
+  Blueprint blueprint_;
+  cpu_adam::Updater updater_;
+  std::unique_ptr<state::Store> store_;
+  std::optional<Machine> machine_;
+  std::unique_ptr<schedule::Executor> executor_;
+  std::vector<HostBytes> batches_;
+  std::uint64_t runs_ = 0;
+  std::uint64_t updates_ = 0;
+};
+
+Engine::Engine(const config::Config& config, const std::atomic<bool>* interrupted)
+    : impl_(std::make_unique<Impl>(config, interrupted)) {}
+Engine::~Engine() = default;
+
+const Blueprint& Engine::blueprint() const {
+  return impl_->blueprint();
+}
+const device::Device& Engine::device() const {
+  return impl_->device();
+}
+std::string_view Engine::io_backend() const {
+  return impl_->io_backend();
+}
+std::string_view Engine::update_isa() const {
+  return impl_->update_isa();
+}
+void Engine::start(const WeightSource& source) {
+  impl_->start(source);
+}
+StepResult Engine::train_step(std::span<const std::int32_t> tokens,
+                              std::span<const std::int32_t> targets, double learning_rate) {
+  return impl_->train_step(tokens, targets, learning_rate);
+}
+std::uint64_t Engine::evaluation_micro_batches() const {
+  return impl_->blueprint().workload.evaluation_micro_batches;
+}
+double Engine::evaluate(std::span<const std::int32_t> tokens,
+                        std::span<const std::int32_t> targets) {
+  return impl_->evaluate(tokens, targets);
+}
+void Engine::finish() {
+  impl_->finish();
+}
+std::uint64_t Engine::updates() const {
+  return impl_->updates();
+}
+EngineTotals Engine::totals() const {
+  return impl_->totals();
+}
+std::vector<float> Engine::read_weights(std::size_t block, const model::TensorSpec& tensor) {
+  return impl_->read_weights(block, tensor);
+}
+std::uint64_t Engine::state_hash() {
+  return impl_->state_hash();
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,285 @@
+#include "src/engine/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ballast/core/error.h"
+
+namespace ballast::engine {
+namespace {
+
+using schedule::Action;
+using schedule::Operation;
+using schedule::Role;
+
+/// The operation at hand with the buffers it names, cut to the sizes of its block.
+class Step {
+ public:
+  Step(Machine& machine, const Operation& operation, StepContext& context)
+      : machine_(machine), operation_(operation), context_(context) {}
+
+  // fetch, writeback: NVMe and host staging
+  void fetch_weights() { fetch(Role::weights_source, Role::weights, work().weight_bytes); }
+  void fetch_states() { fetch(Role::states_source, Role::states, work().state_bytes); }
+  void writeback_weights() { writeback(Role::weights_source, Role::weights, work().weight_bytes); }
+  void writeback_states() { writeback(Role::states_source, Role::states, work().state_bytes); }
+
+  // upload, offload: host and device
+  void upload_batch() {
+    const Bytes bytes = machine_.blueprint.workload.batch_bytes;
+    upload(Role::batch_source, Role::batch, bytes);
+  }
+  void upload_weights() { upload(Role::weights_source, Role::weights, work().weight_bytes); }
+  void upload_activation() { upload(Role::input, Role::output, activation_bytes()); }
+  void offload_weights() { offload(Role::weights_source, Role::weights, work().weight_bytes); }
+  void offload_activation() { offload(Role::input, Role::output, activation_bytes()); }
+  void offload_gradient() { offload(Role::gradient_source, Role::gradient, work().gradient_bytes); }
+  void offload_results() {
+    offload(Role::results, Role::results_host, machine_.blueprint.workload.results_bytes);
+  }
+
+  // compute
+  void forward() {
+    auto& stream = *machine_.compute_stream;
+    const DeviceBytes out = device(Role::output, activation_bytes());
+    if (operation_.block == 0) {
+      machine_.compute.embedding_forward(stream, weights(), tokens(), out);
+    } else {
+      machine_.compute.layer_forward(stream, operation_.block, weights(),
+                                     device(Role::input, activation_bytes()), out);
+    }
+    stream.synchronize();
+  }
+
+  void backward() {
+    auto& stream = *machine_.compute_stream;
+    const DeviceBytes flow = device(Role::gradient_flow, activation_bytes());
+    if (operation_.block == 0) {
+      machine_.compute.embedding_backward(stream, tokens(), flow, accumulator());
+    } else {
+      machine_.compute.layer_backward(stream, operation_.block, weights(),
+                                      device(Role::input, activation_bytes()), flow, accumulator());
+    }
+    stream.synchronize();
+  }
+
+  void evaluate_head() {
+    auto& stream = *machine_.compute_stream;
+    machine_.compute.head_forward(stream, weights(), tied_weights(),
+                                  device(Role::input, activation_bytes()), targets(), loss());
+    stream.synchronize();
+  }
+
+  void train_head() {
+    auto& stream = *machine_.compute_stream;
+    const auto scale =
+        static_cast<float>(1.0 / static_cast<double>(machine_.blueprint.tokens_per_step()));
+    machine_.compute.head_train(stream, weights(), tied_weights(),
+                                device(Role::input, activation_bytes()), targets(), scale,
+                                device(Role::gradient_flow, activation_bytes()), accumulator(),
+                                tied_accumulator(), loss());
+    stream.synchronize();
+  }
+
+  void clear_gradient() {
+    auto& stream = *machine_.compute_stream;
+    machine_.compute.zero(stream, accumulator());
+    if (!tied_accumulator().empty()) machine_.compute.zero(stream, tied_accumulator());
+    stream.synchronize();
+  }
+
+  void pack_gradient() {
+    auto& stream = *machine_.compute_stream;
+    machine_.compute.pack_gradient(stream, accumulator(), tied_accumulator(),
+                                   device(Role::gradient, work().gradient_bytes), stats());
+    stream.synchronize();
+  }
+
+  // update
+  /// Loss, global norm (blocks in order, in double) and what follows from it: the clip coefficient
+  /// of DeepSpeed, norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
+  void gate() {
+    const auto& blueprint = machine_.blueprint;
+    const HostBytes bytes = host(Role::results_host, blueprint.workload.results_bytes);
+    const auto* losses = reinterpret_cast<const double*>(bytes.data());
+    double loss = 0.0;
+    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) loss += losses[m];
+    context_.result.loss =
+        loss / static_cast<double>(context_.micro_batches * blueprint.shape.tokens());
+    if (!context_.training) return;
+    const auto* stats =
+        reinterpret_cast<const model::GradientStats*>(losses + blueprint.micro_batches);
+    double squares = 0.0;
+    std::uint64_t non_finite = 0;
+    for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+      squares += stats[b].sum_of_squares;
+      non_finite += stats[b].non_finite;
+    }
+    const double norm = std::sqrt(squares);
+    context_.result.grad_norm = norm;
+    context_.result.skipped = non_finite != 0 || !std::isfinite(norm);
+    const double clip = machine_.config.gradient_clipping;
+    const double excess = clip > 0.0 ? (norm + 1e-6) / clip : 0.0;
+    context_.hyper.gradient_scale = excess > 1.0 ? static_cast<float>(1.0 / excess) : 1.0F;
+  }
+
+  void update_on_host() {
+    if (context_.result.skipped) return;
+    update(host(Role::weights, work().weight_bytes).data(),
+           host(Role::states, work().state_bytes).data(),
+           host(Role::gradient, work().gradient_bytes).data());
+  }
+
+  /// On the host device, device memory is the processor's own and the host kernel does the work.
+  void update_on_device() {
+    if (context_.result.skipped) return;
+    expects(machine_.device.kind() == "host", "update on this device is not in this version");
+    update(device(Role::weights, work().weight_bytes).raw(),
+           device(Role::states, work().state_bytes).raw(),
+           device(Role::gradient, work().gradient_bytes).raw());
+  }
+
+ private:
+  [[nodiscard]] const schedule::BlockWork& work() const {
+    return machine_.blueprint.workload.blocks[operation_.block];
+  }
+  [[nodiscard]] Bytes activation_bytes() const {
+    return machine_.blueprint.workload.activation_bytes;
+  }
+  [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
+    return machine_.store.host(operation_.buffer(role), bytes);
+  }
+  [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
+    return machine_.store.device(operation_.buffer(role), bytes);
+  }
+  [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
+
+  [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
+  [[nodiscard]] ConstDeviceBytes tied_weights() const {
+    if (!has(Role::tied_weights)) return {};
+    return device(Role::tied_weights, machine_.blueprint.workload.blocks[0].weight_bytes);
+  }
+  [[nodiscard]] DeviceView<float> accumulator() const {
+    return view_as<float>(device(Role::accumulator, work().accumulator_bytes));
+  }
+  [[nodiscard]] DeviceView<float> tied_accumulator() const {
+    if (!has(Role::tied_accumulator)) return {};
+    return view_as<float>(
+        device(Role::tied_accumulator, machine_.blueprint.workload.tied_accumulator_bytes));
+  }
+  [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
+    const Bytes bytes = machine_.blueprint.workload.batch_bytes;
+    const auto ids = view_as<const std::int32_t>(ConstDeviceBytes(device(Role::batch, bytes)));
+    return ids.subview(part * (ids.size() / 2), ids.size() / 2);
+  }
+  [[nodiscard]] DeviceView<const std::int32_t> tokens() const { return batch_part(0); }
+  [[nodiscard]] DeviceView<const std::int32_t> targets() const { return batch_part(1); }
+
+  /// Results in device memory: a loss per micro-batch, then the statistics of each block.
+  [[nodiscard]] DeviceBytes results() const {
+    return device(Role::results, machine_.blueprint.workload.results_bytes);
+  }
+  [[nodiscard]] DeviceView<double> loss() const {
+    return view_as<double>(results().subview(operation_.micro * sizeof(double), sizeof(double)));
+  }
+  [[nodiscard]] DeviceView<model::GradientStats> stats() const {
+    const std::size_t start = machine_.blueprint.micro_batches * sizeof(double) +
+                              operation_.block * sizeof(model::GradientStats);
+    return view_as<model::GradientStats>(results().subview(start, sizeof(model::GradientStats)));
+  }
+
+  void fetch(Role from, Role to, Bytes bytes) {
+    machine_.store.fetch(operation_.buffer(from), host(to, bytes));
+  }
+  void writeback(Role from, Role to, Bytes bytes) {
+    machine_.store.writeback(operation_.buffer(to), host(from, bytes));
+  }
+  void upload(Role from, Role to, Bytes bytes) {
+    machine_.device.copy_to_device(*machine_.upload_stream, device(to, bytes), host(from, bytes));
+    machine_.upload_stream->synchronize();
+  }
+  void offload(Role from, Role to, Bytes bytes) {
+    machine_.device.copy_to_host(*machine_.offload_stream, host(to, bytes), device(from, bytes));
+    machine_.offload_stream->synchronize();
+  }
+
+  void update(std::byte* weights, std::byte* states, const std::byte* gradient) {
+    const state::StateLayout layout = state_layout(machine_.blueprint, operation_.block);
+    auto* first = reinterpret_cast<float*>(states + layout.first_moment_offset());
+    auto* second = reinterpret_cast<float*>(states + layout.second_moment_offset());
+    if (layout.split) {
+      machine_.updater.step(context_.hyper, {.weight = reinterpret_cast<Bf16*>(weights),
+                                             .remainder = reinterpret_cast<std::uint16_t*>(states),
+                                             .first_moment = first,
+                                             .second_moment = second,
+                                             .gradient = reinterpret_cast<const Bf16*>(gradient),
+                                             .size = layout.elements});
+    } else {
+      machine_.updater.step(context_.hyper, {.weight = reinterpret_cast<float*>(weights),
+                                             .first_moment = first,
+                                             .second_moment = second,
+                                             .gradient = reinterpret_cast<const float*>(gradient),
+                                             .size = layout.elements});
+    }
+  }
+
+  Machine& machine_;
+  const Operation& operation_;
+  StepContext& context_;
+};
+
+}  // namespace
+
+state::StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {
+  return {.split = blueprint.type == DType::bf16,
+          .elements = blueprint.model.blocks[block].elements};
+}
+
+void perform(Machine& machine, const Operation& operation, std::uint64_t step_number) {
+  Step step(machine, operation, machine.context(step_number));
+  switch (operation.action) {
+    case Action::upload_batch:
+      return step.upload_batch();
+    case Action::fetch_weights:
+      return step.fetch_weights();
+    case Action::upload_weights:
+      return step.upload_weights();
+    case Action::forward:
+      return step.forward();
+    case Action::evaluate_head:
+      return step.evaluate_head();
+    case Action::train_head:
+      return step.train_head();
+    case Action::offload_activation:
+      return step.offload_activation();
+    case Action::upload_activation:
+      return step.upload_activation();
+    case Action::clear_gradient:
+      return step.clear_gradient();
+    case Action::backward:
+      return step.backward();
+    case Action::pack_gradient:
+      return step.pack_gradient();
+    case Action::offload_gradient:
+      return step.offload_gradient();
+    case Action::offload_results:
+      return step.offload_results();
+    case Action::gate:
+      return step.gate();
+    case Action::fetch_states:
+      return step.fetch_states();
+    case Action::offload_weights:
+      return step.offload_weights();
+    case Action::update_on_host:
+      return step.update_on_host();
+    case Action::update_on_device:
+      return step.update_on_device();
+    case Action::writeback_weights:
+      return step.writeback_weights();
+    case Action::writeback_states:
+      return step.writeback_states();
+  }
+}
+
+}  // namespace ballast::engine
