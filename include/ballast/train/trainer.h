@@ -1,0 +1,67 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/engine/engine.h"
+#include "ballast/train/metrics.h"
+#include "ballast/train/tokens.h"
+
+namespace ballast::train {
+
+/// What is known before the first step.
+struct RunStart {
+  const engine::Blueprint& blueprint;
+  std::string device;
+  std::string update_isa;
+  std::string io_backend;  ///< "" when nothing is on NVMe
+  double gemm_peak_flops = 0.0;
+  std::uint64_t files = 0;
+  TokenSplit split;
+  std::uint64_t steps = 0;
+};
+
+/// One finished step for the progress display.
+struct StepReport {
+  const StepMetrics& metrics;
+  std::uint64_t steps = 0;
+  double gemm_share = 0.0;   ///< 8 FLOPs per parameter and token, as a share of the GEMM peak
+  double eta_seconds = 0.0;  ///< to the end of the run at the recent pace
+};
+
+/// A finished run.
+struct RunSummary {
+  const engine::Blueprint& blueprint;
+  std::uint64_t steps = 0;
+  std::uint64_t skipped = 0;
+  double seconds = 0.0;
+  double tokens_per_second = 0.0;
+  double gemm_share = 0.0;
+  double last_loss = 0.0;
+  std::optional<double> held_out_loss;
+  engine::EngineTotals totals;
+  Bytes peak_resident = 0;  ///< of the process
+  std::string advice;       ///< what bounds the run and what to try next, one or two sentences
+};
+
+/// Gets told how a run goes. Called from the training thread.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  /// The plan fits; nothing is allocated yet.
+  virtual void planned(const engine::Blueprint& blueprint, const std::string& device) = 0;
+  virtual void started(const RunStart& start) = 0;
+  virtual void stepped(const StepReport& report) = 0;
+  virtual void finished(const RunSummary& summary) = 0;
+};
+
+/// Trains as `config` says: plans, opens the data, allocates, steps, evaluates, writes
+/// metrics.jsonl into config.ballast.out (made if need be). `interrupted` (may be null) ends the run
+/// with Error(interrupted). Throws Error; what it had allocated is gone then, swap file included.
+void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted);
+
+}  // namespace ballast::train

@@ -1,0 +1,233 @@
+#include "ballast/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "ballast/core/error.h"
+#include "ballast/memory/budget.h"
+#include "ballast/train/loader.h"
+#include "ballast/train/lr_schedule.h"
+#include "ballast/train/safetensors.h"
+#include "src/train/advice.h"
+
+namespace ballast::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+void make_directory(const std::filesystem::path& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    throw Error(ErrorCategory::io,
+                fmt::format("cannot make the run directory {}; choose another with --out",
+                            directory.string()),
+                error.value());
+  }
+}
+
+/// One run, from data to summary.
+class Trainer {
+ public:
+  Trainer(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted)
+      : config_(config),
+        observer_(observer),
+        engine_(config, interrupted),
+        source_(std::make_shared<const TokenSource>(
+            TokenSource::open(config.data, config.model.vocab_size))),
+        split_(split_tokens(source_->size(), config.data.held_out, config.data.sequence_length)),
+        rates_(config.scheduler, config.optimizer.lr) {}
+
+  void run() {
+    make_directory(config_.ballast.out);
+    observer_.planned(engine_.blueprint(), engine_.device().description());
+    gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
+    start_engine();
+    Loader loader(source_, split_, loader_options());
+    loader_ = &loader;
+    MetricsWriter writer(config_.ballast.out / "metrics.jsonl", 1);
+    announce();
+    started_ = Clock::now();
+    last_step_end_ = started_;
+    for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step, writer);
+    engine_.finish();
+    summarize();
+  }
+
+ private:
+  [[nodiscard]] LoaderOptions loader_options() const {
+    return {.micro_batches = config_.batch.accumulation,
+            .sequences = config_.batch.micro_batch,
+            .length = config_.data.sequence_length,
+            .shuffle = config_.data.shuffle,
+            .seed = config_.ballast.seed};
+  }
+
+  void start_engine() {
+    if (config_.model.weights.empty()) {
+      engine_.start();
+      return;
+    }
+    const auto file = SafetensorsReader::open(config_.model.weights);
+    engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
+      file.read(tensor.name, tensor.shape, out);
+    });
+  }
+
+  void announce() {
+    observer_.started({.blueprint = engine_.blueprint(),
+                       .device = engine_.device().description(),
+                       .update_isa = std::string(engine_.update_isa()),
+                       .io_backend = std::string(engine_.io_backend()),
+                       .gemm_peak_flops = gemm_peak_,
+                       .files = source_->files().size(),
+                       .split = split_,
+                       .steps = config_.ballast.steps});
+  }
+
+  void run_step(std::uint64_t step, MetricsWriter& writer) {
+    const Batch batch = loader_->next();
+    const double rate = rates_.at(engine_.updates() + 1);
+    const engine::StepResult result = engine_.train_step(batch.tokens, batch.targets, rate);
+    const auto now = Clock::now();
+    StepMetrics metrics = measure(step, result, rate, seconds_between(last_step_end_, now));
+    training_seconds_ += metrics.step_seconds;
+    last_loss_ = result.loss;
+    count_skips(step, result);
+    const std::uint64_t every = config_.ballast.eval_every;
+    const bool last = step == config_.ballast.steps;
+    if (last || (every > 0 && step % every == 0)) {
+      metrics.eval_loss = evaluate();
+      held_out_loss_ = metrics.eval_loss;
+    }
+    writer.write(metrics);
+    const double pace = training_seconds_ / static_cast<double>(step);
+    observer_.stepped({.metrics = metrics,
+                       .steps = config_.ballast.steps,
+                       .gemm_share = gemm_share(metrics.step_seconds),
+                       .eta_seconds = pace * static_cast<double>(config_.ballast.steps - step)});
+    last_step_end_ = Clock::now();
+  }
+
+  [[nodiscard]] double gemm_share(double step_seconds) const {
+    if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
+    return engine_.blueprint().nominal_flops_per_step() / step_seconds / gemm_peak_;
+  }
+
+  StepMetrics measure(std::uint64_t step, const engine::StepResult& result, double rate,
+                      double seconds) {
+    StepMetrics metrics;
+    metrics.step = step;
+    metrics.loss = result.loss;
+    metrics.lr = rate;
+    metrics.grad_norm = result.grad_norm;
+    metrics.skipped = result.skipped;
+    metrics.tokens = engine_.blueprint().tokens_per_step();
+    metrics.step_seconds = seconds;
+    metrics.tokens_per_second = static_cast<double>(metrics.tokens) / seconds;
+    const engine::EngineTotals totals = engine_.totals();
+    for (const schedule::Lane lane : schedule::kLanes) {
+      const auto i = static_cast<std::size_t>(lane);
+      const std::string name(to_string(lane));
+      metrics.busy_seconds[name] = totals.lanes.busy_seconds[i] - before_.lanes.busy_seconds[i];
+      metrics.stalled_seconds[name] =
+          totals.lanes.stalled_seconds[i] - before_.lanes.stalled_seconds[i];
+      metrics.bytes[name] = totals.lanes.bytes[i] - before_.lanes.bytes[i];
+    }
+    for (const Tier tier : kTiers) {
+      metrics.peak_bytes[std::string(to_string(tier))] =
+          totals.allocated[static_cast<std::size_t>(tier)];
+    }
+    metrics.nvme_bytes_written = totals.nvme_bytes_written;
+    before_ = totals;
+    return metrics;
+  }
+
+  void count_skips(std::uint64_t step, const engine::StepResult& result) {
+    if (!result.skipped) {
+      skipped_in_a_row_ = 0;
+      return;
+    }
+    ++skipped_;
+    ++skipped_in_a_row_;
+    if (skipped_in_a_row_ < config_.ballast.max_skipped_steps) return;
+    throw Error(ErrorCategory::numeric,
+                fmt::format("step {}: gradients were not finite in {} steps in a row; lower the "
+                            "learning rate or check the data (limit: ballast.max_skipped_steps)",
+                            step, skipped_in_a_row_));
+  }
+
+  /// Mean loss over the first ballast.eval_batches held-out micro-batches (rounded down to whole
+  /// evaluation plans, at least one; a short held-out part is repeated); none without held-out data.
+  std::optional<double> evaluate() {
+    const std::uint64_t there = loader_->evaluation_batches();
+    if (there == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
+    const std::uint64_t together = engine_.evaluation_micro_batches();
+    const std::uint64_t runs =
+        std::max<std::uint64_t>(1, std::min(config_.ballast.eval_batches, there) / together);
+    double sum = 0.0;
+    for (std::uint64_t run = 0; run < runs; ++run) {
+      Batch joined;
+      for (std::uint64_t m = 0; m < together; ++m) {
+        const Batch part = loader_->evaluation_batch((run * together + m) % there);
+        joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
+        joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
+      }
+      sum += engine_.evaluate(joined.tokens, joined.targets);
+    }
+    return sum / static_cast<double>(runs);
+  }
+
+  void summarize() {
+    const double steps = static_cast<double>(config_.ballast.steps);
+    const double tokens = steps * static_cast<double>(engine_.blueprint().tokens_per_step());
+    const engine::EngineTotals totals = engine_.totals();
+    observer_.finished(
+        {.blueprint = engine_.blueprint(),
+         .steps = config_.ballast.steps,
+         .skipped = skipped_,
+         .seconds = seconds_between(started_, Clock::now()),
+         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
+         .gemm_share = gemm_share(training_seconds_ / std::max(steps, 1.0)),
+         .last_loss = last_loss_,
+         .held_out_loss = held_out_loss_,
+         .totals = totals,
+         .peak_resident = memory::peak_resident_bytes(),
+         .advice = advise(engine_.blueprint(), totals.lanes, training_seconds_,
+                          config_.ballast.steps)});
+  }
+
+  const config::Config& config_;
+  Observer& observer_;
+  engine::Engine engine_;
+  std::shared_ptr<const TokenSource> source_;
+  TokenSplit split_;
+  LrSchedule rates_;
+  Loader* loader_ = nullptr;
+  double gemm_peak_ = 0.0;
+  Clock::time_point started_;
+  Clock::time_point last_step_end_;
+  double training_seconds_ = 0.0;
+  double last_loss_ = 0.0;
+  std::optional<double> held_out_loss_;
+  std::uint64_t skipped_ = 0;
+  std::uint64_t skipped_in_a_row_ = 0;
+  engine::EngineTotals before_;
+};
+
+}  // namespace
+
+void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted) {
+  Trainer(config, observer, interrupted).run();
+}
+
+}  // namespace ballast::train

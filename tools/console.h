@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+
+#include "ballast/train/trainer.h"
+
+namespace ballast::tools {
+
+/// Shows a run on standard output: on a terminal one line that is redrawn, elsewhere one line per
+/// step (every `steps_per_print` steps). At most 80 columns.
+class Console final : public train::Observer {
+ public:
+  Console(std::string title, std::uint64_t steps_per_print);
+
+  void planned(const engine::Blueprint& blueprint, const std::string& device) override;
+  void started(const train::RunStart& start) override;
+  void stepped(const train::StepReport& report) override;
+  void finished(const train::RunSummary& summary) override;
+
+ private:
+  std::string title_;
+  std::uint64_t steps_per_print_;
+  bool terminal_;
+};
+
+/// Breaks `text` into lines of at most `width` columns, each behind `indent`.
+std::string wrap(const std::string& text, std::size_t width, const std::string& indent);
+
+}  // namespace ballast::tools

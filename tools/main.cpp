@@ -1,0 +1,123 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/core/suggest.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+namespace {
+
+std::atomic<bool>& interrupt_flag() {
+  static std::atomic<bool> flag = false;
+  return flag;
+}
+
+extern "C" void on_signal(int) { interrupt_flag().store(true); }
+
+void install_signal_handlers() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  // A second signal ends the program at once.
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+void install_log_sink(bool verbose) {
+  set_log_sink([verbose](LogLevel level, std::string_view line) {
+    if (level == LogLevel::warning) {
+      fmt::print(stderr, "ballast: warning: {}\n", line);
+    } else if (level == LogLevel::info || verbose) {
+      fmt::print(stderr, "ballast: {}\n", line);
+    }
+  });
+}
+
+int fail(const std::string& message, int status) {
+  fmt::print(stderr, "ballast: error: {}\n", message);
+  return status;
+}
+
+int status_of(const Error& error) {
+  const bool usage =
+      error.category() == ErrorCategory::usage || error.category() == ErrorCategory::config;
+  return usage ? 2 : 1;
+}
+
+/// CLI11's words for a wrong command line, with the nearest known word where there is one.
+std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int argc,
+                          char** argv) {
+  std::vector<std::string> known;
+  for (const auto* command : app.get_subcommands(nullptr)) known.push_back(command->get_name());
+  std::string message = error.what();
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::find(known.begin(), known.end(), argv[1]) == known.end()) {
+    message = fmt::format("'{}' is no command{}", argv[1], did_you_mean(argv[1], known));
+  }
+  for (char& letter : message) {
+    if (letter == '\n') letter = ' ';
+  }
+  return message + "; see ballast --help";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains transformers larger than the memory they train on.", "ballast");
+  app.require_subcommand(0, 1);
+  bool version = false;
+  bool verbose = false;
+  app.add_flag("--version", version, "What this program was built with");
+  app.add_flag("-v,--verbose", verbose, "Log why backends were chosen");
+  Action action;
+  add_train(app, action);
+  add_tokenize(app, action);
+  add_bench(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return fail(usage_message(error, app, argc, argv), 2);
+  }
+  install_log_sink(verbose);
+  install_signal_handlers();
+  if (version) {
+    print_version();
+    return 0;
+  }
+  if (!action) {
+    fmt::print("{}", app.help());
+    return 2;
+  }
+  action();
+  return std::fflush(stdout) == 0 ? 0 : fail("cannot write to standard output", 1);
+}
+
+}  // namespace
+
+const std::atomic<bool>& interrupted() { return interrupt_flag(); }
+
+}  // namespace ballast::tools
+
+int main(int argc, char** argv) {
+  using ballast::tools::fail;
+  try {
+    return ballast::tools::run(argc, argv);
+  } catch (const ballast::Error& error) {
+    return fail(error.what(), ballast::tools::status_of(error));
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory", 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}

@@ -1,0 +1,42 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/train/tokens.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+namespace {
+
+struct TokenizeArguments {
+  std::vector<std::string> texts;
+  std::filesystem::path out;
+};
+
+void run_tokenize(const TokenizeArguments& arguments) {
+  config::DataSection data;
+  data.text = arguments.texts;
+  const auto source = train::TokenSource::open(data, 256);
+  train::write_tokens(source, arguments.out);
+  fmt::print("{}: {} tokens (u16) from {} file{}\n", arguments.out.string(), source.size(),
+             source.files().size(), source.files().size() == 1 ? "" : "s");
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  auto arguments = std::make_shared<TokenizeArguments>();
+  CLI::App* command =
+      app.add_subcommand("tokenize", "Turn text into a token file, one token per byte");
+  command->add_option("TEXT", arguments->texts, "Files, folders or globs")->required();
+  command->add_option("--out", arguments->out, "Token file to write (.bin, 16-bit little-endian)")
+      ->required();
+  command->callback([&action, arguments] { action = [arguments] { run_tokenize(*arguments); }; });
+}
+
+}  // namespace ballast::tools
