@@ -1,0 +1,10 @@
+#pragma once
+
+#include <string_view>
+
+namespace ballast {
+
+/// Version of this build, "major.minor.patch".
+std::string_view version() noexcept;
+
+}  // namespace ballast

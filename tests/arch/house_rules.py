@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Rules that a reader counts on and no compiler checks.
+
+    house_rules.py SOURCE_ROOT
+
+- libraries never print and never exit: only tools/ and tests/ may;
+- files stay under 500 lines;
+- conditional compilation stays rare: an agreed number of #if lines outside tests;
+- no absolute paths of a developer's machine.
+"""
+
+import pathlib
+import re
+import sys
+
+MAX_LINES = 500
+MAX_CONDITIONALS = 6
+LIBRARIES = ("include", "src", "aio", "cpu_adam")
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+
+LOUD = re.compile(r"\b(std::cout|std::cerr|std::clog|printf|fprintf|puts|fmt::print|std::exit"
+                  r"|std::abort|std::quick_exit|_exit)\b\s*[(<]?")
+CONDITIONAL = re.compile(r"^\s*#\s*if")
+HOME = re.compile(r"/(home|root|Users|work)/\w+")
+
+
+def source_files(root: pathlib.Path, folders: tuple[str, ...]) -> list[pathlib.Path]:
+    return [p for folder in folders for p in sorted((root / folder).rglob("*"))
+            if p.suffix in SOURCES]
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    breaches = []
+    conditionals = []
+    for path in source_files(root, LIBRARIES):
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+            if LOUD.search(line):
+                breaches.append(f"{path.relative_to(root)}: a library prints or exits: {line.strip()}")
+            if CONDITIONAL.match(line):
+                conditionals.append(f"{path.relative_to(root)}: {line.strip()}")
+    if len(conditionals) > MAX_CONDITIONALS:
+        breaches += conditionals
+        breaches.append(f"{len(conditionals)} #if lines, {MAX_CONDITIONALS} agreed")
+    everything = source_files(root, (*LIBRARIES, "tools", "tests"))
+    for path in everything:
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > MAX_LINES:
+            breaches.append(f"{path.relative_to(root)}: {lines} lines, {MAX_LINES} agreed")
+        if HOME.search(text):
+            breaches.append(f"{path.relative_to(root)}: an absolute path of some machine")
+    for breach in breaches:
+        print(breach)
+    print(f"{len(everything)} files, {len(breaches)} breaches")
+    return 1 if breaches or not everything else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Reads the #include lines of the project and fails where one breaks the order of the modules.
+
+    include_rules.py SOURCE_ROOT
+
+Who may include whom is the table MODULES; where a third-party header may appear, THIRD_PARTY.
+Public headers (include/ballast) include the standard library and other public headers only.
+"""
+
+import pathlib
+import re
+import sys
+
+# A module may include itself and these.
+MODULES = {
+    "core": [],
+    "aio": ["core"],
+    "cpu_adam": ["core"],
+    "config": ["core"],
+    "schedule": ["core"],
+    "device": ["core"],
+    "memory": ["core", "device"],
+    "comm": ["core", "device"],
+    "model": ["core", "device"],
+    "state": ["core", "aio", "device", "memory", "schedule"],
+    "engine": ["core", "aio", "comm", "config", "cpu_adam", "device", "memory", "model", "schedule",
+               "state"],
+    "train": ["core", "config", "engine", "memory", "model", "schedule"],
+    "tools": ["core", "aio", "config", "cpu_adam", "device", "engine", "memory", "model",
+              "schedule", "state", "train"],
+}
+
+# Header pattern: folders (or file prefixes) in which it may be included.
+THIRD_PARTY = {
+    r"liburing.*": ["aio/uring"],
+    r"xsimd/.*": ["cpu_adam/kernel", "src/model/host"],
+    r"(oneapi/)?dnnl.*|oneapi/dnnl/.*": ["src/model/host"],
+    r"(oneapi/)?tbb/.*": ["cpu_adam"],
+    r"omp\.h": ["src/device/host", "src/model"],
+    r"nlohmann/.*": ["src/config", "src/train"],
+    r"CLI/.*": ["tools"],
+    r"xxhash\.h": ["src/state", "src/engine"],
+    r"hwloc.*": ["cpu_adam", "src/memory"],
+    r"(cuda|cublas|cudnn).*": ["src/device/cuda", "src/model/cuda"],
+    r"nccl\.h": ["src/comm/nccl"],
+    r"mpi\.h": ["src/comm/mpi"],
+    r"fmt/.*": ["src", "aio", "cpu_adam", "tools"],
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+
+
+def module_of(path: pathlib.PurePath) -> str:
+    parts = path.parts
+    if parts[0] == "include":
+        return parts[2]
+    if parts[0] == "src":
+        return parts[1]
+    return parts[0]
+
+
+def module_of_include(name: str) -> str | None:
+    parts = pathlib.PurePath(name).parts
+    if parts[0] == "ballast":
+        return parts[1]
+    if parts[0] == "src":
+        return parts[1]
+    if parts[0] in ("aio", "cpu_adam", "tools", "tests"):
+        return parts[0]
+    return None
+
+
+def breaches_of(path: pathlib.PurePath, text: str) -> list[str]:
+    """One line per include in the file `path` (relative to the root) that is not allowed."""
+    found = []
+    own = module_of(path)
+    public = path.parts[0] == "include"
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        name = match.group(2)
+        where = f"{path}:{number}: {name}"
+        target = module_of_include(name)
+        if target is not None:
+            if target != own and target not in MODULES.get(own, []):
+                found.append(f"{where}: {own} may not include {target}")
+            if public and not name.startswith("ballast/"):
+                found.append(f"{where}: a public header includes a private one")
+            continue
+        for pattern, folders in THIRD_PARTY.items():
+            if not re.fullmatch(pattern, name):
+                continue
+            if public:
+                found.append(f"{where}: a third-party header in a public header")
+            elif not any(str(path).startswith(folder) for folder in folders):
+                found.append(f"{where}: belongs in {', '.join(folders)}")
+    return found
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    files = [p for folder in ("include", "src", "aio", "cpu_adam", "tools")
+             for p in sorted((root / folder).rglob("*")) if p.suffix in SOURCES]
+    if not files:
+        print(f"no sources under {root}")
+        return 1
+    breaches = []
+    for file in files:
+        breaches += breaches_of(file.relative_to(root), file.read_text())
+    # The rules must be able to fail.
+    probe = pathlib.PurePath("src/schedule/probe.cpp")
+    if not breaches_of(probe, '#include "ballast/engine/engine.h"\n'):
+        breaches.append("the include rules let a forbidden include pass")
+    for breach in breaches:
+        print(breach)
+    print(f"{len(files)} files, {len(breaches)} breaches")
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+#include <CLI/CLI.hpp>
+
+#include "tools/bench_step.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  add_bench_step(*bench, action);
+}
+
+}  // namespace ballast::tools

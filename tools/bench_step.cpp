@@ -1,0 +1,176 @@
+#include "tools/bench_step.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/core/random.h"
+#include "ballast/engine/engine.h"
+
+namespace ballast::tools {
+namespace {
+
+struct BenchStepArguments {
+  std::string family = "gpt2";
+  std::string dtype = "bf16";
+  std::uint64_t vocab = 50257;
+  std::uint64_t hidden = 768;
+  std::uint64_t layers = 12;
+  std::uint64_t heads = 12;
+  std::uint64_t sequence = 512;
+  std::uint64_t micro_batch = 4;
+  std::uint64_t accumulation = 2;
+  std::uint64_t steps = 3;
+  std::vector<std::string> overrides;
+  bool json = false;
+};
+
+/// The best rate of the GEMM probe before, between and after the steps stands for the machine's
+/// peak: it is what the steps could have had.
+struct BenchStepResult {
+  double parameters = 0.0;
+  std::uint64_t tokens = 0;
+  double seconds = 0.0;  ///< median step
+  double flops_per_second = 0.0;
+  double gemm_peak = 0.0;
+  double loss = 0.0;
+  schedule::LaneTotals lanes;  ///< over all steps
+};
+
+config::Config make_config(const BenchStepArguments& arguments) {
+  const std::string text = fmt::format(
+      R"({{"model": {{"family": "{}", "vocab_size": {}, "hidden_size": {}, "num_layers": {},
+                      "num_heads": {}}},
+          "data": {{"tokens": ["none"], "token_type": "u32", "sequence_length": {}}},
+          "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
+          "bf16": {{"enabled": {}}},
+          "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
+          "ballast": {{"device": "host", "out": "."}}}})",
+      arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
+      arguments.sequence, arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch,
+      arguments.accumulation);
+  return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
+}
+
+std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
+  std::vector<std::int32_t> ids(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
+  }
+  return ids;
+}
+
+BenchStepResult measure(const BenchStepArguments& arguments) {
+  const config::Config config = make_config(arguments);
+  engine::Engine engine(config, &interrupted());
+  engine.start();
+  const auto& blueprint = engine.blueprint();
+  const std::size_t tokens = blueprint.tokens_per_step();
+  const auto inputs = random_ids(tokens, arguments.vocab, 1);
+  const auto targets = random_ids(tokens, arguments.vocab, 2);
+  BenchStepResult result;
+  const auto probe = [&] {
+    result.gemm_peak = std::max(
+        result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
+  };
+  engine.train_step(inputs, targets, 1e-4);
+  engine.finish();
+  const auto before = engine.totals().lanes;
+  std::vector<double> seconds;
+  for (std::uint64_t step = 0; step < arguments.steps; ++step) {
+    probe();
+    const auto start = std::chrono::steady_clock::now();
+    result.loss = engine.train_step(inputs, targets, 1e-4).loss;
+    engine.finish();
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  probe();
+  std::sort(seconds.begin(), seconds.end());
+  result.seconds = seconds[seconds.size() / 2];
+  result.tokens = tokens;
+  result.parameters = static_cast<double>(blueprint.model.parameters());
+  result.flops_per_second = blueprint.nominal_flops_per_step() / result.seconds;
+  result.lanes = engine.totals().lanes;
+  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
+  }
+  return result;
+}
+
+void print_table(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  fmt::print("{} {} parameters, {}, {} tokens per step, median of {} steps after a warm-up\n",
+             arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
+             arguments.steps);
+  fmt::print("  step      {:>10}   {} tok/s\n", format_seconds(result.seconds),
+             format_count(static_cast<double>(result.tokens) / result.seconds));
+  fmt::print("  hardware  {:>10}FLOP/s (8 per parameter and token, update included)\n",
+             format_count(result.flops_per_second));
+  fmt::print("  GEMM peak {:>10}FLOP/s (same run)\n", format_count(result.gemm_peak));
+  fmt::print("  share     {:>9.1f}%\n", 100.0 * result.flops_per_second / result.gemm_peak);
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
+    if (busy <= 0.0) continue;
+    fmt::print("  {:<9} {:>10} busy per step\n", to_string(lane),
+               format_seconds(busy / static_cast<double>(arguments.steps)));
+  }
+}
+
+void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  fmt::print(
+      R"([{{"family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, "step_seconds": {}, )"
+      R"("tokens_per_second": {}, "flops_per_second": {}, "gemm_peak_flops_per_second": {}, )"
+      R"("percent_of_gemm_peak": {}, "loss": {}}}])"
+      "\n",
+      arguments.family, arguments.dtype, result.parameters, result.tokens, result.seconds,
+      static_cast<double>(result.tokens) / result.seconds, result.flops_per_second,
+      result.gemm_peak, 100.0 * result.flops_per_second / result.gemm_peak, result.loss);
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchStepArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand(
+      "step", "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
+              "peak");
+  command->add_option("--family", a.family, "gpt2 or llama")->capture_default_str();
+  command->add_option("--dtype", a.dtype, "bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  command->add_option("--vocab", a.vocab, "Vocabulary")->capture_default_str();
+  command->add_option("--hidden", a.hidden, "Width")->capture_default_str();
+  command->add_option("--layers", a.layers, "Layers")->capture_default_str();
+  command->add_option("--heads", a.heads, "Attention heads")->capture_default_str();
+  command->add_option("--sequence", a.sequence, "Tokens per sequence")->capture_default_str();
+  command->add_option("--micro-batch", a.micro_batch, "Sequences per micro-batch")
+      ->capture_default_str();
+  command->add_option("--accumulation", a.accumulation, "Micro-batches per step")
+      ->capture_default_str();
+  command->add_option("--steps", a.steps, "Steps to time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
+      ->allow_extra_args(false);
+  command->add_flag("--json", a.json, "Print a JSON array");
+  command->callback([&action, arguments] {
+    action = [arguments] {
+      const BenchStepResult result = measure(*arguments);
+      if (arguments->json) {
+        print_json(*arguments, result);
+      } else {
+        print_table(*arguments, result);
+      }
+    };
+  });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,16 @@
+#!/bin/sh
+# From a fresh clone to a trained model: installs, builds, and trains configs/demo.json, whose
+# optimizer states live on disk because they fit neither the device's nor the host's budget.
+# Extra arguments go to `ballast train`.
+set -eu
+cd "$(dirname "$0")/.."
+
+tools/setup.sh
+if [ ! -f build/build.ninja ]; then
+  echo "demo: configuring"
+  meson setup build -Dtests=false >build.log 2>&1 || { cat build.log >&2; exit 1; }
+  mv build.log build/
+fi
+echo "demo: building (a few minutes the first time)"
+ninja -C build tools/ballast >build/demo.log 2>&1 || { tail -n 40 build/demo.log >&2; exit 1; }
+exec build/tools/ballast train configs/demo.json "$@"

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Formats all sources in place; with --check only says which are not formatted, and fails.
+set -eu
+cd "$(dirname "$0")/.."
+mode=-i
+[ "${1:-}" = "--check" ] && mode="--dry-run --Werror"
+find include src aio cpu_adam tools tests -name '*.h' -o -name '*.cpp' | sort |
+  xargs clang-format $mode

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Everything that must hold before a change is good: format, static analysis, all quick suites with
+# gcc, and the suites about threads and I/O again under the sanitizers.
+#
+#   tools/test.sh            all of it
+#   tools/test.sh quick      the suites with gcc only
+set -eu
+cd "$(dirname "$0")/.."
+
+tools/setup.sh --tests
+
+step() { printf '\n== %s\n' "$*"; }
+configure() {
+  folder=$1
+  shift
+  [ -f "$folder/build.ninja" ] || meson setup "$folder" --werror "$@" >"$folder.log" 2>&1 || {
+    cat "$folder.log" >&2
+    exit 1
+  }
+  rm -f "$folder.log"
+}
+build() {
+  ninja -C "$1" >"$1/build.log" 2>&1 || {
+    grep -E -A20 'FAILED|error' "$1/build.log" | head -n 80 >&2
+    exit 1
+  }
+}
+
+step "format"
+tools/format.sh --check
+
+step "build and test: gcc"
+configure build-test
+build build-test
+meson test -C build-test --no-rebuild --print-errorlogs
+
+if [ "${1:-}" = "quick" ]; then exit 0; fi
+
+step "static analysis: clang-tidy, with clang's own warnings"
+tools/tidy.sh
+
+step "address and undefined-behaviour sanitizers"
+configure build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false
+build build-asan
+meson test -C build-asan --no-rebuild --print-errorlogs --suite unit --suite conformance \
+  --timeout-multiplier 4
+
+step "thread sanitizer"
+configure build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false
+build build-tsan
+meson test -C build-tsan --no-rebuild --print-errorlogs --setup tsan --suite threads \
+  --timeout-multiplier 8
+
+printf '\nall good\n'

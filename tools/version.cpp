@@ -1,0 +1,32 @@
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "ballast/aio/queue.h"
+#include "ballast/core/build_info.h"
+#include "ballast/cpu_adam/adamw.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+
+void print_version() {
+  fmt::print("ballast {}\n", version());
+  fmt::print("  {:<17} host; cuda: not built in\n", "devices");
+  fmt::print("  {:<17} self; mpi, nccl: not built in\n", "communicators");
+  std::string backends;
+  for (const auto& backend : aio::probe_backends()) {
+    if (!backends.empty()) backends += "; ";
+    backends += backend.name;
+    if (!backend.usable) backends += " (refused: " + backend.reason + ")";
+  }
+  fmt::print("  {:<17} {}\n", "I/O backends", backends);
+  std::string isas;
+  for (const Isa isa : cpu_adam::available()) {
+    isas += fmt::format("{}{}", isas.empty() ? "" : " ", to_string(isa));
+  }
+  fmt::print("  {:<17} {} (update uses {})\n", "instruction sets", isas,
+             to_string(cpu_adam::active()));
+}
+
+}  // namespace ballast::tools
