@@ -1,0 +1,15 @@
+#pragma once
+
+#include "ballast/core/units.h"
+
+namespace ballast::aio {
+
+/// Makes the empty file `descriptor` exactly `size` bytes long with all its blocks allocated: by
+/// fallocate, or by writing zeros where the file system has none. `alignment` is File::alignment().
+/// Returns 0 or the errno.
+int allocate_blocks(int descriptor, Bytes size, Bytes alignment);
+
+/// The second way alone.
+int write_zeros(int descriptor, Bytes size, Bytes alignment);
+
+}  // namespace ballast::aio

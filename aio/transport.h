@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "ballast/aio/queue.h"
+
+namespace ballast::aio {
+
+/// One contiguous transfer as a transport sees it. Its address identifies it from start() until
+/// reap() returns it.
+struct Block {
+  Direction direction = Direction::read;
+  int descriptor = -1;
+  std::byte* data = nullptr;
+  std::size_t length = 0;
+  Bytes offset = 0;
+  /// Set by the transport: bytes transferred, or -errno.
+  long result = 0;
+};
+
+/// Carries single blocks between memory and files; knows nothing of requests, retries or leases.
+/// BlockQueue's owner thread makes, uses and destroys it; only wake() may come from elsewhere.
+class Transport {
+ public:
+  Transport() = default;
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  /// Begins `block`, which stays in place until reap() hands it back. Never blocks on I/O. A
+  /// failure to begin is the block's result too.
+  virtual void start(Block& block) = 0;
+
+  /// Blocks until a started block is finished or wake() was called since the last reap(). Appends
+  /// the finished blocks, in any order.
+  virtual void reap(std::vector<Block*>& finished) = 0;
+
+  /// Makes the present or next reap() return. Thread-safe.
+  virtual void wake() noexcept = 0;
+};
+
+}  // namespace ballast::aio

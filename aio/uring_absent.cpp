@@ -1,0 +1,23 @@
+#include "ballast/core/error.h"
+
+#include "aio/backends.h"
+
+namespace ballast::aio {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCategory::io,
+              "built without liburing: install it and reconfigure with -Dio_uring=enabled");
+}
+
+}  // namespace
+
+std::string probe_uring() {
+  refuse();
+}
+
+std::unique_ptr<Transport> make_uring_transport(unsigned) {
+  refuse();
+}
+
+}  // namespace ballast::aio
