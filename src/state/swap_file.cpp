@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include <xxhash.h>
 
@@ -47,9 +48,11 @@ void finish_all(aio::Queue& queue, const std::vector<aio::Ticket>& tickets, std:
 
 SwapFile::SwapFile(const std::filesystem::path& directory, Bytes bytes,
                    const aio::QueueOptions& options)
-    : capacity_(round_up(bytes, kPage)),
-      file_(aio::File::create_anonymous(directory, capacity_)),
-      queue_(aio::make_queue(options)) {}
+    : SwapFile(aio::File::create_anonymous(directory, round_up(bytes, kPage)),
+               aio::make_queue(options)) {}
+
+SwapFile::SwapFile(aio::File file, std::unique_ptr<aio::Queue> queue)
+    : capacity_(file.size()), file_(std::move(file)), queue_(std::move(queue)) {}
 
 SwapFile::~SwapFile() = default;
 

@@ -25,6 +25,8 @@ class SwapFile {
  public:
   /// A file of `bytes` in `directory`. Throws Error(io): see aio::File::create_anonymous.
   SwapFile(const std::filesystem::path& directory, Bytes bytes, const aio::QueueOptions& options);
+  /// The same over a file and a queue of the caller's (tests put faulty ones here).
+  SwapFile(aio::File file, std::unique_ptr<aio::Queue> queue);
   ~SwapFile();
 
   /// The next unused range; `bytes` is rounded up to 4 KiB. Throws Error(state) past the end.
