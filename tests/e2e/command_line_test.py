@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Uses the program as a person would, mistakes included.
+
+    command_line_test.py PATH_OF_BALLAST
+
+Every mistake must give one clear line on stderr, the exit status of the README (1: the work failed,
+2: bad usage or config), and leave nothing behind.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BALLAST = ""
+
+TINY = {
+    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
+              "num_heads": 4, "num_kv_heads": 2},
+    "data": {"text": ["text.txt"], "sequence_length": 32},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}},
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
+                "out": "run"},
+}
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self._directory = tempfile.TemporaryDirectory(prefix="ballast-e2e-")
+        self.addCleanup(self._directory.cleanup)
+        self.path = pathlib.Path(self._directory.name)
+        (self.path / "text.txt").write_text(TEXT)
+
+    def config(self, **sections):
+        """Writes TINY with whole sections merged in; returns its path."""
+        config = json.loads(json.dumps(TINY))
+        for name, value in sections.items():
+            if isinstance(value, dict) and isinstance(config.get(name), dict):
+                config[name].update(value)
+            else:
+                config[name] = value
+        file = self.path / "config.json"
+        file.write_text(json.dumps(config))
+        return file
+
+    def run_ballast(self, *arguments, environment=None, limits=None):
+        return subprocess.run(
+            [BALLAST, *map(str, arguments)], capture_output=True, text=True, timeout=240,
+            cwd=self.path, check=False, env={**os.environ, **(environment or {})},
+            preexec_fn=limits)
+
+    def assert_fails(self, done, status, *words):
+        """One line on stderr that starts as promised and holds `words`; the exit status."""
+        lines = [line for line in done.stderr.splitlines()
+                 if not line.startswith("ballast: warning:")]
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)
+        for word in words:
+            self.assertIn(word, lines[0])
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assert_nothing_left()
+
+    def assert_nothing_left(self):
+        """No swap file: nothing in the run directory but the metrics."""
+        for entry in (self.path / "run").glob("**/*"):
+            self.assertEqual(entry.name, "metrics.jsonl")
+
+    def train(self, *arguments, environment=None, limits=None, **sections):
+        return self.run_ballast("train", self.config(**sections), *arguments,
+                                environment=environment, limits=limits)
+
+    # What works.
+
+    def test_training_writes_metrics_and_a_summary(self):
+        done = self.train()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["step"] for line in lines], [1, 2, 3])
+        last = json.loads(lines[-1])
+        for field in ("loss", "lr", "grad_norm", "tokens", "step_seconds", "tokens_per_second"):
+            self.assertIn(field, last)
+        self.assertGreater(last["lanes"]["fetch"]["busy_seconds"], 0)
+        self.assertGreater(last["bytes"]["writeback"], 0)
+        self.assertGreater(last["peak_bytes"]["nvme"], 0)
+        for line in done.stdout.splitlines():
+            if "/" not in line:  # paths may be long
+                self.assertLessEqual(len(line), 80, line)
+        self.assertIn("3/3", done.stdout)
+        self.assertIn("held-out loss", done.stdout)
+        self.assert_nothing_left()
+
+    def test_the_printed_config_is_itself_a_config_and_a_fixed_point(self):
+        first = self.train("--print-config", "--set", "gradient_clipping=0.5")
+        self.assertEqual(first.returncode, 0, first.stderr)
+        self.assertEqual(json.loads(first.stdout)["gradient_clipping"], 0.5)
+        printed = self.path / "printed.json"
+        printed.write_text(first.stdout)
+        second = self.run_ballast("train", printed, "--print-config")
+        self.assertEqual(second.stdout, first.stdout)
+
+    def test_same_seed_same_losses_serial_or_lanes(self):
+        losses = []
+        for arguments in ([], ["--serial"]):
+            done = self.train(*arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+            losses.append([json.loads(line)["loss"] for line in lines])
+        self.assertEqual(losses[0], losses[1])
+
+    def test_tokenize_makes_a_token_file_that_trains(self):
+        done = self.run_ballast("tokenize", "text.txt", "--out", "text.bin")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((self.path / "text.bin").stat().st_size, 2 * len(TEXT))
+        done = self.train(data={"tokens": ["text.bin"], "text": []})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_version_lists_what_is_built_in(self):
+        done = self.run_ballast("--version")
+        self.assertEqual(done.returncode, 0)
+        for word in ("devices", "communicators", "I/O backends", "instruction sets", "scalar"):
+            self.assertIn(word, done.stdout)
+
+    # Mistakes in the command line and the config.
+
+    def test_unknown_command(self):
+        self.assert_fails(self.run_ballast("trian", "x.json"), 2, "trian", "did you mean 'train'")
+
+    def test_unknown_option(self):
+        self.assert_fails(self.train("--stepps", "3"), 2, "stepps")
+
+    def test_missing_config(self):
+        self.assert_fails(self.run_ballast("train", "nowhere.json"), 2, "nowhere.json",
+                          "No such file")
+
+    def test_config_that_is_no_json(self):
+        file = self.path / "broken.json"
+        file.write_text('{\n  "model": {,}\n}\n')
+        self.assert_fails(self.run_ballast("train", file), 2, "broken.json", "2")
+
+    def test_unknown_key(self):
+        self.assert_fails(self.train(gradient_clipp1ng=1.0), 2, "gradient_clipp1ng",
+                          "did you mean 'gradient_clipping'")
+
+    def test_unknown_nested_key(self):
+        self.assert_fails(self.train(zero_optimization={"offload_optimzer": {}}), 2,
+                          "zero_optimization.offload_optimzer", "did you mean 'offload_optimizer'")
+
+    def test_wrong_type(self):
+        self.assert_fails(self.train(train_micro_batch_size_per_gpu="two"), 2,
+                          "train_micro_batch_size_per_gpu")
+
+    def test_batch_sizes_that_do_not_agree(self):
+        self.assert_fails(self.train(train_batch_size=5), 2, "train_batch_size")
+
+    def test_no_number_of_steps(self):
+        self.assert_fails(self.train(ballast={**TINY["ballast"], "steps": 0}), 2, "ballast.steps")
+
+    def test_cuda_where_there_is_none(self):
+        self.assert_fails(self.train(ballast={**TINY["ballast"], "device": "cuda"}), 1, "cuda")
+
+    # Budgets.
+
+    def test_device_budget_too_small_names_the_ledger_line(self):
+        self.assert_fails(self.train(ballast={**TINY["ballast"], "device_bytes": "200KiB"}), 1,
+                          "device budget", "too small", "'", "ballast.device_bytes")
+
+    def test_host_budget_too_small_names_the_ledger_line(self):
+        self.assert_fails(self.train(ballast={**TINY["ballast"], "host_bytes": "100KiB"}), 1,
+                          "host budget", "too small", "'", "ballast.host_bytes")
+
+    # Data.
+
+    def test_missing_data_file(self):
+        self.assert_fails(self.train(data={"text": ["nothing.txt"]}), 1, "nothing.txt")
+
+    def test_data_file_cut_in_mid_token(self):
+        (self.path / "odd.bin").write_bytes(b"\1\0\2")
+        self.assert_fails(self.train(data={"tokens": ["odd.bin"], "text": []}), 1, "odd.bin")
+
+    def test_token_id_beyond_the_vocabulary(self):
+        (self.path / "big.bin").write_bytes(struct.pack("<2000H", *([5] * 1999 + [300])))
+        self.assert_fails(
+            self.train(data={"tokens": ["big.bin"], "text": [], "held_out": 0, "shuffle": False},
+                       ballast={**TINY["ballast"], "steps": 40}), 1, "big.bin", "300", "256")
+
+    def test_sequence_longer_than_the_data(self):
+        (self.path / "text.txt").write_text("short")
+        self.assert_fails(self.train(), 1, "33")
+
+    # Swap space.
+
+    def offload_to(self, path):
+        return {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": str(path)}}
+
+    def test_swap_path_missing(self):
+        self.assert_fails(self.train(zero_optimization=self.offload_to(self.path / "no/where")), 1,
+                          "no/where", "No such file")
+
+    def test_swap_path_is_a_file(self):
+        self.assert_fails(self.train(zero_optimization=self.offload_to(self.path / "text.txt")), 1,
+                          "text.txt", "directory")
+
+    def test_swap_path_not_writable(self):
+        self.assert_fails(self.train(zero_optimization=self.offload_to("/proc/self")), 1,
+                          "/proc/self")
+
+    def test_swap_file_beyond_the_file_size_limit(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
+        self.assert_fails(self.train(limits=limit), 1, "run", "file-size limit")
+
+    def test_swap_disk_full(self):
+        disk = self.path / "disk"
+        disk.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)],
+                                 capture_output=True, check=False)
+        if mounted.returncode != 0:
+            self.skipTest("may not mount")
+        self.addCleanup(subprocess.run, ["umount", str(disk)], check=True)
+        done = self.train(zero_optimization=self.offload_to(disk))
+        self.assert_fails(done, 1, "disk")
+        self.assertEqual(list(disk.iterdir()), [])
+
+    # I/O backends.
+
+    def test_io_uring_denied_falls_back_and_says_why(self):
+        environment = {"BALLAST_IO_DISABLE": "io_uring"}
+        done = self.run_ballast("-v", "train", self.config(), environment=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("io_uring", done.stderr)
+        self.assertIn("NVMe by threads", done.stdout)
+
+    def test_io_uring_denied_by_name_is_an_error(self):
+        done = self.train(aio={"backend": "io_uring"},
+                          environment={"BALLAST_IO_DISABLE": "io_uring"})
+        self.assert_fails(done, 1, "io_uring")
+
+    # Failures of the run itself.
+
+    def test_gradients_that_are_never_finite_stop_the_run(self):
+        done = self.train(
+            optimizer={"type": "AdamW", "params": {"lr": 1e37}},
+            ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": 3})
+        self.assert_fails(done, 1, "not finite in 3 steps in a row", "ballast.max_skipped_steps")
+        lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+        self.assertTrue(json.loads(lines[-1])["skipped"])
+
+    def interrupt(self, *arguments):
+        """Starts a long run, sends SIGINT in the middle of a step, returns how it ended."""
+        config = self.config(
+            model={**TINY["model"], "hidden_size": 256},
+            data={"text": ["text.txt"], "sequence_length": 256},
+            train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=8,
+            ballast={**TINY["ballast"], "steps": 1000, "device_bytes": "1GiB",
+                     "host_bytes": "256MiB"})
+        process = subprocess.Popen([BALLAST, "train", str(config), *arguments], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        metrics = self.path / "run/metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if metrics.exists() and metrics.stat().st_size > 0:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def test_interrupt_in_mid_step(self):
+        self.assert_fails(self.interrupt(), 1, "interrupted")
+        for line in (self.path / "run/metrics.jsonl").read_text().splitlines():
+            json.loads(line)
+
+    def test_interrupt_in_mid_step_when_serial(self):
+        self.assert_fails(self.interrupt("--serial"), 1, "interrupted")
+
+    def test_full_disk_under_the_metrics(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+        done = self.train(zero_optimization={"stage": 0}, limits=limit,
+                          ballast={**TINY["ballast"], "steps": 30})
+        self.assert_fails(done, 1, "metrics.jsonl")
+
+
+if __name__ == "__main__":
+    BALLAST = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=1)
