@@ -5,7 +5,6 @@
 #include <optional>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
@@ -113,8 +112,8 @@ std::string Value::choice(const std::vector<std::string>& choices) const {
   const bool known =
       json_->is_string() && std::find(choices.begin(), choices.end(), *json_) != choices.end();
   if (known) return json_->get<std::string>();
-  const std::string expected =
-      fmt::format("{}{}", choices.size() == 1 ? "" : "one of ", fmt::join(choices, ", "));
+  std::string expected = choices.size() == 1 ? "" : "one of ";
+  for (const auto& item : choices) expected += (&item == choices.data() ? "" : ", ") + item;
   if (!json_->is_string() || is_auto()) fail_type(expected);
   const auto& found = json_->get_ref<const std::string&>();
   constexpr std::size_t kLongestName = 64;
