@@ -133,7 +133,7 @@ Key last_batch_iteration_key() {
 
 /// The parameters of the schedule that `type` names; those of the others are an error that says so.
 Section schedule_keys(SchedulerSection& s) {
-  using enum Schedule;
+  using enum SchedulerSection::Type;
   struct Row {
     std::vector<Schedule> schedules;
     Key key;
