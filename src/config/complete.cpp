@@ -1,0 +1,157 @@
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/config/sections.h"
+
+namespace ballast::config {
+namespace {
+
+/// DeepSpeed's rule: train = micro x accumulation x world; what is missing is derived.
+void complete_batch(BatchSection& b, const Document& document, std::uint64_t world) {
+  const auto ranks = fmt::format("{} rank{}", world, world == 1 ? "" : "s");
+  const auto divide = [&](std::uint64_t count, std::string_view key) {
+    const std::uint64_t share = b.train_batch / world / count;
+    if (share == 0 || share * count * world != b.train_batch) {
+      document.fail("train_batch_size", fmt::format("{} is not divisible by {} {} x {}",
+                                                    b.train_batch, key, count, ranks));
+    }
+    return share;
+  };
+  constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
+  constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
+  if (b.train_batch == 0 && b.micro_batch == 0) {
+    document.fail("train_batch_size",
+                  fmt::format("missing; give it or {}, or both of them", kMicro));
+  }
+  if (b.accumulation == 0) {
+    b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
+  }
+  if (b.micro_batch == 0) b.micro_batch = divide(b.accumulation, kAccumulation);
+  std::uint64_t product = 0;
+  if (__builtin_mul_overflow(b.micro_batch, b.accumulation, &product) ||
+      __builtin_mul_overflow(product, world, &product)) {
+    document.fail(std::string(kMicro), fmt::format("{} x {} {} x {} is too large", b.micro_batch,
+                                                   kAccumulation, b.accumulation, ranks));
+  }
+  if (b.train_batch == 0) b.train_batch = product;
+  if (b.train_batch != product) {
+    document.fail(
+        "train_batch_size",
+        fmt::format("{} is not {} {} x {} {} x {} = {}; leave one of them out", b.train_batch,
+                    kMicro, b.micro_batch, kAccumulation, b.accumulation, ranks, product));
+  }
+}
+
+void require(bool given, const Document& document, const std::string& path, std::string_view what) {
+  if (!given) document.fail(path, fmt::format("missing; give {}", what));
+}
+
+void complete_model(ModelSection& m, std::uint64_t sequence_length, const Document& document) {
+  require(m.hidden_size > 0, document, "model.hidden_size", "the width of the model");
+  require(m.num_layers > 0, document, "model.num_layers", "the number of transformer layers");
+  require(m.num_heads > 0, document, "model.num_heads", "the number of attention heads");
+  const bool llama = m.family == "llama";
+  if (m.num_kv_heads == 0) m.num_kv_heads = m.num_heads;
+  if (m.intermediate_size == 0) {
+    m.intermediate_size = llama ? round_up((8 * m.hidden_size + 2) / 3, 64) : 4 * m.hidden_size;
+  }
+  if (m.max_sequence == 0) m.max_sequence = sequence_length;
+  if (!m.tie_embeddings) m.tie_embeddings = !llama;
+  if (m.hidden_size % m.num_heads != 0) {
+    document.fail("model.num_heads",
+                  fmt::format("{} does not divide hidden_size {}", m.num_heads, m.hidden_size));
+  }
+  if (m.num_heads % m.num_kv_heads != 0) {
+    document.fail("model.num_kv_heads",
+                  fmt::format("{} does not divide num_heads {}", m.num_kv_heads, m.num_heads));
+  }
+  if (!llama && m.num_kv_heads != m.num_heads) {
+    document.fail("model.num_kv_heads", fmt::format("gpt2 has as many as num_heads ({}), got {}",
+                                                    m.num_heads, m.num_kv_heads));
+  }
+  if (m.max_sequence < sequence_length) {
+    document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
+                                                    m.max_sequence, sequence_length));
+  }
+}
+
+void check_data(const Config& c, const Document& document) {
+  constexpr std::uint64_t kByteValues = 256;
+  constexpr std::uint64_t kU16Values = 65536;
+  const auto& d = c.data;
+  require(d.sequence_length > 0, document, "data.sequence_length", "the tokens of one sequence");
+  if (d.text.empty() && d.tokens.empty()) {
+    document.fail("data", "nothing to train on; give data.text or data.tokens");
+  }
+  if (!d.text.empty() && !d.tokens.empty()) {
+    document.fail("data.tokens", "data.text is given too; give one of them");
+  }
+  if (!d.text.empty() && c.model.vocab_size < kByteValues) {
+    document.fail("model.vocab_size",
+                  fmt::format("must be at least 256 for data.text, which is read byte by byte, got "
+                              "{}",
+                              c.model.vocab_size));
+  }
+  if (!d.tokens.empty() && d.token_type == "u16" && c.model.vocab_size > kU16Values) {
+    document.fail("data.token_type", fmt::format("u16 holds 65536 tokens, but model.vocab_size is "
+                                                 "{}; use u32",
+                                                 c.model.vocab_size));
+  }
+}
+
+void check_scheduler(const SchedulerSection& s, const Document& document) {
+  using enum SchedulerSection::Type;
+  if (s.type == warmup_decay || s.type == warmup_cosine) {
+    require(s.total_num_steps > 0, document, "scheduler.params.total_num_steps",
+            "the step at which the schedule ends");
+  }
+  if (s.warmup_max_lr && s.warmup_min_lr > *s.warmup_max_lr) {
+    document.fail("scheduler.params.warmup_min_lr",
+                  fmt::format("{} is above warmup_max_lr {}", s.warmup_min_lr, *s.warmup_max_lr));
+  }
+}
+
+void complete_placement(Config& c, const Document& document) {
+  const std::uint64_t last = c.model.num_layers + 1;  // embedding, layers, head
+  for (std::size_t i = 0; i < c.ballast.placement.size(); ++i) {
+    auto& rule = c.ballast.placement[i];
+    if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;
+    if (rule.last_block > last) {
+      document.fail(fmt::format("ballast.placement[{}].blocks", i),
+                    fmt::format("there is no block {}; the model has blocks 0 (embedding) to {} "
+                                "(head)",
+                                rule.last_block, last));
+    }
+  }
+}
+
+/// The two names of one setting must not contradict each other.
+void check_activations(const Json& root, const Document& document) {
+  const auto given = [&](const char* outer, const char* inner) {
+    const auto found = root.find(outer);
+    return found != root.end() && found->is_object() && found->contains(inner) ? found->at(inner)
+                                                                               : Json();
+  };
+  const Json theirs = given("activation_checkpointing", "cpu_checkpointing");
+  const Json ours = given("ballast", "activations_on_host");
+  if (!theirs.is_null() && !ours.is_null() && theirs != ours) {
+    document.fail("activation_checkpointing.cpu_checkpointing",
+                  fmt::format("is {}, but ballast.activations_on_host, the same setting, is {}; "
+                              "remove one",
+                              theirs.dump(), ours.dump()));
+  }
+}
+
+}  // namespace
+
+void complete(Config& config, const Document& document, std::uint64_t world) {
+  check_data(config, document);
+  complete_model(config.model, config.data.sequence_length, document);
+  complete_batch(config.batch, document, world);
+  check_scheduler(config.scheduler, document);
+  complete_placement(config, document);
+  check_activations(document.root(), document);
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,291 @@
+#include "src/config/deepspeed_keys.h"
+
+#include <initializer_list>
+
+#include <fmt/format.h>
+
+namespace ballast::config {
+namespace {
+
+enum class Treatment {
+  ignored,      ///< any value; noted with the sentence
+  off,          ///< false is accepted, true is an error with the sentence
+  on,           ///< true is accepted, false is an error with the sentence
+  off_section,  ///< an object whose `enabled` is off, its other keys ignored
+  refused       ///< an error with the sentence, whatever the value
+};
+
+struct Group {
+  std::string_view section;
+  Treatment treatment;
+  std::string_view sentence;
+  std::vector<std::string_view> names;
+};
+
+using enum Treatment;
+
+// The names are those of DeepSpeed 0.19 (runtime/config.py, runtime/constants.py,
+// runtime/zero/config.py and their neighbours).
+const std::vector<Group>& top_level() {
+  static const std::vector<Group> groups = {
+      {"",
+       ignored,
+       "metrics.jsonl and `ballast report` show times, traffic and memory of each step",
+       {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger",
+        "dump_state", "log_level"}},
+      {"",
+       ignored,
+       "metrics go to metrics.jsonl in the run directory",
+       {"tensorboard", "wandb", "csv_monitor", "comet"}},
+      {"",
+       ignored,
+       "checkpoints have one format, which loads at any world size",
+       {"checkpoint", "nebula", "load_universal_checkpoint", "datastates_ckpt"}},
+      {"",
+       ignored,
+       "there is one optimizer, and it runs in every tier",
+       {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}},
+      {"",
+       ignored,
+       "gradients travel in the type of the weights and are averaged over ranks",
+       {"communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients",
+        "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}},
+      {"",
+       ignored,
+       "gradients accumulate in fp32, moments and master weights are fp32",
+       {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}},
+      {"",
+       ignored,
+       "sequences are cut from one stream of tokens, there is no partial batch",
+       {"dataloader_drop_last"}},
+      {"", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}},
+      {"",
+       ignored,
+       "has no counterpart here",
+       {"compile", "hybrid_engine", "graph_harvesting", "aot", "pipeline", "vocabulary_size",
+        "use_data_before_expert_parallelism", "use_node_local_storage"}},
+      {"",
+       off_section,
+       "is not in this version; set bf16.enabled for 16-bit weights or remove it",
+       {"amp", "torch_autocast"}},
+      {"",
+       off_section,
+       "would change what is trained and is not in this version; remove it",
+       {"curriculum_learning", "data_efficiency", "progressive_layer_drop", "quantize_training",
+        "eigenvalue", "elasticity"}},
+      {"",
+       refused,
+       "would change what is trained and is not in this version; remove it",
+       {"compression_training", "sparse_attention", "weight_quantization"}},
+      {"",
+       refused,
+       "splitting the model inside a layer is not in this version; remove it",
+       {"tensor_parallel", "sequence_parallel_size", "expert_parallel"}}};
+  return groups;
+}
+
+const std::vector<Group>& zero_optimization() {
+  constexpr std::string_view kSection = "zero_optimization";
+  static const std::vector<Group> groups = {
+      {kSection,
+       ignored,
+       "each block is one transfer; there are no buckets",
+       {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
+        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
+        "sub_group_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size"}},
+      {kSection,
+       ignored,
+       "the plan overlaps every transfer; use ballast.serial to switch that off",
+       {"overlap_comm"}},
+      {kSection,
+       ignored,
+       "the planner decides what stays resident; see ballast.placement",
+       {"stage3_param_persistence_threshold", "param_persistence_threshold",
+        "stage3_model_persistence_threshold", "model_persistence_threshold",
+        "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance",
+        "max_reuse_distance", "stage3_module_granularity_threshold", "module_granularity_threshold",
+        "leaf_module"}},
+      {kSection,
+       ignored,
+       "checkpoints have one format, which loads at any world size",
+       {"load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint",
+        "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save"}},
+      {kSection,
+       ignored,
+       "states are split over all ranks",
+       {"zero_hpz_partition_size", "mics_shard_size", "mics_hierarchical_params_gather",
+        "zeropp_loco_param"}},
+      {kSection,
+       ignored,
+       "has no counterpart here",
+       {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
+        "legacy_stage1", "memory_efficient_linear", "override_module_apply",
+        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory"}},
+      {kSection,
+       off,
+       "weights and gradients are not quantised in this version; set it to false",
+       {"zero_quantized_weights", "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients"}},
+      {kSection,
+       refused,
+       "stale updates are not in this version: every update uses all gradients of its step; "
+       "remove it",
+       {"zenflow"}},
+      {"offload_optimizer",
+       ignored,
+       "host memory is always pinned where the system lets it be",
+       {"pin_memory"}},
+      {"offload_optimizer",
+       ignored,
+       "the plan reads ahead and writes behind by itself",
+       {"pipeline_read", "pipeline_write", "pipeline", "fast_init", "super_offload",
+        "cpuadam_cores_perc"}},
+      {"offload_optimizer",
+       ignored,
+       "the planner decides block by block; use device \"auto\" or ballast.placement",
+       {"ratio"}},
+      {"offload_param",
+       ignored,
+       "host memory is always pinned where the system lets it be",
+       {"pin_memory"}},
+      {"offload_param",
+       ignored,
+       "the planner sizes buffers; see ballast.host_bytes",
+       {"buffer_size", "max_in_cpu"}}};
+  return groups;
+}
+
+const std::vector<Group>& other_sections() {
+  static const std::vector<Group> groups = {
+      {"aio",
+       ignored,
+       "one thread keeps every device's queue full",
+       {"intra_op_parallelism", "thread_count", "num_threads", "single_submit", "overlap_events"}},
+      {"aio", ignored, "transfers go through host memory", {"use_gds"}},
+      {"activation_checkpointing",
+       ignored,
+       "the input of every block is kept and the block computed again in the backward pass",
+       {"partition_activations", "number_checkpoints", "contiguous_memory_optimization",
+        "synchronize_checkpoint_boundary", "profile"}},
+      {"bf16",
+       ignored,
+       "gradients accumulate in fp32 and are always checked for overflow",
+       {"immediate_grad_update", "check_grad_overflow"}},
+      {"bf16",
+       off,
+       "master weights and moments are fp32 here; set it to false",
+       {"bf16_master_weights_and_grads", "bf16_optimizer_states"}},
+      {"fp16", off, "fp16 is not in this version; use bf16.enabled", {"enabled"}},
+      {"fp16",
+       ignored,
+       "fp16 is off",
+       {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+        "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"}},
+      {"optimizer",
+       ignored,
+       "there is one optimizer, and it runs in every tier",
+       {"legacy_fusion"}},
+      {"optimizer.params",
+       ignored,
+       "moments are fp32, and the update is Ballast's own",
+       {"torch_adam", "fp32_optimizer_states", "set_grad_none"}},
+      {"optimizer.params", off, "AMSGrad is not in this version; set it to false", {"amsgrad"}},
+      {"optimizer.params",
+       on,
+       "Adam with weight decay as part of the gradient is not in this version; set it to true "
+       "(AdamW)",
+       {"adam_w_mode"}},
+      {"optimizer.params",
+       on,
+       "Adam without bias correction is not in this version; set it to true",
+       {"bias_correction"}},
+      {"optimizer.params",
+       refused,
+       "is no parameter of AdamW; use gradient_clipping",
+       {"max_grad_norm"}}};
+  return groups;
+}
+
+void require_flag(const Value& value, bool wanted, std::string_view sentence) {
+  if (value.flag() != wanted) value.fail(std::string(sentence));
+}
+
+void read(const Value& value, const Group& group, std::vector<std::string>& log) {
+  switch (group.treatment) {
+    case ignored:
+      log.push_back(fmt::format("{}: {}", value.path(), group.sentence));
+      return;
+    case off:
+    case on:
+      require_flag(value, group.treatment == on, group.sentence);
+      return;
+    case off_section:
+      if (!value.json().is_object()) value.fail_type("an object");
+      if (value.json().contains("enabled")) {
+        require_flag(value.member("enabled"), false, group.sentence);
+      }
+      return;
+    case refused:
+      value.fail(std::string(group.sentence));
+  }
+}
+
+void append(Section& table, std::string_view section, const std::vector<Group>& groups,
+            std::vector<std::string>& log) {
+  for (const auto& group : groups) {
+    if (group.section != section) continue;
+    for (const auto name : group.names) {
+      table.push_back(
+          {std::string(name), [&group, &log](const Value& value) { read(value, group, log); }, {}});
+    }
+  }
+}
+
+/// `zero_optimization.cpu_offload: true` of old configs becomes `offload_optimizer.device: cpu`.
+void map_cpu_offload(Document& document, const std::string& old_name, const std::string& new_name,
+                     std::vector<std::string>& log) {
+  Json& zero = document.root()["zero_optimization"];
+  const auto found = zero.find(old_name);
+  if (found == zero.end()) return;
+  const std::string path = "zero_optimization." + old_name;
+  const bool wanted = found->is_null() ? false : Value(document, *found, path).flag();
+  const bool has_new = zero.contains(new_name) && !zero[new_name].is_null();
+  if (wanted && has_new) {
+    document.fail(path, fmt::format("deprecated, and '{}' is given too; remove it", new_name));
+  }
+  zero.erase(old_name);
+  if (wanted) zero[new_name] = {{"device", "cpu"}};
+  log.push_back(fmt::format("{}: deprecated; {}", path,
+                            wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
+}
+
+}  // namespace
+
+void add_deepspeed_keys(Section& table, std::string_view section, std::vector<std::string>& log) {
+  append(table, section, top_level(), log);
+  append(table, section, zero_optimization(), log);
+  append(table, section, other_sections(), log);
+}
+
+void map_deprecated(Document& document, std::vector<std::string>& log) {
+  Json& root = document.root();
+  if (root.contains("bfloat16")) {
+    if (root.contains("bf16")) document.fail("bfloat16", "'bf16' is given too; remove it");
+    root["bf16"] = Json(root["bfloat16"]);
+    root.erase("bfloat16");
+    log.push_back("bfloat16: deprecated; read as bf16");
+  }
+  const auto zero = root.find("zero_optimization");
+  if (zero == root.end() || !zero->is_object()) return;
+  map_cpu_offload(document, "cpu_offload", "offload_optimizer", log);
+  map_cpu_offload(document, "cpu_offload_param", "offload_param", log);
+  if ((*zero).erase("cpu_offload_use_pin_memory") > 0) {
+    log.push_back(
+        "zero_optimization.cpu_offload_use_pin_memory: deprecated; host memory is always "
+        "pinned where the system lets it be");
+  }
+}
+
+}  // namespace ballast::config

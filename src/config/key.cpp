@@ -1,0 +1,214 @@
+#include "src/config/key.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/core/units.h"
+
+namespace ballast::config {
+namespace {
+
+/// "must be above 0", "must be at least 0 and below 1".
+std::string rule(const RealRange& range) {
+  std::string text = fmt::format("must be {} {}", range.open_low ? "above" : "at least", range.low);
+  if (range.high < RealRange().high) {
+    text += fmt::format(" and {} {}", range.open_high ? "below" : "at most", range.high);
+  }
+  return text;
+}
+
+void check_range(const Value& value, std::uint64_t number, WholeRange range) {
+  if (number < range.low) value.fail(fmt::format("must be at least {}, got {}", range.low, number));
+  if (number > range.high)
+    value.fail(fmt::format("must be at most {}, got {}", range.high, number));
+}
+
+/// The number as a non-negative whole number; none when it is no whole number.
+std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
+  const Json& json = value.json();
+  if (json.is_number_unsigned()) return json.get<std::uint64_t>();
+  if (!json.is_number()) return std::nullopt;
+  const auto number = json.get<double>();  // 5e8 is a whole number too
+  if (number != std::floor(number)) return std::nullopt;
+  if (number < 0) value.fail(fmt::format("must be at least {}, got {}", range.low, json.dump()));
+  if (number > 0x1p53)
+    value.fail(fmt::format("must be at most {}, got {}", range.high, json.dump()));
+  return static_cast<std::uint64_t>(number);
+}
+
+/// Suggestion for an unknown key, or "".
+std::string suggestion(const std::string& name, const Section& section) {
+  std::vector<std::string> names;
+  for (const auto& key : section) {
+    const auto& others = key.other_names;
+    if (std::find(others.begin(), others.end(), name) != others.end()) {
+      return fmt::format(" (did you mean '{}'?)", key.name);
+    }
+    names.push_back(key.name);
+  }
+  constexpr std::size_t kLongestName = 64;
+  return name.size() > kLongestName ? "" : did_you_mean(name, names);
+}
+
+}  // namespace
+
+Value Value::member(const std::string& name) const {
+  return {*document_, json_->at(name), path_.empty() ? name : path_ + "." + name};
+}
+
+Value Value::element(std::size_t index) const {
+  return {*document_, json_->at(index), fmt::format("{}[{}]", path_, index)};
+}
+
+bool Value::flag() const {
+  if (!json_->is_boolean()) fail_type("true or false");
+  return json_->get<bool>();
+}
+
+std::uint64_t Value::whole(WholeRange range) const {
+  const auto number = as_whole(*this, range);
+  if (!number) fail_type("a whole number");
+  check_range(*this, *number, range);
+  return *number;
+}
+
+double Value::real(RealRange range) const {
+  if (!json_->is_number()) fail_type("a number");
+  const auto number = json_->get<double>();
+  const bool above = range.open_low ? number > range.low : number >= range.low;
+  const bool below = range.open_high ? number < range.high : number <= range.high;
+  if (!above || !below) fail(fmt::format("{}, got {}", rule(range), json_->dump()));
+  return number;
+}
+
+std::uint64_t Value::bytes(WholeRange range) const {
+  if (!json_->is_string() || is_auto()) {
+    const auto number = as_whole(*this, range);
+    if (!number) fail_type("a size (a number of bytes or a string such as \"512 MiB\")");
+    check_range(*this, *number, range);
+    return *number;
+  }
+  std::uint64_t number = 0;
+  try {
+    number = parse_bytes(json_->get_ref<const std::string&>());
+  } catch (const Error&) {
+    fail_type("a size (a number of bytes or a string such as \"512 MiB\")");
+  }
+  check_range(*this, number, range);
+  return number;
+}
+
+std::string Value::text() const {
+  if (!json_->is_string() || is_auto()) fail_type("a string");
+  return json_->get<std::string>();
+}
+
+std::string Value::choice(const std::vector<std::string>& choices) const {
+  const bool known =
+      json_->is_string() && std::find(choices.begin(), choices.end(), *json_) != choices.end();
+  if (known) return json_->get<std::string>();
+  std::string expected = choices.size() == 1 ? "" : "one of ";
+  for (const auto& item : choices) expected += (&item == choices.data() ? "" : ", ") + item;
+  if (!json_->is_string() || is_auto()) fail_type(expected);
+  const auto& found = json_->get_ref<const std::string&>();
+  constexpr std::size_t kLongestName = 64;
+  fail(fmt::format("expected {}, got {}{}", expected, describe(*json_),
+                   found.size() > kLongestName ? "" : did_you_mean(found, choices)));
+}
+
+std::string Value::path_text() const {
+  const std::string found = text();
+  if (found.empty()) fail("expected a path, got an empty string");
+  if (found.find('\0') != std::string::npos) fail("a path cannot have a zero byte in it");
+  return (document_->base() / found).lexically_normal().string();
+}
+
+void Value::fail_type(std::string_view expected) const {
+  if (is_auto()) fail(fmt::format("\"auto\" is not accepted here; expected {}", expected));
+  fail(fmt::format("expected {}, got {}", expected, describe(*json_)));
+}
+
+void read_section(const Value& value, const Section& section) {
+  if (!value.json().is_object()) value.fail_type("an object");
+  for (const auto& item : value.json().items()) {
+    const bool known = std::any_of(section.begin(), section.end(),
+                                   [&](const Key& key) { return key.name == item.key(); });
+    if (!known) {
+      value.member(item.key()).fail("unknown key" + suggestion(item.key(), section));
+    }
+  }
+  for (const auto& key : section) {
+    const auto found = value.json().find(key.name);
+    if (found != value.json().end() && !found->is_null()) key.read(value.member(key.name));
+  }
+}
+
+Json write_section(const Section& section) {
+  Json out = Json::object();
+  for (const auto& key : section) {
+    if (key.write) out[key.name] = key.write();
+  }
+  return out;
+}
+
+Key section(std::string name, std::function<Section()> keys) {
+  return {std::move(name), [keys](const Value& value) { read_section(value, keys()); },
+          [keys] { return write_section(keys()); }};
+}
+
+Key real(std::string name, double& target, RealRange range) {
+  return {std::move(name), [&target, range](const Value& value) { target = value.real(range); },
+          [&target] { return Json(target); }};
+}
+
+Key flag(std::string name, bool& target) {
+  return {std::move(name), [&target](const Value& value) { target = value.flag(); },
+          [&target] { return Json(target); }};
+}
+
+Key bytes(std::string name, std::uint64_t& target, WholeRange range) {
+  return {std::move(name), [&target, range](const Value& value) { target = value.bytes(range); },
+          [&target] { return Json(target); }};
+}
+
+Key choice(std::string name, std::string& target, std::vector<std::string> choices) {
+  return {std::move(name),
+          [&target, choices = std::move(choices)](const Value& value) {
+            target = value.choice(choices);
+          },
+          [&target] { return Json(target); }};
+}
+
+Key path(std::string name, std::filesystem::path& target) {
+  return {std::move(name),
+          [&target](const Value& value) { target = value.json() == "" ? "" : value.path_text(); },
+          [&target] { return target.empty() ? Json() : Json(target.string()); }};
+}
+
+Key path_list(std::string name, std::vector<std::string>& target) {
+  return {std::move(name),
+          [&target](const Value& value) {
+            target.clear();
+            if (value.json().is_string()) {
+              target.push_back(value.path_text());
+              return;
+            }
+            if (!value.json().is_array()) value.fail_type("a path or an array of paths");
+            for (std::size_t i = 0; i < value.json().size(); ++i) {
+              target.push_back(value.element(i).path_text());
+            }
+          },
+          [&target] { return Json(target); }};
+}
+
+Key also_called(Key key, std::vector<std::string> other_names) {
+  key.other_names = std::move(other_names);
+  return key;
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "src/config/document.h"
+
+namespace ballast::config {
+
+/// Bounds of a whole number, both inclusive. The upper one keeps sums of products of sizes far from
+/// overflow.
+struct WholeRange {
+  std::uint64_t low = 0;
+  std::uint64_t high = std::uint64_t{1} << 53U;
+};
+
+/// Bounds of a number; `open_*` excludes the bound itself.
+struct RealRange {
+  double low = 0.0;
+  double high = std::numeric_limits<double>::max();
+  bool open_low = false;
+  bool open_high = false;
+};
+
+/// One value of the document and its path. Each reader throws Error(config), naming the path and
+/// what stands there, when the value is of another type or out of range.
+class Value {
+ public:
+  Value(const Document& document, const Json& json, std::string path)
+      : document_(&document), json_(&json), path_(std::move(path)) {}
+
+  [[nodiscard]] const Json& json() const { return *json_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] Value member(const std::string& name) const;
+  [[nodiscard]] Value element(std::size_t index) const;
+  [[nodiscard]] bool is_auto() const { return *json_ == "auto"; }
+
+  [[nodiscard]] bool flag() const;
+  [[nodiscard]] std::uint64_t whole(WholeRange range) const;
+  [[nodiscard]] double real(RealRange range) const;
+  /// A number of bytes or a string with a unit.
+  [[nodiscard]] std::uint64_t bytes(WholeRange range) const;
+  [[nodiscard]] std::string text() const;
+  /// One of `choices`, with a suggestion when it is none of them.
+  [[nodiscard]] std::string choice(const std::vector<std::string>& choices) const;
+  /// A path made absolute; globs are left as they are.
+  [[nodiscard]] std::string path_text() const;
+
+  [[noreturn]] void fail(const std::string& message) const { document_->fail(path_, message); }
+  /// "expected EXPECTED, got ..."
+  [[noreturn]] void fail_type(std::string_view expected) const;
+
+ private:
+  const Document* document_;
+  const Json* json_;
+  std::string path_;
+};
+
+/// One key of a section: what it is called, how it is read into the config and written from it.
+/// The table of keys is bound to one Config, whose fields the functions refer to.
+struct Key {
+  std::string name;
+  std::function<void(const Value&)> read;
+  std::function<Json()> write;                ///< none: a key that is accepted but not printed
+  std::vector<std::string> other_names = {};  ///< not accepted; lead the suggestion to `name`
+};
+
+using Section = std::vector<Key>;
+
+/// Reads the keys in the table's order. A missing key and null leave the default. Unknown keys are
+/// an error.
+void read_section(const Value& value, const Section& section);
+Json write_section(const Section& section);
+
+/// A section inside a section. `keys` is called when it is read or written, so that it may depend
+/// on keys that stand before it in the table.
+Key section(std::string name, std::function<Section()> keys);
+
+template <typename T>
+Key whole(std::string name, T& target, WholeRange range) {
+  static_assert(std::is_integral_v<T>);
+  return {std::move(name),
+          [&target, range](const Value& value) { target = static_cast<T>(value.whole(range)); },
+          [&target] { return Json(target); }};
+}
+Key real(std::string name, double& target, RealRange range);
+Key flag(std::string name, bool& target);
+Key bytes(std::string name, std::uint64_t& target, WholeRange range);
+Key choice(std::string name, std::string& target, std::vector<std::string> choices);
+/// A path; null and "" stand for none.
+Key path(std::string name, std::filesystem::path& target);
+/// A string or an array of strings, each a path or a glob.
+Key path_list(std::string name, std::vector<std::string>& target);
+
+/// Also accepts "auto", which stands for the value zero (or none) of `target`.
+template <typename T>
+Key or_auto(Key key, T& target) {
+  key.read = [read = std::move(key.read), &target](const Value& value) {
+    if (value.is_auto()) {
+      target = T{};
+    } else {
+      read(value);
+    }
+  };
+  key.write = [write = std::move(key.write), &target] {
+    return target == T{} ? Json("auto") : write();
+  };
+  return key;
+}
+
+/// The same key with the names under which others know it.
+Key also_called(Key key, std::vector<std::string> other_names);
+
+}  // namespace ballast::config

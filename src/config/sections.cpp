@@ -1,0 +1,374 @@
+#include "src/config/sections.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "src/config/deepspeed_keys.h"
+
+namespace ballast::config {
+namespace {
+
+constexpr WholeRange kSteps = {0, std::uint64_t{1} << 40U};
+constexpr RealRange kPositive = {.low = 0.0, .open_low = true};
+constexpr RealRange kNotNegative = {.low = 0.0};
+constexpr RealRange kShare = {.low = 0.0, .high = 1.0};
+constexpr RealRange kBelowOne = {.low = 0.0, .high = 1.0, .open_high = true};
+
+Section with_deepspeed_keys(Section table, std::string_view section, Config& c) {
+  add_deepspeed_keys(table, section, c.ignored);
+  return table;
+}
+
+Key accepted_only(Key key) {
+  key.write = nullptr;
+  return key;
+}
+
+Section model_keys(ModelSection& m) {
+  Key tied = {"tie_embeddings", [&m](const Value& value) { m.tie_embeddings = value.flag(); },
+              [&m] { return m.tie_embeddings ? Json(*m.tie_embeddings) : Json(); }};
+  return {choice("family", m.family, {"gpt2", "llama"}),
+          whole("vocab_size", m.vocab_size, {1, std::uint64_t{1} << 32U}),
+          also_called(whole("hidden_size", m.hidden_size, {1, 1U << 20U}), {"n_embd", "d_model"}),
+          also_called(whole("num_layers", m.num_layers, {1, 1U << 16U}),
+                      {"num_hidden_layers", "n_layer", "layers"}),
+          also_called(whole("num_heads", m.num_heads, {1, 1U << 16U}),
+                      {"num_attention_heads", "n_head", "heads"}),
+          also_called(whole("num_kv_heads", m.num_kv_heads, {0, 1U << 16U}),
+                      {"num_key_value_heads", "kv_heads"}),
+          also_called(whole("intermediate_size", m.intermediate_size, {0, 1U << 24U}), {"n_inner"}),
+          also_called(whole("max_sequence", m.max_sequence, {0, 1U << 30U}),
+                      {"max_position_embeddings", "n_positions"}),
+          also_called(real("norm_epsilon", m.norm_epsilon, kPositive),
+                      {"rms_norm_eps", "layer_norm_epsilon"}),
+          real("rope_theta", m.rope_theta, kPositive),
+          also_called(std::move(tied), {"tie_word_embeddings"}),
+          also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
+          path("weights", m.weights)};
+}
+
+Section data_keys(DataSection& d) {
+  return {path_list("text", d.text),
+          path_list("tokens", d.tokens),
+          choice("token_type", d.token_type, {"u16", "u32"}),
+          also_called(whole("sequence_length", d.sequence_length, {1, 1U << 30U}),
+                      {"seq_len", "block_size", "context_length"}),
+          real("held_out", d.held_out, {.low = 0.0, .high = 0.5}),
+          flag("shuffle", d.shuffle)};
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+Key betas_key(OptimizerSection& o) {
+  return {"betas",
+          [&o](const Value& value) {
+            const Json& json = value.json();
+            if (!json.is_array() || json.size() != 2) value.fail_type("an array of two numbers");
+            o.beta1 = value.element(0).real(kBelowOne);
+            o.beta2 = value.element(1).real(kBelowOne);
+          },
+          [&o] {
+            return Json::array({o.beta1, o.beta2});
+          }};
+}
+
+Section optimizer_keys(Config& c) {
+  const auto read_type = [](const Value& value) {
+    const std::string type = lower(value.text());
+    if (type == "adam" || type == "adamw") return;
+    value.fail(fmt::format("{} is not in this version; use \"AdamW\"", describe(value.json())));
+  };
+  const auto params = [&c] {
+    OptimizerSection& o = c.optimizer;
+    return with_deepspeed_keys(
+        {also_called(real("lr", o.lr, kPositive), {"learning_rate"}), betas_key(o),
+         also_called(real("eps", o.eps, kPositive), {"epsilon"}),
+         real("weight_decay", o.weight_decay, kNotNegative)},
+        "optimizer.params", c);
+  };
+  return with_deepspeed_keys(
+      {{"type", read_type, [] { return Json("AdamW"); }}, section("params", params)}, "optimizer",
+      c);
+}
+
+using Schedule = SchedulerSection::Type;
+constexpr std::array<std::string_view, 4> kSchedules = {"constant", "WarmupLR", "WarmupDecayLR",
+                                                        "WarmupCosineLR"};
+std::string schedule_name(Schedule type) {
+  return std::string(kSchedules[static_cast<std::size_t>(type)]);
+}
+
+Key warmup_type_key(SchedulerSection& s) {
+  return {"warmup_type",
+          [&s](const Value& value) {
+            s.warmup_linear = value.choice({"log", "linear"}) == "linear";
+          },
+          [&s] { return Json(s.warmup_linear ? "linear" : "log"); }};
+}
+
+Key warmup_max_lr_key(SchedulerSection& s) {
+  return {"warmup_max_lr", [&s](const Value& value) { s.warmup_max_lr = value.real(kPositive); },
+          [&s] { return s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(); }};
+}
+
+Key last_batch_iteration_key() {
+  return {
+      "last_batch_iteration",
+      [](const Value& value) {
+        if (value.json() != -1) {
+          value.fail("a schedule starts at the first step or where its checkpoint is; remove it");
+        }
+      },
+      {}};
+}
+
+/// The parameters of the schedule that `type` names; those of the others are an error that says so.
+Section schedule_keys(SchedulerSection& s) {
+  using enum SchedulerSection::Type;
+  struct Row {
+    std::vector<Schedule> schedules;
+    Key key;
+  };
+  const std::vector<Row> rows = {
+      {{warmup_decay, warmup_cosine},
+       whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
+      {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
+      {{warmup, warmup_decay}, warmup_max_lr_key(s)},
+      {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
+      {{warmup, warmup_decay, warmup_cosine},
+       whole("warmup_num_steps", s.warmup_num_steps, {1, kSteps.high})},
+      {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
+      {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
+      {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
+  Section keys;
+  for (const auto& [schedules, key] : rows) {
+    if (std::find(schedules.begin(), schedules.end(), s.type) != schedules.end()) {
+      keys.push_back(key);
+    } else {
+      keys.push_back(
+          {key.name,
+           [type = s.type](const Value& value) {
+             value.fail(fmt::format("is no parameter of the schedule \"{}\"", schedule_name(type)));
+           },
+           {}});
+    }
+  }
+  return keys;
+}
+
+Section scheduler_keys(SchedulerSection& s) {
+  const auto read_type = [&s](const Value& value) {
+    const std::string found =
+        value.choice(std::vector<std::string>(kSchedules.begin(), kSchedules.end()));
+    const auto at = std::find(kSchedules.begin(), kSchedules.end(), found) - kSchedules.begin();
+    s.type = static_cast<Schedule>(at);
+  };
+  return {{"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
+          section("params", [&s] { return schedule_keys(s); })};
+}
+
+constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
+
+Section offload_keys(OffloadSection& o, std::string_view name, Config& c) {
+  const auto read_device = [&o](const Value& value) {
+    std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
+    choices.emplace_back("auto");
+    o.tier = std::nullopt;
+    if (value.is_auto()) return;
+    const std::string found = value.choice(choices);
+    o.tier = kTiers[static_cast<std::size_t>(std::find(choices.begin(), choices.end(), found) -
+                                             choices.begin())];
+  };
+  const auto write_device = [&o] {
+    return Json(o.tier ? kOffloadDevices[static_cast<std::size_t>(*o.tier)] : "auto");
+  };
+  return with_deepspeed_keys({{"device", read_device, write_device},
+                              path("nvme_path", o.nvme_path),
+                              whole("buffer_count", o.buffer_count, {0, 1024})},
+                             name, c);
+}
+
+Section zero_keys(Config& c) {
+  return with_deepspeed_keys(
+      {whole("stage", c.zero.stage, {0, 3}),
+       section("offload_optimizer",
+               [&c] { return offload_keys(c.zero.optimizer, "offload_optimizer", c); }),
+       section("offload_param",
+               [&c] { return offload_keys(c.zero.parameters, "offload_param", c); })},
+      "zero_optimization", c);
+}
+
+Section aio_keys(Config& c) {
+  Key block = bytes("block_size", c.aio.block_size, {kPage, kGiB});
+  block.read = [read = std::move(block.read), &c](const Value& value) {
+    read(value);
+    if (c.aio.block_size % kPage != 0) {
+      value.fail(fmt::format("must be a multiple of 4 KiB (4096), got {}", c.aio.block_size));
+    }
+  };
+  return with_deepspeed_keys({std::move(block), whole("queue_depth", c.aio.queue_depth, {1, 4096}),
+                              choice("backend", c.aio.backend, {"auto", "io_uring", "threads"})},
+                             "aio", c);
+}
+
+/// A block number that takes up all of `text`.
+std::optional<std::uint64_t> block_number(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole_text = end == text.data() + text.size();
+  return error == std::errc() && whole_text ? std::optional(number) : std::nullopt;
+}
+
+void read_blocks(const Value& value, PlacementRule& rule) {
+  if (value.json().is_number()) {
+    rule.first_block = rule.last_block = value.whole({});
+    return;
+  }
+  const std::string_view expected = "a block number, a range such as \"0-3\" or \"all\"";
+  if (!value.json().is_string()) value.fail_type(expected);
+  const std::string text = value.json().get<std::string>();
+  if (text == "all") {
+    rule.first_block = 0;
+    rule.last_block = std::numeric_limits<std::uint64_t>::max();  // complete() knows how many
+    return;
+  }
+  const std::size_t dash = text.find('-');
+  const auto first = block_number(std::string_view(text).substr(0, dash));
+  const auto last =
+      dash == std::string::npos ? first : block_number(std::string_view(text).substr(dash + 1));
+  if (!first || !last) value.fail_type(expected);
+  if (*first > *last) value.fail(fmt::format("the range {} ends before it starts", text));
+  rule.first_block = *first;
+  rule.last_block = *last;
+}
+
+Key rule_tier(std::string name, std::optional<Tier>& tier) {
+  return {std::move(name),
+          [&tier](const Value& value) {
+            const std::string found = value.choice({"device", "host", "nvme", "cpu"});
+            tier = found == "device" ? Tier::device : found == "nvme" ? Tier::nvme : Tier::host;
+          },
+          [&tier] { return tier ? Json(to_string(*tier)) : Json(); }};
+}
+
+Section rule_keys(PlacementRule& rule) {
+  const auto write_blocks = [&rule] {
+    if (rule.first_block == rule.last_block) return Json(rule.first_block);
+    return Json(fmt::format("{}-{}", rule.first_block, rule.last_block));
+  };
+  return {{"blocks", [&rule](const Value& value) { read_blocks(value, rule); }, write_blocks},
+          rule_tier("weights", rule.weights),
+          rule_tier("optimizer", rule.optimizer)};
+}
+
+Key placement_key(std::vector<PlacementRule>& rules) {
+  const auto read = [&rules](const Value& value) {
+    if (!value.json().is_array()) value.fail_type("an array of rules");
+    rules.clear();
+    for (std::size_t i = 0; i < value.json().size(); ++i) {
+      const Value item = value.element(i);
+      PlacementRule rule;
+      read_section(item, rule_keys(rule));
+      if (!item.json().contains("blocks")) item.fail("names no blocks; add \"blocks\"");
+      if (!rule.weights && !rule.optimizer) {
+        item.fail("places nothing; add \"weights\" or \"optimizer\"");
+      }
+      rules.push_back(rule);
+    }
+  };
+  const auto write = [&rules] {
+    Json out = Json::array();
+    for (auto& rule : rules) out.push_back(write_section(rule_keys(rule)));
+    return out;
+  };
+  return {"placement", read, write};
+}
+
+Key update_key(std::string& update) {
+  Key key = choice("update", update, {"gated"});
+  key.read = [read = std::move(key.read)](const Value& value) {
+    if (value.json() == "eager") value.fail("\"eager\" is not in this version; use \"gated\"");
+    read(value);
+  };
+  return key;
+}
+
+Section ballast_keys(BallastSection& b) {
+  constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
+  constexpr WholeRange kThreads = {0, 4096};
+  return {choice("device", b.device, {"auto", "host", "cuda"}),
+          or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
+          or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
+          choice("order", b.order, {"layer_major", "micro_batch_major"}),
+          update_key(b.update),
+          flag("serial", b.serial),
+          flag("activations_on_host", b.activations_on_host),
+          or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
+          or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
+          choice("update_isa", b.update_isa, {"auto", "scalar", "avx2", "avx512"}),
+          real("link_gbps", b.link_gbps, kNotNegative),
+          placement_key(b.placement),
+          also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
+          whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
+          whole("eval_every", b.eval_every, kSteps),
+          whole("eval_batches", b.eval_batches, {1, kSteps.high}),
+          whole("max_skipped_steps", b.max_skipped_steps, kSteps),
+          also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
+}
+
+Section bf16_keys(Config& c) {
+  return with_deepspeed_keys({flag("enabled", c.bf16)}, "bf16", c);
+}
+
+/// DeepSpeed's name for ballast.activations_on_host, which is the one that is printed.
+Section activation_checkpointing_keys(Config& c) {
+  return with_deepspeed_keys({flag("cpu_checkpointing", c.ballast.activations_on_host)},
+                             "activation_checkpointing", c);
+}
+
+Key gradient_allreduce_op_key() {
+  return {"gradient_allreduce_op",
+          [](const Value& value) {
+            if (value.text() != "mean") value.fail("gradients are averaged; use \"mean\"");
+          },
+          {}};
+}
+
+Key batch_key(std::string name, std::uint64_t& target) {
+  return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
+}
+
+}  // namespace
+
+Section all_keys(Config& c) {
+  return with_deepspeed_keys(
+      {section("model", [&c] { return model_keys(c.model); }),
+       section("data", [&c] { return data_keys(c.data); }),
+       batch_key("train_batch_size", c.batch.train_batch),
+       batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch),
+       batch_key("gradient_accumulation_steps", c.batch.accumulation),
+       section("optimizer", [&c] { return optimizer_keys(c); }),
+       section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
+       real("gradient_clipping", c.gradient_clipping, kNotNegative),
+       whole("steps_per_print", c.steps_per_print, {1, kSteps.high}),
+       section("bf16", [&c] { return bf16_keys(c); }),
+       section("zero_optimization", [&c] { return zero_keys(c); }),
+       section("aio", [&c] { return aio_keys(c); }),
+       accepted_only(
+           section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
+       section("ballast", [&c] { return ballast_keys(c.ballast); }),
+       accepted_only(section("fp16", [&c] { return with_deepspeed_keys({}, "fp16", c); })),
+       gradient_allreduce_op_key()},
+      "", c);
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,198 @@
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/config/samples.h"
+
+namespace ballast::config::test {
+namespace {
+
+/// The paths of the keys that were ignored.
+std::vector<std::string> ignored_paths(const Config& config) {
+  std::vector<std::string> paths;
+  for (const auto& line : config.ignored) paths.push_back(line.substr(0, line.find(": ")));
+  return paths;
+}
+
+TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) {
+  const Config c = parse_text(with(R"(
+    "zero_optimization": {
+      "stage": 3, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+      "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+      "stage3_param_persistence_threshold": 1e5, "stage3_max_live_parameters": 1e9,
+      "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true,
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "pin_memory": true,
+                            "buffer_count": 4, "fast_init": false, "pipeline_read": true},
+      "offload_param": {"device": "cpu", "buffer_size": 1e8, "max_in_cpu": 1e9}},
+    "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false,
+            "overlap_events": true, "intra_op_parallelism": 2, "use_gds": false},
+    "fp16": {"enabled": false, "loss_scale": 0}, "bf16": {"enabled": true},
+    "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": true},
+    "flops_profiler": {"enabled": true, "profile_step": 1}, "wall_clock_breakdown": false,
+    "tensorboard": {"enabled": false}, "checkpoint": {"tag_validation": "Warn"},
+    "zero_allow_untested_optimizer": true, "gradient_allreduce_op": "mean"
+  )"));
+  EXPECT_EQ(c.zero.stage, 3);
+  EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::nvme));
+  EXPECT_EQ(c.zero.optimizer.nvme_path, "/nvme");
+  EXPECT_EQ(c.zero.optimizer.buffer_count, 4U);
+  EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::host));
+  EXPECT_EQ(c.aio.block_size, 256 * kKiB);
+  EXPECT_EQ(c.aio.queue_depth, 32U);
+  EXPECT_TRUE(c.ballast.activations_on_host);
+  const auto paths = ignored_paths(c);
+  for (const char* path :
+       {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size",
+        "zero_optimization.offload_optimizer.pin_memory", "aio.intra_op_parallelism",
+        "zero_optimization.offload_param.max_in_cpu", "fp16.loss_scale", "flops_profiler",
+        "wall_clock_breakdown", "tensorboard", "checkpoint", "zero_allow_untested_optimizer",
+        "activation_checkpointing.partition_activations"}) {
+    EXPECT_NE(std::find(paths.begin(), paths.end(), path), paths.end()) << path;
+  }
+  for (const auto& line : c.ignored) EXPECT_GT(line.size(), line.find(": ") + 12) << line;
+}
+
+TEST(DeepSpeedConfig, OffloadDevicesMeanTiers) {
+  const auto tier = [](const std::string& device) {
+    return parse_text(kMinimal, {"zero_optimization.offload_optimizer.device=" + device})
+        .zero.optimizer.tier;
+  };
+  EXPECT_EQ(tier("none"), TierChoice(Tier::device));
+  EXPECT_EQ(tier("cpu"), TierChoice(Tier::host));
+  EXPECT_EQ(tier("nvme"), TierChoice(Tier::nvme));
+  EXPECT_EQ(tier("auto"), std::nullopt);
+}
+
+TEST(DeepSpeedConfig, EveryStageIsAccepted) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    EXPECT_EQ(parse_text(kMinimal, {"zero_optimization.stage=" + std::to_string(stage)}).zero.stage,
+              stage);
+  }
+}
+
+TEST(DeepSpeedConfig, NullMeansTheDefault) {
+  const Config c = parse_text(with(
+      R"("zero_optimization": {"offload_param": null, "zenflow": null}, "steps_per_print": null)"));
+  EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::device));
+  EXPECT_EQ(c.steps_per_print, 1U);
+}
+
+TEST(DeepSpeedConfig, OptimizerNamesAreReadInAnyCase) {
+  for (const char* type : {"Adam", "AdamW", "adam", "ADAMW"}) {
+    EXPECT_EQ(error_of(kMinimal, {std::string("optimizer.type=") + type}), "");
+  }
+}
+
+TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"fp16.enabled=true", "fp16 is not in this version"},
+      {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
+      {"optimizer.params.adam_w_mode=false", "Adam with weight decay as part of the gradient"},
+      {"optimizer.params.bias_correction=false", "Adam without bias correction"},
+      {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
+      {"bf16.bf16_master_weights_and_grads=true", "master weights and moments are fp32"},
+      {"bf16.bf16_optimizer_states=true", "master weights and moments are fp32"},
+      {"zero_optimization.zero_quantized_gradients=true", "are not quantised"},
+      {"zero_optimization.zenflow={}", "stale updates are not in this version"},
+      {"gradient_allreduce_op=sum", "gradients are averaged"},
+      {"amp.enabled=true", "is not in this version"},
+      {"curriculum_learning={\"enabled\": true}", "would change what is trained"},
+      {"sparse_attention={}", "would change what is trained"},
+      {"compression_training={}", "would change what is trained"},
+      {"optimizer.params.amsgrad=1", "expected true or false, got 1"}};
+  for (const auto& [override_text, part] : cases) {
+    const std::string message = error_of(kMinimal, {override_text});
+    EXPECT_NE(message.find(part), std::string::npos) << override_text << ": " << message;
+    EXPECT_NE(message.find("(--set "), std::string::npos) << message;
+  }
+}
+
+TEST(DeepSpeedConfig, WhatIsSwitchedOffIsAccepted) {
+  EXPECT_EQ(error_of(kMinimal, {"fp16.enabled=false", "optimizer.params.amsgrad=false",
+                                "optimizer.params.adam_w_mode=true", "amp.enabled=false",
+                                "bf16.bf16_optimizer_states=false",
+                                "curriculum_learning={\"enabled\": false, \"params\": {}}",
+                                "zero_optimization.zero_quantized_weights=false"}),
+            "");
+}
+
+TEST(DeepSpeedConfig, DeprecatedCpuOffloadIsMapped) {
+  const Config c = parse_text(with(
+      R"("zero_optimization": {"stage": 2, "cpu_offload": true, "cpu_offload_param": false,
+         "cpu_offload_use_pin_memory": true})"));
+  EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::host));
+  EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::device));
+  EXPECT_EQ(ignored_paths(c),
+            (std::vector<std::string>{"zero_optimization.cpu_offload",
+                                      "zero_optimization.cpu_offload_param",
+                                      "zero_optimization.cpu_offload_use_pin_memory"}));
+  EXPECT_EQ(
+      error_of(with(R"("zero_optimization": {"cpu_offload": true, "offload_optimizer": {}})")),
+      "c.json: zero_optimization.cpu_offload: deprecated, and 'offload_optimizer' is given "
+      "too; remove it");
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"cpu_offload": 1})")),
+            "c.json: zero_optimization.cpu_offload: expected true or false, got 1");
+  EXPECT_FALSE(parse_text(with(R"("bfloat16": {"enabled": false})")).bf16);
+}
+
+TEST(DeepSpeedConfig, CpuCheckpointingMeansActivationsOnHost) {
+  const std::string theirs = "activation_checkpointing.cpu_checkpointing=true";
+  EXPECT_TRUE(parse_text(kMinimal, {theirs}).ballast.activations_on_host);
+  EXPECT_TRUE(parse_text(kMinimal, {theirs, "ballast.activations_on_host=true"})
+                  .ballast.activations_on_host);
+  EXPECT_NE(error_of(kMinimal, {theirs, "ballast.activations_on_host=false"})
+                .find("is true, but ballast.activations_on_host, the same setting, is false"),
+            std::string::npos);
+}
+
+/// The triplet in DeepSpeed's order; 0 stands for a missing key.
+struct Triplet {
+  std::uint64_t train, micro, accumulation, world;
+};
+
+std::string batch_text(const Triplet& t) {
+  const auto key = [](const char* name, std::uint64_t value) {
+    return value == 0 ? std::string() : ", \"" + std::string(name) + "\": " + std::to_string(value);
+  };
+  return R"({"model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4},
+             "data": {"text": "x", "sequence_length": 8})" +
+         key("train_batch_size", t.train) + key("train_micro_batch_size_per_gpu", t.micro) +
+         key("gradient_accumulation_steps", t.accumulation) + "}";
+}
+
+TEST(BatchTriplet, IsDerivedFromWhatIsGiven) {
+  const std::pair<Triplet, std::array<std::uint64_t, 3>> cases[] = {
+      {{48, 4, 3, 4}, {48, 4, 3}}, {{48, 4, 0, 4}, {48, 4, 3}},  {{48, 0, 3, 4}, {48, 4, 3}},
+      {{0, 4, 3, 4}, {48, 4, 3}},  {{48, 0, 0, 4}, {48, 12, 1}}, {{0, 4, 0, 4}, {16, 4, 1}},
+      {{1, 0, 0, 1}, {1, 1, 1}},   {{6, 2, 0, 1}, {6, 2, 3}}};
+  for (const auto& [given, expected] : cases) {
+    const auto batch = parse_text(batch_text(given), {}, given.world).batch;
+    EXPECT_EQ((std::array{batch.train_batch, batch.micro_batch, batch.accumulation}), expected)
+        << batch_text(given);
+  }
+}
+
+TEST(BatchTriplet, IsRefusedWithTheNumbersWhenItDoesNotMultiply) {
+  EXPECT_EQ(error_of(batch_text({10, 4, 2, 1})),
+            "c.json: train_batch_size: 10 is not train_micro_batch_size_per_gpu 4 x "
+            "gradient_accumulation_steps 2 x 1 rank = 8; leave one of them out");
+  EXPECT_EQ(error_of(batch_text({10, 4, 0, 1})),
+            "c.json: train_batch_size: 10 is not divisible by train_micro_batch_size_per_gpu 4 x 1 "
+            "rank");
+  EXPECT_EQ(error_of(batch_text({10, 0, 3, 2}), {}, 2),
+            "c.json: train_batch_size: 10 is not divisible by gradient_accumulation_steps 3 x 2 "
+            "ranks");
+  EXPECT_EQ(error_of(batch_text({3, 0, 0, 4}), {}, 4),
+            "c.json: train_batch_size: 3 is not divisible by gradient_accumulation_steps 1 x 4 "
+            "ranks");
+  const std::string missing =
+      "c.json: train_batch_size: missing; give it or train_micro_batch_size_per_gpu, or both of "
+      "them";
+  EXPECT_EQ(error_of(batch_text({0, 0, 0, 1})), missing);
+  EXPECT_EQ(error_of(batch_text({0, 0, 5, 1})), missing);
+  EXPECT_NE(error_of(batch_text({0, 1ULL << 32U, 1ULL << 32U, 1})).find("is too large"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace ballast::config::test

@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
+
+namespace ballast::config::test {
+namespace {
+
+void expect_in(const std::string& message, const std::string& part) {
+  EXPECT_NE(message.find(part), std::string::npos) << message << "\nlacks: " << part;
+}
+
+TEST(ConfigSyntax, NamesFileLineColumnAndWhatWasFound) {
+  const std::string message = error_of("{\n  \"model\": {\n    \"family\": gpt2\n  }\n}");
+  EXPECT_EQ(message.rfind("c.json:3:", 0), 0U) << message;
+  expect_in(message, "not valid JSON: invalid literal; last read: '\"family\": g'");
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+TEST(ConfigSyntax, CountsColumnsInCharacters) {
+  const std::string message = error_of("{\"\xC3\xA9\xC3\xA9\": ]}");
+  EXPECT_EQ(message.rfind("c.json:1:8: ", 0), 0U) << message;
+}
+
+TEST(ConfigSyntax, HintsAtACommaTooMany) {
+  expect_in(error_of("{\"steps_per_print\": 1,\n}"), "a comma too many");
+  EXPECT_EQ(error_of("{\"steps_per_print\": }").find("a comma too many"), std::string::npos);
+}
+
+TEST(ConfigSyntax, SaysThatANumberIsOutOfRange) {
+  expect_in(error_of("{\n\"gradient_clipping\": 1e999}"), "c.json:2:26: ");
+  expect_in(error_of("{\n\"gradient_clipping\": 1e999}"), "number overflow");
+}
+
+TEST(ConfigSyntax, AcceptsCommentsAndAByteOrderMark) {
+  EXPECT_EQ(error_of("\xEF\xBB\xBF// one\n/* two */" + kMinimal), "");
+}
+
+TEST(ConfigSyntax, RefusesAKeyGivenTwiceAtAnyDepth) {
+  EXPECT_EQ(error_of(R"({"bf16": {"enabled": true, "enabled": false}})"),
+            "c.json: bf16.enabled: given twice");
+  EXPECT_EQ(error_of(R"({"aio": {}, "bf16": {}, "aio": {}})"), "c.json: aio: given twice");
+  EXPECT_EQ(error_of(R"({"ballast": {"placement": [{}, {"blocks": 1, "blocks": 2}]}})"),
+            "c.json: ballast.placement[1].blocks: given twice");
+}
+
+TEST(ConfigSyntax, SaysInOneLineWhatIsWrongWithTheWholeText) {
+  EXPECT_EQ(error_of(""), "c.json: the file is empty; expected a JSON object");
+  EXPECT_EQ(error_of(" \n\t"), "c.json: the file is empty; expected a JSON object");
+  EXPECT_EQ(error_of("[1]"), "c.json: expected a JSON object at the top, got an array");
+  EXPECT_EQ(error_of("\"x\""), "c.json: expected a JSON object at the top, got the string \"x\"");
+  EXPECT_EQ(error_of("{}\n\xFF"), "c.json:2:1: not UTF-8: found byte 0xff; save the file as UTF-8");
+  EXPECT_EQ(error_of("{} // \xC0\x80"),
+            "c.json:1:7: not UTF-8: found byte 0xc0; save the file as UTF-8");
+  expect_in(error_of("{} {}"), "c.json:1:4: not valid JSON");
+  expect_in(error_of("// nothing"), "not valid JSON");
+}
+
+TEST(ConfigSyntax, RefusesDeepNesting) {
+  expect_in(error_of("{\"a\":" + std::string(100000, '[')), "nested deeper than 32 levels");
+}
+
+TEST(ConfigFile, IsReadAndItsDirectoryIsTheBaseOfPaths) {
+  const ballast::test::TempDir dir;
+  const auto file = dir.write("sub/c.json", kMinimal);
+  const Config config = load(file, {});
+  ASSERT_EQ(config.data.text.size(), 1U);
+  EXPECT_EQ(config.data.text[0],
+            (std::filesystem::canonical(dir.path()) / "sub/corpus.txt").string());
+}
+
+TEST(ConfigFile, SaysInOneLineWhyItCannotBeRead) {
+  const ballast::test::TempDir dir;
+  const auto message_of = [](const std::filesystem::path& file) -> std::string {
+    try {
+      load(file, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.category(), ErrorCategory::config);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message_of(dir.path()), dir.path().string() + ": is a directory; give a config file");
+  const auto missing = dir.path() / "none.json";
+  EXPECT_EQ(message_of(missing),
+            missing.string() + ": cannot open the config: No such file or directory");
+  const auto empty = dir.write("empty.json", "");
+  EXPECT_EQ(message_of(empty), empty.string() + ": the file is empty; expected a JSON object");
+  const auto huge = dir.write("huge.json", std::string(2 * kMiB, ' '));
+  EXPECT_EQ(message_of(huge), huge.string() + ": longer than 1 MiB; that is no config");
+}
+
+TEST(ConfigOverride, ReadsJsonOrElseAString) {
+  const Config config =
+      parse_text(kMinimal, {"optimizer.params.lr=0.5", "ballast.device=host", "ballast.serial=true",
+                            "data.text=[\"/a\", \"b\"]", "ballast.device_bytes=2GiB"});
+  EXPECT_EQ(config.optimizer.lr, 0.5);
+  EXPECT_EQ(config.ballast.device, "host");
+  EXPECT_TRUE(config.ballast.serial);
+  EXPECT_EQ(config.data.text, (std::vector<std::string>{"/a", "/base/b"}));
+  EXPECT_EQ(config.ballast.device_bytes, 2 * kGiB);
+}
+
+TEST(ConfigOverride, TheLastOneWinsAndNullRestoresTheDefault) {
+  EXPECT_EQ(parse_text(kMinimal, {"ballast.steps=1", "ballast.steps=2"}).ballast.steps, 2U);
+  EXPECT_EQ(parse_text(with(R"("steps_per_print": 9)"), {"steps_per_print=null"}).steps_per_print,
+            1U);
+}
+
+TEST(ConfigOverride, IsNamedByTheErrorsItCauses) {
+  EXPECT_EQ(error_of(kMinimal, {"optimizer.params.lr=fast"}),
+            "c.json: optimizer.params.lr (--set optimizer.params.lr=fast): expected a number, got "
+            "the string \"fast\"");
+  EXPECT_EQ(
+      error_of(kMinimal, {"optimizr.params.lr=1"}),
+      "c.json: optimizr (--set optimizr.params.lr=1): unknown key (did you mean 'optimizer'?)");
+  EXPECT_EQ(error_of(kMinimal, {"train_batch_size.x=1"}),
+            "c.json: --set train_batch_size.x=1: 'train_batch_size' is 8, not a section");
+  EXPECT_EQ(error_of(kMinimal, {"lr"}),
+            "c.json: --set lr: expected path=value, such as optimizer.params.lr=3e-4");
+  for (const char* path : {"=1", ".a=1", "a.=1", "aio..queue_depth=1"}) {
+    EXPECT_EQ(error_of(kMinimal, {path}),
+              std::string("c.json: --set ") + path + ": the path has an empty part");
+  }
+  EXPECT_EQ(error_of(kMinimal, {"bf16={\"enabled\": true, \"enabled\": true}"}),
+            "c.json: --set bf16={\"enabled\": true, \"enabled\": true}: enabled: given twice");
+  EXPECT_EQ(error_of(kMinimal, {"ballast.out=\xFF"}), "c.json: --set: not UTF-8");
+}
+
+}  // namespace
+}  // namespace ballast::config::test

@@ -1,0 +1,215 @@
+#include <fstream>
+#include <sstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/config/samples.h"
+
+namespace ballast::config::test {
+namespace {
+
+TEST(ConfigPrint, OfEverySampleReadsBackAsTheSameConfig) {
+  for (const auto& text : samples()) {
+    const Config config = parse_text(text);
+    const std::string printed = print(config);
+    const Config again = parse(printed, "/elsewhere", "printed.json", {});
+    EXPECT_EQ(print(again), printed) << text;
+    EXPECT_TRUE(again.ignored.empty()) << again.ignored.front();
+  }
+}
+
+TEST(ConfigPrint, ReadsBackBitForBit) {
+  for (const double value : {0.1, 1e-3, 3e-4, 1.0 / 3.0, 5e-324, 1.7976931348623157e308, 2.0}) {
+    Config config = parse_text(kMinimal);
+    config.optimizer.lr = value;
+    EXPECT_EQ(parse_text(print(config)).optimizer.lr, value);
+  }
+}
+
+/// Every field away from its default, so that a field that print() or parse() forgets shows.
+Config unusual() {
+  Config c;
+  c.model = {.family = "llama",
+             .vocab_size = 300,
+             .hidden_size = 64,
+             .num_layers = 5,
+             .num_heads = 8,
+             .num_kv_heads = 4,
+             .intermediate_size = 100,
+             .max_sequence = 64,
+             .norm_epsilon = 1e-6,
+             .rope_theta = 5e5,
+             .tie_embeddings = true,
+             .init_stddev = 0.01,
+             .weights = "/w"};
+  c.data = {.text = {},
+            .tokens = {"/t"},
+            .token_type = "u32",
+            .sequence_length = 16,
+            .held_out = 0.25,
+            .shuffle = false};
+  c.optimizer = {.lr = 0.5, .beta1 = 0.8, .beta2 = 0.7, .eps = 1e-4, .weight_decay = 0.2};
+  c.scheduler = {.type = SchedulerSection::Type::warmup_decay,
+                 .warmup_min_lr = 0.1,
+                 .warmup_max_lr = 0.3,
+                 .warmup_num_steps = 7,
+                 .warmup_linear = true,
+                 .total_num_steps = 70};
+  c.batch = {.train_batch = 12, .micro_batch = 3, .accumulation = 4};
+  c.zero = {.stage = 2,
+            .optimizer = {.tier = Tier::nvme, .nvme_path = "/n1", .buffer_count = 3},
+            .parameters = {.tier = std::nullopt, .nvme_path = "/n2", .buffer_count = 5}};
+  c.aio = {.block_size = 8192, .queue_depth = 5, .backend = "threads"};
+  c.bf16 = false;
+  c.gradient_clipping = 0.75;
+  c.steps_per_print = 3;
+  c.ballast = {.device = "cuda",
+               .device_bytes = 11,
+               .host_bytes = 12,
+               .order = "micro_batch_major",
+               .update = "gated",
+               .serial = true,
+               .activations_on_host = true,
+               .compute_threads = 3,
+               .update_threads = 4,
+               .update_isa = "avx512",
+               .link_gbps = 2.5,
+               .placement = {{.first_block = 1,
+                              .last_block = 2,
+                              .weights = Tier::host,
+                              .optimizer = std::nullopt}},
+               .steps = 21,
+               .seed = 22,
+               .eval_every = 23,
+               .eval_batches = 24,
+               .max_skipped_steps = 25,
+               .out = "/o"};
+  return c;
+}
+
+TEST(ConfigPrint, LosesNoField) {
+  const Config before = unusual();
+  const Config after = parse_text(print(before));
+  EXPECT_EQ(print(after), print(before));
+  EXPECT_EQ(after.model.family, before.model.family);
+  EXPECT_EQ(after.model.vocab_size, before.model.vocab_size);
+  EXPECT_EQ(after.model.num_kv_heads, before.model.num_kv_heads);
+  EXPECT_EQ(after.model.intermediate_size, before.model.intermediate_size);
+  EXPECT_EQ(after.model.max_sequence, before.model.max_sequence);
+  EXPECT_EQ(after.model.norm_epsilon, before.model.norm_epsilon);
+  EXPECT_EQ(after.model.rope_theta, before.model.rope_theta);
+  EXPECT_EQ(after.model.tie_embeddings, before.model.tie_embeddings);
+  EXPECT_EQ(after.model.init_stddev, before.model.init_stddev);
+  EXPECT_EQ(after.model.weights, before.model.weights);
+  EXPECT_EQ(after.data.tokens, before.data.tokens);
+  EXPECT_EQ(after.data.token_type, before.data.token_type);
+  EXPECT_EQ(after.data.held_out, before.data.held_out);
+  EXPECT_EQ(after.data.shuffle, before.data.shuffle);
+  EXPECT_EQ(after.optimizer.beta1, before.optimizer.beta1);
+  EXPECT_EQ(after.optimizer.beta2, before.optimizer.beta2);
+  EXPECT_EQ(after.optimizer.eps, before.optimizer.eps);
+  EXPECT_EQ(after.optimizer.weight_decay, before.optimizer.weight_decay);
+  EXPECT_EQ(after.scheduler.type, before.scheduler.type);
+  EXPECT_EQ(after.scheduler.warmup_min_lr, before.scheduler.warmup_min_lr);
+  EXPECT_EQ(after.scheduler.warmup_max_lr, before.scheduler.warmup_max_lr);
+  EXPECT_EQ(after.scheduler.warmup_num_steps, before.scheduler.warmup_num_steps);
+  EXPECT_EQ(after.scheduler.warmup_linear, before.scheduler.warmup_linear);
+  EXPECT_EQ(after.scheduler.total_num_steps, before.scheduler.total_num_steps);
+}
+
+TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
+  const Config before = unusual();
+  const Config after = parse_text(print(before));
+  EXPECT_EQ(after.zero.stage, before.zero.stage);
+  EXPECT_EQ(after.zero.optimizer.tier, before.zero.optimizer.tier);
+  EXPECT_EQ(after.zero.optimizer.nvme_path, before.zero.optimizer.nvme_path);
+  EXPECT_EQ(after.zero.optimizer.buffer_count, before.zero.optimizer.buffer_count);
+  EXPECT_EQ(after.zero.parameters.tier, before.zero.parameters.tier);
+  EXPECT_EQ(after.zero.parameters.nvme_path, before.zero.parameters.nvme_path);
+  EXPECT_EQ(after.aio.block_size, before.aio.block_size);
+  EXPECT_EQ(after.aio.queue_depth, before.aio.queue_depth);
+  EXPECT_EQ(after.aio.backend, before.aio.backend);
+  EXPECT_EQ(after.bf16, before.bf16);
+  EXPECT_EQ(after.gradient_clipping, before.gradient_clipping);
+  EXPECT_EQ(after.steps_per_print, before.steps_per_print);
+  const auto& a = after.ballast;
+  const auto& b = before.ballast;
+  EXPECT_EQ(a.device, b.device);
+  EXPECT_EQ(a.device_bytes, b.device_bytes);
+  EXPECT_EQ(a.host_bytes, b.host_bytes);
+  EXPECT_EQ(a.order, b.order);
+  EXPECT_EQ(a.serial, b.serial);
+  EXPECT_EQ(a.activations_on_host, b.activations_on_host);
+  EXPECT_EQ(a.compute_threads, b.compute_threads);
+  EXPECT_EQ(a.update_threads, b.update_threads);
+  EXPECT_EQ(a.update_isa, b.update_isa);
+  EXPECT_EQ(a.link_gbps, b.link_gbps);
+  ASSERT_EQ(a.placement.size(), 1U);
+  EXPECT_EQ(a.placement[0].first_block, 1U);
+  EXPECT_EQ(a.placement[0].last_block, 2U);
+  EXPECT_EQ(a.placement[0].weights, b.placement[0].weights);
+  EXPECT_EQ(a.placement[0].optimizer, b.placement[0].optimizer);
+  EXPECT_EQ(a.steps, b.steps);
+  EXPECT_EQ(a.seed, b.seed);
+  EXPECT_EQ(a.eval_every, b.eval_every);
+  EXPECT_EQ(a.eval_batches, b.eval_batches);
+  EXPECT_EQ(a.max_skipped_steps, b.max_skipped_steps);
+  EXPECT_EQ(a.out, b.out);
+}
+
+TEST(ConfigPrint, ShowsAutoWhereThePlannerChooses) {
+  const auto json = nlohmann::json::parse(print(parse_text(kMinimal)));
+  for (const char* key : {"device", "device_bytes", "host_bytes", "compute_threads",
+                          "update_threads", "update_isa"}) {
+    EXPECT_EQ(json["ballast"][key], "auto") << key;
+  }
+  EXPECT_EQ(json["aio"]["backend"], "auto");
+  EXPECT_EQ(json["zero_optimization"]["offload_param"]["device"], "none");
+}
+
+/// Every key in `json` with its path.
+void collect(const nlohmann::json& json, const std::string& prefix,
+             std::vector<std::string>& paths) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_object()) {
+      collect(value, prefix + key + ".", paths);
+    } else {
+      paths.push_back(prefix + key);
+    }
+  }
+}
+
+std::string read(const std::filesystem::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+TEST(ConfigReadme, HasARowForEveryKey) {
+  const std::string readme = read(std::filesystem::path(BALLAST_CONFIGS) / "README.md");
+  std::vector<std::string> paths;
+  collect(nlohmann::json::parse(print(unusual())), "", paths);
+  Config cosine = unusual();
+  cosine.scheduler.type = SchedulerSection::Type::warmup_cosine;
+  collect(nlohmann::json::parse(print(cosine)), "", paths);
+  EXPECT_GT(paths.size(), 60U);
+  for (const auto& path : paths) {
+    EXPECT_NE(readme.find("| `" + path + "` |"), std::string::npos) << path;
+  }
+}
+
+TEST(ShippedConfigs, AreValidAndIgnoreNothing) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(BALLAST_CONFIGS)) {
+    if (entry.path().extension() != ".json") continue;
+    ++count;
+    const Config config = load(entry.path(), {});
+    EXPECT_TRUE(config.ignored.empty()) << entry.path();
+    EXPECT_GT(config.ballast.steps, 0U) << entry.path();
+  }
+  EXPECT_GE(count, 2);
+}
+
+}  // namespace
+}  // namespace ballast::config::test

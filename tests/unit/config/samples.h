@@ -1,0 +1,73 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/core/error.h"
+
+namespace ballast::config::test {
+
+/// The least a config has to say.
+inline const std::string kMinimal = R"({
+  "model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4},
+  "data": {"text": "corpus.txt", "sequence_length": 32},
+  "train_batch_size": 8
+})";
+
+/// The same plus `more`, a list of members: `"steps_per_print": 5`.
+inline std::string with(const std::string& more) {
+  return kMinimal.substr(0, kMinimal.size() - 2) + ",\n  " + more + "\n}";
+}
+
+/// One config of every shape: all sections, all schedules, all kinds of values.
+inline std::vector<std::string> samples() {
+  return {kMinimal,
+          with(R"("bf16": {"enabled": false}, "gradient_clipping": 0, "steps_per_print": 10)"),
+          with(R"("optimizer": {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.8, 0.99],
+                  "eps": 1e-6, "weight_decay": 0, "torch_adam": true, "bias_correction": true}})"),
+          with(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-6,
+                  "warmup_max_lr": 1e-3, "warmup_num_steps": 7, "warmup_type": "linear"}})"),
+          with(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}})"),
+          with(R"("scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100,
+                  "warmup_min_ratio": 0.1, "cos_min_ratio": 0.01}})"),
+          with(R"("zero_optimization": {"stage": 3, "overlap_comm": true, "reduce_bucket_size": 5e8,
+                  "offload_optimizer": {"device": "nvme", "nvme_path": "swap", "buffer_count": 4,
+                  "pin_memory": true}, "offload_param": {"device": "auto"}},
+                  "aio": {"block_size": "512 KiB", "queue_depth": 8, "intra_op_parallelism": 2,
+                  "backend": "threads"})"),
+          with(R"("ballast": {"device": "host", "device_bytes": "1.5GiB", "host_bytes": "auto",
+                  "order": "micro_batch_major", "serial": true, "activations_on_host": true,
+                  "compute_threads": 2, "update_threads": "auto", "update_isa": "avx2",
+                  "link_gbps": 12.5, "steps": 100, "seed": 18446744073709551615,
+                  "placement": [{"blocks": "all", "weights": "cpu"},
+                  {"blocks": "1-2", "optimizer": "nvme"}, {"blocks": 0, "weights": "device"}],
+                  "out": "run"})"),
+          R"({ // a comment
+  "model": {"family": "llama", "vocab_size": 32000, "hidden_size": 96, "num_layers": 3,
+            "num_heads": 6, "num_kv_heads": 2, "tie_embeddings": true, "weights": "w.safetensors"},
+  "data": {"tokens": ["a.bin", "/b/*.bin"], "token_type": "u32", "sequence_length": 128,
+           "held_out": 0, "shuffle": false},
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 4, /* another */ "wall_clock_breakdown": true
+})"};
+}
+
+inline Config parse_text(const std::string& text, const std::vector<std::string>& overrides = {},
+                         std::uint64_t world = 1) {
+  return parse(text, "/base", "c.json", overrides, world);
+}
+
+/// The message of the Error(config) that parsing `text` throws; "" when it throws none.
+inline std::string error_of(const std::string& text, const std::vector<std::string>& overrides = {},
+                            std::uint64_t world = 1) {
+  try {
+    parse_text(text, overrides, world);
+  } catch (const Error& error) {
+    return error.category() == ErrorCategory::config ? error.what() : "not a config error";
+  }
+  return "";
+}
+
+}  // namespace ballast::config::test

@@ -1,0 +1,291 @@
+#include <gtest/gtest.h>
+
+#include "tests/unit/config/samples.h"
+
+namespace ballast::config::test {
+namespace {
+
+TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
+  const Config c = parse_text(kMinimal);
+  EXPECT_EQ(c.model.family, "gpt2");
+  EXPECT_EQ(c.model.vocab_size, 256U);
+  EXPECT_EQ(c.model.num_kv_heads, 4U);
+  EXPECT_EQ(c.model.intermediate_size, 256U);
+  EXPECT_EQ(c.model.max_sequence, 32U);
+  EXPECT_EQ(c.model.tie_embeddings, std::optional(true));
+  EXPECT_EQ(c.data.held_out, 0.05);
+  EXPECT_EQ(c.optimizer.lr, 1e-3);
+  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::constant);
+  EXPECT_TRUE(c.bf16);
+  EXPECT_EQ(c.gradient_clipping, 1.0);
+  EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::device));
+  EXPECT_EQ(c.ballast.device_bytes, 0U);
+  EXPECT_TRUE(c.ballast.out.empty());
+  EXPECT_TRUE(c.ignored.empty());
+}
+
+TEST(ConfigDefaults, OfLlamaFollowItsShape) {
+  const Config c = parse_text(kMinimal, {"model.family=llama", "model.hidden_size=320"});
+  EXPECT_EQ(c.model.intermediate_size, 896U);  // 8/3 x 320 = 853.3, up to a multiple of 64
+  EXPECT_EQ(c.model.tie_embeddings, std::optional(false));
+  EXPECT_EQ(
+      parse_text(kMinimal, {"model.family=llama", "model.hidden_size=96"}).model.intermediate_size,
+      256U);  // exactly 8/3 x 96
+}
+
+TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
+  const Config c =
+      parse_text(kMinimal, {"data.text=[\"../src/**/*.cpp\", \"./a b\", \"/abs\", \"~/x\"]",
+                            "model.weights=w.safetensors", "ballast.out=/run/x/../y",
+                            "zero_optimization.offload_param.nvme_path=swap"});
+  EXPECT_EQ(c.data.text,
+            (std::vector<std::string>{"/src/**/*.cpp", "/base/a b", "/abs", "/base/~/x"}));
+  EXPECT_EQ(c.model.weights, "/base/w.safetensors");
+  EXPECT_EQ(c.ballast.out, "/run/y");
+  EXPECT_EQ(c.zero.parameters.nvme_path, "/base/swap");
+  EXPECT_TRUE(parse_text(kMinimal, {"ballast.out="}).ballast.out.empty());
+}
+
+TEST(ConfigSizes, AreNumbersOrStringsWithUnitsOrAuto) {
+  const auto bytes = [](const std::string& value) {
+    return parse_text(kMinimal, {"ballast.host_bytes=" + value}).ballast.host_bytes;
+  };
+  EXPECT_EQ(bytes("1000"), 1000U);
+  EXPECT_EQ(bytes("3GiB"), 3 * kGiB);
+  EXPECT_EQ(bytes("\"1.5 KiB\""), 1536U);
+  EXPECT_EQ(bytes("1e9"), 1000000000U);
+  EXPECT_EQ(bytes("auto"), 0U);
+}
+
+TEST(ConfigSchedules, ReadTheirParameters) {
+  const Config decay = parse_text(with(
+      R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 50,
+         "warmup_num_steps": 5, "warmup_min_lr": 0.1, "warmup_max_lr": 0.2,
+         "warmup_type": "linear", "last_batch_iteration": -1}})"));
+  EXPECT_EQ(decay.scheduler.type, SchedulerSection::Type::warmup_decay);
+  EXPECT_EQ(decay.scheduler.total_num_steps, 50U);
+  EXPECT_EQ(decay.scheduler.warmup_num_steps, 5U);
+  EXPECT_EQ(decay.scheduler.warmup_min_lr, 0.1);
+  EXPECT_EQ(decay.scheduler.warmup_max_lr, std::optional(0.2));
+  EXPECT_TRUE(decay.scheduler.warmup_linear);
+  // The parameters may stand before the type that gives them their meaning.
+  const Config cosine = parse_text(with(
+      R"("scheduler": {"params": {"total_num_steps": 9, "warmup_min_ratio": 0.5,
+         "cos_min_ratio": 0.25}, "type": "WarmupCosineLR"})"));
+  EXPECT_EQ(cosine.scheduler.type, SchedulerSection::Type::warmup_cosine);
+  EXPECT_EQ(cosine.scheduler.warmup_min_ratio, 0.5);
+  EXPECT_EQ(cosine.scheduler.cos_min_ratio, 0.25);
+  EXPECT_FALSE(cosine.scheduler.warmup_linear);
+}
+
+TEST(ConfigPlacement, ReadsRulesInOrder) {
+  const Config c = parse_text(with(R"("ballast": {"placement": [
+      {"blocks": "all", "weights": "host", "optimizer": "nvme"},
+      {"blocks": "1-2", "weights": "cpu"}, {"blocks": 3, "optimizer": "device"}]})"));
+  ASSERT_EQ(c.ballast.placement.size(), 3U);
+  const auto& all = c.ballast.placement[0];
+  EXPECT_EQ(all.first_block, 0U);
+  EXPECT_EQ(all.last_block, 3U);  // embedding, two layers, head
+  EXPECT_EQ(all.weights, std::optional(Tier::host));
+  EXPECT_EQ(all.optimizer, std::optional(Tier::nvme));
+  EXPECT_EQ(c.ballast.placement[1].first_block, 1U);
+  EXPECT_EQ(c.ballast.placement[1].last_block, 2U);
+  EXPECT_EQ(c.ballast.placement[1].weights, std::optional(Tier::host));
+  EXPECT_EQ(c.ballast.placement[1].optimizer, std::nullopt);
+  EXPECT_EQ(c.ballast.placement[2].first_block, 3U);
+  EXPECT_EQ(c.ballast.placement[2].last_block, 3U);
+}
+
+/// One override of the minimal config and the whole message after "c.json: PATH (--set ...): ".
+struct Refusal {
+  const char* path;
+  const char* value;
+  const char* message;
+};
+
+class ConfigRefusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(ConfigRefusal, NamesThePathAndWhatIsWrong) {
+  const auto& [path, value, message] = GetParam();
+  const std::string override_text = std::string(path) + "=" + value;
+  EXPECT_EQ(error_of(kMinimal, {override_text}),
+            "c.json: " + std::string(path) + " (--set " + override_text + "): " + message);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, ConfigRefusal,
+    testing::Values(
+        Refusal{"train_batch_size", "eight", "expected a whole number, got the string \"eight\""},
+        Refusal{"train_batch_size", "1.5", "expected a whole number, got 1.5"},
+        Refusal{"train_batch_size", "true", "expected a whole number, got true"},
+        Refusal{"train_batch_size", "[8]", "expected a whole number, got an array"},
+        Refusal{"gradient_clipping", "\"1\"", "expected a number, got the string \"1\""},
+        Refusal{"bf16.enabled", "1", "expected true or false, got 1"},
+        Refusal{"bf16", "true", "expected an object, got true"},
+        Refusal{"data.text", "5", "expected a path or an array of paths, got 5"},
+        Refusal{"data.token_type", "2", "expected one of u16, u32, got 2"},
+        Refusal{"ballast.out", "12", "expected a string, got 12"},
+        Refusal{"ballast.host_bytes", "lots",
+                "expected a size (a number of bytes or a string such as \"512 MiB\"), got the "
+                "string \"lots\""},
+        Refusal{"optimizer.params.betas", "0.9", "expected an array of two numbers, got 0.9"},
+        Refusal{"optimizer.params.betas", "[0.9]",
+                "expected an array of two numbers, got an array"},
+        Refusal{"ballast.placement", "all", "expected an array of rules, got the string \"all\""}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranges, ConfigRefusal,
+    testing::Values(
+        Refusal{"train_batch_size", "0", "must be at least 1, got 0"},
+        Refusal{"train_batch_size", "-8", "must be at least 1, got -8"},
+        Refusal{"train_batch_size", "1e300", "must be at most 4294967296, got 1e+300"},
+        Refusal{"optimizer.params.lr", "0", "must be above 0, got 0"},
+        Refusal{"optimizer.params.lr", "-1e-3", "must be above 0, got -0.001"},
+        Refusal{"optimizer.params.eps", "0", "must be above 0, got 0"},
+        Refusal{"optimizer.params.weight_decay", "-0.1", "must be at least 0, got -0.1"},
+        Refusal{"gradient_clipping", "-1", "must be at least 0, got -1"},
+        Refusal{"data.held_out", "0.51", "must be at least 0 and at most 0.5, got 0.51"},
+        Refusal{"data.sequence_length", "0", "must be at least 1, got 0"},
+        Refusal{"zero_optimization.stage", "4", "must be at most 3, got 4"},
+        Refusal{"aio.queue_depth", "0", "must be at least 1, got 0"},
+        Refusal{"aio.block_size", "5000", "must be a multiple of 4 KiB (4096), got 5000"},
+        Refusal{"aio.block_size", "512", "must be at least 4096, got 512"},
+        Refusal{"ballast.device_bytes", "0", "must be at least 1, got 0"},
+        Refusal{"ballast.compute_threads", "-1", "must be at least 0, got -1"},
+        Refusal{"ballast.steps", "-1", "must be at least 0, got -1"},
+        Refusal{"ballast.link_gbps", "-2", "must be at least 0, got -2"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Choices, ConfigRefusal,
+    testing::Values(
+        Refusal{"model.family", "lama",
+                "expected one of gpt2, llama, got the string \"lama\" (did you mean 'llama'?)"},
+        Refusal{"ballast.update", "eager", "\"eager\" is not in this version; use \"gated\""},
+        Refusal{"ballast.update", "x", "expected gated, got the string \"x\""},
+        Refusal{"scheduler.type", "WarmupLr",
+                "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "
+                "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
+        Refusal{"optimizer.type", "Lion",
+                "the string \"Lion\" is not in this version; use \"AdamW\""},
+        Refusal{"zero_optimization.offload_param.device", "disk",
+                "expected one of none, cpu, nvme, auto, got the string \"disk\""}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Auto, ConfigRefusal,
+    testing::Values(
+        Refusal{"optimizer.params.lr", "auto", "\"auto\" is not accepted here; expected a number"},
+        Refusal{"gradient_clipping", "auto", "\"auto\" is not accepted here; expected a number"},
+        Refusal{"bf16.enabled", "auto", "\"auto\" is not accepted here; expected true or false"},
+        Refusal{"ballast.steps", "auto", "\"auto\" is not accepted here; expected a whole number"},
+        Refusal{"ballast.out", "auto", "\"auto\" is not accepted here; expected a string"},
+        Refusal{"aio.block_size", "auto",
+                "\"auto\" is not accepted here; expected a size (a number of bytes or a string "
+                "such as \"512 MiB\")"},
+        Refusal{"ballast.order", "auto",
+                "\"auto\" is not accepted here; expected one of layer_major, micro_batch_major"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    CrossChecks, ConfigRefusal,
+    testing::Values(
+        Refusal{"data.tokens", "a.bin", "data.text is given too; give one of them"},
+        Refusal{"model.vocab_size", "255",
+                "must be at least 256 for data.text, which is read byte by byte, got 255"},
+        Refusal{"model.max_sequence", "16", "16 is shorter than data.sequence_length 32"},
+        Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
+        Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
+        Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"}));
+
+INSTANTIATE_TEST_SUITE_P(Keys, ConfigRefusal,
+                         testing::Values(Refusal{"zero_optimization.offload_optimzer", "1",
+                                                 "unknown key (did you mean 'offload_optimizer'?)"},
+                                         Refusal{"gradient_clipp1ng", "1",
+                                                 "unknown key (did you mean 'gradient_clipping'?)"},
+                                         Refusal{"model.num_hidden_layers", "1",
+                                                 "unknown key (did you mean 'num_layers'?)"},
+                                         Refusal{"data.seq_len", "1",
+                                                 "unknown key (did you mean 'sequence_length'?)"},
+                                         Refusal{"quux", "1", "unknown key"}));
+
+TEST(ConfigRefusal, OfUnknownKeysCoversEveryLevel) {
+  for (const char* path :
+       {"", "model.", "data.", "optimizer.", "optimizer.params.", "scheduler.", "scheduler.params.",
+        "bf16.", "fp16.", "zero_optimization.", "zero_optimization.offload_optimizer.",
+        "zero_optimization.offload_param.", "aio.", "activation_checkpointing.", "ballast."}) {
+    const std::string key = std::string(path) + "qqqqqqqq";
+    EXPECT_EQ(error_of(kMinimal, {key + "=1"}),
+              "c.json: " + key + " (--set " + key + "=1): unknown key");
+  }
+  EXPECT_EQ(error_of(with(R"("ballast": {"placement": [{"blocks": 1, "weight": "host"}]})")),
+            "c.json: ballast.placement[0].weight: unknown key (did you mean 'weights'?)");
+}
+
+TEST(ConfigRefusal, OfBetasNamesTheElement) {
+  EXPECT_EQ(error_of(with(R"("optimizer": {"params": {"betas": [0.9, 1]}})")),
+            "c.json: optimizer.params.betas[1]: must be at least 0 and below 1, got 1");
+}
+
+TEST(ConfigRefusal, OfPlacementRules) {
+  const auto message = [](const std::string& rule) {
+    return error_of(with("\"ballast\": {\"placement\": [" + rule + "]}"));
+  };
+  EXPECT_EQ(message(R"({"weights": "host"})"),
+            "c.json: ballast.placement[0]: names no blocks; add \"blocks\"");
+  EXPECT_EQ(message(R"({"blocks": 1})"),
+            "c.json: ballast.placement[0]: places nothing; add \"weights\" or \"optimizer\"");
+  EXPECT_EQ(message(R"({"blocks": "3-1", "weights": "host"})"),
+            "c.json: ballast.placement[0].blocks: the range 3-1 ends before it starts");
+  EXPECT_EQ(message(R"({"blocks": "0-4", "weights": "host"})"),
+            "c.json: ballast.placement[0].blocks: there is no block 4; the model has blocks 0 "
+            "(embedding) to 3 (head)");
+  for (const char* blocks : {"\"\"", "\"-\"", "\"1-\"", "\"-1\"", "\"1 - 2\"", "\"x\"", "\"1-2-3\"",
+                             "\"99999999999999999999\"", "[1]"}) {
+    EXPECT_NE(message(std::string(R"({"weights": "host", "blocks": )") + blocks + "}")
+                  .find("blocks: expected a block number, a range such as \"0-3\" or \"all\", got"),
+              std::string::npos)
+        << blocks;
+  }
+}
+
+TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
+  EXPECT_EQ(error_of("{}"),
+            "c.json: data.sequence_length: missing; give the tokens of one sequence");
+  EXPECT_EQ(error_of(kMinimal, {"model.hidden_size=null"}),
+            "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
+            "the model");
+  EXPECT_EQ(error_of(R"({"data": {"sequence_length": 8}})"),
+            "c.json: data: nothing to train on; give data.text or data.tokens");
+  EXPECT_EQ(error_of(with(R"("scheduler": {"type": "WarmupDecayLR"})")),
+            "c.json: scheduler.params.total_num_steps: missing; give the step at which the "
+            "schedule ends");
+}
+
+TEST(ConfigRefusal, OfScheduleParametersOfAnotherSchedule) {
+  EXPECT_EQ(
+      error_of(with(R"("scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}})")),
+      "c.json: scheduler.params.total_num_steps: is no parameter of the schedule "
+      "\"WarmupLR\"");
+  EXPECT_EQ(error_of(with(R"("scheduler": {"params": {"warmup_num_steps": 5}})")),
+            "c.json: scheduler.params.warmup_num_steps: is no parameter of the schedule "
+            "\"constant\"");
+}
+
+TEST(ConfigRefusal, OfTokensThatDoNotFitTheirType) {
+  const std::string text = R"({"model": {"vocab_size": 65537, "hidden_size": 64, "num_layers": 2,
+      "num_heads": 4}, "data": {"tokens": "a.bin", "sequence_length": 8}, "train_batch_size": 1})";
+  EXPECT_EQ(error_of(text),
+            "c.json: data.token_type: u16 holds 65536 tokens, but model.vocab_size is 65537; use "
+            "u32");
+  EXPECT_EQ(error_of(text, {"data.token_type=u32"}), "");
+  EXPECT_EQ(error_of(text, {"model.vocab_size=65536"}), "");
+}
+
+TEST(ConfigRefusal, ShowsHostileKeysAndStringsInOneLine) {
+  EXPECT_EQ(error_of(R"({"qqqq\nqqqq": 1})"), "c.json: qqqq\\u000aqqqq: unknown key");
+  const std::string message = error_of("{\"" + std::string(100000, 'x') + "\": 1}");
+  EXPECT_LT(message.size(), 600U);
+  EXPECT_LT(error_of(kMinimal, {"model.family=" + std::string(100000, 'y')}).size(), 600U);
+  EXPECT_NE(error_of(kMinimal, {"ballast.out=\"a\\u0000b\""}).find("zero byte"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ballast::config::test
