@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+
+namespace ballast::train {
+
+/// The file format: an 8-byte little-endian length, that many bytes of JSON (name: {dtype, shape,
+/// data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source: the
+/// format section of https://github.com/huggingface/safetensors.
+
+/// One tensor of a safetensors file.
+struct StoredTensor {
+  std::string name;
+  std::string dtype;  ///< as in the file: "F32", "BF16", "F16", or another one
+  std::vector<std::uint64_t> shape;
+  Elems elements = 0;
+  Bytes offset = 0;  ///< from the start of the file
+  Bytes bytes = 0;
+};
+
+/// An open safetensors file. Const members may be called from several threads at a time.
+class SafetensorsReader {
+ public:
+  /// Reads and checks the header. Throws Error(data) when the file is no whole safetensors file:
+  /// truncated or longer than its header says, header no JSON of the format, duplicate names,
+  /// unknown dtype, a shape that does not fit its bytes, tensors that overlap, leave gaps or reach
+  /// beyond the data; or when it cannot be opened. Error(io) when reading fails.
+  explicit SafetensorsReader(std::filesystem::path path);
+  ~SafetensorsReader();
+  SafetensorsReader(SafetensorsReader&&) noexcept;
+  SafetensorsReader& operator=(SafetensorsReader&&) noexcept;
+
+  [[nodiscard]] const std::filesystem::path& path() const;
+  /// In the order of their data.
+  [[nodiscard]] const std::vector<StoredTensor>& tensors() const;
+  /// Entries of "__metadata__".
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
+  /// The tensor of that name, nullptr when there is none. Valid as long as the reader.
+  [[nodiscard]] const StoredTensor* find(const std::string& name) const;
+
+  /// Elements [first, first + out.size()) of `name`, row-major, converted to fp32 (exactly: all
+  /// three dtypes fit). Throws Error(data): no such tensor (with the nearest name), beyond its end,
+  /// a dtype other than F32, BF16 and F16; Error(io).
+  void read(const std::string& name, std::span<float> out, Elems first = 0) const;
+
+ private:
+  struct File;
+  std::unique_ptr<File> file_;
+};
+
+/// What SafetensorsWriter is to write.
+struct TensorToStore {
+  std::string name;
+  DType dtype = DType::f32;  ///< f32 or bf16
+  std::vector<std::uint64_t> shape;
+};
+
+/// Writes a safetensors file tensor by tensor, in the order given. The data go to PATH.tmp-PID; the
+/// file appears under its name, complete and on disk, when finish() returns, or not at all.
+class SafetensorsWriter {
+ public:
+  /// Throws Error(io) when the file cannot be created, Error(state) for duplicate names or another
+  /// dtype.
+  SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  /// Without finish(): removes the temporary file.
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  /// Appends the next values, row-major; bf16 is rounded to nearest, ties to even. Calls may cut
+  /// the sequence of all tensors' elements anywhere. Throws Error(io), Error(state) for too many.
+  void write(std::span<const float> values);
+
+  /// Flushes, renames and flushes the folder. Throws Error(io), Error(state) when values are
+  /// missing.
+  void finish();
+
+ private:
+  struct File;
+  std::unique_ptr<File> file_;
+};
+
+}  // namespace ballast::train

@@ -1,0 +1,59 @@
+#include "ballast/train/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "ballast/core/error.h"
+
+namespace ballast::train {
+
+using Type = config::SchedulerSection::Type;
+
+LrSchedule::LrSchedule(const config::SchedulerSection& section, double lr)
+    : type_(section.type),
+      lr_(lr),
+      min_lr_(section.warmup_min_lr),
+      max_lr_(section.warmup_max_lr.value_or(lr)),
+      warmup_steps_(std::max(2.0, static_cast<double>(section.warmup_num_steps))),
+      linear_(section.warmup_linear),
+      total_steps_(static_cast<double>(section.total_num_steps)),
+      warmup_min_ratio_(section.warmup_min_ratio),
+      cos_min_ratio_(section.cos_min_ratio) {
+  const bool decays = type_ == Type::warmup_decay || type_ == Type::warmup_cosine;
+  if (decays && section.total_num_steps == 0) {
+    throw Error(ErrorCategory::config,
+                "scheduler.params.total_num_steps: WarmupDecayLR and WarmupCosineLR need it, at "
+                "least 1");
+  }
+}
+
+double LrSchedule::warmup(double t) const {
+  return linear_ ? t / warmup_steps_ : 1.0 / std::log(warmup_steps_) * std::log(t + 1.0);
+}
+
+double LrSchedule::at(std::uint64_t k) const {
+  expects(k >= 1, "optimizer steps are counted from 1");
+  const double t = static_cast<double>(k) - 2.0;
+  const bool warming = t < warmup_steps_;
+  if (type_ == Type::constant) return lr_;
+  if (type_ == Type::warmup_cosine) {
+    if (t < 0.0) return 0.0;
+    if (warming) return lr_ * (warmup_min_ratio_ + warmup(t) * (1.0 - warmup_min_ratio_));
+    const double progress =
+        std::min(1.0, (t - warmup_steps_ + 1.0) / std::max(1.0, total_steps_ - warmup_steps_));
+    const double ratio = (1.0 + std::cos(std::numbers::pi * progress)) / 2.0;
+    return lr_ * std::max(0.0, cos_min_ratio_ + (1.0 - cos_min_ratio_) * ratio);
+  }
+  double gamma = 1.0;
+  if (t < 0.0) {
+    gamma = 0.0;
+  } else if (warming) {
+    gamma = warmup(t);
+  } else if (type_ == Type::warmup_decay) {
+    gamma = std::max(0.0, (total_steps_ - t) / std::max(1.0, total_steps_ - warmup_steps_));
+  }
+  return min_lr_ + (max_lr_ - min_lr_) * gamma;
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,209 @@
+#include "src/train/safetensors_header.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ballast/core/error.h"
+
+namespace ballast::train {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kMetadata = "__metadata__";
+// file > tensor > shape > number: nothing in a header lies deeper.
+constexpr int kDeepest = 3;
+
+constexpr std::array<std::pair<std::string_view, Bytes>, 14> kDtypes = {{{"F64", 8},
+                                                                         {"F32", 4},
+                                                                         {"F16", 2},
+                                                                         {"BF16", 2},
+                                                                         {"F8_E4M3", 1},
+                                                                         {"F8_E5M2", 1},
+                                                                         {"I64", 8},
+                                                                         {"I32", 4},
+                                                                         {"I16", 2},
+                                                                         {"I8", 1},
+                                                                         {"U64", 8},
+                                                                         {"U32", 4},
+                                                                         {"U16", 2},
+                                                                         {"U8", 1}}};
+
+Bytes size_of_dtype(std::string_view name) {
+  if (name == "BOOL") return 1;
+  const auto* const found = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                         [&](const auto& entry) { return entry.first == name; });
+  return found == kDtypes.end() ? 0 : found->second;
+}
+
+/// Reports what is wrong with one file.
+struct Refusal {
+  const std::string& file;
+
+  [[noreturn]] void operator()(const std::string& what) const {
+    throw Error(ErrorCategory::data, fmt::format("{}: {}", file, what));
+  }
+};
+
+/// JSON in which no object has a name twice and nothing lies deeper than kDeepest.
+Json parse_strictly(std::string_view text, const Refusal& refuse) {
+  std::vector<std::set<std::string>> names(kDeepest + 1);
+  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+    const bool opens =
+        event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    if (opens && depth >= kDeepest) refuse("the header is nested too deeply");
+    if (event == Json::parse_event_t::object_start) {
+      names[static_cast<std::size_t>(depth) + 1].clear();
+    }
+    if (event == Json::parse_event_t::key) {
+      const auto& name = value.get_ref<const std::string&>();
+      if (!names[static_cast<std::size_t>(depth)].insert(name).second) {
+        refuse(fmt::format("the header has '{}' twice", name));
+      }
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), check);
+  } catch (const Json::exception& error) {
+    refuse(fmt::format("the header is no JSON ({})", error.what()));
+  }
+}
+
+std::vector<std::uint64_t> read_counts(const Json& tensor, const char* key, const std::string& name,
+                                       const Refusal& refuse) {
+  const auto found = tensor.find(key);
+  if (found == tensor.end() || !found->is_array()) {
+    refuse(fmt::format("tensor '{}' has no list '{}'", name, key));
+  }
+  std::vector<std::uint64_t> counts;
+  for (const auto& count : *found) {
+    if (!count.is_number_unsigned()) {
+      refuse(fmt::format("tensor '{}' has something other than counts in '{}'", name, key));
+    }
+    counts.push_back(count.get<std::uint64_t>());
+  }
+  return counts;
+}
+
+StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_bytes,
+                         const Refusal& refuse) {
+  if (!entry.is_object()) refuse(fmt::format("tensor '{}' is no JSON object", name));
+  StoredTensor tensor;
+  tensor.name = name;
+  const auto dtype = entry.find("dtype");
+  if (dtype == entry.end() || !dtype->is_string()) {
+    refuse(fmt::format("tensor '{}' has no dtype", name));
+  }
+  tensor.dtype = dtype->get<std::string>();
+  const auto width = size_of_dtype(tensor.dtype);
+  if (width == 0) refuse(fmt::format("tensor '{}' has unknown dtype '{}'", name, tensor.dtype));
+  if (entry.size() != 3) refuse(fmt::format("tensor '{}' has unknown entries", name));
+  tensor.shape = read_counts(entry, "shape", name, refuse);
+  const auto range = read_counts(entry, "data_offsets", name, refuse);
+  if (range.size() != 2 || range[0] > range[1] || range[1] > data_bytes) {
+    refuse(
+        fmt::format("tensor '{}' reaches beyond the file's {} bytes of data: the file is "
+                    "truncated or damaged",
+                    name, data_bytes));
+  }
+  tensor.offset = range[0];
+  tensor.bytes = range[1] - range[0];
+  Bytes needed = 0;
+  if (!count_elements(tensor.shape, tensor.elements) ||
+      __builtin_mul_overflow(tensor.elements, width, &needed) || needed != tensor.bytes) {
+    refuse(fmt::format("tensor '{}' has {} bytes, which is not what {} {} takes", name,
+                       tensor.bytes, tensor.dtype, format_shape(tensor.shape)));
+  }
+  return tensor;
+}
+
+void read_metadata(const Json& entries, std::map<std::string, std::string>& metadata,
+                   const Refusal& refuse) {
+  if (!entries.is_object()) refuse("__metadata__ is no JSON object");
+  for (const auto& [key, value] : entries.items()) {
+    if (!value.is_string()) refuse(fmt::format("__metadata__ '{}' is no string", key));
+    metadata[key] = value.get<std::string>();
+  }
+}
+
+/// Sorts by offset and checks that the tensors cover the data without overlap or gap.
+void check_cover(std::vector<StoredTensor>& tensors, Bytes data_bytes, const Refusal& refuse) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
+  });
+  Bytes end = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.offset != end) {
+      refuse(fmt::format("tensor '{}' starts at byte {} of the data, but the one before ends at {}",
+                         tensor.name, tensor.offset, end));
+    }
+    end += tensor.bytes;
+  }
+  if (end != data_bytes) {
+    refuse(fmt::format("the file has {} bytes of data, but its tensors take {}", data_bytes, end));
+  }
+}
+
+}  // namespace
+
+bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements) {
+  elements = 1;
+  return std::none_of(shape.begin(), shape.end(), [&](std::uint64_t count) {
+    return __builtin_mul_overflow(elements, count, &elements);
+  });
+}
+
+std::string format_shape(const std::vector<std::uint64_t>& shape) {
+  std::string text = "[";
+  for (const auto count : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(count);
+  }
+  return text + "]";
+}
+
+SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file) {
+  const Refusal refuse{file};
+  if (!text.starts_with('{')) refuse("the header does not start with '{': no safetensors file");
+  const auto document = parse_strictly(text, refuse);
+  SafetensorsHeader header;
+  for (const auto& [name, entry] : document.items()) {
+    if (name == kMetadata) {
+      read_metadata(entry, header.metadata, refuse);
+    } else {
+      header.tensors.push_back(read_tensor(name, entry, data_bytes, refuse));
+    }
+  }
+  check_cover(header.tensors, data_bytes, refuse);
+  return header;
+}
+
+std::string format_header(const std::vector<TensorToStore>& tensors,
+                          const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json document = nlohmann::ordered_json::object();
+  if (!metadata.empty()) document[kMetadata] = metadata;
+  Bytes offset = 0;
+  for (const auto& tensor : tensors) {
+    expects(tensor.dtype == DType::f32 || tensor.dtype == DType::bf16,
+            "safetensors are written as f32 or bf16");
+    expects(!document.contains(tensor.name) && tensor.name != kMetadata, "tensor names are unique");
+    Elems elements = 0;
+    expects(count_elements(tensor.shape, elements), "the tensor's size fits 64 bits");
+    const Bytes end = offset + elements * size_of(tensor.dtype);
+    document[tensor.name] = {{"dtype", tensor.dtype == DType::f32 ? "F32" : "BF16"},
+                             {"shape", tensor.shape},
+                             {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  auto text = document.dump();
+  text.resize(round_up(text.size(), 8), ' ');
+  return text;
+}
+
+}  // namespace ballast::train

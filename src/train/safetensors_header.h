@@ -1,0 +1,36 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/train/safetensors.h"
+
+namespace ballast::train {
+
+/// Longest header that is read: the same bound as the format's own library.
+inline constexpr Bytes kLongestHeader = 100'000'000;
+/// The length in front of the header.
+inline constexpr Bytes kLengthBytes = 8;
+
+struct SafetensorsHeader {
+  std::vector<StoredTensor> tensors;  ///< in the order of their data
+  std::map<std::string, std::string> metadata;
+};
+
+/// Reads and checks the JSON `text` of a file whose data are `data_bytes` long. Throws Error(data)
+/// whose message starts with `file`.
+SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
+
+/// The JSON of a file with these tensors, padded with spaces to a multiple of 8 bytes.
+std::string format_header(const std::vector<TensorToStore>& tensors,
+                          const std::map<std::string, std::string>& metadata);
+
+/// Product of `shape`; false when it overflows.
+bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements);
+
+/// "[2, 3]", for messages.
+std::string format_shape(const std::vector<std::uint64_t>& shape);
+
+}  // namespace ballast::train

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Trains small models with PyTorch and writes what the engine's runs are compared with.
+
+    python tests/data/make_training_fixtures.py [OUTPUT_FOLDER]
+
+Needs torch, transformers, safetensors and numpy; the build and the tests do not. For each case
+NAME (gpt2, llama, llama_tied) it writes into training/ beside this script (or OUTPUT_FOLDER):
+
+    NAME.json                  config, batch geometry, optimizer, and the runs (see below)
+    NAME.initial.safetensors   initial weights, fp32, names of transformers' state_dict()
+    NAME.final.safetensors     weights after the last step of the fp32 run
+    tokens.u16.bin             token ids, little-endian, shared by all cases
+
+Batches. Sample i is tokens[i*T .. i*T+T] (T + 1 ids: inputs are the first T, targets the last T);
+sample i = (step * MICRO + micro) * SEQ + sequence, with step counted from 0. So a loader that reads
+the file in order without shuffling gives exactly these batches.
+
+Loss of a step: mean over all its MICRO * SEQ * T target tokens of the next-token cross-entropy,
+token losses in fp32 (logits cast to fp32), summed in double. The micro-batches are equally large, so
+this is also the mean of their mean losses, which is what DeepSpeed's accumulation optimises.
+
+Learning rate of step k = 1, 2, ...: DeepSpeed's WarmupLR. Its constructor sets warmup_min_lr (t = -1)
+and it is stepped after each optimizer step, so step k uses t = k - 2:
+    W = max(2, warmup_num_steps);  gamma = 0                     for t < 0
+    gamma = t / W (linear) or ln(t + 1) / ln(W) (log)            for 0 <= t < W;  1 from t = W
+    lr = warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma
+so steps 1 and 2 both use warmup_min_lr. The list is stored.
+
+Gradient norm: L2 over all parameters (a tied matrix counts once, with its summed gradient), in
+double, before clipping. Clipping: c = max(1, (norm + 1e-6) / clip); gradients are multiplied by 1/c.
+
+Optimizer: torch.optim.AdamW (single-tensor form) with weight decay on every parameter, biases and
+norms included. Its epsilon is 1e-6: GPT-2's key biases have a gradient that is zero but for rounding,
+and with 1e-8 Adam would amplify that rounding into steps of the size of the learning rate.
+
+Run "fp32": weights, activations and gradients in fp32; the three micro-batches' gradients are summed
+by autograd into .grad in micro-batch order.
+
+Run "bf16": the model's weights are bf16, rounded to nearest even from fp32 master weights before each
+step; activations and logits are bf16 as transformers computes them (RMSNorm and softmax in fp32,
+LayerNorm in bf16 with fp32 statistics inside PyTorch); the loss is fp32 on logits cast to fp32. Each
+micro-batch's gradient is bf16 as autograd gives it, is added in fp32 to an accumulator in micro-batch
+order, and the accumulated fp32 gradient goes, without another rounding, into norm, clipping and AdamW
+on the fp32 master weights (moments fp32). Only losses and norms are stored for it: bf16 results
+depend on the order of summation, so compare them with a tolerance.
+
+Determinism: one thread, deterministic algorithms, eager attention, no dropout, no compilation.
+"""
+
+import json
+import math
+import pathlib
+import platform
+import sys
+
+import numpy
+import safetensors
+import safetensors.torch
+import torch
+import transformers
+
+STEPS, MICRO, SEQ, T = 30, 3, 2, 37
+VOCAB = 131
+OPTIMIZER = {"lr": 4e-3, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+
+
+def gpt2_config():
+    return transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_inner=None, n_positions=48,
+        layer_norm_epsilon=1e-5, activation_function="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
+
+
+def llama_config(tied, theta):
+    return transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, intermediate_size=136, max_position_embeddings=48,
+        rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=tied, attention_bias=False, mlp_bias=False, attention_dropout=0.0,
+        bos_token_id=None, eos_token_id=None)
+
+
+# `model` uses the key names of Ballast's configs; `transformers` is built from the same numbers.
+CASES = {
+    "gpt2": {
+        "make": gpt2_config, "warmup_type": "linear", "clip": 1.5, "seed": 11,
+        "model": {"family": "gpt2", "vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2,
+                  "num_heads": 4, "num_kv_heads": 4, "intermediate_size": 256, "max_sequence": 48,
+                  "norm_epsilon": 1e-5, "tie_embeddings": True},
+    },
+    "llama": {
+        "make": lambda: llama_config(False, 10000.0), "warmup_type": "log", "clip": 1.8, "seed": 12,
+        "model": {"family": "llama", "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 2,
+                  "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 136, "max_sequence": 48,
+                  "norm_epsilon": 1e-6, "rope_theta": 10000.0, "tie_embeddings": False},
+    },
+    "llama_tied": {
+        "make": lambda: llama_config(True, 500.0), "warmup_type": "linear", "clip": 1.8, "seed": 13,
+        "model": {"family": "llama", "vocab_size": VOCAB, "hidden_size": 48, "num_layers": 2,
+                  "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 136, "max_sequence": 48,
+                  "norm_epsilon": 1e-6, "rope_theta": 500.0, "tie_embeddings": True},
+    },
+}
+
+
+def make_tokens():
+    """A learnable stream: mostly a fixed successor of the last token, else a skewed random one."""
+    generator = numpy.random.default_rng(20240229)
+    count = STEPS * MICRO * SEQ * T + 1
+    successor = generator.permutation(VOCAB)
+    tokens = numpy.empty(count, dtype=numpy.int64)
+    tokens[0] = 7
+    for i in range(1, count):
+        if generator.random() < 0.7:
+            tokens[i] = successor[tokens[i - 1]]
+        else:
+            tokens[i] = int(VOCAB * generator.random() ** 2)
+    return tokens
+
+
+def randomise(model, seed):
+    """No parameter is left at 0 or 1, so that a forgotten bias or gain shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        if parameter.dim() == 2:
+            values *= 0.1
+        elif name.endswith("bias"):
+            values *= 0.03
+        else:
+            values = 1.0 + 0.1 * values
+        parameter.data.copy_(values)
+
+
+def learning_rate(k, warmup):
+    t = k - 2
+    steps = max(2, warmup["warmup_num_steps"])
+    if t < 0:
+        gamma = 0.0
+    elif t < steps:
+        linear = warmup["warmup_type"] == "linear"
+        gamma = t / steps if linear else (1.0 / math.log(steps)) * math.log(t + 1)
+    else:
+        gamma = 1.0
+    low, high = warmup["warmup_min_lr"], warmup["warmup_max_lr"]
+    return low + (high - low) * gamma
+
+
+def micro_batch(tokens, step, micro):
+    rows = [(step * MICRO + micro) * SEQ + s for s in range(SEQ)]
+    window = torch.stack([tokens[r * T:r * T + T + 1] for r in rows])
+    return window[:, :-1], window[:, 1:]
+
+
+def token_losses(model, inputs, targets):
+    logits = model(input_ids=inputs, use_cache=False).logits.float()
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(-1, VOCAB), targets.reshape(-1), reduction="none")
+
+
+def run(model, tokens, warmup, clip, bf16):
+    """Trains `model` (fp32 weights) in place; returns the per-step record."""
+    masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    if bf16:
+        model.to(torch.bfloat16)
+    trained = dict(model.named_parameters())
+    assert list(trained) == list(masters)
+    optimised = masters if bf16 else trained
+    optimizer = torch.optim.AdamW(
+        list(optimised.values()), lr=0.0, betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"],
+        weight_decay=OPTIMIZER["weight_decay"], foreach=False, fused=False)
+    record = {"loss": [], "grad_norm": [], "clipped": []}
+    for step in range(STEPS):
+        total = 0.0
+        sums = {name: torch.zeros_like(m) for name, m in masters.items()} if bf16 else None
+        model.zero_grad(set_to_none=True)
+        for micro in range(MICRO):
+            losses = token_losses(model, *micro_batch(tokens, step, micro))
+            total += losses.detach().double().sum().item()
+            (losses.sum() / (MICRO * SEQ * T)).backward()
+            if bf16:
+                for name, parameter in trained.items():
+                    sums[name] += parameter.grad.float()
+                model.zero_grad(set_to_none=True)
+        gradients = sums if bf16 else {name: p.grad for name, p in trained.items()}
+        norms = {name: g.double().norm().item() for name, g in gradients.items()}
+        norm = math.sqrt(sum(n * n for n in norms.values()))
+        if step == 0:
+            record["first_step_grad_norms"] = norms
+        scale = 1.0 / max(1.0, (norm + 1e-6) / clip)
+        for name, parameter in optimised.items():
+            parameter.grad = gradients[name].mul(scale)
+        optimizer.param_groups[0]["lr"] = learning_rate(step + 1, warmup)
+        optimizer.step()
+        if bf16:
+            for name, parameter in trained.items():
+                parameter.data.copy_(masters[name])
+        record["loss"].append(total / (MICRO * SEQ * T))
+        record["grad_norm"].append(norm)
+        record["clipped"].append(scale < 1.0)
+    return record
+
+
+def weights_of(model):
+    return {name: p.detach().float().contiguous().clone() for name, p in model.named_parameters()}
+
+
+def make_case(name, case, tokens, folder):
+    warmup = {"warmup_min_lr": 5e-4, "warmup_max_lr": OPTIMIZER["lr"], "warmup_num_steps": 10,
+              "warmup_type": case["warmup_type"]}
+    runs = {}
+    for kind in ("fp32", "bf16"):
+        config = case["make"]()
+        config._attn_implementation = "eager"
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model = model.float().train()
+        randomise(model, case["seed"])
+        if kind == "fp32":
+            safetensors.torch.save_file(weights_of(model), folder / f"{name}.initial.safetensors")
+        runs[kind] = run(model, tokens, warmup, case["clip"], kind == "bf16")
+        if kind == "fp32":
+            safetensors.torch.save_file(weights_of(model), folder / f"{name}.final.safetensors")
+            clipped = sum(runs[kind]["clipped"])
+            assert 5 <= clipped <= STEPS - 5, f"{name}: {clipped} of {STEPS} steps clipped"
+    document = {
+        "model": case["model"],
+        "batch": {"steps": STEPS, "micro_batches": MICRO, "sequences": SEQ, "sequence_length": T},
+        "optimizer": OPTIMIZER,
+        "scheduler": {"type": "WarmupLR", **warmup},
+        "gradient_clipping": case["clip"],
+        "lr": [learning_rate(k, warmup) for k in range(1, STEPS + 1)],
+        "runs": runs,
+        "made_with": {"torch": torch.__version__, "transformers": transformers.__version__,
+                      "python": platform.python_version(), "numpy": numpy.__version__,
+                      "cpu_capability": torch.backends.cpu.get_cpu_capability()},
+    }
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    for kind, record in runs.items():
+        print(f"{name} {kind}: loss {record['loss'][0]!r} -> {record['loss'][-1]!r}, grad norm "
+              f"{min(record['grad_norm']):.3f} to {max(record['grad_norm']):.3f}, "
+              f"{sum(record['clipped'])} of {STEPS} steps clipped")
+    drift = max(abs(a - b) for a, b in zip(runs["fp32"]["loss"], runs["bf16"]["loss"]))
+    print(f"{name}: bf16 losses within {drift:.4f} of fp32")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else (
+        pathlib.Path(__file__).resolve().parent / "training")
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    tokens = make_tokens()
+    tokens.astype("<u2").tofile(folder / "tokens.u16.bin")
+    for name, case in CASES.items():
+        make_case(name, case, torch.from_numpy(tokens), folder)
+
+
+if __name__ == "__main__":
+    main()

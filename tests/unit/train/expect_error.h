@@ -1,0 +1,32 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::test {
+
+/// Expects `action` to throw Error of `category` whose one-line message contains every one of
+/// `parts`.
+template <class Action>
+void expect_error(ErrorCategory category, std::initializer_list<std::string_view> parts,
+                  Action&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(to_string(error.category()), to_string(category)) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    for (const auto part : parts) {
+      EXPECT_NE(message.find(part), std::string::npos) << "no '" << part << "' in: " << message;
+    }
+    return;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+}
+
+}  // namespace ballast::test

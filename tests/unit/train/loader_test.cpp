@@ -1,0 +1,233 @@
+#include "ballast/train/loader.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
+
+namespace ballast::train {
+namespace {
+
+using test::expect_error;
+
+/// A source of `count` u16 tokens 0, 1, 2, ... in one file of `dir`.
+std::shared_ptr<const TokenSource> counting(const test::TempDir& dir, std::size_t count,
+                                            std::uint64_t vocab = 65536) {
+  std::string bytes;
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes += static_cast<char>(i & 0xff);
+    bytes += static_cast<char>(i >> 8);
+  }
+  config::DataSection data;
+  data.tokens = {dir.write("counting.bin", bytes)};
+  return std::make_shared<const TokenSource>(TokenSource::open(data, vocab));
+}
+
+LoaderOptions small_options() {
+  LoaderOptions options;
+  options.micro_batches = 2;
+  options.sequences = 3;
+  options.length = 5;
+  options.seed = 7;
+  return options;
+}
+
+TEST(SampleOrder, ReadsInOrderAndStartsAgainWithoutShuffle) {
+  const SampleOrder order(21, 5, false, 0);
+  EXPECT_EQ(order.windows(), 4U);
+  for (std::uint64_t n = 0; n < 12; ++n) EXPECT_EQ(order.start(n), n % 4 * 5);
+}
+
+TEST(SampleOrder, VisitsEveryWindowOfAnEpochOnce) {
+  for (const std::uint64_t tokens : {6U, 11U, 13U, 64U, 1000U, 5004U}) {
+    const SampleOrder order(tokens, 5, true, 42);
+    for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+      std::set<std::uint64_t> starts;
+      for (std::uint64_t n = 0; n < order.windows(); ++n) {
+        const auto start = order.start(epoch * order.windows() + n);
+        EXPECT_LE(start + 5 + 1, tokens);
+        starts.insert(start);
+      }
+      ASSERT_EQ(starts.size(), order.windows());
+      const auto offset = *starts.begin() % 5;
+      for (const auto start : starts) EXPECT_EQ(start % 5, offset);
+      EXPECT_LE(*starts.rbegin() - *starts.begin(), (order.windows() - 1) * 5);
+    }
+  }
+}
+
+TEST(SampleOrder, CutsAndOrdersEveryEpochAnew) {
+  const SampleOrder order(10'000, 100, true, 42);
+  std::set<std::uint64_t> offsets;
+  std::set<std::vector<std::uint64_t>> permutations;
+  for (std::uint64_t epoch = 0; epoch < 20; ++epoch) {
+    std::vector<std::uint64_t> windows;
+    for (std::uint64_t n = 0; n < order.windows(); ++n) {
+      windows.push_back(order.start(epoch * order.windows() + n) / 100);
+    }
+    offsets.insert(order.start(epoch * order.windows()) % 100);
+    permutations.insert(windows);
+  }
+  EXPECT_GT(offsets.size(), 10U);
+  EXPECT_EQ(permutations.size(), 20U);
+}
+
+TEST(SampleOrder, SpreadsTheFirstSampleOfAnEpochEvenly) {
+  // 4 windows, 4000 epochs: 1000 expected each, standard deviation 27.
+  const SampleOrder order(60, 10, true, 3);
+  ASSERT_EQ(order.windows(), 4U);
+  std::vector<int> counts(4);
+  for (std::uint64_t epoch = 0; epoch < 4000; ++epoch) {
+    const auto base = epoch * 4;
+    std::vector<std::uint64_t> starts;
+    for (std::uint64_t n = 0; n < 4; ++n) starts.push_back(order.start(base + n));
+    const auto first = *std::min_element(starts.begin(), starts.end());
+    ++counts[(starts[0] - first) / 10];
+  }
+  for (const int count : counts) EXPECT_NEAR(count, 1000, 150);
+}
+
+TEST(SampleOrder, HandlesMoreTokensThanMemoryHolds) {
+  const SampleOrder order(std::uint64_t{1} << 50, 4096, true, 1);
+  const auto start = order.start(123'456'789);
+  EXPECT_LT(start, std::uint64_t{1} << 50);
+  EXPECT_EQ(start, SampleOrder(std::uint64_t{1} << 50, 4096, true, 1).start(123'456'789));
+  EXPECT_NE(start, SampleOrder(std::uint64_t{1} << 50, 4096, true, 2).start(123'456'789));
+}
+
+TEST(SampleOrder, RefusesTokensShorterThanAWindow) {
+  EXPECT_THROW(SampleOrder(5, 5, true, 0), Error);
+  EXPECT_EQ(SampleOrder(6, 5, true, 0).start(3), 0U);
+}
+
+TEST(Loader, LaysBatchesOutMicroBatchMajorWithShiftedTargets) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 200);
+  auto options = small_options();
+  options.shuffle = false;
+  Loader loader(source, split_tokens(200, 0.0, 5), options);
+  const auto first = loader.next();
+  EXPECT_EQ(first.step, 1U);
+  ASSERT_EQ(first.tokens.size(), 30U);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_EQ(first.tokens[static_cast<std::size_t>(i)], i);
+    EXPECT_EQ(first.targets[static_cast<std::size_t>(i)], i + 1);
+  }
+  EXPECT_EQ(loader.next().tokens.front(), 30);
+}
+
+TEST(Loader, GivesTheSameBatchesWhenItStartsLater) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 300);
+  const auto split = split_tokens(300, 0.1, 5);
+  auto options = small_options();
+  Loader whole(source, split, options);
+  std::vector<Batch> batches;
+  for (int i = 0; i < 20; ++i) batches.push_back(whole.next());
+  options.first_step = 8;
+  options.prefetch = 5;
+  Loader resumed(source, split, options);
+  for (std::size_t i = 7; i < 20; ++i) {
+    const auto batch = resumed.next();
+    EXPECT_EQ(batch.step, i + 1);
+    EXPECT_EQ(batch.tokens, batches[i].tokens);
+    EXPECT_EQ(batch.targets, batches[i].targets);
+    EXPECT_EQ(resumed.batch(i + 1).tokens, batches[i].tokens);
+  }
+}
+
+TEST(Loader, NeverTrainsOnHeldOutTokens) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 300);
+  Loader loader(source, split_tokens(300, 0.2, 5), small_options());
+  for (int i = 0; i < 50; ++i) {
+    for (const auto target : loader.next().targets) EXPECT_LT(target, 240);
+  }
+}
+
+TEST(Loader, SharesSamplesOutBetweenRanks) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 1000);
+  const auto split = split_tokens(1000, 0.0, 5);
+  auto options = small_options();
+  options.sequences = 4;
+  const Batch alone = Loader(source, split, options).next();
+  options.sequences = 2;
+  options.world = 2;
+  const Batch left = Loader(source, split, options).next();
+  options.rank = 1;
+  const Batch right = Loader(source, split, options).next();
+  std::vector<std::int32_t> joined;
+  for (std::ptrdiff_t micro = 0; micro < 2; ++micro) {
+    for (const auto* part : {&left, &right}) {
+      joined.insert(joined.end(), part->tokens.begin() + micro * 10,
+                    part->tokens.begin() + (micro + 1) * 10);
+    }
+  }
+  EXPECT_EQ(joined, alone.tokens);
+}
+
+TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 400);
+  Loader loader(source, split_tokens(400, 0.1, 5), small_options());
+  ASSERT_EQ(loader.evaluation_batches(), 2U);  // 40 tokens: 7 sequences: 2 whole micro-batches
+  const auto batch = loader.evaluation_batch(1);
+  EXPECT_EQ(batch.step, 0U);
+  ASSERT_EQ(batch.tokens.size(), 15U);
+  EXPECT_EQ(batch.tokens.front(), 375);
+  EXPECT_EQ(batch.targets.back(), 390);
+  EXPECT_THROW(std::ignore = loader.evaluation_batch(2), Error);
+}
+
+TEST(Loader, HasNoEvaluationBatchesWithoutAHeldOutPart) {
+  const test::TempDir dir;
+  Loader loader(counting(dir, 100), split_tokens(100, 0.0, 5), small_options());
+  EXPECT_EQ(loader.evaluation_batches(), 0U);
+}
+
+TEST(Loader, DeliversGoodBatchesFirstAndThenTheErrorEveryTime) {
+  const test::TempDir dir;
+  auto options = small_options();
+  options.shuffle = false;
+  options.prefetch = 4;
+  Loader loader(counting(dir, 200, 65), split_tokens(200, 0.0, 5), options);
+  EXPECT_EQ(loader.next().step, 1U);
+  EXPECT_EQ(loader.next().step, 2U);
+  for (int i = 0; i < 2; ++i) {
+    expect_error(ErrorCategory::data, {"counting.bin", "token id 65 at byte 130"},
+                 [&] { loader.next(); });
+  }
+}
+
+TEST(Loader, StopsWhileItsThreadWaitsForRoom) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 200);
+  for (int i = 0; i < 50; ++i) {
+    Loader loader(source, split_tokens(200, 0.0, 5), small_options());
+    if (i % 2 == 0) loader.next();
+  }
+}
+
+TEST(Loader, RefusesOptionsOutOfRange) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 200);
+  const auto split = split_tokens(200, 0.0, 5);
+  auto options = small_options();
+  options.rank = 1;
+  EXPECT_THROW(Loader(source, split, options), Error);
+  options = small_options();
+  EXPECT_THROW(Loader(source, {{0, 201}, {}}, options), Error);
+}
+
+}  // namespace
+}  // namespace ballast::train

@@ -1,0 +1,150 @@
+#include "ballast/train/metrics.h"
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ballast/core/random.h"
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
+#include "tests/unit/train/file_size_limit.h"
+
+namespace ballast::train {
+namespace {
+
+using test::expect_error;
+
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+StepMetrics step(std::uint64_t number) {
+  StepMetrics metrics;
+  metrics.step = number;
+  metrics.loss = 4.25;
+  return metrics;
+}
+
+TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
+  auto metrics = step(3);
+  metrics.lr = 1e-3;
+  metrics.grad_norm = 1.5;
+  metrics.tokens = 4096;
+  metrics.step_seconds = 0.5;
+  metrics.tokens_per_second = 8192;
+  metrics.busy_seconds = {{"compute", 0.25}, {"fetch", 0.125}};
+  metrics.bytes = {{"fetch", 1'000'000'000'000}};
+  metrics.peak_bytes = {{"device", 1}, {"host", 2}, {"nvme", 3}};
+  metrics.nvme_bytes_written = 77;
+  EXPECT_EQ(
+      to_json_line(metrics),
+      R"({"step":3,"loss":4.25,"lr":0.001,"grad_norm":1.5,"tokens":4096,"step_seconds":0.5,)"
+      R"("tokens_per_second":8192.0,"skipped":false,"lanes":{"compute":{"busy_seconds":0.25},)"
+      R"("fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
+      R"("peak_bytes":{"device":1,"host":2,"nvme":3},"nvme_bytes_written":77})");
+  metrics.eval_loss = 2.5;
+  EXPECT_NE(to_json_line(metrics).find(R"("eval_loss":2.5)"), std::string::npos);
+}
+
+TEST(Metrics, ReadBackBitForBit) {
+  for (std::uint64_t i = 0; i < 20'000; ++i) {
+    const auto value = std::bit_cast<double>(random_u64(1, i));
+    if (!std::isfinite(value)) continue;
+    auto metrics = step(1);
+    metrics.loss = value;
+    metrics.grad_norm = static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(i)));
+    const auto line = nlohmann::json::parse(to_json_line(metrics));
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(line["loss"].get<double>()),
+              std::bit_cast<std::uint64_t>(value));
+    EXPECT_EQ(line["grad_norm"].get<double>(), metrics.grad_norm);
+  }
+}
+
+TEST(Metrics, WriteWhatIsNoNumberAsNull) {
+  auto metrics = step(1);
+  metrics.loss = std::numeric_limits<double>::quiet_NaN();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  metrics.skipped = true;
+  const auto line = nlohmann::json::parse(to_json_line(metrics));
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_TRUE(line["grad_norm"].is_null());
+  EXPECT_TRUE(line["skipped"].get<bool>());
+}
+
+TEST(MetricsWriter, HasEveryLineInTheFileWhenWriteReturns) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  MetricsWriter writer(path, 1);
+  writer.write(step(1));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
+  writer.write(step(2));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(2)) + "\n");
+}
+
+TEST(MetricsWriter, CutsOffTheStepsThatAResumedRunRepeats) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  {
+    MetricsWriter writer(path, 1);
+    for (std::uint64_t k = 1; k <= 5; ++k) writer.write(step(k));
+  }
+  MetricsWriter(path, 4).write(step(4));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(2)) + "\n" +
+                                 to_json_line(step(3)) + "\n" + to_json_line(step(4)) + "\n");
+  MetricsWriter(path, 1).write(step(1));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
+}
+
+TEST(MetricsWriter, CutsOffALineWithoutItsEnd) {
+  const test::TempDir dir;
+  const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n{\"step\":2,\"lo");
+  MetricsWriter(path, 3).write(step(3));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(3)) + "\n");
+}
+
+TEST(MetricsWriter, LeavesAFileOfSomethingElseAlone) {
+  const test::TempDir dir;
+  for (const std::string text : {"dear diary\n", "[1]\n", "{\"step\":-1}\n", "{}\n"}) {
+    const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n" + text);
+    expect_error(ErrorCategory::data, {"line 2", path.string()}, [&] { MetricsWriter(path, 9); });
+    EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + text);
+  }
+}
+
+TEST(MetricsWriter, ReportsAFullDisk) {
+  MetricsWriter writer("/dev/full", 1);
+  expect_error(ErrorCategory::io, {"/dev/full", "No space left"}, [&] { writer.write(step(1)); });
+}
+
+TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  MetricsWriter writer(path, 1);
+  writer.write(step(1));
+  const auto whole = read_text(path);
+  {
+    const test::FileSizeLimit limit(whole.size() + 10);
+    expect_error(ErrorCategory::io, {path.string(), "File too large"},
+                 [&] { writer.write(step(2)); });
+  }
+  EXPECT_EQ(read_text(path), whole);
+  writer.write(step(2));
+  EXPECT_EQ(read_text(path), whole + to_json_line(step(2)) + "\n");
+}
+
+TEST(MetricsWriter, NamesAFolderThatIsNotThere) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "missing" / "metrics.jsonl";
+  expect_error(ErrorCategory::io, {path.string(), "No such file"}, [&] { MetricsWriter(path, 1); });
+}
+
+}  // namespace
+}  // namespace ballast::train
