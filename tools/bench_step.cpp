@@ -1,14 +1,14 @@
 #include "tools/bench_step.h"
 
-#include <fmt/format.h>
-
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
@@ -77,8 +77,8 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   const auto targets = random_ids(tokens, arguments.vocab, 2);
   BenchStepResult result;
   const auto probe = [&] {
-    result.gemm_peak = std::max(
-        result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
+    result.gemm_peak =
+        std::max(result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
   };
   engine.train_step(inputs, targets, 1e-4);
   engine.finish();
@@ -140,8 +140,9 @@ void add_bench_step(CLI::App& bench, Action& action) {
   auto arguments = std::make_shared<BenchStepArguments>();
   auto& a = *arguments;
   CLI::App* command = bench.add_subcommand(
-      "step", "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
-              "peak");
+      "step",
+      "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
+      "peak");
   command->add_option("--family", a.family, "gpt2 or llama")->capture_default_str();
   command->add_option("--dtype", a.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))

@@ -1,12 +1,12 @@
 #include "tools/console.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <sstream>
+
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include "ballast/core/units.h"
 
@@ -37,12 +37,12 @@ std::string step_line(const train::StepReport& report) {
   const auto& metrics = report.metrics;
   const std::string norm =
       metrics.skipped ? std::string("skipped") : fmt::format("{:.3g}", metrics.grad_norm);
-  return fmt::format(
-      "{:>11} {:>7.4f} {:>8.2e} {:>7} {:>6} {:>4.0f}% {:>6} {:>6} {:>6} {:>7}",
-      fmt::format("{}/{}", metrics.step, report.steps), metrics.loss, metrics.lr, norm,
-      format_count(metrics.tokens_per_second), 100.0 * report.gemm_share,
-      short_bytes(peak(metrics, Tier::device)), short_bytes(peak(metrics, Tier::host)),
-      short_bytes(peak(metrics, Tier::nvme)), format_seconds(report.eta_seconds));
+  return fmt::format("{:>11} {:>7.4f} {:>8.2e} {:>7} {:>6} {:>4.0f}% {:>6} {:>6} {:>6} {:>7}",
+                     fmt::format("{}/{}", metrics.step, report.steps), metrics.loss, metrics.lr,
+                     norm, format_count(metrics.tokens_per_second), 100.0 * report.gemm_share,
+                     short_bytes(peak(metrics, Tier::device)),
+                     short_bytes(peak(metrics, Tier::host)), short_bytes(peak(metrics, Tier::nvme)),
+                     format_seconds(report.eta_seconds));
 }
 
 void print_ledger(const engine::Blueprint& blueprint) {
@@ -87,7 +87,8 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
 
 void Console::started(const train::RunStart& start) {
   fmt::print("data   {} file{}, {} tokens to train on, {} held out\n", start.files,
-             start.files == 1 ? "" : "s", format_count(static_cast<double>(start.split.training.size)),
+             start.files == 1 ? "" : "s",
+             format_count(static_cast<double>(start.split.training.size)),
              format_count(static_cast<double>(start.split.held_out.size)));
   fmt::print("speed  {}FLOP/s {} matrix products (100% of gemm below); update {}{}{}\n",
              format_count(start.gemm_peak_flops), to_string(start.blueprint.type), start.update_isa,
@@ -122,7 +123,8 @@ void Console::finished(const train::RunSummary& summary) {
              summary.last_loss);
   if (summary.skipped > 0) fmt::print(", {} skipped", summary.skipped);
   fmt::print("\n");
-  if (summary.held_out_loss) fmt::print("held-out loss {:.4f} nats/token\n", *summary.held_out_loss);
+  if (summary.held_out_loss)
+    fmt::print("held-out loss {:.4f} nats/token\n", *summary.held_out_loss);
   for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);
   for (const Tier tier : kTiers) {
     const Bytes used = summary.totals.allocated[static_cast<std::size_t>(tier)];

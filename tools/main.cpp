@@ -1,15 +1,16 @@
-#include <fmt/format.h>
-
-#include <CLI/CLI.hpp>
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/core/suggest.h"
+
 #include "tools/commands.h"
 
 namespace ballast::tools {
@@ -20,7 +21,9 @@ std::atomic<bool>& interrupt_flag() {
   return flag;
 }
 
-extern "C" void on_signal(int) { interrupt_flag().store(true); }
+extern "C" void on_signal(int) {
+  interrupt_flag().store(true);
+}
 
 void install_signal_handlers() {
   struct sigaction action = {};
@@ -105,7 +108,9 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-const std::atomic<bool>& interrupted() { return interrupt_flag(); }
+const std::atomic<bool>& interrupted() {
+  return interrupt_flag();
+}
 
 }  // namespace ballast::tools
 

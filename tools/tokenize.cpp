@@ -1,13 +1,15 @@
-#include <fmt/format.h>
+#include "ballast/train/tokenize.h"
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
 #include "ballast/core/units.h"
-#include "ballast/train/tokens.h"
+
 #include "tools/commands.h"
 
 namespace ballast::tools {

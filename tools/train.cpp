@@ -1,6 +1,3 @@
-#include <fmt/format.h>
-
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
@@ -9,10 +6,14 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/train/trainer.h"
+
 #include "tools/commands.h"
 #include "tools/console.h"
 
@@ -70,9 +71,9 @@ void run_train(const TrainArguments& arguments) {
     return;
   }
   if (config.ballast.steps == 0) {
-    throw Error(ErrorCategory::usage,
-                arguments.config.string() +
-                    ": ballast.steps: how many steps? Set it, or give --steps N");
+    throw Error(
+        ErrorCategory::usage,
+        arguments.config.string() + ": ballast.steps: how many steps? Set it, or give --steps N");
   }
   for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   Console console(fmt::format("ballast train {}", arguments.config.string()),

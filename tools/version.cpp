@@ -1,11 +1,12 @@
-#include <fmt/format.h>
-
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/build_info.h"
 #include "ballast/cpu_adam/adamw.h"
+
 #include "tools/commands.h"
 
 namespace ballast::tools {

@@ -1,8 +1,8 @@
 #include "src/train/advice.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+
+#include <fmt/format.h>
 
 namespace ballast::train {
 namespace {
@@ -17,12 +17,15 @@ std::string remedy(Lane lane) {
   switch (lane) {
     case Lane::fetch:
     case Lane::writeback:
-      return "raise ballast.host_bytes so that more blocks stay off the disk, or use a faster drive";
+      return "raise ballast.host_bytes so that more blocks stay off the disk, or use a faster "
+             "drive";
     case Lane::upload:
     case Lane::offload:
       return "raise ballast.device_bytes so that more weights stay on the device";
-    case Lane::update: return "raise ballast.update_threads, or keep more states on the device";
-    default: return "check the lane times in metrics.jsonl";
+    case Lane::update:
+      return "raise ballast.update_threads, or keep more states on the device";
+    default:
+      return "check the lane times in metrics.jsonl";
   }
 }
 
@@ -39,16 +42,18 @@ std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotal
   }
   const std::uint64_t tokens = blueprint.tokens_per_step();
   if (share > 0.9) {
-    return fmt::format("At {} tokens per step the run is bound by compute ({:.0f}% of the time): "
-                       "transfers are hidden.",
-                       tokens, 100.0 * share);
+    return fmt::format(
+        "At {} tokens per step the run is bound by compute ({:.0f}% of the time): "
+        "transfers are hidden.",
+        tokens, 100.0 * share);
   }
   const double factor = std::max(1.1, busy(lanes, slowest) / std::max(compute, 1e-9));
-  return fmt::format("At {} tokens per step compute runs {:.0f}% of the time; the busiest other lane "
-                     "is {} ({:.0f}%). {:.1f}x more tokens per step "
-                     "(gradient_accumulation_steps) would hide it; or {}.",
-                     tokens, 100.0 * share, to_string(slowest),
-                     100.0 * busy(lanes, slowest) / seconds, factor, remedy(slowest));
+  return fmt::format(
+      "At {} tokens per step compute runs {:.0f}% of the time; the busiest other lane "
+      "is {} ({:.0f}%). {:.1f}x more tokens per step "
+      "(gradient_accumulation_steps) would hide it; or {}.",
+      tokens, 100.0 * share, to_string(slowest), 100.0 * busy(lanes, slowest) / seconds, factor,
+      remedy(slowest));
 }
 
 }  // namespace ballast::train

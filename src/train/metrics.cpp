@@ -54,6 +54,9 @@ std::string to_json_line(const StepMetrics& metrics) {
   for (const auto& [lane, seconds] : metrics.busy_seconds) {
     line["lanes"][lane]["busy_seconds"] = seconds;
   }
+  for (const auto& [lane, seconds] : metrics.stalled_seconds) {
+    line["lanes"][lane]["stalled_seconds"] = seconds;
+  }
   line["bytes"] = metrics.bytes;
   line["peak_bytes"] = metrics.peak_bytes;
   line["nvme_bytes_written"] = metrics.nvme_bytes_written;

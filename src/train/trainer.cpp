@@ -1,18 +1,19 @@
 #include "ballast/train/trainer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 #include "ballast/memory/budget.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
+
 #include "src/train/advice.h"
 
 namespace ballast::train {
@@ -24,6 +25,12 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
+std::string join(const std::vector<std::uint64_t>& shape) {
+  std::string text;
+  for (const std::uint64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return text;
+}
+
 void make_directory(const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
@@ -33,6 +40,18 @@ void make_directory(const std::filesystem::path& directory) {
                             directory.string()),
                 error.value());
   }
+}
+
+/// Fills `out` with a tensor of the checkpoint, whose shape must be the model's.
+void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec& tensor,
+                          std::span<float> out) {
+  const StoredTensor* stored = file.find(tensor.name);
+  if (stored != nullptr && stored->shape != tensor.shape) {
+    throw Error(ErrorCategory::data,
+                fmt::format("{}: {} has shape [{}], the model has [{}]", file.path().string(),
+                            tensor.name, join(stored->shape), join(tensor.shape)));
+  }
+  file.read(tensor.name, out);
 }
 
 /// One run, from data to summary.
@@ -77,9 +96,9 @@ class Trainer {
       engine_.start();
       return;
     }
-    const auto file = SafetensorsReader::open(config_.model.weights);
+    const SafetensorsReader file(config_.model.weights);
     engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      file.read(tensor.name, tensor.shape, out);
+      read_initial_weights(file, tensor, out);
     });
   }
 
@@ -167,7 +186,8 @@ class Trainer {
   }
 
   /// Mean loss over the first ballast.eval_batches held-out micro-batches (rounded down to whole
-  /// evaluation plans, at least one; a short held-out part is repeated); none without held-out data.
+  /// evaluation plans, at least one; a short held-out part is repeated); none without held-out
+  /// data.
   std::optional<double> evaluate() {
     const std::uint64_t there = loader_->evaluation_batches();
     if (there == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
@@ -191,19 +211,18 @@ class Trainer {
     const double steps = static_cast<double>(config_.ballast.steps);
     const double tokens = steps * static_cast<double>(engine_.blueprint().tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
-    observer_.finished(
-        {.blueprint = engine_.blueprint(),
-         .steps = config_.ballast.steps,
-         .skipped = skipped_,
-         .seconds = seconds_between(started_, Clock::now()),
-         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
-         .gemm_share = gemm_share(training_seconds_ / std::max(steps, 1.0)),
-         .last_loss = last_loss_,
-         .held_out_loss = held_out_loss_,
-         .totals = totals,
-         .peak_resident = memory::peak_resident_bytes(),
-         .advice = advise(engine_.blueprint(), totals.lanes, training_seconds_,
-                          config_.ballast.steps)});
+    observer_.finished({.blueprint = engine_.blueprint(),
+                        .steps = config_.ballast.steps,
+                        .skipped = skipped_,
+                        .seconds = seconds_between(started_, Clock::now()),
+                        .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
+                        .gemm_share = gemm_share(training_seconds_ / std::max(steps, 1.0)),
+                        .last_loss = last_loss_,
+                        .held_out_loss = held_out_loss_,
+                        .totals = totals,
+                        .peak_resident = memory::peak_resident_bytes(),
+                        .advice = advise(engine_.blueprint(), totals.lanes, training_seconds_,
+                                         config_.ballast.steps)});
   }
 
   const config::Config& config_;

@@ -23,6 +23,7 @@ struct StepMetrics {
   double tokens_per_second = 0.0;
   bool skipped = false;  ///< no update, because of non-finite gradients
   std::map<std::string, double> busy_seconds;
+  std::map<std::string, double> stalled_seconds;  ///< the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;
   std::map<std::string, Bytes> peak_bytes;
   Bytes nvme_bytes_written = 0;     ///< since the start of the run
@@ -31,8 +32,9 @@ struct StepMetrics {
 
 /// The line for `metrics`, without newline: a JSON object with the fields `step` `loss` `lr`
 /// `grad_norm` `tokens` `step_seconds` `tokens_per_second` `skipped` `lanes.{stage}.busy_seconds`
-/// `bytes.{stage}` `peak_bytes.{tier}` `nvme_bytes_written` and `eval_loss`. Finite numbers read
-/// back bit for bit; JSON has no others, so NaN and infinities become null.
+/// `lanes.{stage}.stalled_seconds` `bytes.{stage}` `peak_bytes.{tier}` `nvme_bytes_written` and
+/// `eval_loss`. Finite numbers read back bit for bit; JSON has no others, so NaN and infinities
+/// become null.
 std::string to_json_line(const StepMetrics& metrics);
 
 /// metrics.jsonl: one line per step, handed to the system before write() returns.

@@ -60,8 +60,9 @@ class Observer {
 };
 
 /// Trains as `config` says: plans, opens the data, allocates, steps, evaluates, writes
-/// metrics.jsonl into config.ballast.out (made if need be). `interrupted` (may be null) ends the run
-/// with Error(interrupted). Throws Error; what it had allocated is gone then, swap file included.
+/// metrics.jsonl into config.ballast.out (made if need be). `interrupted` (may be null) ends the
+/// run with Error(interrupted). Throws Error; what it had allocated is gone then, swap file
+/// included.
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted);
 
 }  // namespace ballast::train
