@@ -25,8 +25,7 @@ std::unique_ptr<SwapFile> make_swap(const schedule::Schedule& schedule,
 
 Store::Store(const schedule::Schedule& schedule, device::Device& device,
              const std::filesystem::path& swap_directory, const aio::QueueOptions& io)
-    : schedule_(schedule),
-      device_(device),
+    : device_(device),
       pool_(paged_bytes(schedule, Tier::host)),
       swap_(make_swap(schedule, swap_directory, io)) {
   places_.reserve(schedule.buffers.size());

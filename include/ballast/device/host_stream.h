@@ -19,7 +19,7 @@ class HostStream final : public Stream {
  public:
   /// `name`: thread name, at most 15 characters. `compute_threads`: threads that a kernel enqueued
   /// here may use (the OpenMP team of this stream's thread).
-  HostStream(std::string name, int compute_threads);
+  HostStream(const std::string& name, int compute_threads);
   /// Finishes what is enqueued.
   ~HostStream() override;
 

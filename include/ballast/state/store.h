@@ -60,7 +60,6 @@ class Store {
     std::uint64_t version = 0;  ///< of an NVMe buffer: number of write-backs
   };
 
-  const schedule::Schedule& schedule_;
   device::Device& device_;
   memory::HostPool pool_;
   std::unique_ptr<SwapFile> swap_;

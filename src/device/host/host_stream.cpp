@@ -8,7 +8,7 @@
 
 namespace ballast::device {
 
-HostStream::HostStream(std::string name, int compute_threads)
+HostStream::HostStream(const std::string& name, int compute_threads)
     : thread_([this, compute_threads] { run(compute_threads); }) {
   pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
 }

@@ -1,0 +1,177 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/engine/engine.h"
+#include "ballast/train/loader.h"
+#include "ballast/train/lr_schedule.h"
+#include "ballast/train/safetensors.h"
+#include "tests/support/temp_dir.h"
+
+// Thirty optimizer steps against the same steps in PyTorch: warm-up, weight decay, clipping that
+// bites on some steps, three micro-batches of accumulation. tests/data/make_training_fixtures.py
+// says exactly what PyTorch did.
+
+namespace ballast {
+namespace {
+
+using nlohmann::json;
+
+std::filesystem::path fixture(const std::string& name) {
+  const char* data = std::getenv("BALLAST_TEST_DATA");
+  return std::filesystem::path(data != nullptr ? data : "tests/data") / "training" / name;
+}
+
+json make_config(const json& reference, bool bf16) {
+  const json& batch = reference["batch"];
+  return {{"model", reference["model"]},
+          {"data",
+           {{"tokens", {fixture("tokens.u16.bin").string()}},
+            {"sequence_length", batch["sequence_length"]},
+            {"held_out", 0},
+            {"shuffle", false}}},
+          {"optimizer",
+           {{"type", "AdamW"},
+            {"params",
+             {{"lr", reference["optimizer"]["lr"]},
+              {"betas", reference["optimizer"]["betas"]},
+              {"eps", reference["optimizer"]["eps"]},
+              {"weight_decay", reference["optimizer"]["weight_decay"]}}}}},
+          {"scheduler",
+           {{"type", reference["scheduler"]["type"]},
+            {"params",
+             {{"warmup_min_lr", reference["scheduler"]["warmup_min_lr"]},
+              {"warmup_max_lr", reference["scheduler"]["warmup_max_lr"]},
+              {"warmup_num_steps", reference["scheduler"]["warmup_num_steps"]},
+              {"warmup_type", reference["scheduler"]["warmup_type"]}}}}},
+          {"bf16", {{"enabled", bf16}}},
+          {"gradient_clipping", reference["gradient_clipping"]},
+          {"train_micro_batch_size_per_gpu", batch["sequences"]},
+          {"gradient_accumulation_steps", batch["micro_batches"]},
+          {"zero_optimization",
+           {{"offload_optimizer", {{"device", "nvme"}}}, {"offload_param", {{"device", "cpu"}}}}},
+          {"ballast",
+           {{"device", "host"}, {"device_bytes", "64MiB"}, {"host_bytes", "64MiB"}}}};
+}
+
+/// A run of ours beside the reference's numbers.
+struct Comparison {
+  json reference;
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<double> rates;
+  /// Per tensor: relative L2 error of the whole update, |(ours - initial) - (theirs - initial)| /
+  /// |theirs - initial|.
+  std::vector<std::pair<std::string, double>> update_errors;
+};
+
+double square_sum(const std::vector<double>& values) {
+  double sum = 0.0;
+  for (const double value : values) sum += value * value;
+  return sum;
+}
+
+void compare_updates(engine::Engine& engine, const train::SafetensorsReader& initial,
+                     const std::string& name, Comparison& comparison) {
+  const train::SafetensorsReader final_weights(fixture(name + ".final.safetensors"));
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const auto& tensor : blocks[b].tensors) {
+      const std::vector<float> ours = engine.read_weights(b, tensor);
+      std::vector<float> start(tensor.size);
+      std::vector<float> theirs(tensor.size);
+      initial.read(tensor.name, start);
+      final_weights.read(tensor.name, theirs);
+      std::vector<double> error;
+      std::vector<double> update;
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        error.push_back(static_cast<double>(ours[i]) - theirs[i]);
+        update.push_back(static_cast<double>(theirs[i]) - start[i]);
+      }
+      comparison.update_errors.emplace_back(
+          tensor.name, std::sqrt(square_sum(error) / square_sum(update)));
+    }
+  }
+}
+
+Comparison run(const std::string& name, bool bf16) {
+  Comparison comparison;
+  std::ifstream(fixture(name + ".json")) >> comparison.reference;
+  const test::TempDir directory;
+  json text = make_config(comparison.reference, bf16);
+  text["ballast"]["out"] = directory.path().string();
+  const config::Config config = config::parse(text.dump(), directory.path(), name, {});
+
+  engine::Engine engine(config, nullptr);
+  const train::SafetensorsReader initial(fixture(name + ".initial.safetensors"));
+  engine.start([&](const model::TensorSpec& tensor, std::span<float> out) {
+    initial.read(tensor.name, out);
+  });
+  const auto source = std::make_shared<const train::TokenSource>(
+      train::TokenSource::open(config.data, config.model.vocab_size));
+  const train::TokenSplit split =
+      train::split_tokens(source->size(), 0.0, config.data.sequence_length);
+  const train::Loader loader(source, split,
+                             {.micro_batches = config.batch.accumulation,
+                              .sequences = config.batch.micro_batch,
+                              .length = config.data.sequence_length,
+                              .shuffle = false});
+  const train::LrSchedule rates(config.scheduler, config.optimizer.lr);
+  const std::uint64_t steps = comparison.reference["batch"]["steps"];
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    const train::Batch batch = loader.batch(step);
+    comparison.rates.push_back(rates.at(step));
+    const auto result = engine.train_step(batch.tokens, batch.targets, comparison.rates.back());
+    comparison.losses.push_back(result.loss);
+    comparison.norms.push_back(result.grad_norm);
+  }
+  engine.finish();
+  compare_updates(engine, initial, name, comparison);
+  return comparison;
+}
+
+double relative(double ours, double theirs) { return std::abs(ours - theirs) / std::abs(theirs); }
+
+/// GPT-2's key biases have a gradient of zero in exact arithmetic (softmax does not see a constant),
+/// so what they become is rounding noise; they are a third of the fused bias.
+bool is_noise(const std::string& tensor) { return tensor.ends_with("attn.c_attn.bias"); }
+
+void expect_fp32_parity(const std::string& name) {
+  const Comparison comparison = run(name, false);
+  const json& reference = comparison.reference["runs"]["fp32"];
+  for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
+    EXPECT_DOUBLE_EQ(comparison.rates[i], comparison.reference["lr"][i].get<double>());
+    const double bound = i == 0 ? 2e-6 : 2e-4;
+    EXPECT_LT(relative(comparison.losses[i], reference["loss"][i]), bound) << "step " << i + 1;
+    EXPECT_LT(relative(comparison.norms[i], reference["grad_norm"][i]), 1e-4) << "step " << i + 1;
+  }
+  for (const auto& [tensor, error] : comparison.update_errors) {
+    if (!is_noise(tensor)) EXPECT_LT(error, 1e-3) << tensor;
+  }
+}
+
+void expect_bf16_parity(const std::string& name) {
+  const Comparison comparison = run(name, true);
+  const json& reference = comparison.reference["runs"]["bf16"];
+  for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
+    EXPECT_LT(relative(comparison.losses[i], reference["loss"][i]), 1e-2) << "step " << i + 1;
+  }
+}
+
+TEST(PytorchParity, Gpt2InFp32) { expect_fp32_parity("gpt2"); }
+TEST(PytorchParity, LlamaInFp32) { expect_fp32_parity("llama"); }
+TEST(PytorchParity, TiedLlamaInFp32) { expect_fp32_parity("llama_tied"); }
+TEST(PytorchParity, Gpt2InBf16) { expect_bf16_parity("gpt2"); }
+TEST(PytorchParity, LlamaInBf16) { expect_bf16_parity("llama"); }
+TEST(PytorchParity, TiedLlamaInBf16) { expect_bf16_parity("llama_tied"); }
+
+}  // namespace
+}  // namespace ballast
