@@ -229,6 +229,7 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", "'shape' twice");
   refuse(R"({"__metadata__":{"k":1}})", "'k' is no string");
   refuse(R"({"__metadata__":1})", "__metadata__ is no JSON object");
+  refuse(R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", "nested too deeply");
   refuse("{\"a\":" + std::string(100'000, '['), "nested too deeply");
 }
 
