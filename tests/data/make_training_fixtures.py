@@ -16,33 +16,35 @@ sample i = (step * MICRO + micro) * SEQ + sequence, with step counted from 0. So
 the file in order without shuffling gives exactly these batches.
 
 Loss of a step: mean over all its MICRO * SEQ * T target tokens of the next-token cross-entropy,
-token losses in fp32 (logits cast to fp32), summed in double. The micro-batches are equally large, so
-this is also the mean of their mean losses, which is what DeepSpeed's accumulation optimises.
+token losses in fp32 (logits cast to fp32), summed in double. The micro-batches are equally large,
+so this is also the mean of their mean losses, which is what DeepSpeed's accumulation optimises.
 
-Learning rate of step k = 1, 2, ...: DeepSpeed's WarmupLR. Its constructor sets warmup_min_lr (t = -1)
-and it is stepped after each optimizer step, so step k uses t = k - 2:
+Learning rate of step k = 1, 2, ...: DeepSpeed's WarmupLR. Its constructor sets warmup_min_lr (t =
+-1) and it is stepped after each optimizer step, so step k uses t = k - 2:
     W = max(2, warmup_num_steps);  gamma = 0                     for t < 0
     gamma = t / W (linear) or ln(t + 1) / ln(W) (log)            for 0 <= t < W;  1 from t = W
     lr = warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma
 so steps 1 and 2 both use warmup_min_lr. The list is stored.
 
 Gradient norm: L2 over all parameters (a tied matrix counts once, with its summed gradient), in
-double, before clipping. Clipping: c = max(1, (norm + 1e-6) / clip); gradients are multiplied by 1/c.
+double, before clipping. Clipping: c = max(1, (norm + 1e-6) / clip); gradients are multiplied by
+1/c.
 
 Optimizer: torch.optim.AdamW (single-tensor form) with weight decay on every parameter, biases and
-norms included. Its epsilon is 1e-6: GPT-2's key biases have a gradient that is zero but for rounding,
-and with 1e-8 Adam would amplify that rounding into steps of the size of the learning rate.
+norms included. Its epsilon is 1e-6: GPT-2's key biases have a gradient that is zero but for
+rounding, and with 1e-8 Adam would amplify that rounding into steps of the size of the learning
+rate.
 
-Run "fp32": weights, activations and gradients in fp32; the three micro-batches' gradients are summed
-by autograd into .grad in micro-batch order.
+Run "fp32": weights, activations and gradients in fp32; the three micro-batches' gradients are
+summed by autograd into .grad in micro-batch order.
 
-Run "bf16": the model's weights are bf16, rounded to nearest even from fp32 master weights before each
-step; activations and logits are bf16 as transformers computes them (RMSNorm and softmax in fp32,
-LayerNorm in bf16 with fp32 statistics inside PyTorch); the loss is fp32 on logits cast to fp32. Each
-micro-batch's gradient is bf16 as autograd gives it, is added in fp32 to an accumulator in micro-batch
-order, and the accumulated fp32 gradient goes, without another rounding, into norm, clipping and AdamW
-on the fp32 master weights (moments fp32). Only losses and norms are stored for it: bf16 results
-depend on the order of summation, so compare them with a tolerance.
+Run "bf16": the model's weights are bf16, rounded to nearest even from fp32 master weights before
+each step; activations and logits are bf16 as transformers computes them (Llama: RMSNorm and
+softmax in fp32; GPT-2: LayerNorm and softmax with bf16 in and out); the loss is fp32 on logits cast
+to fp32. Each micro-batch's gradient is bf16 as autograd gives it and is added in fp32 to an
+accumulator in micro-batch order; the accumulated fp32 gradient goes, without another rounding, into
+norm, clipping and AdamW on the fp32 master weights (moments fp32). Only losses and norms are stored
+for it: bf16 results depend on the order of summation, so compare them with a tolerance.
 
 Determinism: one thread, deterministic algorithms, eager attention, no dropout, no compilation.
 """
@@ -54,7 +56,6 @@ import platform
 import sys
 
 import numpy
-import safetensors
 import safetensors.torch
 import torch
 import transformers

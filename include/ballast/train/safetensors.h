@@ -13,9 +13,9 @@
 
 namespace ballast::train {
 
-/// The file format: an 8-byte little-endian length, that many bytes of JSON (name: {dtype, shape,
-/// data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source: the
-/// format section of https://github.com/huggingface/safetensors.
+// The file format: an 8-byte little-endian length, that many bytes of JSON (name: {dtype, shape,
+// data_offsets}), then the tensors' data, row-major, little-endian, without gaps. Source: the
+// format section of https://github.com/huggingface/safetensors.
 
 /// One tensor of a safetensors file.
 struct StoredTensor {

@@ -1,9 +1,11 @@
 #include "ballast/train/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -201,6 +203,7 @@ TEST(Loader, DeliversGoodBatchesFirstAndThenTheErrorEveryTime) {
   options.shuffle = false;
   options.prefetch = 4;
   Loader loader(counting(dir, 200, 65), split_tokens(200, 0.0, 5), options);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the thread meets the error first
   EXPECT_EQ(loader.next().step, 1U);
   EXPECT_EQ(loader.next().step, 2U);
   for (int i = 0; i < 2; ++i) {

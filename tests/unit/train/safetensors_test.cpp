@@ -161,7 +161,7 @@ TEST(Safetensors, SurviveAnyChangedByteOfTheHeader) {
   int refused = 0;
   int read = 0;
   for (std::size_t at = 0; at < whole.size() - 8; ++at) {
-    for (int flip = 1; flip < 256; flip += at < 8 ? 1 : 6) {
+    for (int flip = 1; flip < 256; flip += at < 8 ? 1 : 15) {
       auto changed = whole;
       changed[at] = static_cast<char>(changed[at] ^ flip);
       const auto path = dir.write("changed", changed);
@@ -179,7 +179,7 @@ TEST(Safetensors, SurviveAnyChangedByteOfTheHeader) {
       }
     }
   }
-  EXPECT_GT(refused, 1000);
+  EXPECT_GT(refused, 1500);
   EXPECT_GT(read, 0);  // a changed name or metadata is a valid file
 }
 
@@ -229,6 +229,7 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", "'shape' twice");
   refuse(R"({"__metadata__":{"k":1}})", "'k' is no string");
   refuse(R"({"__metadata__":1})", "__metadata__ is no JSON object");
+  refuse(R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", "nested too deeply");
   refuse("{\"a\":" + std::string(100'000, '['), "nested too deeply");
 }
 

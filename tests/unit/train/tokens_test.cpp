@@ -100,6 +100,14 @@ TEST(TokenSource, NamesAFileThatMayNotBeRead) {
                [&] { TokenSource::open(text({path}), 256); });
 }
 
+TEST(TokenSource, NamesALinkThatLeadsToItself) {
+  const test::TempDir dir;
+  const auto link = dir.path() / "loop.txt";
+  fs::create_symlink(link, link);
+  expect_error(ErrorCategory::data, {link.string(), "symbolic links"},
+               [&] { TokenSource::open(text({link}), 256); });
+}
+
 TEST(TokenSource, NamesAGlobWithoutMatches) {
   const test::TempDir dir;
   const auto pattern = (dir.path() / "*.txt").string();
