@@ -2,6 +2,8 @@
 
 namespace ballast {
 
-std::string_view version() noexcept { return BALLAST_VERSION; }
+std::string_view version() noexcept {
+  return BALLAST_VERSION;
+}
 
 }  // namespace ballast

@@ -105,7 +105,8 @@ std::string format_seconds(double seconds) {
   if (seconds < 60.0) return fmt::format("{:.1f}s", seconds);
   const auto whole = static_cast<std::uint64_t>(std::llround(seconds));
   if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
-  if (whole < std::uint64_t{48} * 3600) return fmt::format("{}h{:02}m", whole / 3600U, whole / 60U % 60U);
+  if (whole < std::uint64_t{48} * 3600)
+    return fmt::format("{}h{:02}m", whole / 3600U, whole / 60U % 60U);
   return fmt::format("{}d{:02}h", whole / 86400, whole / 3600 % 24);
 }
 

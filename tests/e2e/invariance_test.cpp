@@ -1,13 +1,14 @@
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/adamw.h"
 #include "ballast/engine/engine.h"
+
 #include "tests/support/temp_dir.h"
 
 // The invariant of the whole engine: where states live, in which order and on how many threads they
@@ -109,7 +110,8 @@ std::vector<Variant> variants() {
       {"weights on NVMe, optimizer on device", {weights + "nvme"}},
       {"optimizer on NVMe by threads", {optimizer + "nvme", "aio.backend=threads"}},
       {"one staging buffer",
-       {weights + "nvme", optimizer + "nvme", "zero_optimization.offload_optimizer.buffer_count=1"}},
+       {weights + "nvme", optimizer + "nvme",
+        "zero_optimization.offload_optimizer.buffer_count=1"}},
       {"automatic", {weights + "auto", optimizer + "auto"}},
       {"mixed",
        {weights + "cpu",
@@ -144,11 +146,21 @@ void expect_invariance(const Model& model, bool bf16) {
   }
 }
 
-TEST(Invariance, Gpt2InBf16) { expect_invariance(kGpt2, true); }
-TEST(Invariance, Gpt2InFp32) { expect_invariance(kGpt2, false); }
-TEST(Invariance, LlamaInBf16) { expect_invariance(kLlama, true); }
-TEST(Invariance, LlamaInFp32) { expect_invariance(kLlama, false); }
-TEST(Invariance, TiedLlamaInBf16) { expect_invariance(kTiedLlama, true); }
+TEST(Invariance, Gpt2InBf16) {
+  expect_invariance(kGpt2, true);
+}
+TEST(Invariance, Gpt2InFp32) {
+  expect_invariance(kGpt2, false);
+}
+TEST(Invariance, LlamaInBf16) {
+  expect_invariance(kLlama, true);
+}
+TEST(Invariance, LlamaInFp32) {
+  expect_invariance(kLlama, false);
+}
+TEST(Invariance, TiedLlamaInBf16) {
+  expect_invariance(kTiedLlama, true);
+}
 
 TEST(Invariance, AnotherSeedGivesAnotherResult) {
   const Outcome one = train(kGpt2, true, {});

@@ -1,19 +1,20 @@
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
+
 #include "tests/support/temp_dir.h"
 
 // Thirty optimizer steps against the same steps in PyTorch: warm-up, weight decay, clipping that
@@ -58,8 +59,7 @@ json make_config(const json& reference, bool bf16) {
           {"gradient_accumulation_steps", batch["micro_batches"]},
           {"zero_optimization",
            {{"offload_optimizer", {{"device", "nvme"}}}, {"offload_param", {{"device", "cpu"}}}}},
-          {"ballast",
-           {{"device", "host"}, {"device_bytes", "64MiB"}, {"host_bytes", "64MiB"}}}};
+          {"ballast", {{"device", "host"}, {"device_bytes", "64MiB"}, {"host_bytes", "64MiB"}}}};
 }
 
 /// A run of ours beside the reference's numbers.
@@ -96,8 +96,8 @@ void compare_updates(engine::Engine& engine, const train::SafetensorsReader& ini
         error.push_back(static_cast<double>(ours[i]) - theirs[i]);
         update.push_back(static_cast<double>(theirs[i]) - start[i]);
       }
-      comparison.update_errors.emplace_back(
-          tensor.name, std::sqrt(square_sum(error) / square_sum(update)));
+      comparison.update_errors.emplace_back(tensor.name,
+                                            std::sqrt(square_sum(error) / square_sum(update)));
     }
   }
 }
@@ -138,11 +138,15 @@ Comparison run(const std::string& name, bool bf16) {
   return comparison;
 }
 
-double relative(double ours, double theirs) { return std::abs(ours - theirs) / std::abs(theirs); }
+double relative(double ours, double theirs) {
+  return std::abs(ours - theirs) / std::abs(theirs);
+}
 
-/// GPT-2's key biases have a gradient of zero in exact arithmetic (softmax does not see a constant),
-/// so what they become is rounding noise; they are a third of the fused bias.
-bool is_noise(const std::string& tensor) { return tensor.ends_with("attn.c_attn.bias"); }
+/// GPT-2's key biases have a gradient of zero in exact arithmetic (softmax does not see a
+/// constant), so what they become is rounding noise; they are a third of the fused bias.
+bool is_noise(const std::string& tensor) {
+  return tensor.ends_with("attn.c_attn.bias");
+}
 
 void expect_fp32_parity(const std::string& name) {
   const Comparison comparison = run(name, false);
@@ -166,12 +170,24 @@ void expect_bf16_parity(const std::string& name) {
   }
 }
 
-TEST(PytorchParity, Gpt2InFp32) { expect_fp32_parity("gpt2"); }
-TEST(PytorchParity, LlamaInFp32) { expect_fp32_parity("llama"); }
-TEST(PytorchParity, TiedLlamaInFp32) { expect_fp32_parity("llama_tied"); }
-TEST(PytorchParity, Gpt2InBf16) { expect_bf16_parity("gpt2"); }
-TEST(PytorchParity, LlamaInBf16) { expect_bf16_parity("llama"); }
-TEST(PytorchParity, TiedLlamaInBf16) { expect_bf16_parity("llama_tied"); }
+TEST(PytorchParity, Gpt2InFp32) {
+  expect_fp32_parity("gpt2");
+}
+TEST(PytorchParity, LlamaInFp32) {
+  expect_fp32_parity("llama");
+}
+TEST(PytorchParity, TiedLlamaInFp32) {
+  expect_fp32_parity("llama_tied");
+}
+TEST(PytorchParity, Gpt2InBf16) {
+  expect_bf16_parity("gpt2");
+}
+TEST(PytorchParity, LlamaInBf16) {
+  expect_bf16_parity("llama");
+}
+TEST(PytorchParity, TiedLlamaInBf16) {
+  expect_bf16_parity("llama_tied");
+}
 
 }  // namespace
 }  // namespace ballast

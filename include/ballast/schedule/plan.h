@@ -196,8 +196,8 @@ struct Schedule {
   std::vector<Buffer> buffers;
   Plan training;
   Plan evaluation;
-  std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;   ///< per block: where states live between steps
+  std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
+  std::vector<BufferId> state_home;     ///< per block: where states live between steps
   BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
   BufferId state_staging = kNoBuffer;   ///< a host passing place for NVMe states, if any
 
