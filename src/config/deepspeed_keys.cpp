@@ -40,7 +40,7 @@ const std::vector<Group>& top_level() {
       {"",
        ignored,
        "checkpoints have one format, which loads at any world size",
-       {"checkpoint", "nebula", "load_universal_checkpoint", "datastates_ckpt"}},
+       {"checkpoint", "nebula", "datastates_ckpt"}},
       {"",
        ignored,
        "there is one optimizer, and it runs in every tier",
@@ -48,7 +48,7 @@ const std::vector<Group>& top_level() {
       {"",
        ignored,
        "gradients travel in the type of the weights and are averaged over ranks",
-       {"communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients",
+       {"communication_data_type", "seq_parallel_comm_data_type", "prescale_gradients",
         "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}},
       {"",
        ignored,
@@ -62,8 +62,8 @@ const std::vector<Group>& top_level() {
       {"",
        ignored,
        "has no counterpart here",
-       {"compile", "hybrid_engine", "graph_harvesting", "aot", "pipeline", "vocabulary_size",
-        "use_data_before_expert_parallelism", "use_node_local_storage"}},
+       {"compile", "hybrid_engine", "graph_harvesting", "pipeline", "vocabulary_size",
+        "use_data_before_expert_parallelism"}},
       {"",
        off_section,
        "is not in this version; set bf16.enabled for 16-bit weights or remove it",
@@ -132,7 +132,12 @@ const std::vector<Group>& zero_optimization() {
        refused,
        "stale updates are not in this version: every update uses all gradients of its step; "
        "remove it",
-       {"zenflow"}},
+       {"zenflow"}}};
+  return groups;
+}
+
+const std::vector<Group>& offload() {
+  static const std::vector<Group> groups = {
       {"offload_optimizer",
        ignored,
        "host memory is always pinned where the system lets it be",
@@ -182,7 +187,7 @@ const std::vector<Group>& other_sections() {
        ignored,
        "fp16 is off",
        {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-        "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"}},
+        "consecutive_hysteresis", "min_loss_scale", "fused_mode", "fp16_master_weights_and_grads"}},
       {"optimizer",
        ignored,
        "there is one optimizer, and it runs in every tier",
@@ -266,6 +271,7 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
 void add_deepspeed_keys(Section& table, std::string_view section, std::vector<std::string>& log) {
   append(table, section, top_level(), log);
   append(table, section, zero_optimization(), log);
+  append(table, section, offload(), log);
   append(table, section, other_sections(), log);
 }
 
