@@ -88,11 +88,11 @@ class Compute {
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
 /// device's kind has no kernels.
-std::unique_ptr<Compute> make_compute(const device::Device& device, const Architecture& model,
-                                      DType type, MicroBatchShape shape);
+std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
+                                      MicroBatchShape shape);
 
 /// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
-/// products with `threads` threads, measured for about `seconds`. What utilisation is a share of.
-double measure_gemm_peak(const device::Device& device, DType type, double seconds = 0.5);
+/// products on the device, measured for about `seconds`. What utilisation is a share of.
+double measure_gemm_peak(device::Device& device, DType type, double seconds = 0.5);
 
 }  // namespace ballast::model

@@ -1,0 +1,52 @@
+#include "ballast/model/compute.h"
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/host/factories.h"
+
+namespace ballast::model {
+namespace {
+
+void require_host(const device::Device& device) {
+  if (device.kind() == "host") return;
+  throw Error(ErrorCategory::device,
+              fmt::format("device '{}' has no model kernels in this build; use device host",
+                          device.kind()));
+}
+
+void require_type(DType type) {
+  if (type == DType::f32 || type == DType::bf16) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("{} is no training type; choose f32 or bf16", to_string(type)));
+}
+
+}  // namespace
+
+std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
+                                      MicroBatchShape shape) {
+  require_host(device);
+  require_type(type);
+  if (shape.sequences == 0 || shape.length == 0) {
+    throw Error(ErrorCategory::config,
+                fmt::format("a micro-batch of {} sequences of {} tokens is empty", shape.sequences,
+                            shape.length));
+  }
+  const ModelConfig& config = model.config;
+  if (config.family == Family::gpt2 && shape.length > config.max_sequence) {
+    throw Error(ErrorCategory::config,
+                fmt::format("sequences of {} tokens, but the model has only {} positions; raise "
+                            "model.max_sequence or shorten data.sequence_length",
+                            shape.length, config.max_sequence));
+  }
+  return host::make_host_compute(device, model, type, shape);
+}
+
+double measure_gemm_peak(device::Device& device, DType type, double seconds) {
+  require_host(device);
+  require_type(type);
+  return host::measure_host_gemm_peak(device, type, seconds);
+}
+
+}  // namespace ballast::model

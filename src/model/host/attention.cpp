@@ -1,0 +1,268 @@
+#include "src/model/host/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ballast/core/units.h"
+
+#include "src/model/host/team.h"
+
+namespace ballast::model::host {
+namespace {
+
+/// Query rows of a tile, and keys of one product: small enough for the second-level cache.
+constexpr std::size_t kTileRows = 64;
+constexpr std::size_t kKeyBlock = 512;
+
+/// Calls body(first key, keys) for the blocks of [0, keys).
+template <class Body>
+void for_keys(std::size_t keys, const Body& body) {
+  for (std::size_t first = 0; first < keys; first += kKeyBlock) {
+    body(first, std::min(kKeyBlock, keys - first));
+  }
+}
+
+}  // namespace
+
+/// Memory of one thread.
+template <class T>
+struct Attention<T>::Scratch {
+  float* scores;     ///< [kTileRows, score_row]
+  float* dscores;    ///< [kTileRows, score_row]: gradient of the probabilities
+  float* tile;       ///< [kTileRows, head_size]
+  float* delta;      ///< [kTileRows]
+  float* dkeys;      ///< [length, head_size]
+  float* dvalues;    ///< [length, head_size]
+  T* probabilities;  ///< [kTileRows, score_row]
+  T* dproducts;      ///< [kTileRows, score_row]: gradient of Q K^T
+};
+
+/// Where one head of one sequence starts in its matrices.
+template <class T>
+struct Attention<T>::Head {
+  std::size_t query;  ///< in qkv
+  std::size_t key;
+  std::size_t value;
+  std::size_t out;      ///< in out
+  std::size_t log_sum;  ///< in log_sums
+};
+
+/// Query rows [first, first + rows) and the keys that any of them sees.
+template <class T>
+struct Attention<T>::Tile {
+  std::size_t first;
+  std::size_t rows;
+  [[nodiscard]] std::size_t keys() const { return first + rows; }
+};
+
+template <class T>
+Attention<T>::Attention(const AttentionShape& shape, const RowKernels<T>& kernels,
+                        std::size_t threads)
+    : shape_(shape),
+      kernels_(kernels),
+      threads_(threads),
+      scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_size)))),
+      score_row_(round_up(shape.length, 32)) {}
+
+template <class T>
+std::size_t Attention<T>::slot_bytes() const {
+  const std::size_t tile = kTileRows * score_row_;
+  const std::size_t floats = 2 * tile + kTileRows * round_up(shape_.head_size, 16) + kTileRows +
+                             2 * round_up(shape_.length * shape_.head_size, 16);
+  return floats * sizeof(float) + 2 * tile * sizeof(T);
+}
+
+template <class T>
+std::size_t Attention<T>::scratch_bytes() const {
+  return threads_ * slot_bytes();
+}
+
+template <class T>
+auto Attention<T>::scratch_of(std::byte* scratch, std::size_t slot) const -> Scratch {
+  std::byte* next = scratch + slot * slot_bytes();
+  const auto take = [&](std::size_t count, std::size_t size) {
+    std::byte* const start = next;
+    next += count * size;
+    return start;
+  };
+  const auto floats = [&](std::size_t count) {
+    return reinterpret_cast<float*>(take(count, sizeof(float)));
+  };
+  const auto elements = [&](std::size_t count) {
+    return reinterpret_cast<T*>(take(count, sizeof(T)));
+  };
+  const std::size_t tile = kTileRows * score_row_;
+  const std::size_t gradient = round_up(shape_.length * shape_.head_size, 16);
+  Scratch s{};
+  s.scores = floats(tile);
+  s.dscores = floats(tile);
+  s.tile = floats(kTileRows * round_up(shape_.head_size, 16));
+  s.delta = floats(kTileRows);
+  s.dkeys = floats(gradient);
+  s.dvalues = floats(gradient);
+  s.probabilities = elements(tile);
+  s.dproducts = elements(tile);
+  return s;
+}
+
+template <class T>
+auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head {
+  const std::size_t first_row = sequence * shape_.length;
+  const std::size_t kv_head = head / (shape_.heads / shape_.kv_heads);
+  const std::size_t row = first_row * shape_.row();
+  Head at{};
+  at.query = row + head * shape_.head_size;
+  at.key = row + shape_.hidden() + kv_head * shape_.head_size;
+  at.value = at.key + shape_.kv_hidden();
+  at.out = first_row * shape_.hidden() + head * shape_.head_size;
+  at.log_sum = (sequence * shape_.heads + head) * shape_.length;
+  return at;
+}
+
+/// Primitives run inside a parallel region later, each on one thread, so they are made for one.
+template <class T>
+void Attention<T>::prepare() {
+  if (prepared_) return;
+  const SingleThreaded guard;
+  for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
+    prepare_tile({first, std::min(kTileRows, shape_.length - first)});
+  }
+  prepared_ = true;
+}
+
+template <class T>
+void Attention<T>::prepare_tile(const Tile& tile) {
+  const std::size_t size = shape_.head_size;
+  const T* const none = nullptr;
+  const float* const none_f32 = nullptr;
+  const Matrix rows = matrix(none, shape_.row());
+  const Matrix flipped = transposed(none, shape_.row());
+  const Matrix dout = matrix(none, shape_.hidden());
+  const Matrix scores = matrix(none_f32, score_row_);
+  const Matrix weights = matrix(none, score_row_);
+  const Matrix weights_flipped = transposed(none, score_row_);
+  const Matrix sums = matrix(none_f32, size);
+  for_keys(tile.keys(), [&](std::size_t first, std::size_t keys) {
+    products_.prepare({tile.rows, keys, size}, rows, flipped, scores);
+    products_.prepare({tile.rows, keys, size}, dout, flipped, scores);
+    products_.prepare({tile.rows, size, keys}, weights, rows, sums, first != 0);
+    products_.prepare({keys, size, tile.rows}, weights_flipped, dout, sums, true);
+    products_.prepare({keys, size, tile.rows}, weights_flipped, rows, sums, true);
+  });
+}
+
+template <class T>
+void Attention<T>::forward(const T* qkv, T* out, float* log_sums, std::byte* scratch) {
+  prepare();
+  const std::size_t units = shape_.sequences * shape_.heads;
+  on_team(threads_, [&](std::size_t thread) {
+    const Scratch mine = scratch_of(scratch, thread);
+    const Range here = range_of(units, threads_, thread);
+    for (std::size_t unit = here.begin; unit < here.end; ++unit) {
+      forward_head(head_of(unit / shape_.heads, unit % shape_.heads), qkv, out, log_sums, mine);
+    }
+  });
+}
+
+template <class T>
+void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
+                                const Scratch& s) const {
+  const std::size_t size = shape_.head_size;
+  const std::size_t row = shape_.row();
+  for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
+    const Tile tile{first, std::min(kTileRows, shape_.length - first)};
+    for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+      products_.multiply_prepared(
+          {tile.rows, keys, size}, matrix(qkv + head.query + first * row, row),
+          transposed(qkv + head.key + key * row, row), matrix(s.scores + key, score_row_));
+    });
+    kernels_.attention_softmax(s.scores, s.probabilities, score_row_, first, tile.rows, tile.keys(),
+                               scale_, log_sums + head.log_sum + first);
+    for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+      products_.multiply_prepared(
+          {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
+          matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != 0);
+    });
+    kernels_.convert(s.tile, size, out + head.out + first * shape_.hidden(), shape_.hidden(),
+                     tile.rows, size);
+  }
+}
+
+template <class T>
+void Attention<T>::backward(const T* qkv, const T* out, const float* log_sums, const T* dout,
+                            T* dqkv, std::byte* scratch) {
+  prepare();
+  const std::size_t units = shape_.sequences * shape_.kv_heads;
+  on_team(threads_, [&](std::size_t thread) {
+    const Scratch mine = scratch_of(scratch, thread);
+    const Range here = range_of(units, threads_, thread);
+    for (std::size_t unit = here.begin; unit < here.end; ++unit) {
+      backward_group(unit / shape_.kv_heads, unit % shape_.kv_heads, qkv, out, log_sums, dout, dqkv,
+                     mine);
+    }
+  });
+}
+
+/// All query heads that share one head of keys and values, in order.
+template <class T>
+void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv,
+                                  const T* out, const float* log_sums, const T* dout, T* dqkv,
+                                  const Scratch& s) const {
+  const std::size_t size = shape_.head_size;
+  const std::size_t group = shape_.heads / shape_.kv_heads;
+  const std::size_t bytes = shape_.length * size * sizeof(float);
+  std::memset(s.dkeys, 0, bytes);
+  std::memset(s.dvalues, 0, bytes);
+  for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const Head head = head_of(sequence, h);
+    for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
+      const Tile tile{first, std::min(kTileRows, shape_.length - first)};
+      backward_tile(tile, head, qkv, out, log_sums, dout, dqkv, s);
+    }
+  }
+  const Head head = head_of(sequence, kv_head * group);
+  kernels_.convert(s.dkeys, size, dqkv + head.key, shape_.row(), shape_.length, size);
+  kernels_.convert(s.dvalues, size, dqkv + head.value, shape_.row(), shape_.length, size);
+}
+
+template <class T>
+void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
+                                 const float* log_sums, const T* dout, T* dqkv,
+                                 const Scratch& s) const {
+  const std::size_t size = shape_.head_size;
+  const std::size_t row = shape_.row();
+  const std::size_t hidden = shape_.hidden();
+  const T* const query = qkv + head.query + tile.first * row;
+  const std::size_t out_offset = head.out + tile.first * hidden;
+  const T* const dtile = dout + out_offset;
+  for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+    const Extents extents{tile.rows, keys, size};
+    products_.multiply_prepared(extents, matrix(query, row),
+                                transposed(qkv + head.key + key * row, row),
+                                matrix(s.scores + key, score_row_));
+    products_.multiply_prepared(extents, matrix(dtile, hidden),
+                                transposed(qkv + head.value + key * row, row),
+                                matrix(s.dscores + key, score_row_));
+  });
+  kernels_.row_dot(dtile, hidden, out + out_offset, hidden, s.delta, tile.rows, size);
+  kernels_.attention_softmax_backward(s.scores, s.dscores, s.probabilities, s.dproducts, score_row_,
+                                      tile.first, tile.rows, tile.keys(), scale_,
+                                      log_sums + head.log_sum + tile.first, s.delta);
+  for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+    const Extents down{keys, size, tile.rows};
+    products_.multiply_prepared(down, transposed(s.probabilities + key, score_row_),
+                                matrix(dtile, hidden), matrix(s.dvalues + key * size, size), true);
+    products_.multiply_prepared(down, transposed(s.dproducts + key, score_row_), matrix(query, row),
+                                matrix(s.dkeys + key * size, size), true);
+    products_.multiply_prepared({tile.rows, size, keys}, matrix(s.dproducts + key, score_row_),
+                                matrix(qkv + head.key + key * row, row), matrix(s.tile, size),
+                                key != 0);
+  });
+  kernels_.convert(s.tile, size, dqkv + head.query + tile.first * row, row, tile.rows, size);
+}
+
+template class Attention<float>;
+template class Attention<Bf16>;
+
+}  // namespace ballast::model::host

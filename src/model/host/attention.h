@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "src/model/host/kernels.h"
+#include "src/model/host/products.h"
+
+namespace ballast::model::host {
+
+/// Extents of a causal attention with grouped queries.
+struct AttentionShape {
+  std::size_t sequences = 0;
+  std::size_t length = 0;
+  std::size_t heads = 0;
+  std::size_t kv_heads = 0;
+  std::size_t head_size = 0;
+
+  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
+  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
+  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
+  /// Row length of [tokens, queries | keys | values].
+  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
+};
+
+/// softmax(Q K^T / sqrt(head_size)) V under a causal mask, a tile of query rows at a time: scratch
+/// memory is linear in the sequence's length. Scores are recomputed in the backward pass from the
+/// logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3 (tiles and
+/// recompute); here a tile sees all its keys, so the softmax needs no rescaling.
+template <class T>
+class Attention {
+ public:
+  /// `threads`: size of the team that runs it.
+  Attention(const AttentionShape& shape, const RowKernels<T>& kernels, std::size_t threads);
+
+  /// Bytes of scratch memory, a multiple of the cache line.
+  [[nodiscard]] std::size_t scratch_bytes() const;
+  /// Number of values in `log_sums`.
+  [[nodiscard]] std::size_t log_sums() const { return shape_.tokens() * shape_.heads; }
+
+  /// qkv [tokens, row()], out [tokens, hidden()], log_sums written for backward().
+  void forward(const T* qkv, T* out, float* log_sums, std::byte* scratch);
+  /// out and log_sums as forward() left them; dout the gradient of out; dqkv is written.
+  void backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
+                std::byte* scratch);
+
+ private:
+  struct Scratch;
+  struct Head;
+  struct Tile;
+
+  [[nodiscard]] std::size_t slot_bytes() const;
+  [[nodiscard]] Scratch scratch_of(std::byte* scratch, std::size_t slot) const;
+  [[nodiscard]] Head head_of(std::size_t sequence, std::size_t head) const;
+  void prepare();
+  void prepare_tile(const Tile& tile);
+  void forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
+                    const Scratch& scratch) const;
+  void backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv, const T* out,
+                      const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+  void backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
+                     const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+
+  AttentionShape shape_;
+  const RowKernels<T>& kernels_;
+  std::size_t threads_;
+  float scale_;
+  std::size_t score_row_;
+  Products products_;
+  bool prepared_ = false;
+};
+
+}  // namespace ballast::model::host

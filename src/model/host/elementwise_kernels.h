@@ -1,0 +1,143 @@
+#pragma once
+
+#include "src/model/formulas.h"
+#include "src/model/host/simd.h"
+
+namespace ballast::model::host::BALLAST_KERNEL_ISA {
+
+template <class T>
+void gelu(const T* x, T* y, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) { put(y + i, formulas::gelu(get(x + i, part)), part); });
+}
+
+template <class T>
+void gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r, x += width, d += width) {
+    for_row<A>(width, [&](Size i, auto part) {
+      const Vec<A> g = get(d + i, part) * formulas::gelu_derivative(get(x + i, part));
+      put(d + i, g, part);
+      put(column_sum + i, get(column_sum + i, part) + g, part);
+    });
+  }
+}
+
+template <class T>
+void swiglu(const T* gate, const T* up, T* y, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    put(y + i, formulas::silu(get(gate + i, part)) * get(up + i, part), part);
+  });
+}
+
+template <class T>
+void swiglu_backward(T* gate, T* up, const T* dy, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    const Vec<A> g = get(gate + i, part);
+    const Vec<A> u = get(up + i, part);
+    const Vec<A> d = get(dy + i, part);
+    const Vec<A> s = formulas::sigmoid(g);
+    put(gate + i, d * u * formulas::silu_derivative(g, s), part);
+    put(up + i, d * g * s, part);
+  });
+}
+
+template <class T>
+void column_sum(const T* x, Acc<T>* sum, Size rows, Size width) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r, x += width) {
+    for_row<A>(width, [&](Size i, auto part) {
+      put(sum + i, get(sum + i, part) + get(x + i, part), part);
+    });
+  }
+}
+
+template <class T>
+void rope(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_size,
+          const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
+  using A = Acc<T>;
+  const Size half = head_size / 2;
+  for (Size r = 0; r < rows; ++r, x += stride) {
+    const Size angles = (first + r) % length * half;
+    for (Size h = 0; h < heads; ++h) {
+      T* const a = x + h * head_size;
+      T* const b = a + half;
+      for_row<A>(half, [&](Size i, auto part) {
+        const Vec<A> c = get(cosine + angles + i, part);
+        const Vec<A> s = get(sine + angles + i, part) * Vec<A>(direction);
+        const Vec<A> va = get(a + i, part);
+        const Vec<A> vb = get(b + i, part);
+        put(a + i, formulas::rotate_first(va, vb, c, s), part);
+        put(b + i, formulas::rotate_second(va, vb, c, s), part);
+      });
+    }
+  }
+}
+
+template <class T>
+void add(const T* a, const T* b, T* y, Size size) {
+  for_row<Acc<T>>(
+      size, [&](Size i, auto part) { put(y + i, get(a + i, part) + get(b + i, part), part); });
+}
+
+template <class T>
+void accumulate(Acc<T>* sum, const T* x, Size size) {
+  for_row<Acc<T>>(
+      size, [&](Size i, auto part) { put(sum + i, get(sum + i, part) + get(x + i, part), part); });
+}
+
+template <class T>
+void convert(const Acc<T>* x, Size x_stride, T* y, Size y_stride, Size rows, Size width) {
+  for (Size r = 0; r < rows; ++r, x += x_stride, y += y_stride) {
+    for_row<Acc<T>>(width, [&](Size i, auto part) { put(y + i, get(x + i, part), part); });
+  }
+}
+
+template <class T>
+void row_dot(const T* a, Size a_stride, const T* b, Size b_stride, Acc<T>* out, Size rows,
+             Size width) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r, a += a_stride, b += b_stride) {
+    Vec<A> sum(A(0));
+    for_row<A>(width, [&](Size i, auto part) { sum += get(a + i, part) * get(b + i, part); });
+    out[r] = sum_lanes(sum);
+  }
+}
+
+/// float to double, half a vector at a time.
+inline Vec<double> widen_half(const float* from) {
+  using HalfFloats = float __attribute__((vector_size(2 * kFloats)));
+  using Doubles = double __attribute__((vector_size(4 * kFloats)));
+  HalfFloats half;
+  __builtin_memcpy(&half, from, sizeof half);
+  const Doubles doubles = __builtin_convertvector(half, Doubles);
+  return Vec<double>(reinterpret_cast<typename Vec<double>::register_type>(doubles));
+}
+
+template <class T>
+void pack(const float* gradient, const float* tied, T* packed, Size size, double* sum_of_squares,
+          std::uint64_t* non_finite) {
+  Vec<double> low(0.0);
+  Vec<double> high(0.0);
+  Words bad = {};
+  for_row<float>(size, [&](Size i, auto part) {
+    Vec<float> v = get(gradient + i, part);
+    if (tied != nullptr) v += get(tied + i, part);
+    put(packed + i, v, part);
+    // What was stored, not what was meant to be.
+    const Vec<float> stored = get(packed + i, part);
+    bad -= reinterpret_cast<Words>((words_of(stored) & 0x7f800000U) == 0x7f800000U);
+    alignas(64) float lanes[kFloats];
+    stored.store_aligned(lanes);
+    const Vec<double> a = widen_half(lanes);
+    const Vec<double> b = widen_half(lanes + kFloats / 2);
+    low += a * a;
+    high += b * b;
+  });
+  *sum_of_squares += sum_lanes(low + high);
+  for (Size i = 0; i < kFloats; ++i) *non_finite += bad[i];
+}
+
+}  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -1,0 +1,75 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/device/host_stream.h"
+
+#include "src/model/host/factories.h"
+#include "src/model/host/products.h"
+
+namespace ballast::model::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Best rate of products of n x n matrices, repeated for about `seconds` but at least twice, after
+/// one that warms up caches and makes the primitive.
+template <class T>
+double best_rate(Products& products, std::size_t n, double seconds) {
+  // Any normal numbers: zeros could be cheaper.
+  T one{};
+  if constexpr (std::is_same_v<T, float>) {
+    one = 0.5F;
+  } else {
+    one = to_bf16(0.5F);
+  }
+  const std::vector<T> a(n * n, one);
+  const std::vector<T> b(n * n, one);
+  std::vector<T> c(n * n);
+  const auto multiply = [&] {
+    products.multiply({n, n, n}, matrix(a.data(), n), matrix(b.data(), n), matrix(c.data(), n));
+  };
+  multiply();
+  double fastest = 1e30;
+  const auto start = Clock::now();
+  for (int runs = 0; runs < 2 || seconds_since(start) < seconds; ++runs) {
+    const auto before = Clock::now();
+    multiply();
+    fastest = std::min(fastest, seconds_since(before));
+  }
+  const auto size = static_cast<double>(n);
+  return 2.0 * size * size * size / std::max(fastest, 1e-9);
+}
+
+template <class T>
+double best_of_sizes(double seconds) {
+  constexpr std::array<std::size_t, 3> kSizes = {768, 1536, 2304};
+  Products products;
+  double best = 0.0;
+  for (const std::size_t n : kSizes) {
+    best = std::max(best, best_rate<T>(products, n, seconds / kSizes.size()));
+  }
+  return best;
+}
+
+}  // namespace
+
+double measure_host_gemm_peak(device::Device& device, DType type, double seconds) {
+  const auto stream = device.make_stream("gemm peak");
+  auto* host = dynamic_cast<device::HostStream*>(stream.get());
+  expects(host != nullptr, "the host device made a stream of another kind");
+  double best = 0.0;
+  host->enqueue([&] {
+    best = type == DType::f32 ? best_of_sizes<float>(seconds) : best_of_sizes<Bf16>(seconds);
+  });
+  host->synchronize();
+  return best;
+}
+
+}  // namespace ballast::model::host

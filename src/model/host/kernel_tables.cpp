@@ -1,0 +1,41 @@
+#include <array>
+#include <cstdlib>
+
+#include "src/model/host/kernels.h"
+
+// BALLAST_KERNEL_ISAS(X) applies X to the name of each instruction set compiled in, worst first
+// (src/model/meson.build).
+namespace ballast::model::host {
+
+#define BALLAST_DECLARE(name) \
+  namespace name {            \
+  void fill(KernelTable&);    \
+  }
+BALLAST_KERNEL_ISAS(BALLAST_DECLARE)
+#undef BALLAST_DECLARE
+
+std::vector<const KernelTable*> kernel_tables() {
+  static const std::vector<KernelTable> tables = [] {
+    std::vector<KernelTable> supported;
+    const auto add = [&](Isa isa, void (*fill)(KernelTable&)) {
+      if (!cpu_supports(isa)) return;
+      KernelTable table;
+      table.isa = isa;
+      fill(table);
+      supported.push_back(table);
+    };
+#define BALLAST_ADD(name) add(Isa::name, name::fill);
+    BALLAST_KERNEL_ISAS(BALLAST_ADD)
+#undef BALLAST_ADD
+    return supported;
+  }();
+  const char* const mask = std::getenv("BALLAST_ISA_MASK");
+  const Isa best = mask == nullptr || *mask == '\0' ? Isa::avx512 : parse_isa(mask);
+  std::vector<const KernelTable*> available;
+  for (const KernelTable& table : tables) {
+    if (table.isa <= best) available.push_back(&table);
+  }
+  return available;
+}
+
+}  // namespace ballast::model::host

@@ -1,0 +1,40 @@
+// Compiled once per instruction set; BALLAST_KERNEL_ISA is its name.
+#include "src/model/host/elementwise_kernels.h"
+#include "src/model/host/norm_kernels.h"
+#include "src/model/host/softmax_kernels.h"
+
+namespace ballast::model::host::BALLAST_KERNEL_ISA {
+namespace {
+
+template <class T>
+RowKernels<T> row_kernels() {
+  RowKernels<T> k;
+  k.norm = norm<T>;
+  k.norm_backward = norm_backward<T>;
+  k.gelu = gelu<T>;
+  k.gelu_backward = gelu_backward<T>;
+  k.swiglu = swiglu<T>;
+  k.swiglu_backward = swiglu_backward<T>;
+  k.column_sum = column_sum<T>;
+  k.rope = rope<T>;
+  k.add = add<T>;
+  k.accumulate = accumulate<T>;
+  k.convert = convert<T>;
+  k.row_dot = row_dot<T>;
+  k.attention_softmax = attention_softmax<T>;
+  k.attention_softmax_backward = attention_softmax_backward<T>;
+  k.cross_entropy = cross_entropy<T>;
+  return k;
+}
+
+}  // namespace
+
+/// Fills in the kernels. Only constants: safe to call on a CPU without this instruction set.
+void fill(KernelTable& table) {
+  table.f32 = row_kernels<float>();
+  table.bf16 = row_kernels<Bf16>();
+  table.pack_f32 = {pack<float>};
+  table.pack_bf16 = {pack<Bf16>};
+}
+
+}  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/dtype.h"
+
+namespace ballast::model::host {
+
+/// The type in which values of the training type T are computed and summed.
+template <class T>
+using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// Kernels over rows of activations for one instruction set; single-threaded, callers split the
+/// rows. `T` is the training type; matrices are row-major, [rows, width] without gaps unless a
+/// stride (in elements) is given. `*_sum` arrays [width] are added to.
+template <class T>
+struct RowKernels {
+  using A = Acc<T>;
+  using Size = std::size_t;
+
+  /// y = (x - mean) / sqrt(variance + epsilon) * weight + bias per row; `bias` null: RMSNorm, no
+  /// mean, no bias. Source: Ba et al. 2016; Zhang & Sennrich 2019.
+  void (*norm)(const T* x, const T* weight, const T* bias, A epsilon, T* y, Size rows, Size width);
+  /// dx = residual (null: 0) + the gradient of x; `residual` may be dx. `bias_sum` null: RMSNorm.
+  void (*norm_backward)(const T* x, const T* weight, const T* dy, A epsilon, const T* residual,
+                        T* dx, A* weight_sum, A* bias_sum, Size rows, Size width);
+  /// y = gelu(x), tanh form.
+  void (*gelu)(const T* x, T* y, Size size);
+  /// d *= gelu'(x), and column sums of the result.
+  void (*gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
+  /// y = silu(gate) * up.
+  void (*swiglu)(const T* gate, const T* up, T* y, Size size);
+  /// gate and up become their gradients, `dy` the gradient of y.
+  void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
+  /// Adds each column's sum.
+  void (*column_sum)(const T* x, A* sum, Size rows, Size width);
+  /// Turns each of `heads` heads [head_size] of each row by its position's angles, in place.
+  /// Row r is position (first + r) % length; cosine and sine are [length, head_size / 2];
+  /// `direction` 1 forward, -1 backward.
+  void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_size,
+               const A* cosine, const A* sine, A direction);
+  /// y = a + b.
+  void (*add)(const T* a, const T* b, T* y, Size size);
+  /// sum += x.
+  void (*accumulate)(A* sum, const T* x, Size size);
+  /// y = x, rounded; rows [width] with strides.
+  void (*convert)(const A* x, Size x_stride, T* y, Size y_stride, Size rows, Size width);
+  /// out[r] = sum over columns of a * b.
+  void (*row_dot)(const T* a, Size a_stride, const T* b, Size b_stride, A* out, Size rows,
+                  Size width);
+
+  /// Causal softmax of a tile of scores: row r sees columns [0, first + r + 1), the others up to
+  /// `columns` get probability 0. `scores` are used up. log_sum[r] = log of the sum of
+  /// exp(scale * score).
+  void (*attention_softmax)(A* scores, T* probabilities, Size stride, Size first, Size rows,
+                            Size columns, A scale, A* log_sum);
+  /// Probabilities again, from log_sum, and the gradients of the unscaled scores: p * (dp - delta)
+  /// * scale.
+  void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
+                                     Size stride, Size first, Size rows, Size columns, A scale,
+                                     const A* log_sum, const A* delta);
+  /// Returns the cross-entropy in nats of one row of logits (used up) against `target`. `gradient`
+  /// (null: not wanted) = scale * (softmax - one-hot); it may start where `logits` starts.
+  double (*cross_entropy)(A* logits, Size size, Size target, A scale, T* gradient);
+};
+
+/// Kernels over gradients.
+template <class T>
+struct GradientKernels {
+  using Size = std::size_t;
+  /// packed = gradient + tied (null: none), rounded to nearest even; adds to the sum of squares and
+  /// to the count of the packed values that are not finite.
+  void (*pack)(const float* gradient, const float* tied, T* packed, Size size,
+               double* sum_of_squares, std::uint64_t* non_finite);
+};
+
+/// Kernels of one instruction set.
+struct KernelTable {
+  Isa isa = Isa::scalar;
+  RowKernels<float> f32;
+  RowKernels<Bf16> bf16;
+  GradientKernels<float> pack_f32;
+  GradientKernels<Bf16> pack_bf16;
+};
+
+template <class T>
+const RowKernels<T>& rows_of(const KernelTable& table) {
+  if constexpr (std::is_same_v<T, float>) {
+    return table.f32;
+  } else {
+    return table.bf16;
+  }
+}
+template <class T>
+const GradientKernels<T>& gradients_of(const KernelTable& table) {
+  if constexpr (std::is_same_v<T, float>) {
+    return table.pack_f32;
+  } else {
+    return table.pack_bf16;
+  }
+}
+
+/// Tables compiled in and supported by this CPU, worst first; BALLAST_ISA_MASK (a name) hides every
+/// better one.
+std::vector<const KernelTable*> kernel_tables();
+
+}  // namespace ballast::model::host

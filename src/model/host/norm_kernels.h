@@ -1,0 +1,105 @@
+#pragma once
+
+#include "src/model/formulas.h"
+#include "src/model/host/simd.h"
+
+namespace ballast::model::host::BALLAST_KERNEL_ISA {
+
+template <class A>
+struct RowStatistics {
+  A mean;
+  A factor;
+};
+
+/// Mean (LayerNorm only) and inverse deviation of one row; two passes, so that a large mean does
+/// not cancel the variance.
+template <bool kCentred, class T>
+inline RowStatistics<Acc<T>> row_statistics(const T* x, Size width, Acc<T> epsilon) {
+  using A = Acc<T>;
+  const A count = static_cast<A>(width);
+  A mean = 0;
+  if constexpr (kCentred) {
+    Vec<A> sum(A(0));
+    for_row<A>(width, [&](Size i, auto part) { sum += get(x + i, part); });
+    mean = sum_lanes(sum) / count;
+  }
+  Vec<A> squares(A(0));
+  for_row<A>(width, [&](Size i, auto part) {
+    const Vec<A> d = get(x + i, part, mean) - Vec<A>(mean);
+    squares += d * d;
+  });
+  const Vec<A> factor =
+      formulas::inverse_deviation(Vec<A>(sum_lanes(squares) / count), Vec<A>(epsilon));
+  return {mean, factor.get(0)};
+}
+
+template <bool kCentred, class T>
+void norm_rows(const T* x, const T* weight, const T* bias, Acc<T> epsilon, T* y, Size rows,
+               Size width) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r, x += width, y += width) {
+    const auto row = row_statistics<kCentred>(x, width, epsilon);
+    for_row<A>(width, [&](Size i, auto part) {
+      Vec<A> n = (get(x + i, part) - Vec<A>(row.mean)) * Vec<A>(row.factor) * get(weight + i, part);
+      if constexpr (kCentred) n += get(bias + i, part);
+      put(y + i, n, part);
+    });
+  }
+}
+
+template <class T>
+void norm(const T* x, const T* weight, const T* bias, Acc<T> epsilon, T* y, Size rows, Size width) {
+  if (bias != nullptr) {
+    norm_rows<true>(x, weight, bias, epsilon, y, rows, width);
+  } else {
+    norm_rows<false>(x, weight, bias, epsilon, y, rows, width);
+  }
+}
+
+template <bool kCentred, class T>
+void norm_backward_rows(const T* x, const T* weight, const T* dy, Acc<T> epsilon, const T* residual,
+                        T* dx, Acc<T>* weight_sum, Acc<T>* bias_sum, Size rows, Size width) {
+  using A = Acc<T>;
+  const A count = static_cast<A>(width);
+  for (Size r = 0; r < rows; ++r, x += width, dy += width, dx += width) {
+    const auto row = row_statistics<kCentred>(x, width, epsilon);
+    const Vec<A> mean(row.mean);
+    const Vec<A> factor(row.factor);
+    Vec<A> sum_g(A(0));
+    Vec<A> sum_gn(A(0));
+    for_row<A>(width, [&](Size i, auto part) {
+      const Vec<A> n = (get(x + i, part) - mean) * factor;
+      const Vec<A> d = get(dy + i, part);
+      const Vec<A> g = d * get(weight + i, part);
+      put(weight_sum + i, get(weight_sum + i, part) + d * n, part);
+      if constexpr (kCentred) {
+        put(bias_sum + i, get(bias_sum + i, part) + d, part);
+        sum_g += g;
+      }
+      sum_gn += g * n;
+    });
+    const Vec<A> mean_g(sum_lanes(sum_g) / count);
+    const Vec<A> mean_gn(sum_lanes(sum_gn) / count);
+    for_row<A>(width, [&](Size i, auto part) {
+      const Vec<A> n = (get(x + i, part) - mean) * factor;
+      const Vec<A> g = get(dy + i, part) * get(weight + i, part);
+      Vec<A> d = formulas::norm_derivative(g, n, mean_g, mean_gn, factor);
+      if (residual != nullptr) d += get(residual + r * width + i, part);
+      put(dx + i, d, part);
+    });
+  }
+}
+
+template <class T>
+void norm_backward(const T* x, const T* weight, const T* dy, Acc<T> epsilon, const T* residual,
+                   T* dx, Acc<T>* weight_sum, Acc<T>* bias_sum, Size rows, Size width) {
+  if (bias_sum != nullptr) {
+    norm_backward_rows<true>(x, weight, dy, epsilon, residual, dx, weight_sum, bias_sum, rows,
+                             width);
+  } else {
+    norm_backward_rows<false>(x, weight, dy, epsilon, residual, dx, weight_sum, bias_sum, rows,
+                              width);
+  }
+}
+
+}  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -1,0 +1,140 @@
+#pragma once
+
+// Vectors of one instruction set. Everything here and in *_kernels.h is compiled once per
+// instruction set, so it lives in a namespace of that name (BALLAST_KERNEL_ISA) and uses no inline
+// function of the standard library: the linker would keep one copy for all.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <xsimd/xsimd.hpp>
+
+#include "ballast/core/dtype.h"
+
+#include "src/model/host/kernels.h"
+
+namespace ballast::model::host::BALLAST_KERNEL_ISA {
+
+using Size = std::size_t;
+
+template <class A>
+using Vec = xsimd::batch<A>;
+
+template <class A>
+inline constexpr Size kLanes = Vec<A>::size;
+
+/// Vectors of the compiler, for what xsimd 8 does not convert: bf16 and float to double.
+inline constexpr Size kFloats = kLanes<float>;
+using Words = std::uint32_t __attribute__((vector_size(4 * kFloats)));
+using Halves = std::uint16_t __attribute__((vector_size(2 * kFloats)));
+
+inline Words words_of(const Vec<float>& x) {
+  static_assert(sizeof(Words) == sizeof(typename Vec<float>::register_type));
+  return reinterpret_cast<Words>(x.data);
+}
+
+inline Vec<float> floats_of(Words words) {
+  return Vec<float>(reinterpret_cast<typename Vec<float>::register_type>(words));
+}
+
+inline Words widen(const Bf16* from) {
+  Halves halves;
+  __builtin_memcpy(&halves, from, sizeof halves);
+  return __builtin_convertvector(halves, Words) << 16;
+}
+
+/// Nearest even; NaN stays a quiet NaN (as to_bf16).
+inline Words round_words(Words bits) {
+  const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40U;
+  return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
+}
+
+inline float scalar_value(Bf16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline float scalar_value(float x) {
+  return x;
+}
+inline double scalar_value(double x) {
+  return x;
+}
+
+inline Vec<float> load(const Bf16* from) {
+  return floats_of(widen(from));
+}
+template <class A>
+inline Vec<A> load(const A* from) {
+  return Vec<A>::load_unaligned(from);
+}
+
+inline void store(Bf16* to, const Vec<float>& x) {
+  const Halves halves = __builtin_convertvector(round_words(words_of(x)), Halves);
+  __builtin_memcpy(static_cast<void*>(to), &halves, sizeof halves);
+}
+template <class A>
+inline void store(A* to, const Vec<A>& x) {
+  x.store_unaligned(to);
+}
+
+/// A whole vector of elements, and the last `count` elements of a row.
+struct Whole {};
+struct Part {
+  Size count;
+};
+
+template <class T>
+inline Vec<Acc<T>> get(const T* from, Whole, Acc<T> = 0) {
+  return load(from);
+}
+/// Lanes behind the row's end are `fill`.
+template <class T>
+inline Vec<Acc<T>> get(const T* from, Part part, Acc<T> fill = 0) {
+  alignas(64) Acc<T> lanes[kLanes<Acc<T>>];
+  for (Size i = 0; i < kLanes<Acc<T>>; ++i)
+    lanes[i] = i < part.count ? scalar_value(from[i]) : fill;
+  return Vec<Acc<T>>::load_aligned(lanes);
+}
+
+template <class T>
+inline void put(T* to, const Vec<Acc<T>>& x, Whole) {
+  store(to, x);
+}
+template <class T>
+inline void put(T* to, const Vec<Acc<T>>& x, Part part) {
+  T lanes[kLanes<Acc<T>>];
+  store(lanes, x);
+  __builtin_memcpy(static_cast<void*>(to), lanes, part.count * sizeof(T));
+}
+
+/// Calls body(i, Whole or Part) for each vector of a row of `size` elements.
+template <class A, class Body>
+inline void for_row(Size size, const Body& body) {
+  Size i = 0;
+  for (; i + kLanes<A> <= size; i += kLanes<A>) body(i, Whole{});
+  if (i < size) body(i, Part{size - i});
+}
+
+template <class A>
+inline A sum_lanes(const Vec<A>& x) {
+  alignas(64) A lanes[kLanes<A>];
+  x.store_aligned(lanes);
+  for (Size half = kLanes<A> / 2; half > 0; half /= 2) {
+    for (Size i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+template <class A>
+inline A max_lanes(const Vec<A>& x) {
+  alignas(64) A lanes[kLanes<A>];
+  x.store_aligned(lanes);
+  A best = lanes[0];
+  for (Size i = 1; i < kLanes<A>; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+}  // namespace ballast::model::host::BALLAST_KERNEL_ISA

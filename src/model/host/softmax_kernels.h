@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cmath>
+
+#include "src/model/formulas.h"
+#include "src/model/host/simd.h"
+
+namespace ballast::model::host::BALLAST_KERNEL_ISA {
+
+/// Largest of x[0..size).
+template <class A>
+inline A row_max(const A* x, Size size) {
+  // No lane behind the end may win: fill with an element of the row.
+  Vec<A> best(x[0]);
+  for_row<A>(size, [&](Size i, auto part) { best = xsimd::max(best, get(x + i, part, x[0])); });
+  return max_lanes(best);
+}
+
+/// Writes zero to x[begin..end).
+template <class T>
+inline void clear(T* x, Size begin, Size end) {
+  if (end > begin) __builtin_memset(static_cast<void*>(x + begin), 0, (end - begin) * sizeof(T));
+}
+
+template <class T>
+void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first, Size rows,
+                       Size columns, Acc<T> scale, Acc<T>* log_sum) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r, scores += stride, probabilities += stride) {
+    const Size valid = first + r + 1;
+    const A largest = row_max(scores, valid) * scale;
+    Vec<A> sum(A(0));
+    for_row<A>(valid, [&](Size i, auto part) {
+      // Lanes behind the end: exp(-inf) = 0.
+      const Vec<A> s = get(scores + i, part, -static_cast<A>(HUGE_VAL));
+      const Vec<A> e = formulas::probability(s, Vec<A>(scale), Vec<A>(largest));
+      put(scores + i, e, part);
+      sum += e;
+    });
+    const A total = sum_lanes(sum);
+    const Vec<A> inverse(A(1) / total);
+    for_row<A>(valid, [&](Size i, auto part) {
+      put(probabilities + i, get(scores + i, part) * inverse, part);
+    });
+    clear(probabilities, valid, columns);
+    log_sum[r] = largest + static_cast<A>(::log(static_cast<double>(total)));
+  }
+}
+
+template <class T>
+void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* probabilities,
+                                T* dscores, Size stride, Size first, Size rows, Size columns,
+                                Acc<T> scale, const Acc<T>* log_sum, const Acc<T>* delta) {
+  using A = Acc<T>;
+  for (Size r = 0; r < rows; ++r) {
+    const Size valid = first + r + 1;
+    const Size row = r * stride;
+    const Vec<A> sum(log_sum[r]);
+    const Vec<A> mean(delta[r]);
+    for_row<A>(valid, [&](Size i, auto part) {
+      const Vec<A> p = formulas::probability(get(scores + row + i, part), Vec<A>(scale), sum);
+      put(probabilities + row + i, p, part);
+      put(dscores + row + i,
+          formulas::softmax_derivative(p, get(dp + row + i, part), mean, Vec<A>(scale)), part);
+    });
+    clear(probabilities + row, valid, columns);
+    clear(dscores + row, valid, columns);
+  }
+}
+
+/// Turns logits into exp(logit - largest) and returns their sum; partial sums of a few thousand
+/// elements are added in double.
+template <class A>
+inline double exponentials(A* logits, Size size, A largest) {
+  constexpr Size kStretch = 4096;
+  double total = 0.0;
+  for (Size begin = 0; begin < size; begin += kStretch) {
+    const Size count = size - begin < kStretch ? size - begin : kStretch;
+    Vec<A> sum(A(0));
+    for_row<A>(count, [&](Size i, auto part) {
+      A* const x = logits + begin + i;
+      const Vec<A> e = formulas::probability(get(x, part, -static_cast<A>(HUGE_VAL)), Vec<A>(A(1)),
+                                             Vec<A>(largest));
+      put(x, e, part);
+      sum += e;
+    });
+    total += static_cast<double>(sum_lanes(sum));
+  }
+  return total;
+}
+
+template <class T>
+double cross_entropy(Acc<T>* logits, Size size, Size target, Acc<T> scale, T* gradient) {
+  using A = Acc<T>;
+  const A largest = row_max(logits, size);
+  const A wanted = logits[target];
+  const double total = exponentials(logits, size, largest);
+  const double loss = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
+  if (gradient == nullptr) return loss;
+  // Subtracting the one-hot before rounding: p - 1 keeps its precision near p = 1. exp - total is
+  // the same number before the common factor.
+  logits[target] = static_cast<A>(static_cast<double>(logits[target]) - total);
+  const Vec<A> factor(static_cast<A>(static_cast<double>(scale) / total));
+  for_row<A>(size,
+             [&](Size i, auto part) { put(gradient + i, get(logits + i, part) * factor, part); });
+  return loss;
+}
+
+}  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include <omp.h>
+
+namespace ballast::model::host {
+
+/// Threads of the calling thread's next parallel region.
+inline std::size_t team_size() {
+  return static_cast<std::size_t>(omp_get_max_threads());
+}
+
+/// Part `index` of [0, size) cut into `parts` nearly equal ranges.
+struct Range {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  [[nodiscard]] std::size_t size() const { return end - begin; }
+};
+inline Range range_of(std::size_t size, std::size_t parts, std::size_t index) {
+  return {size * index / parts, size * (index + 1) / parts};
+}
+
+/// Calls body(part) for part in [0, parts), part p always on thread p: what depends on the split
+/// does not depend on timing. The first exception is rethrown here.
+template <class Body>
+void on_team(std::size_t parts, const Body& body) {
+  std::exception_ptr failure;
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(parts))
+  for (std::size_t part = 0; part < parts; ++part) {
+    try {
+      body(part);
+    } catch (...) {
+#pragma omp critical(ballast_on_team)
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// Calls body(Range) for one range of [0, size) per thread; ranges start at multiples of `step`.
+template <class Body>
+void split(std::size_t size, std::size_t step, const Body& body) {
+  const std::size_t units = (size + step - 1) / step;
+  const std::size_t parts = team_size();
+  on_team(parts, [&](std::size_t part) {
+    const Range units_here = range_of(units, parts, part);
+    const Range here = {units_here.begin * step,
+                        units_here.end * step < size ? units_here.end * step : size};
+    if (here.begin < here.end) body(here);
+  });
+}
+
+/// Makes parallel regions of this thread single-threaded while it lives.
+class SingleThreaded {
+ public:
+  SingleThreaded() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~SingleThreaded() { omp_set_num_threads(before_); }
+  SingleThreaded(const SingleThreaded&) = delete;
+  SingleThreaded& operator=(const SingleThreaded&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace ballast::model::host

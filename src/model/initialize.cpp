@@ -1,0 +1,73 @@
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/random.h"
+#include "ballast/model/architecture.h"
+
+namespace ballast::model {
+namespace {
+
+/// FNV-1a, 64 bits: gives every tensor its own random stream.
+std::uint64_t hash(std::string_view text) {
+  std::uint64_t value = 0xcbf29ce484222325U;
+  for (const char c : text) {
+    value ^= static_cast<unsigned char>(c);
+    value *= 0x100000001b3U;
+  }
+  return value;
+}
+
+/// Four standard normal numbers from one call of the generator, by the Box-Muller transform.
+std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
+                                   std::uint64_t stream) {
+  const auto words = philox(seed, counter, stream);
+  std::array<double, 4> out{};
+  for (std::size_t pair = 0; pair < 2; ++pair) {
+    const double u1 = (static_cast<double>(words[2 * pair]) + 0.5) * 0x1p-32;
+    const double u2 = (static_cast<double>(words[2 * pair + 1]) + 0.5) * 0x1p-32;
+    const double radius = std::sqrt(-2.0 * std::log(u1));
+    const double angle = 2.0 * std::numbers::pi * u2;
+    out[2 * pair] = radius * std::cos(angle);
+    out[2 * pair + 1] = radius * std::sin(angle);
+  }
+  return out;
+}
+
+void fill_normal(const TensorSpec& tensor, std::uint64_t seed, std::vector<float>& out) {
+  const std::uint64_t stream = hash(tensor.name);
+  const auto groups = static_cast<std::int64_t>((tensor.size + 3) / 4);
+  float* const data = out.data();
+  const Elems size = tensor.size;
+  const double stddev = tensor.stddev;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const auto first = static_cast<std::uint64_t>(group) * 4;
+    const auto normals = four_normals(seed, static_cast<std::uint64_t>(group), stream);
+    for (std::uint64_t k = 0; k < 4 && first + k < size; ++k) {
+      data[first + k] = static_cast<float>(stddev * normals[k]);
+    }
+  }
+}
+
+}  // namespace
+
+void initialize(const TensorSpec& tensor, std::uint64_t seed, std::vector<float>& out) {
+  switch (tensor.init) {
+    case Init::zeros:
+      out.assign(tensor.size, 0.0F);
+      return;
+    case Init::ones:
+      out.assign(tensor.size, 1.0F);
+      return;
+    case Init::normal:
+      out.resize(tensor.size);
+      fill_normal(tensor, seed, out);
+      return;
+  }
+}
+
+}  // namespace ballast::model
