@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cfenv>
 #include <cstdlib>
 #include <optional>
@@ -46,6 +47,29 @@ TEST(Updater, ResultIsTheSameForEveryNumberOfThreads) {
   for (const int threads : {2, 3, 7}) {
     EXPECT_EQ(difference(stepped(Updater(threads), start), expected), "") << threads << " threads";
   }
+}
+
+TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
+  States whole(300'007, 15);
+  States parts = whole;
+  const Updater updater(2);
+  updater.step(hyper_at(1), whole.plain());
+  const PlainShard all = parts.plain();
+  constexpr Elems kPart = 1'009;
+  for (Elems i = 0; i < all.size; i += kPart) {
+    updater.step(hyper_at(1),
+                 PlainShard{all.weight + i, all.first_moment + i, all.second_moment + i,
+                            all.gradient + i, std::min(kPart, all.size - i)});
+  }
+  EXPECT_EQ(difference(whole, parts), "");
+  updater.step(hyper_at(2), whole.split());
+  const SplitShard split = parts.split();
+  for (Elems i = 0; i < split.size; i += kPart) {
+    updater.step(hyper_at(2), SplitShard{split.weight + i, split.remainder + i,
+                                         split.first_moment + i, split.second_moment + i,
+                                         split.gradient + i, std::min(kPart, split.size - i)});
+  }
+  EXPECT_EQ(difference(whole, parts), "");
 }
 
 TEST(Updater, UsesAllCpusWhenNotToldOtherwise) {
