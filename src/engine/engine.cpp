@@ -110,7 +110,7 @@ class Engine::Impl {
   }
 
   const Blueprint& blueprint() const { return blueprint_; }
-  const device::Device& device() const { return *device_; }
+  device::Device& device() { return *device_; }
   std::string_view io_backend() const { return store_ ? store_->io_backend() : ""; }
   std::string_view update_isa() const { return to_string(updater_.isa()); }
   std::uint64_t updates() const { return updates_; }
@@ -187,7 +187,7 @@ Engine::~Engine() = default;
 const Blueprint& Engine::blueprint() const {
   return impl_->blueprint();
 }
-const device::Device& Engine::device() const {
+device::Device& Engine::device() {
   return impl_->device();
 }
 std::string_view Engine::io_backend() const {

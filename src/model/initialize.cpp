@@ -1,9 +1,10 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
@@ -37,35 +38,35 @@ std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
   return out;
 }
 
-void fill_normal(const TensorSpec& tensor, std::uint64_t seed, std::vector<float>& out) {
+/// Element i is number i mod 4 of group i / 4.
+void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = hash(tensor.name);
-  const auto groups = static_cast<std::int64_t>((tensor.size + 3) / 4);
-  float* const data = out.data();
-  const Elems size = tensor.size;
+  const auto begin = static_cast<std::int64_t>(first / 4);
+  const auto end = static_cast<std::int64_t>((first + out.size() + 3) / 4);
   const double stddev = tensor.stddev;
 #pragma omp parallel for schedule(static)
-  for (std::int64_t group = 0; group < groups; ++group) {
-    const auto first = static_cast<std::uint64_t>(group) * 4;
+  for (std::int64_t group = begin; group < end; ++group) {
     const auto normals = four_normals(seed, static_cast<std::uint64_t>(group), stream);
-    for (std::uint64_t k = 0; k < 4 && first + k < size; ++k) {
-      data[first + k] = static_cast<float>(stddev * normals[k]);
+    for (std::uint64_t k = 0; k < 4; ++k) {
+      const std::uint64_t element = static_cast<std::uint64_t>(group) * 4 + k;
+      if (element < first || element - first >= out.size()) continue;
+      out[element - first] = static_cast<float>(stddev * normals[k]);
     }
   }
 }
 
 }  // namespace
 
-void initialize(const TensorSpec& tensor, std::uint64_t seed, std::vector<float>& out) {
+void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   switch (tensor.init) {
     case Init::zeros:
-      out.assign(tensor.size, 0.0F);
+      std::fill(out.begin(), out.end(), 0.0F);
       return;
     case Init::ones:
-      out.assign(tensor.size, 1.0F);
+      std::fill(out.begin(), out.end(), 1.0F);
       return;
     case Init::normal:
-      out.resize(tensor.size);
-      fill_normal(tensor, seed, out);
+      fill_normal(tensor, seed, first, out);
       return;
   }
 }

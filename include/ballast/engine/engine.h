@@ -45,7 +45,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   [[nodiscard]] const Blueprint& blueprint() const;
-  [[nodiscard]] const device::Device& device() const;
+  [[nodiscard]] device::Device& device();
   /// "io_uring", "threads", or "" when nothing is on NVMe; after start().
   [[nodiscard]] std::string_view io_backend() const;
   /// Instruction set of the host update.
