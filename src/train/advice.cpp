@@ -32,8 +32,8 @@ std::string remedy(Lane lane) {
 }  // namespace
 
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
-                   double seconds, std::uint64_t steps) {
-  if (seconds <= 0.0 || steps == 0) return "no step was run";
+                   double seconds) {
+  if (seconds <= 0.0) return "no step was run";
   const double compute = busy(lanes, Lane::compute);
   const double share = compute / seconds;
   Lane slowest = Lane::upload;

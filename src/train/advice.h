@@ -6,8 +6,8 @@
 
 namespace ballast::train {
 
-/// Says what bounds a run of `seconds` over `steps` steps and what would help most.
+/// Says what bounds a run that took `seconds` and what would help most.
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
-                   double seconds, std::uint64_t steps);
+                   double seconds);
 
 }  // namespace ballast::train

@@ -211,18 +211,18 @@ class Trainer {
     const double steps = static_cast<double>(config_.ballast.steps);
     const double tokens = steps * static_cast<double>(engine_.blueprint().tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
+    const double seconds = seconds_between(started_, Clock::now());
     observer_.finished({.blueprint = engine_.blueprint(),
                         .steps = config_.ballast.steps,
                         .skipped = skipped_,
-                        .seconds = seconds_between(started_, Clock::now()),
+                        .seconds = seconds,
                         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
                         .gemm_share = gemm_share(training_seconds_ / std::max(steps, 1.0)),
                         .last_loss = last_loss_,
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
                         .peak_resident = memory::peak_resident_bytes(),
-                        .advice = advise(engine_.blueprint(), totals.lanes, training_seconds_,
-                                         config_.ballast.steps)});
+                        .advice = advise(engine_.blueprint(), totals.lanes, seconds)});
   }
 
   const config::Config& config_;
