@@ -1,0 +1,158 @@
+#include "ballast/aio/file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+
+#include "aio/allocate.h"
+#include "tests/support/direct_io.h"
+#include "tests/support/temp_dir.h"
+
+namespace ballast::aio {
+namespace {
+
+using test::TempDir;
+using Access = File::Access;
+
+/// Message of the Error(io) that `act` throws.
+std::string io_error(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::io);
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string creation_error(const std::filesystem::path& directory, Bytes size) {
+  return io_error([&] { (void)File::create_anonymous(directory, size, Access::buffered); });
+}
+
+void expect_parts(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(File, AnAnonymousFileHasItsSizeAndItsBlocksButNoName) {
+  const TempDir directory;
+  for (const Access access : {Access::direct, Access::buffered}) {
+    if (access == Access::direct && !test::has_direct_io(directory.path())) continue;
+    const File file = File::create_anonymous(directory.path(), 3 * kMiB, access);
+    struct stat status {};
+    ASSERT_EQ(fstat(file.descriptor(), &status), 0);
+    EXPECT_EQ(status.st_size, static_cast<off_t>(3 * kMiB));
+    EXPECT_GE(status.st_blocks * 512, static_cast<off_t>(3 * kMiB));
+    EXPECT_EQ(status.st_nlink, 0U);
+    EXPECT_EQ(file.size(), 3 * kMiB);
+    EXPECT_EQ(file.name(), directory.path());
+    EXPECT_EQ(file.alignment() == 1, access == Access::buffered);
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(File, MovingHandsOverTheDescriptorAndDestructionClosesIt) {
+  const TempDir directory;
+  int descriptor = -1;
+  {
+    File first = File::create_anonymous(directory.path(), kPage, Access::buffered);
+    descriptor = first.descriptor();
+    File second = std::move(first);
+    EXPECT_EQ(second.descriptor(), descriptor);
+    File third = File::create_anonymous(directory.path(), 2 * kPage, Access::buffered);
+    third = std::move(second);
+    EXPECT_EQ(third.descriptor(), descriptor);
+    EXPECT_EQ(third.size(), kPage);
+  }
+  EXPECT_EQ(fcntl(descriptor, F_GETFD), -1);
+  EXPECT_EQ(errno, EBADF);
+}
+
+TEST(File, OpensAnExistingFileWithItsSize) {
+  const TempDir directory;
+  const auto path = directory.write("data", std::string(5000, 'x'));
+  const File file = File::open(path, true, Access::buffered);
+  EXPECT_EQ(file.size(), 5000U);
+  EXPECT_EQ(file.name(), path);
+  EXPECT_EQ(pwrite(file.descriptor(), "y", 1, 0), 1);
+  const File readable = File::open(path, false, Access::buffered);
+  EXPECT_EQ(pwrite(readable.descriptor(), "y", 1, 0), -1);
+}
+
+TEST(File, RefusesToOpenWhatIsMissingOrNoRegularFile) {
+  const TempDir directory;
+  expect_parts(io_error([&] { (void)File::open(directory.path() / "none", false); }),
+               {"cannot open", "none", "No such file"});
+  expect_parts(io_error([&] { (void)File::open(directory.path(), false, Access::buffered); }),
+               {directory.path(), "not a regular file"});
+}
+
+TEST(File, AMissingDirectoryIsNamed) {
+  const TempDir directory;
+  expect_parts(creation_error(directory.path() / "none", kPage),
+               {(directory.path() / "none").string() + ": no such directory", "create it"});
+  const auto file = directory.write("file", "");
+  expect_parts(creation_error(file / "below", kPage), {"file/below: no such directory"});
+  expect_parts(creation_error(file, kPage), {"file is not a directory"});
+}
+
+TEST(File, ADirectoryThatTakesNoFilesIsNamed) {
+  expect_parts(creation_error("/proc/self", 0), {"/proc/self: ", "choose another"});
+  if (geteuid() == 0) return;  // root may write everywhere
+  const TempDir directory;
+  std::filesystem::permissions(
+      directory.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  expect_parts(creation_error(directory.path(), kPage), {"the directory is not writable"});
+}
+
+TEST(File, MoreThanTheFreeSpaceIsRefusedWithBothNumbers) {
+  const TempDir directory;
+  struct statvfs status {};
+  ASSERT_EQ(statvfs(directory.path().c_str(), &status), 0);
+  const Bytes size = Bytes{status.f_blocks} * status.f_frsize + 1 * kPage;
+  expect_parts(
+      creation_error(directory.path(), size),
+      {directory.path(), "needs " + format_bytes(size), "(" + std::to_string(size) + " bytes)",
+       "free are ", "another path", std::strerror(ENOSPC)});
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(File, AFileSizeLimitIsRefusedBeforeItStrikes) {
+  const TempDir directory;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = kMiB;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const std::string message = creation_error(directory.path(), kMiB + 1);
+  EXPECT_NO_THROW((void)File::create_anonymous(directory.path(), kMiB, Access::buffered));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  expect_parts(message, {directory.path(), "file-size limit of 1048576 bytes", "ulimit -f"});
+}
+
+TEST(File, ZerosAreWrittenWhereTheFileSystemCannotAllocate) {
+  const TempDir directory;
+  const bool direct = test::has_direct_io(directory.path());
+  const File file =
+      File::create_anonymous(directory.path(), 0, direct ? Access::direct : Access::buffered);
+  const Bytes size = 2 * kMiB + 3 * kPage + 100;  // no multiple of any alignment
+  ASSERT_EQ(write_zeros(file.descriptor(), size, file.alignment()), 0);
+  struct stat status {};
+  ASSERT_EQ(fstat(file.descriptor(), &status), 0);
+  EXPECT_EQ(status.st_size, static_cast<off_t>(size));
+  EXPECT_GE(status.st_blocks * 512, static_cast<off_t>(size));
+  EXPECT_EQ(write_zeros(-1, size, 1), EBADF);
+}
+
+}  // namespace
+}  // namespace ballast::aio
