@@ -1,0 +1,169 @@
+#include "ballast/model/architecture.h"
+
+#include <cmath>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/unit/model/fixture.h"
+
+namespace ballast::model {
+namespace {
+
+ModelConfig gpt2_124m() {
+  ModelConfig c;
+  c.vocab_size = 50257;
+  c.hidden_size = 768;
+  c.num_layers = 12;
+  c.num_heads = 12;
+  c.intermediate_size = 3072;
+  c.max_sequence = 1024;
+  return c;
+}
+
+TEST(Architecture, CountsTheParametersOfKnownModels) {
+  EXPECT_EQ(build_architecture(gpt2_124m()).parameters(), 124439808U);
+  ModelConfig tiny;  // TinyLlama-1.1B
+  tiny.family = Family::llama;
+  tiny.vocab_size = 32000;
+  tiny.hidden_size = 2048;
+  tiny.num_layers = 22;
+  tiny.num_heads = 32;
+  tiny.num_kv_heads = 4;
+  tiny.intermediate_size = 5632;
+  tiny.tie_embeddings = false;
+  EXPECT_EQ(build_architecture(tiny).parameters(), 1100048384U);
+}
+
+TEST(Architecture, LaysTensorsOnCacheLinesAndBlocksOnPages) {
+  for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
+    const Architecture model = build_architecture(config);
+    ASSERT_EQ(model.blocks.size(), config.num_layers + 2);
+    std::set<std::string> names;
+    for (const BlockSpec& block : model.blocks) {
+      EXPECT_EQ(block.elements % 2048, 0U);
+      Elems end = 0;
+      Elems parameters = 0;
+      for (const TensorSpec& tensor : block.tensors) {
+        EXPECT_EQ(tensor.offset % 32, 0U);
+        EXPECT_GE(tensor.offset, end);
+        end = tensor.offset + tensor.size;
+        parameters += tensor.size;
+        EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      }
+      EXPECT_LE(end, block.elements);
+      EXPECT_EQ(parameters, block.parameters);
+    }
+  }
+}
+
+TEST(Architecture, NamesTensorsAsHuggingFaceDoes) {
+  const Architecture gpt2 = build_architecture(test::small_gpt2());
+  EXPECT_EQ(gpt2.blocks[0].tensors[0].name, "transformer.wte.weight");
+  EXPECT_EQ(gpt2.blocks[0].tensors[0].offset, 0U);
+  const auto& projection = gpt2.blocks[2].tensor("transformer.h.1.attn.c_attn.weight");
+  EXPECT_EQ(projection.shape, (std::vector<std::uint64_t>{36, 108}));
+  EXPECT_DOUBLE_EQ(gpt2.blocks[1].tensor("transformer.h.0.mlp.c_proj.weight").stddev, 0.02 / 2.0);
+  EXPECT_EQ(gpt2.blocks[3].tensors.size(), 2U);
+
+  const Architecture llama = build_architecture(test::small_llama());
+  EXPECT_EQ(llama.blocks[0].tensors[0].name, "model.embed_tokens.weight");
+  const auto& key = llama.blocks[1].tensor("model.layers.0.self_attn.k_proj.weight");
+  EXPECT_EQ(key.shape, (std::vector<std::uint64_t>{12, 36}));
+  EXPECT_EQ(llama.blocks[3].tensor("lm_head.weight").shape[0], 61U);
+  EXPECT_THROW((void)llama.blocks[0].tensor("lm_head.weight"), Error);
+}
+
+/// The message of the refusal; empty when there was none.
+std::string refusal(const ModelConfig& config) {
+  try {
+    build_architecture(config);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Architecture, RefusesNumbersThatDoNotFitTogether) {
+  const auto with = [](ModelConfig config, auto change) {
+    change(config);
+    return refusal(config);
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_heads = c.num_kv_heads = 5; }),
+                  "hidden_size 36 is not divisible by model.num_heads 5"));
+  EXPECT_TRUE(has(with(test::small_llama(), [](auto& c) { c.num_kv_heads = 4; }), "num_kv_heads"));
+  EXPECT_TRUE(has(with(test::small_llama(), [](auto& c) { c.num_heads = c.num_kv_heads = 12; }),
+                  "even head size"));
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.vocab_size = 0; }), "vocab_size is 0"));
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.max_sequence = 0; }), "max_sequence"));
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_kv_heads = 1; }), "grouped-query"));
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.norm_epsilon = 0; }), "norm_epsilon"));
+  EXPECT_EQ(refusal(test::small_gpt2()), "");
+  EXPECT_EQ(refusal(test::small_llama()), "");
+}
+
+TEST(Architecture, CountsMatrixFlops) {
+  const Architecture model = build_architecture(gpt2_124m());
+  EXPECT_EQ(model.forward_flops(0, 4, 512), 0.0);
+  const double tokens = 2048.0;
+  EXPECT_EQ(model.forward_flops(13, 4, 512), 2.0 * tokens * 768 * 50257);
+  EXPECT_EQ(model.forward_flops(1, 4, 512),
+            2.0 * tokens * 12 * 768 * 768 + 2.0 * tokens * 512 * 768);
+}
+
+TEST(Families, AreReadByNameWithASuggestion) {
+  EXPECT_EQ(parse_family("llama"), Family::llama);
+  EXPECT_EQ(to_string(Family::gpt2), "gpt2");
+  try {
+    parse_family("lama");
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("llama"), std::string::npos);
+  }
+}
+
+TEST(Initialize, DrawsFromTheDistributionAndDependsOnSeedAndName) {
+  TensorSpec tensor;
+  tensor.name = "a";
+  tensor.size = 100003;
+  tensor.init = Init::normal;
+  tensor.stddev = 0.5;
+  std::vector<float> first;
+  std::vector<float> again;
+  initialize(tensor, 7, first);
+  initialize(tensor, 7, again);
+  ASSERT_EQ(first.size(), tensor.size);
+  EXPECT_EQ(first, again);
+  double sum = 0.0;
+  double square = 0.0;
+  for (const float x : first) {
+    sum += x;
+    square += static_cast<double>(x) * x;
+  }
+  const auto count = static_cast<double>(tensor.size);
+  EXPECT_NEAR(sum / count, 0.0, 0.01);
+  EXPECT_NEAR(std::sqrt(square / count), 0.5, 0.01);
+
+  initialize(tensor, 8, again);
+  EXPECT_NE(first, again);
+  tensor.name = "b";
+  initialize(tensor, 7, again);
+  EXPECT_NE(first, again);
+  tensor.name = "a";
+  tensor.size = 10;
+  initialize(tensor, 7, again);
+  EXPECT_EQ(again, std::vector<float>(first.begin(), first.begin() + 10));
+
+  tensor.init = Init::ones;
+  initialize(tensor, 7, again);
+  EXPECT_EQ(again, std::vector<float>(10, 1.0F));
+}
+
+}  // namespace
+}  // namespace ballast::model

@@ -1,0 +1,257 @@
+// Whole blocks against a plain model in double.
+#include <gtest/gtest.h>
+
+#include "tests/unit/model/fixture.h"
+#include "tests/unit/model/reference.h"
+
+namespace ballast::model {
+namespace {
+
+using test::Bench;
+using test::central_difference;
+using test::dot;
+using test::doubles;
+using test::normals;
+using test::Reference;
+using test::relative_error;
+using Values = std::vector<double>;
+
+struct Case {
+  const char* name;
+  ModelConfig config;
+  MicroBatchShape shape;
+  int threads;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
+}
+
+/// 70 and 131 positions: more than one tile of query rows, the last one not full.
+std::vector<Case> cases() {
+  return {{"gpt2", test::small_gpt2(), {2, 70}, 2},
+          {"gpt2_one_thread", test::small_gpt2(), {3, 1}, 1},
+          {"gpt2_three_threads", test::small_gpt2(), {1, 7}, 3},
+          {"llama", test::small_llama(), {2, 70}, 2},
+          {"llama_three_threads", test::small_llama(), {1, 131}, 3},
+          {"llama_one_thread", test::small_llama(), {2, 5}, 1}};
+}
+
+/// `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss` along
+/// one random direction over all elements, and by a few single elements.
+void expect_derivatives(const std::function<double()>& loss, Values& x, const Values& gradient,
+                        std::size_t begin, std::size_t size, const std::string& what) {
+  double norm = 0.0;
+  for (std::size_t i = 0; i < size; ++i) norm += gradient[begin + i] * gradient[begin + i];
+  norm = std::sqrt(norm);
+  ASSERT_GT(norm, 0.0) << what;
+  const Values direction = normals(size, 77);
+  const Values before = x;
+  double step = 0.0;
+  const std::function<double()> along = [&] {
+    for (std::size_t i = 0; i < size; ++i) x[begin + i] = before[begin + i] + step * direction[i];
+    return loss();
+  };
+  const double expected = central_difference(along, step);
+  x = before;
+  double actual = 0.0;
+  for (std::size_t i = 0; i < size; ++i) actual += gradient[begin + i] * direction[i];
+  EXPECT_NEAR(actual, expected, 2e-5 * norm) << what << " along a direction";
+  for (std::size_t sample = 0; sample < 4; ++sample) {
+    const std::size_t i = begin + random_u64(5, sample) % size;
+    EXPECT_NEAR(gradient[i], central_difference(loss, x[i]), 2e-5 * norm) << what << " at " << i;
+  }
+}
+
+class Blocks : public testing::TestWithParam<Case> {
+ protected:
+  Bench bench{GetParam().config, DType::f32, GetParam().shape, GetParam().threads};
+  Reference reference{bench.architecture.config, GetParam().shape.sequences,
+                      GetParam().shape.length};
+};
+
+TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
+  const BlockSpec& block = bench.architecture.blocks[2];
+  const Values weights = bench.weights(2);
+  const Values in = bench.activation_values(9);
+  const DeviceBytes out = bench.activation();
+  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), bench.upload(in), out);
+  bench.stream->synchronize();
+  EXPECT_LT(relative_error(bench.download(out), reference.layer(block, weights, in)), 2e-6);
+}
+
+TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
+  const BlockSpec& block = bench.architecture.blocks[2];
+  Values weights = bench.weights(2);
+  Values in = bench.activation_values(9);
+  const Values dy = bench.activation_values(10);
+  const DeviceBytes d = bench.upload(dy);
+  const auto flat = bench.gradient(block.elements);
+  std::fill_n(flat.raw(), flat.size(), 3.0F);
+  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat);
+  bench.stream->synchronize();
+  Values gradient = doubles(flat);
+  for (double& value : gradient) value -= 3.0;
+  const Values dx = bench.download(d);
+  const auto loss = [&] { return dot(reference.layer(block, weights, in), dy); };
+  Elems covered = 0;
+  for (const TensorSpec& tensor : block.tensors) {
+    expect_derivatives(loss, weights, gradient, tensor.offset, tensor.size, tensor.name);
+    covered += tensor.size;
+  }
+  expect_derivatives(loss, in, dx, 0, in.size(), "input");
+  // Nothing was written between the tensors.
+  EXPECT_LE(static_cast<Elems>(std::count_if(gradient.begin(), gradient.end(),
+                                             [](double value) { return value != 0.0; })),
+            covered);
+}
+
+TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
+  for (const bool tied : {false, true}) {
+    Case with = GetParam();
+    with.config.tie_embeddings = tied;
+    Bench b(with.config, DType::f32, with.shape, with.threads);
+    Reference plain{b.architecture.config, with.shape.sequences, with.shape.length};
+    const std::size_t last = b.architecture.blocks.size() - 1;
+    const BlockSpec& block = b.architecture.blocks[last];
+    const std::size_t matrix = with.config.vocab_size * with.config.hidden_size;
+    Values weights = b.weights(last);
+    Values embedding = b.weights(0);
+    Values in = b.activation_values(9);
+    const auto targets = b.tokens(3);
+    double* const output =
+        tied ? embedding.data() : &weights[block.tensor("lm_head.weight").offset];
+    const float scale = 0.125F;
+    const auto loss = [&] { return scale * plain.head(weights, output, in, targets); };
+
+    const DeviceBytes w = b.upload(weights);
+    const DeviceBytes e = tied ? b.upload(embedding) : DeviceBytes();
+    const DeviceBytes x = b.upload(in);
+    const DeviceBytes dx = b.activation();
+    const auto t = b.upload_tokens(targets);
+    const auto gradient = b.gradient(block.elements);
+    const auto tied_gradient = tied ? b.gradient(matrix) : DeviceView<float>();
+    const auto trained = b.number();
+    const auto evaluated = b.number();
+    b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient, trained);
+    b.compute->head_forward(*b.stream, w, e, x, t, evaluated);
+    b.stream->synchronize();
+
+    EXPECT_NEAR(*trained.raw() * scale, loss(), 2e-6 * std::abs(loss()));
+    EXPECT_EQ(*trained.raw(), *evaluated.raw());
+    for (const TensorSpec& tensor : block.tensors) {
+      expect_derivatives(loss, weights, doubles(gradient), tensor.offset, tensor.size, tensor.name);
+    }
+    if (tied) expect_derivatives(loss, embedding, doubles(tied_gradient), 0, matrix, "embedding");
+    expect_derivatives(loss, in, b.download(dx), 0, in.size(), "input");
+  }
+}
+
+TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
+  const BlockSpec& block = bench.architecture.blocks[0];
+  const Values weights = bench.weights(0);
+  const auto tokens = bench.tokens(3);
+  const auto t = bench.upload_tokens(tokens);
+  const DeviceBytes out = bench.activation();
+  const Values dy = bench.activation_values(4);
+  const auto gradient = bench.gradient(block.elements);
+  bench.compute->embedding_forward(*bench.stream, bench.upload(weights), t, out);
+  bench.compute->embedding_backward(*bench.stream, t, bench.upload(dy), gradient);
+  bench.stream->synchronize();
+
+  EXPECT_LT(relative_error(bench.download(out), reference.embedding(block, weights, tokens)), 1e-7);
+  const std::size_t width = bench.architecture.config.hidden_size;
+  std::vector<float> expected(block.elements, 0.0F);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    for (std::size_t c = 0; c < width; ++c) {
+      const auto d = static_cast<float>(dy[i * width + c]);
+      expected[static_cast<std::size_t>(tokens[i]) * width + c] += d;
+      if (block.tensors.size() == 1) continue;
+      expected[block.tensors[1].offset + i % bench.shape.length * width + c] += d;
+    }
+  }
+  EXPECT_EQ(std::memcmp(expected.data(), gradient.raw(), expected.size() * sizeof(float)), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Blocks, testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+/// Runs each block once and returns everything it wrote.
+std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchShape shape,
+                            int threads) {
+  Bench b(config, type, shape, threads);
+  const std::size_t last = b.architecture.blocks.size() - 1;
+  const DeviceBytes out = b.activation();
+  const DeviceBytes dx = b.activation();
+  const DeviceBytes in = b.upload(b.activation_values(9));
+  const DeviceBytes d = b.upload(b.activation_values(10));
+  const auto layer = b.gradient(b.architecture.blocks[1].elements);
+  const auto head = b.gradient(b.architecture.blocks[last].elements);
+  const auto tied = b.gradient(config.vocab_size * config.hidden_size);
+  const auto loss = b.number();
+  const DeviceBytes weights = b.upload(b.weights(1));
+  b.compute->layer_forward(*b.stream, 1, weights, in, out);
+  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer);
+  b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
+                        b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, loss);
+  b.stream->synchronize();
+  return {b.download(out), b.download(d), doubles(layer), b.download(dx),
+          doubles(head),   doubles(tied), {*loss.raw()}};
+}
+
+TEST(BlocksInBf16, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
+  for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
+    config.tie_embeddings = true;
+    const auto exact = run_all(config, DType::f32, {2, 70}, 2);
+    const auto rounded = run_all(config, DType::bf16, {2, 70}, 2);
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_LT(relative_error(rounded[i], exact[i]), 0.02) << "result " << i;
+    }
+  }
+}
+
+TEST(BlocksTwice, GiveTheSameBits) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
+      config.tie_embeddings = true;
+      for (const int threads : {1, 2, 3}) {
+        EXPECT_EQ(run_all(config, type, {3, 33}, threads), run_all(config, type, {3, 33}, threads));
+      }
+    }
+  }
+}
+
+TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
+  // Logits of 400 rows do not fit the chunk, and the last chunk is not full.
+  ModelConfig config = test::small_gpt2();
+  config.vocab_size = 50021;
+  config.hidden_size = 6;
+  config.max_sequence = 401;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Bench b(config, type, {1, 401});
+    Reference plain{b.architecture.config, 1, 401};
+    const std::size_t last = b.architecture.blocks.size() - 1;
+    Values weights = b.weights(last);
+    const Values embedding = b.weights(0);
+    Values in = b.activation_values(9);
+    const auto targets = b.tokens(3);
+    const DeviceBytes dx = b.activation();
+    const auto gradient = b.gradient(b.architecture.blocks[last].elements);
+    const auto tied = b.gradient(config.vocab_size * config.hidden_size);
+    const auto loss = b.number();
+    b.compute->head_train(*b.stream, b.upload(weights), b.upload(embedding), b.upload(in),
+                          b.upload_tokens(targets), 1.0F, dx, gradient, tied, loss);
+    b.stream->synchronize();
+    const double expected = plain.head(weights, embedding.data(), in, targets);
+    EXPECT_NEAR(*loss.raw(), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);
+    if (type == DType::bf16) continue;
+    const auto f = [&] { return plain.head(weights, embedding.data(), in, targets); };
+    // The last row's input: its chunk is the last one.
+    const Values d = b.download(dx);
+    const std::size_t i = in.size() - 2;
+    EXPECT_NEAR(d[i], central_difference(f, in[i]), 1e-4);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::model

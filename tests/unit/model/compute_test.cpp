@@ -1,0 +1,187 @@
+#include "ballast/model/compute.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/host/kernels.h"
+#include "tests/unit/model/fixture.h"
+
+namespace ballast::model {
+namespace {
+
+using test::Bench;
+using test::normals;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// A model whose embedding block is larger than one chunk of partial sums.
+ModelConfig wide_gpt2() {
+  ModelConfig config = test::small_gpt2();
+  config.vocab_size = 4000;
+  return config;
+}
+
+TEST(PackGradient, RoundsToNearestEvenAddsTheTiedPartAndSumsSquares) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const int threads : {1, 3}) {
+      Bench b(wide_gpt2(), type, {1, 4}, threads);
+      const Elems size = b.architecture.blocks[0].elements;
+      const Elems tied_size = 70001;
+      ASSERT_LT(tied_size, size);
+      const auto values = normals<float>(size, 1);
+      const auto tied_values = normals<float>(tied_size, 2);
+      const auto gradient = b.gradient(size);
+      const auto tied = b.gradient(tied_size);
+      std::copy(values.begin(), values.end(), gradient.raw());
+      std::copy(tied_values.begin(), tied_values.end(), tied.raw());
+      const DeviceBytes packed = b.device->allocate(size * size_of(type), "packed");
+      const auto stats = view_as<GradientStats>(b.device->allocate(sizeof(GradientStats), "stats"));
+      b.compute->pack_gradient(*b.stream, gradient, tied, packed, stats);
+      b.stream->synchronize();
+
+      const auto got = b.download(packed);
+      double squares = 0.0;
+      for (Elems i = 0; i < size; ++i) {
+        const float sum = values[i] + (i < tied_size ? tied_values[i] : 0.0F);
+        const float expected = type == DType::f32 ? sum : to_float(to_bf16(sum));
+        ASSERT_EQ(got[i], static_cast<double>(expected)) << i;
+        squares += got[i] * got[i];
+      }
+      EXPECT_NEAR(stats.raw()->sum_of_squares, squares, 1e-12 * squares);
+      EXPECT_EQ(stats.raw()->non_finite, 0U);
+    }
+  }
+}
+
+TEST(PackGradient, CountsWhatIsNotFiniteAfterRounding) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Bench b(wide_gpt2(), type, {1, 4});
+    const Elems size = b.architecture.blocks[0].elements;
+    const auto gradient = b.gradient(size);
+    gradient.raw()[0] = kInfinity;
+    gradient.raw()[70000] = -kInfinity;
+    gradient.raw()[size - 1] = std::numeric_limits<float>::quiet_NaN();
+    // Rounds to infinity in bf16 only.
+    gradient.raw()[5] = std::numeric_limits<float>::max();
+    const DeviceBytes packed = b.device->allocate(size * size_of(type), "packed");
+    const auto stats = view_as<GradientStats>(b.device->allocate(sizeof(GradientStats), "stats"));
+    b.compute->pack_gradient(*b.stream, gradient, {}, packed, stats);
+    b.stream->synchronize();
+    EXPECT_EQ(stats.raw()->non_finite, type == DType::f32 ? 3U : 4U);
+    EXPECT_TRUE(std::isnan(b.download(packed).back()));
+  }
+}
+
+TEST(Zero, ClearsTheWholeAccumulator) {
+  Bench b(test::small_gpt2(), DType::f32, {1, 4}, 3);
+  const auto gradient = b.gradient(12345);
+  std::fill_n(gradient.raw(), gradient.size(), 1.0F);
+  b.compute->zero(*b.stream, gradient);
+  b.stream->synchronize();
+  EXPECT_EQ(test::doubles(gradient), std::vector<double>(12345, 0.0));
+}
+
+TEST(MakeCompute, RefusesWhatItCannotRun) {
+  device::DeviceOptions options;
+  options.kind = "host";
+  options.budget = kMiB;
+  const auto device = device::make_device(options);
+  const Architecture model = build_architecture(test::small_gpt2());
+  EXPECT_THROW(make_compute(*device, model, DType::f32, {1, 81}), Error);
+  EXPECT_THROW(make_compute(*device, model, DType::f32, {0, 8}), Error);
+  EXPECT_THROW(make_compute(*device, model, DType::f16, {1, 8}), Error);
+  const auto compute = make_compute(*device, model, DType::f32, {1, 80});
+  EXPECT_EQ(compute->activation_bytes(), 80U * 36U * 4U);
+  const auto stream = device->make_stream("compute");
+  EXPECT_THROW(compute->zero(*stream, {}), Error);
+  EXPECT_THROW(compute->set_workspace(device->allocate(64, "too small")), Error);
+}
+
+TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {
+  Bench b(test::small_gpt2(), DType::f32, {1, 4});
+  const auto tokens = b.upload_tokens({1, 2, 61, 3});
+  b.compute->embedding_forward(*b.stream, b.upload(b.weights(0)), tokens, b.activation());
+  try {
+    b.stream->synchronize();
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::data);
+  }
+}
+
+TEST(Loss, IsNotANumberWhenTheActivationsAreNot) {
+  Bench b(test::small_gpt2(), DType::bf16, {1, 4});
+  auto in = b.activation_values(1);
+  in[40] = std::numeric_limits<double>::quiet_NaN();
+  const auto loss = b.number();
+  b.compute->head_forward(*b.stream, b.upload(b.weights(3)), b.upload(b.weights(0)), b.upload(in),
+                          b.upload_tokens({1, 2, 3, 4}), loss);
+  b.stream->synchronize();
+  EXPECT_TRUE(std::isnan(*loss.raw()));
+}
+
+TEST(Workspace, GrowsLinearlyWithTheSequence) {
+  device::DeviceOptions options;
+  options.kind = "host";
+  options.budget = kMiB;
+  const auto device = device::make_device(options);
+  ModelConfig config = test::small_llama();
+  const Architecture model = build_architecture(config);
+  const auto bytes = [&](std::uint64_t length) {
+    return static_cast<double>(
+        make_compute(*device, model, DType::bf16, {1, length})->workspace_bytes());
+  };
+  EXPECT_LT(bytes(16384) / bytes(8192), 2.01);
+}
+
+TEST(GemmPeak, IsARate) {
+  device::DeviceOptions options;
+  options.kind = "host";
+  options.budget = kMiB;
+  const auto device = device::make_device(options);
+  EXPECT_GT(measure_gemm_peak(*device, DType::f32, 0.01), 1e6);
+  EXPECT_GT(measure_gemm_peak(*device, DType::bf16, 0.01), 1e6);
+}
+
+TEST(KernelTables, AgreeWithEachOther) {
+  const auto tables = host::kernel_tables();
+  ASSERT_FALSE(tables.empty());
+  EXPECT_EQ(tables.front()->isa, Isa::scalar);
+  constexpr std::size_t kSize = 61;
+  const auto x = normals<float>(kSize, 1, 2.0);
+  std::vector<float> expected(kSize);
+  tables.front()->f32.gelu(x.data(), expected.data(), kSize);
+  for (const host::KernelTable* table : tables) {
+    std::vector<float> y(kSize);
+    table->f32.gelu(x.data(), y.data(), kSize);
+    for (std::size_t i = 0; i < kSize; ++i) {
+      EXPECT_NEAR(y[i], expected[i], 1e-6F * std::max(1.0F, std::abs(expected[i])));
+    }
+  }
+}
+
+TEST(KernelTables, RoundToBf16AsTheScalarFunctionDoes) {
+  std::vector<float> values;
+  for (std::uint32_t high = 0; high < 0x10000U; ++high) {
+    for (const std::uint32_t low : {0x0U, 0x1U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
+      values.push_back(std::bit_cast<float>(high << 16 | low));
+    }
+  }
+  for (const host::KernelTable* table : host::kernel_tables()) {
+    std::vector<Bf16> rounded(values.size());
+    table->bf16.convert(values.data(), values.size(), rounded.data(), values.size(), 1,
+                        values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(rounded[i].bits, to_bf16(values[i]).bits)
+          << std::hex << std::bit_cast<std::uint32_t>(values[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::model

@@ -1,0 +1,244 @@
+// The row kernels in double, against central differences.
+#define BALLAST_KERNEL_ISA in_double
+
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/model/host/elementwise_kernels.h"
+#include "src/model/host/norm_kernels.h"
+#include "src/model/host/softmax_kernels.h"
+#include "tests/unit/model/numbers.h"
+
+namespace ballast::model::host {
+namespace {
+
+using test::central_difference;
+using test::dot;
+using test::normals;
+using Values = std::vector<double>;
+
+constexpr double kTolerance = 1e-6;
+
+/// Every element of `gradient` is the derivative of `loss` by the same element of `x`.
+void expect_gradient(const std::function<double()>& loss, Values& x, const Values& gradient,
+                     const char* what) {
+  ASSERT_EQ(x.size(), gradient.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = central_difference(loss, x[i]);
+    EXPECT_NEAR(gradient[i], expected, kTolerance * std::max(1.0, std::abs(expected)))
+        << what << " [" << i << "]";
+  }
+}
+
+void check_norm(bool centred) {
+  constexpr std::size_t kRows = 3;
+  constexpr std::size_t kWidth = 37;
+  Values x = normals(kRows * kWidth, 1, 1.5, 0.7);
+  Values weight = normals(kWidth, 2, 0.5, 1.0);
+  Values bias = normals(kWidth, 3);
+  const Values dy = normals(kRows * kWidth, 4);
+  const Values residual = normals(kRows * kWidth, 5);
+  const double epsilon = 1e-5;
+  const auto loss = [&] {
+    Values y(x.size());
+    in_double::norm(x.data(), weight.data(), centred ? bias.data() : nullptr, epsilon, y.data(),
+                    kRows, kWidth);
+    return dot(y, dy);
+  };
+  Values dx(x.size());
+  Values dweight(kWidth);
+  Values dbias(kWidth);
+  in_double::norm_backward(x.data(), weight.data(), dy.data(), epsilon, residual.data(), dx.data(),
+                           dweight.data(), centred ? dbias.data() : nullptr, kRows, kWidth);
+  for (std::size_t i = 0; i < dx.size(); ++i) dx[i] -= residual[i];
+  expect_gradient(loss, x, dx, "x");
+  expect_gradient(loss, weight, dweight, "weight");
+  if (centred) expect_gradient(loss, bias, dbias, "bias");
+}
+
+TEST(DoubleKernels, LayerNormsGradientIsItsDerivative) {
+  check_norm(true);
+}
+
+TEST(DoubleKernels, RmsNormsGradientIsItsDerivative) {
+  check_norm(false);
+}
+
+TEST(DoubleKernels, NormsHaveTheStatisticsTheyPromise) {
+  constexpr std::size_t kWidth = 41;
+  const Values x = normals(kWidth, 1, 3.0, 100.0);
+  const Values ones(kWidth, 1.0);
+  const Values zeros(kWidth, 0.0);
+  Values y(kWidth);
+  in_double::norm(x.data(), ones.data(), zeros.data(), 0.0, y.data(), 1, kWidth);
+  EXPECT_NEAR(std::accumulate(y.begin(), y.end(), 0.0), 0.0, 1e-10);
+  EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
+  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, y.data(), 1, kWidth);
+  EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
+  EXPECT_GT(std::accumulate(y.begin(), y.end(), 0.0), 1.0);
+}
+
+TEST(DoubleKernels, GeluIsItsTanhFormAndItsGradientTheDerivative) {
+  constexpr std::size_t kRows = 3;
+  constexpr std::size_t kWidth = 13;
+  Values x = normals(kRows * kWidth, 1, 3.0);
+  const Values dy = normals(x.size(), 2);
+  Values y(x.size());
+  in_double::gelu(x.data(), y.data(), x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double u =
+        std::sqrt(2.0 / 3.14159265358979323846) * (x[i] + 0.044715 * std::pow(x[i], 3));
+    EXPECT_NEAR(y[i], 0.5 * x[i] * (1.0 + std::tanh(u)), 1e-12);
+  }
+  const auto loss = [&] {
+    in_double::gelu(x.data(), y.data(), x.size());
+    return dot(y, dy);
+  };
+  Values d = dy;
+  Values column_sum(kWidth, 1.0);
+  in_double::gelu_backward(x.data(), d.data(), column_sum.data(), kRows, kWidth);
+  expect_gradient(loss, x, d, "x");
+  for (std::size_t i = 0; i < kWidth; ++i) {
+    EXPECT_NEAR(column_sum[i], 1.0 + d[i] + d[kWidth + i] + d[2 * kWidth + i], 1e-12);
+  }
+}
+
+TEST(DoubleKernels, SwigluIsItsFormulaAndItsGradientsTheDerivatives) {
+  constexpr std::size_t kSize = 29;
+  Values gate = normals(kSize, 1, 2.0);
+  Values up = normals(kSize, 2);
+  const Values dy = normals(kSize, 3);
+  Values y(kSize);
+  const auto loss = [&] {
+    in_double::swiglu(gate.data(), up.data(), y.data(), kSize);
+    return dot(y, dy);
+  };
+  loss();
+  for (std::size_t i = 0; i < kSize; ++i) {
+    EXPECT_NEAR(y[i], gate[i] / (1.0 + std::exp(-gate[i])) * up[i], 1e-12);
+  }
+  Values dgate = gate;
+  Values dup = up;
+  in_double::swiglu_backward(dgate.data(), dup.data(), dy.data(), kSize);
+  expect_gradient(loss, gate, dgate, "gate");
+  expect_gradient(loss, up, dup, "up");
+}
+
+TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
+  constexpr std::size_t kRows = 5;
+  constexpr std::size_t kLength = 3;
+  constexpr std::size_t kHeads = 2;
+  constexpr std::size_t kHead = 10;
+  constexpr std::size_t kStride = kHeads * kHead + 3;
+  Values cosine(kLength * kHead / 2);
+  Values sine(cosine.size());
+  for (std::size_t i = 0; i < cosine.size(); ++i) {
+    cosine[i] = std::cos(0.37 * static_cast<double>(i));
+    sine[i] = std::sin(0.37 * static_cast<double>(i));
+  }
+  Values x = normals(kRows * kStride, 1);
+  const Values dy = normals(x.size(), 2);
+  const auto turn = [&](Values values, double direction) {
+    in_double::rope(values.data(), kStride, 1, kRows, kLength, kHeads, kHead, cosine.data(),
+                    sine.data(), direction);
+    return values;
+  };
+  const Values y = turn(x, 1.0);
+  // Row 0 is position 1; Hugging Face: x * cos + rotate_half(x) * sin.
+  const double c = cosine[kHead / 2];
+  const double s = sine[kHead / 2];
+  EXPECT_NEAR(y[0], x[0] * c - x[kHead / 2] * s, 1e-12);
+  EXPECT_NEAR(y[kHead / 2], x[kHead / 2] * c + x[0] * s, 1e-12);
+  EXPECT_EQ(y[kStride - 1], x[kStride - 1]);
+  expect_gradient([&] { return dot(turn(x, 1.0), dy); }, x, turn(dy, -1.0), "x");
+}
+
+TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
+  constexpr std::size_t kFirst = 4;
+  constexpr std::size_t kRows = 7;
+  constexpr std::size_t kColumns = kFirst + kRows;
+  constexpr std::size_t kStride = 16;
+  constexpr double kScale = 0.6;
+  Values scores = normals(kRows * kStride, 1, 2.0);
+  const Values dp = normals(scores.size(), 2);
+  Values log_sum(kRows);
+  const auto softmax = [&] {
+    Values used = scores;
+    Values p(scores.size());
+    in_double::attention_softmax(used.data(), p.data(), kStride, kFirst, kRows, kColumns, kScale,
+                                 log_sum.data());
+    return p;
+  };
+  const Values p = softmax();
+  Values delta(kRows);
+  for (std::size_t r = 0; r < kRows; ++r) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      sum += p[r * kStride + i];
+      delta[r] += p[r * kStride + i] * dp[r * kStride + i];
+      if (i > kFirst + r) {
+        EXPECT_EQ(p[r * kStride + i], 0.0);
+      }
+    }
+    EXPECT_NEAR(sum, 1.0, 1e-12);
+  }
+  Values again(scores.size());
+  Values dscores(scores.size());
+  in_double::attention_softmax_backward(scores.data(), dp.data(), again.data(), dscores.data(),
+                                        kStride, kFirst, kRows, kColumns, kScale, log_sum.data(),
+                                        delta.data());
+  for (std::size_t i = 0; i < p.size(); ++i) EXPECT_NEAR(again[i], p[i], 1e-12);
+  expect_gradient([&] { return dot(softmax(), dp); }, scores, dscores, "scores");
+}
+
+TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
+  // More than one stretch of partial sums, and an odd end.
+  for (const std::size_t size : {std::size_t{1}, std::size_t{53}, std::size_t{4999}}) {
+    constexpr double kScale = 0.25;
+    Values logits = normals(size, 1, 3.0);
+    const std::size_t target = size / 2;
+    const auto loss = [&] {
+      Values used = logits;
+      return kScale * in_double::cross_entropy<double>(used.data(), size, target, 1.0, nullptr);
+    };
+    double sum = 0.0;
+    for (const double logit : logits) sum += std::exp(logit);
+    EXPECT_NEAR(loss(), kScale * (std::log(sum) - logits[target]), 1e-10);
+    Values in_place = logits;
+    in_double::cross_entropy(in_place.data(), size, target, kScale, in_place.data());
+    expect_gradient(loss, logits, in_place, "logits");
+  }
+}
+
+TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
+  constexpr std::size_t kRows = 3;
+  constexpr std::size_t kWidth = 11;
+  const Values a = normals(kRows * kWidth, 1);
+  const Values b = normals(kRows * kWidth, 2);
+  Values y(a.size());
+  in_double::add(a.data(), b.data(), y.data(), y.size());
+  Values sum = b;
+  in_double::accumulate(sum.data(), a.data(), sum.size());
+  Values columns(kWidth, 2.0);
+  in_double::column_sum(a.data(), columns.data(), kRows, kWidth);
+  Values dots(kRows);
+  in_double::row_dot(a.data(), kWidth, b.data(), kWidth, dots.data(), kRows, kWidth);
+  Values copy(a.size());
+  in_double::convert<double>(a.data(), kWidth, copy.data(), kWidth, kRows, kWidth);
+  EXPECT_EQ(copy, a);
+  EXPECT_EQ(y, sum);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i], a[i] + b[i]);
+  for (std::size_t i = 0; i < kWidth; ++i) {
+    EXPECT_NEAR(columns[i], 2.0 + a[i] + a[kWidth + i] + a[2 * kWidth + i], 1e-12);
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    double expected = 0.0;
+    for (std::size_t i = 0; i < kWidth; ++i) expected += a[r * kWidth + i] * b[r * kWidth + i];
+    EXPECT_NEAR(dots[r], expected, 1e-12);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::model::host

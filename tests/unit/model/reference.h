@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/model/architecture.h"
+
+namespace ballast::test {
+
+/// The models once more, in double and as plain as they are written in the papers: what the blocks
+/// are tested against. Weights are a block's flat buffer.
+struct Reference {
+  model::ModelConfig config;
+  std::size_t sequences = 0;
+  std::size_t length = 0;
+
+  using Values = std::vector<double>;
+  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
+
+  [[nodiscard]] Values embedding(const model::BlockSpec& block, const Values& weights,
+                                 const std::vector<std::int32_t>& tokens) const;
+  [[nodiscard]] Values layer(const model::BlockSpec& block, const Values& weights,
+                             const Values& in) const;
+  /// Sum of the losses. `output` is the [V, H] matrix.
+  [[nodiscard]] double head(const Values& weights, const double* output, const Values& in,
+                            const std::vector<std::int32_t>& targets) const;
+
+  /// q, k, v: [tokens, heads or kv_heads, head_size].
+  [[nodiscard]] Values attention(const Values& q, const Values& k, const Values& v) const;
+
+ private:
+  [[nodiscard]] Values norm(const Values& x, const double* weight, const double* bias) const;
+  void rotate(Values& x, std::size_t heads) const;
+  [[nodiscard]] Values gpt2_layer(const model::BlockSpec& block, const Values& weights,
+                                  const Values& in) const;
+  [[nodiscard]] Values llama_layer(const model::BlockSpec& block, const Values& weights,
+                                   const Values& in) const;
+};
+
+}  // namespace ballast::test
