@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <future>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -70,18 +71,22 @@ BlockQueue::BlockQueue(std::string backend, const QueueOptions& options,
 
   std::promise<void> ready;
   auto outcome = ready.get_future();
-  owner_ = std::thread([this, &ready, &make_transport] {
-    pthread_setname_np(pthread_self(), "aio-owner");
-    try {
-      transport_ = make_transport(depth_);
-    } catch (...) {
-      ready.set_exception(std::current_exception());
-      return;
-    }
-    ready.set_value();
-    run();
-    transport_.reset();
-  });
+  try {
+    owner_ = std::thread([this, &ready, &make_transport] {
+      pthread_setname_np(pthread_self(), "aio-owner");
+      try {
+        transport_ = make_transport(depth_);
+      } catch (...) {
+        ready.set_exception(std::current_exception());
+        return;
+      }
+      ready.set_value();
+      run();
+      transport_.reset();
+    });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCategory::io, "cannot start the aio owner thread", error.code().value());
+  }
   try {
     outcome.get();
   } catch (...) {

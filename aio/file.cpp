@@ -82,13 +82,22 @@ std::optional<Bytes> free_space(const std::string& place) {
   return Bytes{status.f_bavail} * status.f_frsize;
 }
 
-Error not_enough_space(const std::string& place, Bytes size, int error_number) {
-  const auto available = free_space(place);
+Error not_enough_space(const std::string& place, Bytes size, Bytes available) {
   return {ErrorCategory::io,
           fmt::format("{}: needs {} ({} bytes), free are {} ({} bytes); free some space or choose "
                       "another path",
-                      place, format_bytes(size), size, format_bytes(available.value_or(0)),
-                      available.value_or(0)),
+                      place, format_bytes(size), size, format_bytes(available), available),
+          ENOSPC};
+}
+
+/// What was free was enough, and yet it ran out.
+Error space_ran_out(const std::string& place, Bytes size, std::optional<Bytes> before,
+                    int error_number) {
+  return {ErrorCategory::io,
+          fmt::format("{}: needs {} ({} bytes), free were {}, but not all of it could be had: a "
+                      "quota, or another program; choose another path",
+                      place, format_bytes(size), size,
+                      before ? format_bytes(*before) : "an unknown number of bytes"),
           error_number};
 }
 
@@ -162,9 +171,8 @@ File File::create_anonymous(const std::filesystem::path& directory, Bytes size, 
   const std::string place = directory.string();
   require_directory(place);
   require_size_limit(place, size);
-  if (const auto available = free_space(place); available && size > *available) {
-    throw not_enough_space(place, size, ENOSPC);
-  }
+  const auto available = free_space(place);
+  if (available && size > *available) throw not_enough_space(place, size, *available);
   const bool direct = access == Access::direct;
   Descriptor descriptor(open_nameless(place, direct));
   const Bytes alignment = direct ? direct_alignment(descriptor.get(), place) : 1;
@@ -173,7 +181,7 @@ File File::create_anonymous(const std::filesystem::path& directory, Bytes size, 
       return {descriptor.release(), place, size, alignment};
     case ENOSPC:
     case EDQUOT:
-      throw not_enough_space(place, size, error_number);
+      throw space_ran_out(place, size, available, error_number);
     case EFBIG:
       throw file_too_large(place, size, "what the file system can hold; choose a path on another");
     default:
