@@ -114,9 +114,9 @@ static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
 /// harmless.
 template <class T>
 inline void prefetch(const T* from) {
-  const auto address = reinterpret_cast<std::uintptr_t>(from) + kAhead * sizeof(T);
+  const char* ahead = reinterpret_cast<const char*>(from) + kAhead * sizeof(T);
   for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
-    __builtin_prefetch(reinterpret_cast<const void*>(address + line));
+    __builtin_prefetch(ahead + line);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "ballast/model/architecture.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -128,41 +129,53 @@ TEST(Families, AreReadByNameWithASuggestion) {
   }
 }
 
-TEST(Initialize, DrawsFromTheDistributionAndDependsOnSeedAndName) {
+std::vector<float> initial(const TensorSpec& tensor, std::uint64_t seed) {
+  std::vector<float> values(tensor.size);
+  initialize(tensor, seed, 0, values);
+  return values;
+}
+
+TensorSpec normal_tensor(const std::string& name, Elems size) {
   TensorSpec tensor;
-  tensor.name = "a";
-  tensor.size = 100003;
+  tensor.name = name;
+  tensor.size = size;
   tensor.init = Init::normal;
   tensor.stddev = 0.5;
-  std::vector<float> first;
-  std::vector<float> again;
-  initialize(tensor, 7, first);
-  initialize(tensor, 7, again);
-  ASSERT_EQ(first.size(), tensor.size);
-  EXPECT_EQ(first, again);
+  return tensor;
+}
+
+TEST(Initialize, DrawsFromTheDistributionAndDependsOnSeedAndName) {
+  const auto values = initial(normal_tensor("a", 100003), 7);
+  EXPECT_EQ(values, initial(normal_tensor("a", 100003), 7));
   double sum = 0.0;
   double square = 0.0;
-  for (const float x : first) {
+  for (const float x : values) {
     sum += x;
     square += static_cast<double>(x) * x;
   }
-  const auto count = static_cast<double>(tensor.size);
+  const auto count = static_cast<double>(values.size());
   EXPECT_NEAR(sum / count, 0.0, 0.01);
   EXPECT_NEAR(std::sqrt(square / count), 0.5, 0.01);
+  EXPECT_NE(values, initial(normal_tensor("a", 100003), 8));
+  EXPECT_NE(values, initial(normal_tensor("b", 100003), 7));
+}
 
-  initialize(tensor, 8, again);
-  EXPECT_NE(first, again);
-  tensor.name = "b";
-  initialize(tensor, 7, again);
-  EXPECT_NE(first, again);
-  tensor.name = "a";
-  tensor.size = 10;
-  initialize(tensor, 7, again);
-  EXPECT_EQ(again, std::vector<float>(first.begin(), first.begin() + 10));
+TEST(Initialize, AnElementDoesNotDependOnThePieceItIsDrawnIn) {
+  const TensorSpec tensor = normal_tensor("a", 1003);
+  const auto whole = initial(tensor, 7);
+  for (const Elems first : {0, 1, 2, 3, 4, 5, 997}) {
+    std::vector<float> piece(std::min<Elems>(6, tensor.size - first));
+    initialize(tensor, 7, first, piece);
+    for (std::size_t i = 0; i < piece.size(); ++i) EXPECT_EQ(piece[i], whole[first + i]);
+  }
+}
 
+TEST(Initialize, NormsAreOnesAndBiasesZeros) {
+  TensorSpec tensor = normal_tensor("a", 10);
   tensor.init = Init::ones;
-  initialize(tensor, 7, again);
-  EXPECT_EQ(again, std::vector<float>(10, 1.0F));
+  EXPECT_EQ(initial(tensor, 7), std::vector<float>(10, 1.0F));
+  tensor.init = Init::zeros;
+  EXPECT_EQ(initial(tensor, 7), std::vector<float>(10, 0.0F));
 }
 
 }  // namespace
