@@ -76,6 +76,7 @@ std::unique_ptr<Queue> make_first_usable(const QueueOptions& options) {
 
 std::vector<Backend> probe_backends() {
   std::vector<Backend> backends;
+  backends.reserve(std::size(kBackends));
   for (const Entry& entry : kBackends) backends.push_back(probe(entry));
   return backends;
 }

@@ -213,8 +213,8 @@ std::string describe(const Json& json) {
   }
 }
 
-Document::Document(const std::string& text, const std::filesystem::path& base, std::string name,
-                   std::span<const std::string> overrides)
+Document::Document(const std::string& text, const std::filesystem::path& base,
+                   const std::string& name, std::span<const std::string> overrides)
     : name_(printable(name, 4096)),
       base_(std::filesystem::weakly_canonical(std::filesystem::absolute(base))),
       root_(parse_file(text, name_)) {

@@ -26,7 +26,7 @@ class Document {
   /// Throws Error(config), one line that starts with `name`, for text that is not UTF-8, not JSON
   /// (comments apart), has a key twice in one object or is no object, and for an override that is
   /// not path=value or whose path leads through something that is no object.
-  Document(const std::string& text, const std::filesystem::path& base, std::string name,
+  Document(const std::string& text, const std::filesystem::path& base, const std::string& name,
            std::span<const std::string> overrides);
 
   [[nodiscard]] Json& root() { return root_; }

@@ -156,7 +156,7 @@ Json write_section(const Section& section) {
   return out;
 }
 
-Key section(std::string name, std::function<Section()> keys) {
+Key section(std::string name, const std::function<Section()>& keys) {
   return {std::move(name), [keys](const Value& value) { read_section(value, keys()); },
           [keys] { return write_section(keys()); }};
 }

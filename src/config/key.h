@@ -81,7 +81,7 @@ Json write_section(const Section& section);
 
 /// A section inside a section. `keys` is called when it is read or written, so that it may depend
 /// on keys that stand before it in the table.
-Key section(std::string name, std::function<Section()> keys);
+Key section(std::string name, const std::function<Section()>& keys);
 
 template <typename T>
 Key whole(std::string name, T& target, WholeRange range) {

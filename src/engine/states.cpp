@@ -14,7 +14,7 @@ namespace ballast::engine {
 namespace {
 
 constexpr Bytes kBounce = 1 * kMiB;
-constexpr Elems kPiece = 1024 * 1024;
+constexpr Elems kPiece = Elems{1} << 20;
 
 /// The home of a block's weights or states, opened for plain reading and writing by offset: NVMe
 /// homes are worked on in their host passing place, device homes through small copies.

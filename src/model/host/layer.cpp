@@ -56,7 +56,7 @@ void Layer<T>::take_memory(Bump& bump) {
   memory_.attention = bump.take<T>(size_);
   memory_.middle = bump.take<T>(size_);
   memory_.norm2 = bump.take<T>(size_);
-  memory_.gradient = bump.take<T>(size_);
+  memory_.gradient = memory_.norm2;
   memory_.log_sums = bump.take<float>(attention_.log_sums());
   memory_.attention_scratch = bump.take<std::byte>(attention_.scratch_bytes());
   const std::size_t wide = tokens_ * intermediate_;

@@ -67,7 +67,7 @@ struct LayerMemory {
   T* up = nullptr;         ///< [N, I] llama
   T* activated = nullptr;  ///< [N, I], later its gradient
   T* dqkv = nullptr;       ///< like qkv, in the place of hidden, up and activated
-  T* gradient = nullptr;   ///< [N, H] of norm2, attention, norm1 in turn
+  T* gradient = nullptr;   ///< [N, H] of norm2, attention, norm1 in turn; in the place of norm2
   float* log_sums = nullptr;
   std::byte* attention_scratch = nullptr;
 };

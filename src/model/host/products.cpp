@@ -1,8 +1,10 @@
 #include "src/model/host/products.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <dnnl.hpp>
 
@@ -95,6 +97,89 @@ void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const
   stream.wait();
 }
 
+/// Whether oneDNN multiplies bf16 on this CPU.
+bool has_bf16() {
+  static const bool has = [] {
+    const Matrix m{nullptr, DType::bf16, 16, 1};
+    try {
+      make({16, 16, 16}, m, m, m, false, false);
+      return true;
+    } catch (const dnnl::error&) {
+      return false;
+    }
+  }();
+  return has;
+}
+
+/// A bf16 matrix as an fp32 copy without gaps, rows and columns lying as they lay.
+struct Widened {
+  Matrix matrix;
+  std::size_t outer;  ///< rows of the copy
+  std::size_t inner;  ///< their length
+  std::size_t step;   ///< elements between rows of the original
+
+  Widened(const Matrix& m, std::size_t rows, std::size_t columns) : matrix(m) {
+    const bool by_rows = m.column_step == 1;
+    outer = by_rows ? rows : columns;
+    inner = by_rows ? columns : rows;
+    step = by_rows ? m.row_step : m.column_step;
+    if (m.type == DType::f32) return;
+    matrix.type = DType::f32;
+    matrix.row_step = by_rows ? inner : 1;
+    matrix.column_step = by_rows ? 1 : inner;
+  }
+
+  /// Fills `buffer` with the values of `from` and points the copy there.
+  void load(const Matrix& from, std::vector<float>& buffer, bool with_values = true) {
+    if (from.type == DType::f32) return;
+    buffer.resize(std::max(buffer.size(), outer * inner));
+    matrix.data = buffer.data();
+    if (!with_values) return;
+    for (std::size_t i = 0; i < outer; ++i) {
+      const Bf16* const row = static_cast<const Bf16*>(from.data) + i * step;
+      std::transform(row, row + inner, buffer.data() + i * inner,
+                     [](Bf16 value) { return to_float(value); });
+    }
+  }
+  /// Rounds the copy back.
+  void store(const Matrix& to, const std::vector<float>& buffer) const {
+    if (to.type == DType::f32) return;
+    for (std::size_t i = 0; i < outer; ++i) {
+      Bf16* const row = static_cast<Bf16*>(const_cast<void*>(to.data)) + i * step;
+      std::transform(buffer.data() + i * inner, buffer.data() + (i + 1) * inner, row, to_bf16);
+    }
+  }
+};
+
+/// The operands of a product, widened.
+struct WidenedProduct {
+  Widened a, b, c;
+  WidenedProduct(const Extents& e, const Matrix& a_in, const Matrix& b_in, const Matrix& c_in)
+      : a(a_in, e.m, e.k), b(b_in, e.k, e.n), c(c_in, e.m, e.n) {}
+
+  /// Calls multiply(a, b, c, bias) on the copies.
+  template <class Multiply>
+  void run(const Extents& e, const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
+           bool add_to_c, const void* bias, const Multiply& multiply) {
+    thread_local std::array<std::vector<float>, 4> buffers;
+    a.load(a_in, buffers[0]);
+    b.load(b_in, buffers[1]);
+    c.load(c_in, buffers[2], add_to_c);
+    if (bias != nullptr && a_in.type == DType::bf16) {
+      Widened row({bias, DType::bf16, e.n, 1}, 1, e.n);
+      row.load({bias, DType::bf16, e.n, 1}, buffers[3]);
+      bias = row.matrix.data;
+    }
+    multiply(a.matrix, b.matrix, c.matrix, bias);
+    c.store(c_in, buffers[2]);
+  }
+};
+
+bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
+  const bool bf16 = a.type == DType::bf16 || b.type == DType::bf16 || c.type == DType::bf16;
+  return bf16 && !has_bf16();
+}
+
 [[noreturn]] void fail(const Extents& e, const dnnl::error& error) {
   throw Error(ErrorCategory::device, "matrix product " + std::to_string(e.m) + " x " +
                                          std::to_string(e.n) + " x " + std::to_string(e.k) +
@@ -105,6 +190,16 @@ void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const
 
 struct Products::Cache {
   std::unordered_map<Key, Primitive, KeyHash> primitives;
+
+  const Primitive& get(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
+                       bool add_to_c, bool with_bias) {
+    const Key key = key_of(e, a, b, c, add_to_c, with_bias);
+    auto found = primitives.find(key);
+    if (found == primitives.end()) {
+      found = primitives.emplace(key, make(e, a, b, c, add_to_c, with_bias)).first;
+    }
+    return found->second;
+  }
 };
 
 Products::Products() : cache_(std::make_unique<Cache>()) {}
@@ -112,14 +207,17 @@ Products::~Products() = default;
 
 void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                         bool add_to_c, const void* bias) {
-  const bool with_bias = bias != nullptr;
-  const Key key = key_of(extents, a, b, c, add_to_c, with_bias);
+  const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
+                          const void* bias_in) {
+    execute(cache_->get(extents, a_in, b_in, c_in, add_to_c, bias_in != nullptr), a_in, b_in, c_in,
+            bias_in);
+  };
   try {
-    auto found = cache_->primitives.find(key);
-    if (found == cache_->primitives.end()) {
-      found = cache_->primitives.emplace(key, make(extents, a, b, c, add_to_c, with_bias)).first;
+    if (must_widen(a, b, c)) {
+      WidenedProduct(extents, a, b, c).run(extents, a, b, c, add_to_c, bias, direct);
+    } else {
+      direct(a, b, c, bias);
     }
-    execute(found->second, a, b, c, bias);
   } catch (const dnnl::error& error) {
     fail(extents, error);
   }
@@ -127,10 +225,13 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
 
 void Products::prepare(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                        bool add_to_c) {
-  const Key key = key_of(extents, a, b, c, add_to_c, false);
-  if (cache_->primitives.contains(key)) return;
   try {
-    cache_->primitives.emplace(key, make(extents, a, b, c, add_to_c, false));
+    if (must_widen(a, b, c)) {
+      const WidenedProduct wide(extents, a, b, c);
+      cache_->get(extents, wide.a.matrix, wide.b.matrix, wide.c.matrix, add_to_c, false);
+    } else {
+      cache_->get(extents, a, b, c, add_to_c, false);
+    }
   } catch (const dnnl::error& error) {
     fail(extents, error);
   }
@@ -138,10 +239,19 @@ void Products::prepare(const Extents& extents, const Matrix& a, const Matrix& b,
 
 void Products::multiply_prepared(const Extents& extents, const Matrix& a, const Matrix& b,
                                  const Matrix& c, bool add_to_c) const {
-  const auto found = cache_->primitives.find(key_of(extents, a, b, c, add_to_c, false));
-  expects(found != cache_->primitives.end(), "a matrix product was not prepared");
+  const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
+                          const void* /*bias*/) {
+    const auto& primitives = cache_->primitives;
+    const auto found = primitives.find(key_of(extents, a_in, b_in, c_in, add_to_c, false));
+    expects(found != primitives.end(), "a matrix product was not prepared");
+    execute(found->second, a_in, b_in, c_in, nullptr);
+  };
   try {
-    execute(found->second, a, b, c, nullptr);
+    if (must_widen(a, b, c)) {
+      WidenedProduct(extents, a, b, c).run(extents, a, b, c, add_to_c, nullptr, direct);
+    } else {
+      direct(a, b, c, nullptr);
+    }
   } catch (const dnnl::error& error) {
     fail(extents, error);
   }

@@ -38,7 +38,9 @@ struct Extents {
 };
 
 /// Matrix products through oneDNN, with fp32 accumulation; primitives are made once per shape. A
-/// primitive belongs to the number of threads of the call that made it. Errors: Error(device).
+/// primitive belongs to the number of threads of the call that made it. Where oneDNN has no bf16
+/// products for the CPU (below AVX-512), bf16 matrices are widened to fp32 copies first. Errors:
+/// Error(device).
 class Products {
  public:
   Products();

@@ -131,6 +131,8 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
     const auto t = b.upload_tokens(targets);
     const auto gradient = b.gradient(block.elements);
     const auto tied_gradient = tied ? b.gradient(matrix) : DeviceView<float>();
+    std::fill_n(gradient.raw(), gradient.size(), 3.0F);
+    std::fill_n(tied_gradient.raw(), tied_gradient.size(), 3.0F);
     const auto trained = b.number();
     const auto evaluated = b.number();
     b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient, trained);
@@ -139,10 +141,15 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
 
     EXPECT_NEAR(*trained.raw() * scale, loss(), 2e-6 * std::abs(loss()));
     EXPECT_EQ(*trained.raw(), *evaluated.raw());
+    const auto added = [](DeviceView<float> view) {
+      Values values = doubles(view);
+      for (double& value : values) value -= 3.0;
+      return values;
+    };
     for (const TensorSpec& tensor : block.tensors) {
-      expect_derivatives(loss, weights, doubles(gradient), tensor.offset, tensor.size, tensor.name);
+      expect_derivatives(loss, weights, added(gradient), tensor.offset, tensor.size, tensor.name);
     }
-    if (tied) expect_derivatives(loss, embedding, doubles(tied_gradient), 0, matrix, "embedding");
+    if (tied) expect_derivatives(loss, embedding, added(tied_gradient), 0, matrix, "embedding");
     expect_derivatives(loss, in, b.download(dx), 0, in.size(), "input");
   }
 }
@@ -232,7 +239,7 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     Reference plain{b.architecture.config, 1, 401};
     const std::size_t last = b.architecture.blocks.size() - 1;
     Values weights = b.weights(last);
-    const Values embedding = b.weights(0);
+    Values embedding = b.weights(0);
     Values in = b.activation_values(9);
     const auto targets = b.tokens(3);
     const DeviceBytes dx = b.activation();
@@ -250,6 +257,8 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     const Values d = b.download(dx);
     const std::size_t i = in.size() - 2;
     EXPECT_NEAR(d[i], central_difference(f, in[i]), 1e-4);
+    // Every chunk adds to the same output matrix.
+    expect_derivatives(f, embedding, doubles(tied), 0, 600, "embedding");
   }
 }
 
