@@ -29,7 +29,8 @@ struct GradientStats {
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
-/// gradient accumulators [E] flat fp32, added to; tokens and targets [N] in [0, V).
+/// gradient accumulators [E] flat fp32, added to; tokens and targets [N] in [0, V), else the stream
+/// fails with Error(data).
 class Compute {
  public:
   virtual ~Compute() = default;

@@ -86,6 +86,33 @@ TEST(Zero, ClearsTheWholeAccumulator) {
   EXPECT_EQ(test::doubles(gradient), std::vector<double>(12345, 0.0));
 }
 
+/// A device of a kind that has no kernels.
+class Abacus final : public device::Device {
+ public:
+  std::string_view kind() const override { return "abacus"; }
+  std::string description() const override { return "an abacus"; }
+  DeviceBytes allocate(Bytes, std::string_view) override { return {}; }
+  Bytes budget() const override { return 0; }
+  Bytes allocated() const override { return 0; }
+  std::unique_ptr<device::Stream> make_stream(std::string_view) override { return nullptr; }
+  std::unique_ptr<device::Event> make_event() override { return nullptr; }
+  void copy_to_device(device::Stream&, DeviceBytes, ConstHostBytes) override {}
+  void copy_to_host(device::Stream&, HostBytes, ConstDeviceBytes) override {}
+};
+
+TEST(MakeCompute, NamesADeviceWithoutKernels) {
+  Abacus abacus;
+  const Architecture model = build_architecture(test::small_gpt2());
+  try {
+    make_compute(abacus, model, DType::f32, {1, 8});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    EXPECT_NE(std::string(error.what()).find("abacus"), std::string::npos);
+  }
+  EXPECT_THROW(measure_gemm_peak(abacus, DType::f32), Error);
+}
+
 TEST(MakeCompute, RefusesWhatItCannotRun) {
   device::DeviceOptions options;
   options.kind = "host";
