@@ -47,13 +47,12 @@ std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotal
         "transfers are hidden.",
         tokens, 100.0 * share);
   }
-  const double factor = std::max(1.1, busy(lanes, slowest) / std::max(compute, 1e-9));
   return fmt::format(
-      "At {} tokens per step compute runs {:.0f}% of the time; the busiest other lane "
-      "is {} ({:.0f}%). {:.1f}x more tokens per step "
-      "(gradient_accumulation_steps) would hide it; or {}.",
-      tokens, 100.0 * share, to_string(slowest), 100.0 * busy(lanes, slowest) / seconds, factor,
-      remedy(slowest));
+      "At {} tokens per step compute waits {:.0f}% of the time; the busiest other "
+      "lane is {} ({:.0f}% of the time). More tokens per step "
+      "(gradient_accumulation_steps) spread its cost; or {}.",
+      tokens, 100.0 * std::max(0.0, 1.0 - share), to_string(slowest),
+      100.0 * busy(lanes, slowest) / seconds, remedy(slowest));
 }
 
 }  // namespace ballast::train

@@ -10,6 +10,7 @@
 #include "ballast/engine/engine.h"
 
 #include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
 
 // The invariant of the whole engine: where states live, in which order and on how many threads they
 // are updated, and how transfers overlap changes not one bit of what is learnt.
@@ -41,21 +42,6 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-config::Config make_config(const Model& model, bool bf16, const std::filesystem::path& directory,
-                           const std::vector<std::string>& overrides) {
-  const std::string text = fmt::format(
-      R"({{"model": {{{}}},
-          "data": {{"tokens": ["unused.bin"], "sequence_length": 37}},
-          "optimizer": {{"type": "AdamW", "params": {{"lr": 0.003, "weight_decay": 0.1}}}},
-          "bf16": {{"enabled": {}}},
-          "gradient_clipping": 0.9,
-          "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
-          "ballast": {{"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB",
-                       "out": "{}"}}}})",
-      model.section, bf16, directory.string());
-  return config::parse(text, directory, "test", overrides);
-}
-
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t stream) {
   std::vector<std::int32_t> ids(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -68,7 +54,7 @@ std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t stream) {
 
 Outcome train(const Model& model, bool bf16, const std::vector<std::string>& overrides) {
   const test::TempDir directory;
-  Engine engine(make_config(model, bf16, directory.path(), overrides), nullptr);
+  Engine engine(test::tiny_config(model.section, bf16, directory.path(), overrides), nullptr);
   engine.start();
   Outcome outcome;
   const std::size_t count = engine.blueprint().tokens_per_step();

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/config/config.h"
+
+namespace ballast::test {
+
+/// A config around `model` (the inside of the model section, 131 token ids or fewer) with 3
+/// micro-batches of 2 sequences of 37 tokens and roomy budgets; its run directory is `directory`.
+inline config::Config tiny_config(const std::string& model, bool bf16,
+                                  const std::filesystem::path& directory,
+                                  const std::vector<std::string>& overrides = {}) {
+  const std::string text = fmt::format(
+      R"({{"model": {{{}}},
+          "data": {{"tokens": ["unused.bin"], "sequence_length": 37}},
+          "optimizer": {{"type": "AdamW", "params": {{"lr": 0.003, "weight_decay": 0.1}}}},
+          "bf16": {{"enabled": {}}},
+          "gradient_clipping": 0.9,
+          "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+          "ballast": {{"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB",
+                       "out": "{}"}}}})",
+      model, bf16, directory.string());
+  return config::parse(text, directory, "test", overrides);
+}
+
+}  // namespace ballast::test

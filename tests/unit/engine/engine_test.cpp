@@ -1,0 +1,142 @@
+#include "ballast/engine/engine.h"
+
+#include <atomic>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+
+namespace ballast::engine {
+namespace {
+
+const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 64,
+                              "num_layers": 3, "num_heads": 4)";
+const std::string kWeights = "zero_optimization.offload_param.device=";
+const std::string kOptimizer = "zero_optimization.offload_optimizer.device=";
+
+class EngineTest : public testing::Test {
+ protected:
+  [[nodiscard]] config::Config config(const std::vector<std::string>& overrides = {}) const {
+    return test::tiny_config(kModel, true, directory.path(), overrides);
+  }
+  [[nodiscard]] std::vector<std::int32_t> ids(const Engine& engine, int seed) const {
+    std::vector<std::int32_t> out(engine.blueprint().tokens_per_step());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = static_cast<std::int32_t>((i * 31 + static_cast<std::size_t>(seed) * 17) % 131);
+    }
+    return out;
+  }
+
+  test::TempDir directory;
+};
+
+TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
+  for (const char* tier : {"none", "cpu", "nvme"}) {
+    Engine engine(config({kWeights + tier, kOptimizer + tier}), nullptr);
+    engine.start();
+    const auto totals = engine.totals();
+    for (const Tier t : kTiers) {
+      EXPECT_EQ(totals.allocated[static_cast<std::size_t>(t)], engine.blueprint().ledger.total(t))
+          << tier << ", " << to_string(t);
+    }
+  }
+}
+
+TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
+  const Engine roomy(config({kWeights + "auto", kOptimizer + "auto"}), nullptr);
+  for (const auto& block : roomy.blueprint().placement.blocks) {
+    EXPECT_EQ(block.weights, Tier::device);
+    EXPECT_EQ(block.optimizer, Tier::device);
+  }
+  const Engine base(config({kWeights + "cpu", kOptimizer + "nvme"}), nullptr);
+  const memory::Ledger& ledger = base.blueprint().ledger;
+  // Room on the host for the states of the embedding, not for those of a layer; none on the device.
+  const Engine tight(
+      config({kWeights + "cpu", kOptimizer + "auto",
+              fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),
+              fmt::format("ballast.host_bytes={}", ledger.total(Tier::host) + 100 * kKiB)}),
+      nullptr);
+  const auto& blocks = tight.blueprint().placement.blocks;
+  EXPECT_EQ(blocks.front().optimizer, Tier::host);
+  EXPECT_EQ(blocks[1].optimizer, Tier::nvme);
+  EXPECT_TRUE(tight.blueprint().ledger.fits(tight.blueprint().budgets));
+}
+
+TEST_F(EngineTest, ABudgetTooSmallIsFoundBeforeAnythingIsAllocated) {
+  try {
+    const Engine engine(config({"ballast.device_bytes=256KiB"}), nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    EXPECT_NE(std::string(error.what()).find("device budget of 256 KiB"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
+  Engine engine(config({kOptimizer + "nvme"}), nullptr);
+  engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
+    std::fill(out.begin(), out.end(), 0.01F);
+    if (tensor.name.ends_with("up_proj.weight")) {
+      out[0] = std::numeric_limits<float>::infinity();
+    }
+  });
+  const std::uint64_t before = engine.state_hash();
+  const StepResult result = engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(engine.updates(), 0U);
+  EXPECT_EQ(engine.state_hash(), before);
+}
+
+TEST_F(EngineTest, AStepChangesTheStates) {
+  Engine engine(config(), nullptr);
+  engine.start();
+  const std::uint64_t before = engine.state_hash();
+  EXPECT_FALSE(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1).skipped);
+  EXPECT_EQ(engine.updates(), 1U);
+  EXPECT_NE(engine.state_hash(), before);
+}
+
+TEST_F(EngineTest, EvaluatingChangesNothing) {
+  Engine engine(config({kWeights + "nvme", kOptimizer + "nvme"}), nullptr);
+  engine.start();
+  const std::uint64_t before = engine.state_hash();
+  const double first = engine.evaluate(ids(engine, 1), ids(engine, 2));
+  EXPECT_EQ(engine.evaluate(ids(engine, 1), ids(engine, 2)), first);
+  EXPECT_EQ(engine.state_hash(), before);
+}
+
+TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
+  std::atomic<bool> interrupted = false;
+  {
+    Engine engine(config({kOptimizer + "nvme"}), &interrupted);
+    engine.start();
+    interrupted = true;
+    EXPECT_THROW(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1), Error);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
+  Engine engine(config(), nullptr);
+  engine.start();
+  auto tokens = ids(engine, 1);
+  tokens[5] = 131;
+  try {
+    engine.train_step(tokens, ids(engine, 2), 0.1);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("forward of embedding, micro-batch 0"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine
