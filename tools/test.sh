@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything that must hold before a change is good: format, static analysis, all quick suites with
-# gcc, and the suites about threads and I/O again under the sanitizers.
+# Everything that must hold before a change is good: format, all quick suites with gcc, the suites
+# that matter again under the sanitizers (thread sanitizer with clang), static analysis.
 #
 #   tools/test.sh            all of it
 #   tools/test.sh quick      the suites with gcc only
@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 
 tools/setup.sh --tests
 
-step() { printf '\n== %s\n' "$*"; }
+started=$(date +%s)
+step() { printf '\n== %s (%d s so far)\n' "$*" $(($(date +%s) - started)); }
 configure() {
   folder=$1
   shift
@@ -36,19 +37,19 @@ meson test -C build-test --no-rebuild --print-errorlogs
 
 if [ "${1:-}" = "quick" ]; then exit 0; fi
 
-step "static analysis: clang-tidy, with clang's own warnings"
-tools/tidy.sh
-
-step "address and undefined-behaviour sanitizers"
-configure build-asan -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false
+step "address and undefined-behaviour sanitizers: gcc"
+configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
 build build-asan
 meson test -C build-asan --no-rebuild --print-errorlogs --suite unit --suite conformance \
   --timeout-multiplier 4
 
-step "thread sanitizer"
-configure build-tsan -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false
+step "thread sanitizer: clang, its warnings as errors"
+CXX=clang++ configure build-tsan -Doptimization=1 -Db_sanitize=thread -Db_lundef=false
 build build-tsan
 meson test -C build-tsan --no-rebuild --print-errorlogs --setup tsan --suite threads \
   --timeout-multiplier 8
+
+step "static analysis"
+tools/tidy.sh build-tsan
 
 printf '\nall good\n'
