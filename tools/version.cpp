@@ -5,7 +5,9 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/build_info.h"
+#include "ballast/core/cpu.h"
 #include "ballast/cpu_adam/adamw.h"
+#include "ballast/memory/topology.h"
 
 #include "tools/commands.h"
 
@@ -28,6 +30,7 @@ void print_version() {
   }
   fmt::print("  {:<17} {} (update uses {})\n", "instruction sets", isas,
              to_string(cpu_adam::active()));
+  fmt::print("  {:<17} {}, {}\n", "machine", cpu_name(), memory::describe(memory::read_topology()));
 }
 
 }  // namespace ballast::tools

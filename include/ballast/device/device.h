@@ -70,7 +70,7 @@ class Device {
 struct DeviceOptions {
   std::string kind = "auto";  ///< auto, host or cuda
   Bytes budget = 0;           ///< bytes of device memory
-  int compute_threads = 0;    ///< host device: threads of a kernel; 0: usable_cpus()
+  int compute_threads = 0;    ///< host device: threads of a kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
 };
 

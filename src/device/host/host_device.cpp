@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -5,6 +6,7 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <omp.h>
 #include <sys/mman.h>
 
 #include "ballast/core/cpu.h"
@@ -15,6 +17,11 @@
 
 namespace ballast::device {
 namespace {
+
+/// The CPUs this process may use, fewer if the user's OMP_NUM_THREADS says so.
+int default_threads() {
+  return std::clamp(omp_get_max_threads(), 1, usable_cpus());
+}
 
 HostStream& as_host(Stream& stream) {
   auto* host = dynamic_cast<HostStream*>(&stream);
@@ -59,7 +66,7 @@ class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
       : budget_(round_up(options.budget, kPage)),
-        threads_(options.compute_threads > 0 ? options.compute_threads : usable_cpus()),
+        threads_(options.compute_threads > 0 ? options.compute_threads : default_threads()),
         link_gbps_(options.link_gbps) {
     if (budget_ == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
     arena_ = mmap(nullptr, budget_, PROT_READ | PROT_WRITE,

@@ -5,6 +5,7 @@
 #include "ballast/core/error.h"
 #include "ballast/memory/host_pool.h"
 #include "ballast/memory/ledger.h"
+#include "ballast/memory/topology.h"
 
 namespace ballast::memory {
 namespace {
@@ -68,6 +69,19 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(resolve_budgets({.device = 30, .host = 0}, 100).host, 50U);
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100).host, 0U);
   EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
+}
+
+TEST(Topology, TheMachineHasCoresNodesAndMemory) {
+  const Topology topology = read_topology();
+  EXPECT_GE(topology.cores, 1);
+  EXPECT_GE(topology.numa_nodes, 1);
+  EXPECT_GT(topology.memory, 16 * kMiB);
+  EXPECT_EQ(describe({.packages = 1,
+                      .numa_nodes = 1,
+                      .cores = 2,
+                      .last_level_cache = 32 * kMiB,
+                      .memory = 24 * kGiB}),
+            "2 cores, 1 NUMA node, 32.0 MiB L3, 24.0 GiB memory");
 }
 
 TEST(Budgets, TheMachineHasSomeMemory) {
