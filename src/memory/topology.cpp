@@ -34,15 +34,13 @@ Topology read_topology() {
   if (const hwloc_obj_t cache = hwloc_get_obj_by_type(handle.get(), HWLOC_OBJ_L3CACHE, 0)) {
     topology.last_level_cache = cache->attr->cache.size;
   }
-  topology.memory = hwloc_get_root_obj(handle.get())->total_memory;
   return topology;
 }
 
 std::string describe(const Topology& topology) {
-  return fmt::format("{} core{}, {} NUMA node{}, {} L3, {} memory", topology.cores,
+  return fmt::format("{} core{}, {} NUMA node{}, {} L3", topology.cores,
                      topology.cores == 1 ? "" : "s", topology.numa_nodes,
-                     topology.numa_nodes == 1 ? "" : "s", format_bytes(topology.last_level_cache),
-                     format_bytes(topology.memory));
+                     topology.numa_nodes == 1 ? "" : "s", format_bytes(topology.last_level_cache));
 }
 
 }  // namespace ballast::memory

@@ -12,12 +12,11 @@ struct Topology {
   int numa_nodes = 0;
   int cores = 0;
   Bytes last_level_cache = 0;  ///< of one cache of the last level
-  Bytes memory = 0;
 };
 
 Topology read_topology();
 
-/// "2 cores, 1 NUMA node, 32.0 MiB L3, 23.5 GiB memory": for reports beside figures.
+/// "2 cores, 1 NUMA node, 32.0 MiB L3": for reports beside figures.
 std::string describe(const Topology& topology);
 
 }  // namespace ballast::memory

@@ -71,17 +71,12 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
 }
 
-TEST(Topology, TheMachineHasCoresNodesAndMemory) {
+TEST(Topology, TheMachineHasCoresAndNodes) {
   const Topology topology = read_topology();
   EXPECT_GE(topology.cores, 1);
   EXPECT_GE(topology.numa_nodes, 1);
-  EXPECT_GT(topology.memory, 16 * kMiB);
-  EXPECT_EQ(describe({.packages = 1,
-                      .numa_nodes = 1,
-                      .cores = 2,
-                      .last_level_cache = 32 * kMiB,
-                      .memory = 24 * kGiB}),
-            "2 cores, 1 NUMA node, 32.0 MiB L3, 24.0 GiB memory");
+  EXPECT_EQ(describe({.packages = 1, .numa_nodes = 1, .cores = 2, .last_level_cache = 32 * kMiB}),
+            "2 cores, 1 NUMA node, 32.0 MiB L3");
 }
 
 TEST(Budgets, TheMachineHasSomeMemory) {
