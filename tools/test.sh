@@ -41,7 +41,7 @@ step "address and undefined-behaviour sanitizers: gcc"
 configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
 build build-asan
 meson test -C build-asan --no-rebuild --print-errorlogs --suite unit --suite conformance \
-  --timeout-multiplier 4
+  --no-suite older-cpus --timeout-multiplier 4
 
 step "thread sanitizer: clang, its warnings as errors"
 CXX=clang++ configure build-tsan -Doptimization=1 -Db_sanitize=thread -Db_lundef=false
