@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -58,19 +59,34 @@ int status_of(const Error& error) {
   return usage ? 2 : 1;
 }
 
-/// CLI11's words for a wrong command line, with the nearest known word where there is one.
+/// The first word of the command line that is no command where one is wanted, with the nearest one;
+/// "" when the mistake is another.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* place = &app;
+  for (int i = 1; i < argc; ++i) {
+    std::vector<std::string> known;
+    const CLI::App* next = nullptr;
+    for (const auto* command : place->get_subcommands(nullptr)) {
+      known.push_back(command->get_name());
+      if (command->get_name() == argv[i]) next = command;
+    }
+    if (known.empty()) return "";
+    if (argv[i][0] == '-') continue;
+    if (next == nullptr) {
+      return fmt::format("'{}' is no {} command{}", argv[i], place->get_name(),
+                         did_you_mean(argv[i], known));
+    }
+    place = next;
+  }
+  return "";
+}
+
+/// CLI11's words for a wrong command line, or ours where they say more, in one line.
 std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int argc,
                           char** argv) {
-  std::vector<std::string> known;
-  for (const auto* command : app.get_subcommands(nullptr)) known.push_back(command->get_name());
-  std::string message = error.what();
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::find(known.begin(), known.end(), argv[1]) == known.end()) {
-    message = fmt::format("'{}' is no command{}", argv[1], did_you_mean(argv[1], known));
-  }
-  for (char& letter : message) {
-    if (letter == '\n') letter = ' ';
-  }
+  std::string message = unknown_command(app, argc, argv);
+  if (message.empty()) message = error.what();
+  std::replace(message.begin(), message.end(), '\n', ' ');
   return message + "; see ballast --help";
 }
 

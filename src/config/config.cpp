@@ -41,7 +41,8 @@ std::string read_file(const std::filesystem::path& file) {
 
 Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
             std::uint64_t world) {
-  return parse(read_file(file), file.parent_path(), file.string(), overrides, world);
+  return parse(read_file(file), std::filesystem::absolute(file).parent_path(), file.string(),
+               overrides, world);
 }
 
 Config parse(const std::string& text, const std::filesystem::path& base, const std::string& name,

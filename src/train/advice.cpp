@@ -41,18 +41,25 @@ std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotal
     if (lane != Lane::compute && busy(lanes, lane) > busy(lanes, slowest)) slowest = lane;
   }
   const std::uint64_t tokens = blueprint.tokens_per_step();
-  if (share > 0.9) {
+  const double waiting = std::max(0.0, 1.0 - share);
+  if (waiting < 0.1) {
     return fmt::format(
         "At {} tokens per step the run is bound by compute ({:.0f}% of the time): "
         "transfers are hidden.",
         tokens, 100.0 * share);
   }
+  if (busy(lanes, slowest) < 0.3 * waiting * seconds) {
+    return fmt::format(
+        "At {} tokens per step no lane is busy for long (compute {:.0f}% of the time): the "
+        "operations are too short. Larger micro-batches would help.",
+        tokens, 100.0 * share);
+  }
   return fmt::format(
-      "At {} tokens per step compute waits {:.0f}% of the time; the busiest other "
-      "lane is {} ({:.0f}% of the time). More tokens per step "
-      "(gradient_accumulation_steps) spread its cost; or {}.",
-      tokens, 100.0 * std::max(0.0, 1.0 - share), to_string(slowest),
-      100.0 * busy(lanes, slowest) / seconds, remedy(slowest));
+      "At {} tokens per step compute waits {:.0f}% of the time; the busiest other lane is {} "
+      "({:.0f}% of the time). More tokens per step (gradient_accumulation_steps) spread its cost; "
+      "or {}.",
+      tokens, 100.0 * waiting, to_string(slowest), 100.0 * busy(lanes, slowest) / seconds,
+      remedy(slowest));
 }
 
 }  // namespace ballast::train

@@ -6,7 +6,7 @@
 
 namespace ballast::train {
 
-/// Says what bounds a run that took `seconds` and what would help most.
+/// Says what bounds a run whose steps and evaluations took `seconds`, and what would help most.
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
                    double seconds);
 

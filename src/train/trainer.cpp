@@ -131,7 +131,9 @@ class Trainer {
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step == config_.ballast.steps;
     if (last || (every > 0 && step % every == 0)) {
+      const auto start = Clock::now();
       metrics.eval_loss = evaluate();
+      evaluation_seconds_ += seconds_between(start, Clock::now());
       probe_gemm_peak();
       held_out_loss_ = metrics.eval_loss;
     }
@@ -229,7 +231,8 @@ class Trainer {
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
                         .peak_resident = memory::peak_resident_bytes(),
-                        .advice = advise(engine_.blueprint(), totals.lanes, seconds)});
+                        .advice = advise(engine_.blueprint(), totals.lanes,
+                                         training_seconds_ + evaluation_seconds_)});
   }
 
   const config::Config& config_;
@@ -243,6 +246,7 @@ class Trainer {
   Clock::time_point started_;
   Clock::time_point last_step_end_;
   double training_seconds_ = 0.0;
+  double evaluation_seconds_ = 0.0;
   double last_loss_ = 0.0;
   std::optional<double> held_out_loss_;
   std::uint64_t skipped_ = 0;

@@ -137,6 +137,14 @@ class CommandLine(unittest.TestCase):
     def test_unknown_command(self):
         self.assert_fails(self.run_ballast("trian", "x.json"), 2, "trian", "did you mean 'train'")
 
+    def test_unknown_command_below_another(self):
+        self.assert_fails(self.run_ballast("bench", "stp"), 2, "'stp'", "did you mean 'step'")
+
+    def test_config_named_without_a_directory(self):
+        self.config()
+        done = self.run_ballast("train", "config.json", "--print-config")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_unknown_option(self):
         self.assert_fails(self.train("--stepps", "3"), 2, "stepps")
 
