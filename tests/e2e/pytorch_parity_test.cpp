@@ -28,7 +28,7 @@ using nlohmann::json;
 
 std::filesystem::path fixture(const std::string& name) {
   const char* data = std::getenv("BALLAST_TEST_DATA");
-  return std::filesystem::path(data != nullptr ? data : "tests/data") / "training" / name;
+  return std::filesystem::absolute(data != nullptr ? data : "tests/data") / "training" / name;
 }
 
 json make_config(const json& reference, bool bf16) {
