@@ -155,10 +155,10 @@ memory::Ledger make_ledger(const schedule::Schedule& schedule) {
   return ledger;
 }
 
-Blueprint draw_blueprint(const config::Config& config, const memory::Budgets& budgets,
-                         Bytes workspace_bytes) {
+Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
+                         const memory::Budgets& budgets, Bytes workspace_bytes) {
   Blueprint blueprint;
-  blueprint.model = make_architecture(config);
+  blueprint.model = model;
   blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;

@@ -40,7 +40,7 @@ class Engine::Impl {
         model_(make_architecture(config_)),
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
                                      {config_.batch.micro_batch, config_.data.sequence_length})),
-        blueprint_(draw_blueprint(config_, budgets_, compute_->workspace_bytes())),
+        blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes())),
         updater_(config_.ballast.update_threads, wanted_isa(config_)) {}
 
   ~Impl() { executor_.reset(); }
@@ -60,7 +60,12 @@ class Engine::Impl {
                              .upload_stream = device_->make_stream("device-upload"),
                              .offload_stream = device_->make_stream("device-offload"),
                              .contexts = {}});
-    find_fixed_buffers();
+    const schedule::Schedule& schedule = blueprint_.schedule;
+    compute_->set_workspace(
+        store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
+    for (const schedule::BufferId id : schedule.batch_host) {
+      batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
+    }
     initialize_states(*machine_, source);
     executor_ = std::make_unique<schedule::Executor>(
         [this](const schedule::Operation& operation, std::uint64_t step) {
@@ -116,25 +121,6 @@ class Engine::Impl {
   std::uint64_t updates() const { return updates_; }
 
  private:
-  /// Buffers that the caller's side fills: tokens of each micro-batch.
-  void find_fixed_buffers() {
-    const auto& work = blueprint_.workload;
-    compute_->set_workspace(buffer_of_role(schedule::Role::workspace, work.workspace_bytes));
-    for (const auto& operation : blueprint_.schedule.training.operations) {
-      if (operation.action != schedule::Action::upload_batch) continue;
-      batches_.push_back(
-          store_->host(operation.buffer(schedule::Role::batch_source), work.batch_bytes));
-    }
-  }
-
-  DeviceBytes buffer_of_role(schedule::Role role, Bytes bytes) const {
-    for (const auto& operation : blueprint_.schedule.training.operations) {
-      const schedule::BufferId id = operation.buffer(role);
-      if (id != schedule::kNoBuffer) return store_->device(id, bytes);
-    }
-    throw Error(ErrorCategory::state, "engine: the plan lacks a buffer");
-  }
-
   /// Copies the batch in, submits the plan and waits for its gate.
   const StepContext& run(const schedule::Plan& plan, std::span<const std::int32_t> tokens,
                          std::span<const std::int32_t> targets, double learning_rate) {
@@ -142,7 +128,8 @@ class Engine::Impl {
     const std::size_t per_micro = blueprint_.shape.tokens();
     const std::size_t wanted = per_micro * plan.micro_batches;
     expects(tokens.size() == wanted && targets.size() == wanted, "engine: wrong batch size");
-    if (&plan == &blueprint_.schedule.evaluation) executor_->drain();
+    // The last run's gate is behind us: its batches are uploaded, and the updates of the run before
+    // it, whose context is taken over here, are done.
     for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
       const std::size_t bytes = per_micro * sizeof(std::int32_t);
       std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
@@ -175,7 +162,7 @@ class Engine::Impl {
   std::unique_ptr<state::Store> store_;
   std::optional<Machine> machine_;
   std::unique_ptr<schedule::Executor> executor_;
-  std::vector<HostBytes> batches_;
+  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
   std::uint64_t runs_ = 0;
   std::uint64_t updates_ = 0;
 };

@@ -73,7 +73,8 @@ class StepBuilder {
         weight_staging_(layout.weight_staging),
         state_staging_(layout.state_staging),
         gradient_slots_(layout.gradient_slots),
-        activation_slots_(layout.activation_slots) {}
+        activation_slots_(layout.activation_slots),
+        inputs_(micro_batches, kNoBuffer) {}
 
   Plan training_step() {
     for (std::uint32_t m = 0; m < micro_batches_; ++m) upload_batch(m);
@@ -203,7 +204,6 @@ class StepBuilder {
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
     const BufferId weights = weights_on_device(block);
-    if (m == 0 || options_.order == Order::micro_batch_major) inputs_.resize(micro_batches_);
     const BufferId out = place_for_input(block + 1, m);
     std::vector<Use> uses = {{Role::weights, weights, false}, {Role::output, out, true}};
     const BufferId in = inputs_[m];
@@ -397,6 +397,8 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
                             .evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
   if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
+  schedule.batch_host = std::move(layout.batch_host);
+  schedule.workspace = layout.workspace;
   schedule.weight_home = std::move(layout.weight_home);
   schedule.state_home = std::move(layout.state_home);
   schedule.buffers = std::move(layout.buffers);

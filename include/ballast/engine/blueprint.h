@@ -40,11 +40,11 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
                                  model::MicroBatchShape shape, std::uint64_t micro_batches,
                                  std::uint64_t evaluation_micro_batches, Bytes workspace_bytes);
 
-/// Chooses the placement: what the config names is kept, every "auto" is filled from the fastest
-/// tier that still fits, weights before optimizer states, blocks in forward order. Builds schedule
-/// and ledger. Throws Error(memory) naming the line that does not fit.
-Blueprint draw_blueprint(const config::Config& config, const memory::Budgets& budgets,
-                         Bytes workspace_bytes);
+/// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
+/// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds
+/// schedule and ledger. Throws Error(memory) naming the line that does not fit.
+Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
+                         const memory::Budgets& budgets, Bytes workspace_bytes);
 
 /// The buffers of `schedule` as lines by tier and kind.
 memory::Ledger make_ledger(const schedule::Schedule& schedule);

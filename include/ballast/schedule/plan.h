@@ -198,6 +198,8 @@ struct Schedule {
   Plan evaluation;
   std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
   std::vector<BufferId> state_home;     ///< per block: where states live between steps
+  std::vector<BufferId> batch_host;     ///< per micro-batch: tokens and targets on the host
+  BufferId workspace = kNoBuffer;       ///< device
   BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
   BufferId state_staging = kNoBuffer;   ///< a host passing place for NVMe states, if any
 
