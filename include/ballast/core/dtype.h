@@ -39,6 +39,48 @@ constexpr Bf16 to_bf16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
+/// An IEEE binary16. A plain bit pattern: arithmetic happens in float.
+struct F16 {
+  std::uint16_t bits = 0;
+  friend bool operator==(F16, F16) = default;
+};
+
+/// Exact; a signalling NaN becomes quiet, as the F16C instructions do it.
+constexpr float to_float(F16 value) {
+  const std::uint32_t sign = (std::uint32_t{value.bits} & 0x8000U) << 16;
+  const std::uint32_t exponent = (std::uint32_t{value.bits} >> 10) & 0x1fU;
+  const std::uint32_t fraction = std::uint32_t{value.bits} & 0x3ffU;
+  if (exponent == 0x1fU) {
+    const std::uint32_t quiet = fraction == 0 ? 0U : 0x400000U;
+    return std::bit_cast<float>(sign | 0x7f800000U | quiet | (fraction << 13));
+  }
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (fraction << 13));
+}
+
+/// Rounds to nearest, ties to even, denormals included; from 65520 on it is infinity; NaN stays a
+/// (quiet) NaN.
+constexpr F16 to_f16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000U;
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  const auto pack = [sign](std::uint32_t rest) {
+    return F16{static_cast<std::uint16_t>(sign | rest)};
+  };
+  if (magnitude > 0x7f800000U) return pack(0x7e00U | ((magnitude >> 13) & 0x3ffU));
+  if (magnitude >= 0x477ff000U) return pack(0x7c00U);
+  if (magnitude < 0x38800000U) {
+    // Below 2^-14: the sum's last bit is worth 2^-24, so the addition does the rounding.
+    const float sum = std::bit_cast<float>(magnitude) + 0.5F;
+    return pack(std::bit_cast<std::uint32_t>(sum) - 0x3f000000U);
+  }
+  const std::uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U);
+  return pack((rounded - 0x38000000U) >> 13);
+}
+
 /// An fp32 master weight as the bf16 weight that is uploaded plus a 16-bit remainder.
 struct SplitMaster {
   Bf16 weight;

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+
+namespace ballast::cpu_adam {
+
+/// One element of a shard, decoded to float. A moment that is not kept is 0.
+struct Element {
+  float weight = 0.0F;  ///< the fp32 master
+  float first = 0.0F;
+  float second = 0.0F;
+  float gradient = 0.0F;
+};
+
+/// Element `index` (< size) of a shard as numbers, for checks and inspection: slow.
+Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
+
+/// How far one update is from the same update computed in double: the largest distance of the
+/// weight and of the moments, each divided by the bound that README.md states for it. 1 or less is
+/// correct; NaN where exactly one of the two is not finite. `before` and `after` are the element
+/// before and after Updater::step(hyper, shard) with moments in that format.
+double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
+                       const Element& after);
+
+}  // namespace ballast::cpu_adam

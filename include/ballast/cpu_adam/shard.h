@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+
+namespace ballast::cpu_adam {
+
+/// Where the weights of a shard are and how they are stored. Views: the caller owns the arrays.
+struct Weights {
+  enum class Format : std::uint8_t {
+    split,      ///< bf16 weight + the 16-bit remainder of its fp32 master (core/dtype.h)
+    plain,      ///< fp32
+    copy_bf16,  ///< fp32 master, and a bf16 copy that is written only (to nearest, ties to even)
+    copy_f16,   ///< fp32 master, and an IEEE binary16 copy that is written only (likewise)
+  };
+  static constexpr int kFormats = 4;
+
+  Weights(Bf16* weight, std::uint16_t* remainder)
+      : format(Format::split), main(weight), companion(remainder) {}
+  explicit Weights(float* weight) : format(Format::plain), main(weight) {}
+  Weights(float* master, Bf16* copy) : format(Format::copy_bf16), main(master), companion(copy) {}
+  Weights(float* master, F16* copy) : format(Format::copy_f16), main(master), companion(copy) {}
+
+  Format format;
+  void* main;
+  void* companion = nullptr;  ///< remainder or copy; null: plain
+};
+
+/// The gradient of a shard, read only.
+struct Gradient {
+  explicit Gradient(const Bf16* values) : type(DType::bf16), data(values) {}
+  explicit Gradient(const F16* values) : type(DType::f16), data(values) {}
+  explicit Gradient(const float* values) : type(DType::f32), data(values) {}
+
+  DType type;
+  const void* data;
+};
+
+/// A moment in 8 bits: for every 256 elements (the last block may be shorter) one shared power of
+/// two and a code per element that is a small float relative to it, so that values far below the
+/// largest of their block survive. README.md has the coding. All zeros means zero.
+struct Codes {
+  static constexpr Elems kBlock = 256;
+  /// Shared exponents of `elements` elements, one byte each.
+  static constexpr Elems exponents_of(Elems elements) { return (elements + kBlock - 1) / kBlock; }
+
+  std::uint8_t* codes = nullptr;      ///< one per element
+  std::uint8_t* exponents = nullptr;  ///< exponents_of(size)
+};
+
+/// The optimizer's states of a shard; those that the optimizer does not keep are ignored.
+struct Moments {
+  enum class Format : std::uint8_t {
+    f32,         ///< both fp32
+    bf16_first,  ///< first moment bf16, rounded stochastically; second fp32. Other arithmetic!
+    blockwise8,  ///< both Codes, rounded stochastically. Other arithmetic!
+  };
+
+  Moments(float* first_moment, float* second_moment)
+      : format(Format::f32), first(first_moment), second(second_moment) {}
+  Moments(Bf16* first_moment, float* second_moment)
+      : format(Format::bf16_first), first(first_moment), second(second_moment) {}
+  Moments(Codes first_moment, Codes second_moment)
+      : format(Format::blockwise8),
+        first(first_moment.codes),
+        second(second_moment.codes),
+        first_exponents(first_moment.exponents),
+        second_exponents(second_moment.exponents) {}
+
+  Format format;
+  void* first;
+  void* second;
+  std::uint8_t* first_exponents = nullptr;
+  std::uint8_t* second_exponents = nullptr;
+};
+
+/// What one update works on: host memory, every array `size` elements long and aligned to its
+/// element, updated in place except `gradient`. The arrays do not overlap.
+struct Shard {
+  Weights weights;
+  Moments moments;
+  Gradient gradient;
+  Elems size = 0;
+  /// Number of the first element in the whole of the model's parameters: stochastic rounding is
+  /// keyed by (step, element). With Codes a multiple of Codes::kBlock.
+  Elems first_element = 0;
+};
+
+}  // namespace ballast::cpu_adam

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/mapping.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+
+namespace ballast::cpu_adam {
+
+/// Instruction sets compiled in and supported by this CPU, worst first. The environment variable
+/// BALLAST_ISA_MASK (a name) hides every better one.
+std::vector<Isa> available();
+
+/// The best of available().
+Isa active();
+
+struct UpdaterOptions {
+  int threads = 0;         ///< 0: usable_cpus(), or those of the NUMA node
+  std::optional<Isa> isa;  ///< unset: active()
+  /// Threads run on the CPUs of this NUMA node (logical number, from 0) and allocate() prefers its
+  /// memory.
+  std::optional<int> numa_node;
+};
+
+/// Sum of squares and number of infinities and NaNs of a gradient.
+struct GradientStats {
+  double sum_of_squares = 0.0;
+  std::uint64_t non_finite = 0;
+};
+
+/// Runs updates on a bounded number of threads. The result does not depend on the instruction set,
+/// the number of threads, the order of chunks or how a range is cut into shards (with Codes: at
+/// multiples of Codes::kBlock): bit for bit. Calls on one object must not overlap.
+class Updater {
+ public:
+  /// Throws Error(config) when the instruction set or the NUMA node is not available here.
+  explicit Updater(const UpdaterOptions& options = {});
+  ~Updater();
+  Updater(Updater&&) noexcept;
+  Updater& operator=(Updater&&) noexcept;
+
+  /// One update in a single pass over memory. Blocks until done. Throws Error(state) when a pointer
+  /// that is needed is null, hyper.step is below 1, or first_element is not a multiple of
+  /// Codes::kBlock with Codes.
+  void step(const Hyper& hyper, const Shard& shard) const;
+
+  /// Loads and stores every cache line that step() would, in the same way, and computes nothing:
+  /// the ceiling of step(). The states hold garbage afterwards.
+  void touch(Optimizer optimizer, const Shard& shard) const;
+
+  /// Sums in double, in an order that depends on nothing but `size`.
+  [[nodiscard]] GradientStats gradient_stats(const Gradient& gradient, Elems size) const;
+
+  /// Zeroed memory in huge pages where the kernel grants them, on the NUMA node when one was named,
+  /// each part first touched by a thread of this object. Throws Error(memory).
+  [[nodiscard]] Mapping allocate(Bytes bytes) const;
+
+  [[nodiscard]] Isa isa() const noexcept;
+  [[nodiscard]] int threads() const noexcept;
+
+ private:
+  struct Workers;
+  std::unique_ptr<Workers> workers_;
+};
+
+}  // namespace ballast::cpu_adam
