@@ -6,7 +6,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
-#include "ballast/cpu_adam/adamw.h"
+#include "ballast/cpu_adam/updater.h"
 #include "ballast/engine/engine.h"
 
 #include "tests/support/temp_dir.h"

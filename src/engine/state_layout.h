@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+#include "ballast/cpu_adam/shard.h"
+#include "ballast/engine/blueprint.h"
+
+namespace ballast::engine {
+
+/// Every array of a state buffer starts on a cache line of its own.
+constexpr Bytes kStateAlignment = 64;
+
+/// Distance of array number `array` (from 0) to the end of the one before it. Blocks are often a
+/// power of two long, and arrays that lie a power of two apart slow the update down: the CPU's
+/// first cache confuses their addresses (cpu_adam/README.md).
+constexpr Bytes state_skew(Bytes array) {
+  return array == 0 ? 0 : kPage + kStateAlignment * array;
+}
+
+/// One array of a block's state buffer. No bytes: it is not kept.
+struct StateArray {
+  Bytes offset = 0;
+  Bytes bytes = 0;
+};
+
+/// What a block's weight and state buffers hold, each array `elements` long. What lies between the
+/// arrays is zero. All zeros means zero in every format.
+struct StateLayout {
+  StateLayout(DType type, const StateFormat& format, Elems elements);
+
+  bool split;  ///< weights are bf16 and the remainder is kept; false: weights are fp32
+  StateFormat format;
+  Elems elements;
+  StateArray remainder;  ///< 16 bits of each fp32 master weight
+  StateArray first;      ///< moments, or their codes
+  StateArray second;
+  StateArray first_exponents;  ///< of codes
+  StateArray second_exponents;
+  Bytes weight_bytes;
+  Bytes state_bytes;  ///< whole pages
+};
+
+/// Layout of block `block`.
+StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
+
+/// Number of block `block`'s first element when the elements of all blocks are counted in order,
+/// each block from a multiple of cpu_adam::Codes::kBlock.
+Elems first_element(const model::Architecture& model, std::size_t block);
+
+/// The shard of a whole block whose buffers start at these addresses. The gradient's type is that
+/// of the weights.
+cpu_adam::Shard make_shard(const StateLayout& layout, std::byte* weights, std::byte* states,
+                           const std::byte* gradient, Elems first_element);
+
+}  // namespace ballast::engine
