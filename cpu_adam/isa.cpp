@@ -2,6 +2,7 @@
 #include <string>
 
 #include "ballast/core/error.h"
+#include "ballast/cpu_adam/updater.h"
 
 #include "cpu_adam/variant.h"
 
@@ -43,7 +44,7 @@ const Variant& variant(Isa isa) {
       if (compiled->isa == isa) return *compiled;
     }
   }
-  throw Error(ErrorCategory::config, "CPU Adam: the instruction set " +
+  throw Error(ErrorCategory::config, "CPU update: the instruction set " +
                                          std::string(to_string(isa)) +
                                          " is not available here; choose one of: " + names);
 }

@@ -3,6 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu_adam/kernel_formats.h"
+#include "cpu_adam/kernel_moments.h"
+#include "cpu_adam/kernel_rules.h"
+#include "cpu_adam/kernel_squares.h"
+#include "cpu_adam/kernel_touch.h"
 #include "cpu_adam/variant.h"
 
 #ifdef __FAST_MATH__
@@ -13,111 +18,43 @@
 /// this with its own compiler flags, so nothing here may have external linkage: the linker keeps
 /// one copy of an inline function, and it might be the one that this CPU cannot run.
 ///
-/// `Lanes` has
-///   kWidth                    numbers side by side
-///   Float, Bits               kWidth floats, and kWidth 32-bit patterns, with + - * / and + - & |
-///   << >> broadcast(float)          -> Float pattern(std::uint32_t)    -> Bits load(p), store(p,
-///   Float)  floats, aligned to their own size only widen(p), narrow(p, Bits) 16-bit patterns:
-///   zero-extended, low halves fma(a, b, c), sqrt(a)     rounded once bits_of(Float),
-///   number_of(Bits) where_nan(Float, Bits yes, Bits no)
+/// What `Lanes` has:
+/// - kWidth: numbers side by side; Float and Bits: kWidth floats or 32-bit patterns, with
+///   + - * / and + - * & | ^ << >>
+/// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
+/// - load(p), store(p, Float): floats, aligned to their own size only
+/// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
+/// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
+/// - fma(a, b, c), sqrt(a): rounded once
+/// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
+/// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
+///   Bits by lane; larger(Bits, Bits): unsigned maximum
+/// - Squares: 16 sums of squares in double, see kernel_squares.h
 namespace ballast::cpu_adam {
 namespace {
 
-/// The constants of one update in every lane.
-template <class Lanes>
-struct Constants {
-  using Float = typename Lanes::Float;
-
-  Float gradient_scale, decay, lerp_weight, beta2, gradient_weight, bias_correction2_sqrt, epsilon,
-      step_size;
-  bool lerp_from_gradient;
-
-  explicit Constants(const Coefficients& from)
-      : gradient_scale(Lanes::broadcast(from.gradient_scale)),
-        decay(Lanes::broadcast(from.decay)),
-        lerp_weight(Lanes::broadcast(from.lerp_weight)),
-        beta2(Lanes::broadcast(from.beta2)),
-        gradient_weight(Lanes::broadcast(from.gradient_weight)),
-        bias_correction2_sqrt(Lanes::broadcast(from.bias_correction2_sqrt)),
-        epsilon(Lanes::broadcast(from.epsilon)),
-        step_size(Lanes::broadcast(from.step_size)),
-        lerp_from_gradient(from.lerp_from_gradient) {}
+/// The typed arrays of an update with fp32 moments.
+template <class Weight, class Grad>
+struct Arrays {
+  typename Weight::Main* main;
+  typename Weight::Companion* companion;
+  float* first;
+  float* second;
+  const typename Grad::Stored* gradient;
 };
 
-/// Updates the moments at `first` and `second` and returns the new master weight. The order of
-/// operations is torch.optim.AdamW's (one tensor at a time); see README.md.
-template <class Lanes>
-inline typename Lanes::Float update(const Constants<Lanes>& k, typename Lanes::Float master,
-                                    float* first, float* second, typename Lanes::Float gradient) {
-  using Float = typename Lanes::Float;
-  const Float g = gradient * k.gradient_scale;
-  Float m = Lanes::load(first);
-  Float v = Lanes::load(second);
-  const Float distance = g - m;
-  if (k.lerp_from_gradient) {
-    m = Lanes::fma(k.lerp_weight, distance, g);
-  } else {
-    m = Lanes::fma(k.lerp_weight, distance, m);
-  }
-  v = Lanes::fma(k.gradient_weight * g, g, v * k.beta2);
-  Lanes::store(first, m);
-  Lanes::store(second, v);
-  const Float denominator = Lanes::sqrt(v) / k.bias_correction2_sqrt + k.epsilon;
-  return master * k.decay - k.step_size * m / denominator;
-}
-
-/// join_master of core/dtype.h.
-template <class Lanes>
-inline typename Lanes::Float join(const std::uint16_t* weight, const std::uint16_t* remainder) {
-  using Bits = typename Lanes::Bits;
-  const Bits high = Lanes::widen(weight) << 16;
-  const Bits low = Lanes::widen(remainder);
-  const Bits carry = (low << 1) & Lanes::pattern(0x10000U);
-  const Bits joined = high | low;
-  return Lanes::number_of(Lanes::where_nan(Lanes::number_of(high), joined, joined - carry));
-}
-
-/// split_master of core/dtype.h for the result of an operation: such a NaN is quiet already.
-template <class Lanes>
-inline void split(typename Lanes::Float master, std::uint16_t* weight, std::uint16_t* remainder) {
-  using Bits = typename Lanes::Bits;
-  const Bits bits = Lanes::bits_of(master);
-  const Bits rounded = bits + Lanes::pattern(0x8000U);
-  Lanes::narrow(weight, Lanes::where_nan(master, bits, rounded) >> 16);
-  Lanes::narrow(remainder, bits);
-}
-
-/// kWidth elements of a split shard. Arguments as in SplitShard.
-template <class Lanes>
-inline void update_split(const Constants<Lanes>& k, std::uint16_t* weight, std::uint16_t* remainder,
-                         float* first, float* second, const std::uint16_t* gradient) {
-  const auto g = Lanes::number_of(Lanes::widen(gradient) << 16);
-  const auto master = join<Lanes>(weight, remainder);
-  split<Lanes>(update<Lanes>(k, master, first, second, g), weight, remainder);
-}
-
-/// kWidth elements of a plain shard. Arguments as in PlainShard.
-template <class Lanes>
-inline void update_plain(const Constants<Lanes>& k, float* weight, float* first, float* second,
-                         const float* gradient) {
-  const auto g = Lanes::load(gradient);
-  Lanes::store(weight, update<Lanes>(k, Lanes::load(weight), first, second, g));
-}
-
-/// Elements between two prefetches (one cache line of 16-bit numbers), and how far they look ahead.
-/// The hardware does not keep up with so many streams by itself; see README.md for what it gains.
-constexpr std::size_t kBlock = 32;
-constexpr std::size_t kAhead = 256;
-static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
-
-/// Asks for the block that is kAhead elements behind `from`; past the end of an array that is
-/// harmless.
-template <class T>
-inline void prefetch(const T* from) {
-  const char* ahead = reinterpret_cast<const char*>(from) + kAhead * sizeof(T);
-  for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
-    __builtin_prefetch(ahead + line);
-  }
+/// kWidth elements from number `i` on.
+template <class Lanes, class Rule, class Weight, class Grad>
+inline void update_at(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a, std::size_t i) {
+  State<Lanes> state;
+  state.weight = Weight::template load<Lanes>(a.main + i, a.companion + i);
+  if constexpr (Rule::kFirst) state.first = Lanes::load(a.first + i);
+  if constexpr (Rule::kSecond) state.second = Lanes::load(a.second + i);
+  const auto gradient = Grad::template load<Lanes>(a.gradient + i) * k.gradient_scale;
+  Rule::template apply<Lanes>(k, state, gradient);
+  if constexpr (Rule::kFirst) Lanes::store(a.first + i, state.first);
+  if constexpr (Rule::kSecond) Lanes::store(a.second + i, state.second);
+  Weight::template store<Lanes>(a.main + i, a.companion + i, state.weight);
 }
 
 /// The elements that do not fill the lanes go through this buffer, so that they meet the same
@@ -126,85 +63,90 @@ template <class Lanes, class T>
 struct Padded {
   T values[Lanes::kWidth] = {};
 
-  void fill(const T* from, std::size_t count) { __builtin_memcpy(values, from, count * sizeof(T)); }
+  T* fill(const T* from, std::size_t count) {
+    __builtin_memcpy(values, from, count * sizeof(T));
+    return values;
+  }
   void drain(T* to, std::size_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
 };
 
-template <class Lanes>
-void run_split(const Coefficients& coefficients, const SplitShard& shard) noexcept {
-  const std::size_t size = shard.size;
-  if (size == 0) return;
-  const Constants<Lanes> k(coefficients);
-  std::uint16_t* weight = &shard.weight->bits;
-  std::uint16_t* remainder = shard.remainder;
-  float* first = shard.first_moment;
-  float* second = shard.second_moment;
-  const std::uint16_t* gradient = &shard.gradient->bits;
-
-  std::size_t i = 0;
-  for (; i + kBlock <= size; i += kBlock) {
-    prefetch(weight + i);
-    prefetch(remainder + i);
-    prefetch(first + i);
-    prefetch(second + i);
-    prefetch(gradient + i);
-    for (std::size_t j = i; j < i + kBlock; j += Lanes::kWidth) {
-      update_split<Lanes>(k, weight + j, remainder + j, first + j, second + j, gradient + j);
-    }
-  }
-  for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
-    update_split<Lanes>(k, weight + i, remainder + i, first + i, second + i, gradient + i);
-  }
-  const std::size_t rest = size - i;
-  if (rest == 0) return;
-  Padded<Lanes, std::uint16_t> w, r, g;
-  Padded<Lanes, float> m, v;
-  w.fill(weight + i, rest);
-  r.fill(remainder + i, rest);
-  g.fill(gradient + i, rest);
-  m.fill(first + i, rest);
-  v.fill(second + i, rest);
-  update_split<Lanes>(k, w.values, r.values, m.values, v.values, g.values);
-  w.drain(weight + i, rest);
-  r.drain(remainder + i, rest);
-  m.drain(first + i, rest);
-  v.drain(second + i, rest);
+template <class Lanes, class Rule, class Weight, class Grad>
+inline void update_rest(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a, std::size_t i,
+                        std::size_t rest) {
+  Padded<Lanes, typename Weight::Main> main;
+  Padded<Lanes, typename Weight::Companion> companion;
+  Padded<Lanes, float> first, second;
+  Padded<Lanes, std::remove_const_t<typename Grad::Stored>> gradient;
+  main.fill(a.main + i, rest);
+  if constexpr (Weight::kLoadsCompanion) companion.fill(a.companion + i, rest);
+  if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
+  if constexpr (Rule::kSecond) second.fill(a.second + i, rest);
+  gradient.fill(a.gradient + i, rest);
+  const Arrays<Weight, Grad> padded = {main.values, companion.values, first.values, second.values,
+                                       gradient.values};
+  update_at<Lanes, Rule, Weight, Grad>(k, padded, 0);
+  main.drain(a.main + i, rest);
+  if constexpr (Weight::kStoresCompanion) companion.drain(a.companion + i, rest);
+  if constexpr (Rule::kFirst) first.drain(a.first + i, rest);
+  if constexpr (Rule::kSecond) second.drain(a.second + i, rest);
 }
 
-template <class Lanes>
-void run_plain(const Coefficients& coefficients, const PlainShard& shard) noexcept {
-  const std::size_t size = shard.size;
-  if (size == 0) return;
+template <class Lanes, class Rule, class Weight, class Grad>
+void run(const Coefficients& coefficients, const Streams& s) noexcept {
   const Constants<Lanes> k(coefficients);
-  float* weight = shard.weight;
-  float* first = shard.first_moment;
-  float* second = shard.second_moment;
-  const float* gradient = shard.gradient;
-
+  const Arrays<Weight, Grad> a = {static_cast<typename Weight::Main*>(s.main),
+                                  static_cast<typename Weight::Companion*>(s.companion),
+                                  static_cast<float*>(s.first), static_cast<float*>(s.second),
+                                  static_cast<const typename Grad::Stored*>(s.gradient)};
   std::size_t i = 0;
-  for (; i + kBlock <= size; i += kBlock) {
-    prefetch(weight + i);
-    prefetch(first + i);
-    prefetch(second + i);
-    prefetch(gradient + i);
+  for (; i + kBlock <= s.size; i += kBlock) {
+    prefetch(a.main + i);
+    if constexpr (Weight::kStoresCompanion) prefetch(a.companion + i);
+    if constexpr (Rule::kFirst) prefetch(a.first + i);
+    if constexpr (Rule::kSecond) prefetch(a.second + i);
+    prefetch(a.gradient + i);
     for (std::size_t j = i; j < i + kBlock; j += Lanes::kWidth) {
-      update_plain<Lanes>(k, weight + j, first + j, second + j, gradient + j);
+      update_at<Lanes, Rule, Weight, Grad>(k, a, j);
     }
   }
-  for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
-    update_plain<Lanes>(k, weight + i, first + i, second + i, gradient + i);
+  for (; i + Lanes::kWidth <= s.size; i += Lanes::kWidth) {
+    update_at<Lanes, Rule, Weight, Grad>(k, a, i);
   }
-  const std::size_t rest = size - i;
-  if (rest == 0) return;
-  Padded<Lanes, float> p, g, m, v;
-  p.fill(weight + i, rest);
-  g.fill(gradient + i, rest);
-  m.fill(first + i, rest);
-  v.fill(second + i, rest);
-  update_plain<Lanes>(k, p.values, m.values, v.values, g.values);
-  p.drain(weight + i, rest);
-  m.drain(first + i, rest);
-  v.drain(second + i, rest);
+  if (i < s.size) update_rest<Lanes, Rule, Weight, Grad>(k, a, i, s.size - i);
+}
+
+template <class Lanes, class Rule, class Weight>
+constexpr void fill_gradients(FusedKernel (&row)[kGradientTypes]) {
+  row[gradient_index(DType::bf16)] = run<Lanes, Rule, Weight, Bf16Gradient>;
+  row[gradient_index(DType::f16)] = run<Lanes, Rule, Weight, F16Gradient>;
+  row[gradient_index(DType::f32)] = run<Lanes, Rule, Weight, F32Gradient>;
+}
+
+template <class Lanes, class Rule>
+constexpr void fill_weights(FusedKernel (&table)[Weights::kFormats][kGradientTypes]) {
+  fill_gradients<Lanes, Rule, SplitWeights>(table[static_cast<int>(Weights::Format::split)]);
+  fill_gradients<Lanes, Rule, PlainWeights>(table[static_cast<int>(Weights::Format::plain)]);
+  fill_gradients<Lanes, Rule, Bf16Copy>(table[static_cast<int>(Weights::Format::copy_bf16)]);
+  fill_gradients<Lanes, Rule, F16Copy>(table[static_cast<int>(Weights::Format::copy_f16)]);
+}
+
+/// All kernels over `Lanes`.
+template <class Lanes>
+constexpr Variant make_variant(Isa isa) {
+  Variant v{};
+  v.isa = isa;
+  fill_weights<Lanes, AdamWRule>(v.fused[static_cast<int>(Optimizer::adamw)]);
+  fill_weights<Lanes, AdamRule>(v.fused[static_cast<int>(Optimizer::adam)]);
+  fill_weights<Lanes, AdagradRule>(v.fused[static_cast<int>(Optimizer::adagrad)]);
+  fill_weights<Lanes, LionRule>(v.fused[static_cast<int>(Optimizer::lion)]);
+  fill_weights<Lanes, SgdRule>(v.fused[static_cast<int>(Optimizer::sgd)]);
+  v.bf16_first = run_bf16_first<Lanes>;
+  v.blockwise8 = run_blockwise8<Lanes>;
+  v.touch = run_touch<Lanes>;
+  v.squares[gradient_index(DType::bf16)] = sum_squares<Lanes, Bf16Gradient>;
+  v.squares[gradient_index(DType::f16)] = sum_squares<Lanes, F16Gradient>;
+  v.squares[gradient_index(DType::f32)] = sum_squares<Lanes, F32Gradient>;
+  return v;
 }
 
 }  // namespace

@@ -8,19 +8,54 @@ namespace {
 
 struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   static Float fma(Float a, Float b, Float c) { return Float(_mm256_fmadd_ps(a, b, c)); }
-  static Bits widen(const std::uint16_t* from) {
-    return Bits(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-  }
+  static Float to_float(Bits value) { return Float(_mm256_cvtepi32_ps(value)); }
+  static Bits widen(const std::uint16_t* from) { return Bits(_mm256_cvtepu16_epi32(load8(from))); }
   static void narrow(std::uint16_t* to, Bits value) {
     const __m256i low = _mm256_and_si256(value, _mm256_set1_epi32(0xffff));
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+    store8(to, packed(low));
+  }
+  static Bits widen8(const std::uint8_t* from) {
+    const auto* eight = reinterpret_cast<const __m128i*>(from);
+    return Bits(_mm256_cvtepu8_epi32(_mm_loadl_epi64(eight)));
+  }
+  static void narrow8(std::uint8_t* to, Bits value) {
+    const __m128i words = packed(_mm256_and_si256(value, _mm256_set1_epi32(0xff)));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+  }
+  static Float load_half(const std::uint16_t* from) { return Float(_mm256_cvtph_ps(load8(from))); }
+  static void store_half(std::uint16_t* to, Float value) {
+    store8(to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  struct Squares {
+    __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),
+                       _mm256_setzero_pd()};
+    void add(Float value, std::size_t part) {
+      const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
+      const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
+      sums[2 * part] = _mm256_fmadd_pd(low, low, sums[2 * part]);
+      sums[2 * part + 1] = _mm256_fmadd_pd(high, high, sums[2 * part + 1]);
+    }
+    void store(double* to) const {
+      for (int i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, sums[i]);
+    }
+  };
+
+ private:
+  static __m128i load8(const std::uint16_t* from) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  static void store8(std::uint16_t* to, __m128i value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
+  }
+  /// The low halves of eight numbers below 2^16.
+  static __m128i packed(__m256i low) {
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08));
   }
 };
 
 }  // namespace
 
-extern constinit const Variant kAvx2Variant = {Isa::avx2, run_split<Avx2Lanes>,
-                                               run_plain<Avx2Lanes>};
+extern constinit const Variant kAvx2Variant = make_variant<Avx2Lanes>(Isa::avx2);
 
 }  // namespace ballast::cpu_adam

@@ -1,3 +1,5 @@
+#include "ballast/core/dtype.h"
+
 #include "cpu_adam/kernel.h"
 
 namespace ballast::cpu_adam {
@@ -12,20 +14,36 @@ struct ScalarLanes {
 
   static Float broadcast(float value) { return value; }
   static Bits pattern(std::uint32_t value) { return value; }
+  static Bits iota() { return 0; }
   static Float load(const float* from) { return *from; }
   static void store(float* to, Float value) { *to = value; }
   static Bits widen(const std::uint16_t* from) { return *from; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
+  static Bits widen8(const std::uint8_t* from) { return *from; }
+  static void narrow8(std::uint8_t* to, Bits value) { *to = static_cast<std::uint8_t>(value); }
+  static Float load_half(const std::uint16_t* from) { return ballast::to_float(F16{*from}); }
+  static void store_half(std::uint16_t* to, Float value) { *to = to_f16(value).bits; }
   static Float fma(Float a, Float b, Float c) { return __builtin_fmaf(a, b, c); }
   static Float sqrt(Float value) { return __builtin_sqrtf(value); }
   static Bits bits_of(Float value) { return __builtin_bit_cast(Bits, value); }
   static Float number_of(Bits value) { return __builtin_bit_cast(Float, value); }
+  static Float to_float(Bits value) { return static_cast<float>(value); }
+  static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
   static Bits where_nan(Float value, Bits yes, Bits no) { return value != value ? yes : no; }
+  static Bits where_zero(Bits value, Bits yes, Bits no) { return value == 0 ? yes : no; }
+  static Bits where_less(Float a, Float b, Bits yes, Bits no) { return a < b ? yes : no; }
+
+  struct Squares {
+    double sums[16] = {};
+    void add(Float value, std::size_t part) {
+      sums[part] += static_cast<double>(value) * static_cast<double>(value);
+    }
+    void store(double* to) const { __builtin_memcpy(to, sums, sizeof sums); }
+  };
 };
 
 }  // namespace
 
-extern constinit const Variant kScalarVariant = {Isa::scalar, run_split<ScalarLanes>,
-                                                 run_plain<ScalarLanes>};
+extern constinit const Variant kScalarVariant = make_variant<ScalarLanes>(Isa::scalar);
 
 }  // namespace ballast::cpu_adam

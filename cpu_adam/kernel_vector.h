@@ -9,8 +9,8 @@ namespace ballast::cpu_adam {
 namespace {
 
 /// The part of `Lanes` (kernel.h) that is the same for every xsimd architecture. Left to each
-/// kernel_*.cpp: fma, which xsimd 8.1 rounds twice on AVX-512 and SSE, and widen and narrow, which
-/// it does through memory.
+/// kernel_*.cpp: fma, which xsimd 8.1 rounds twice on AVX-512 and SSE, conversions between widths,
+/// which it does through memory or not at all, and Squares.
 template <class Arch>
 struct VectorLanes {
   using Float = xsimd::batch<float, Arch>;
@@ -19,14 +19,25 @@ struct VectorLanes {
 
   static Float broadcast(float value) { return Float(value); }
   static Bits pattern(std::uint32_t value) { return Bits(value); }
+  static Bits iota() {
+    std::uint32_t numbers[kWidth];
+    for (std::size_t i = 0; i < kWidth; ++i) numbers[i] = static_cast<std::uint32_t>(i);
+    return Bits::load_unaligned(numbers);
+  }
   static Float load(const float* from) { return Float::load_unaligned(from); }
   static void store(float* to, Float value) { value.store_unaligned(to); }
   static Float sqrt(Float value) { return xsimd::sqrt(value); }
   static Bits bits_of(Float value) { return xsimd::bitwise_cast<Bits>(value); }
   static Float number_of(Bits value) { return xsimd::bitwise_cast<Float>(value); }
+  static Bits larger(Bits a, Bits b) { return xsimd::max(a, b); }
   static Bits where_nan(Float value, Bits yes, Bits no) {
-    const Float chosen = xsimd::select(xsimd::isnan(value), number_of(yes), number_of(no));
-    return bits_of(chosen);
+    return bits_of(xsimd::select(xsimd::isnan(value), number_of(yes), number_of(no)));
+  }
+  static Bits where_zero(Bits value, Bits yes, Bits no) {
+    return xsimd::select(value == Bits(0U), yes, no);
+  }
+  static Bits where_less(Float a, Float b, Bits yes, Bits no) {
+    return bits_of(xsimd::select(a < b, number_of(yes), number_of(no)));
   }
 };
 

@@ -50,7 +50,9 @@ class Updater {
   void step(const Hyper& hyper, const Shard& shard) const;
 
   /// Loads and stores every cache line that step() would, in the same way, and computes nothing:
-  /// the ceiling of step(). The states hold garbage afterwards.
+  /// the ceiling of step(). Nothing changes but a copy of the weights, which becomes zero. Elements
+  /// behind the last whole multiple of Codes::kBlock are left out, and so are the shared exponents
+  /// of Codes.
   void touch(Optimizer optimizer, const Shard& shard) const;
 
   /// Sums in double, in an order that depends on nothing but `size`.
@@ -64,8 +66,8 @@ class Updater {
   [[nodiscard]] int threads() const noexcept;
 
  private:
-  struct Workers;
-  std::unique_ptr<Workers> workers_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ballast::cpu_adam

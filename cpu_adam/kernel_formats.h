@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ballast/core/units.h"
+
+#include "cpu_adam/variant.h"
+
+/// How weights and gradients are stored, over `Lanes` (kernel.h): each format loads kWidth
+/// elements as floats and stores them back. The scalar twins are in core/dtype.h.
+namespace ballast::cpu_adam {
+namespace {
+
+struct Bf16Gradient {
+  using Stored = std::uint16_t;
+  template <class Lanes>
+  static typename Lanes::Float load(const Stored* from) {
+    return Lanes::number_of(Lanes::widen(from) << 16);
+  }
+};
+
+struct F16Gradient {
+  using Stored = std::uint16_t;
+  template <class Lanes>
+  static typename Lanes::Float load(const Stored* from) {
+    return Lanes::load_half(from);
+  }
+};
+
+struct F32Gradient {
+  using Stored = float;
+  template <class Lanes>
+  static typename Lanes::Float load(const Stored* from) {
+    return Lanes::load(from);
+  }
+};
+
+/// join_master and split_master of core/dtype.h. The NaN that comes out of an operation is quiet
+/// already.
+struct SplitWeights {
+  using Main = std::uint16_t;
+  using Companion = std::uint16_t;
+  static constexpr bool kLoadsCompanion = true;
+  static constexpr bool kStoresCompanion = true;
+
+  template <class Lanes>
+  static typename Lanes::Float load(const Main* weight, const Companion* remainder) {
+    const auto high = Lanes::widen(weight) << 16;
+    const auto low = Lanes::widen(remainder);
+    const auto carry = (low << 1) & Lanes::pattern(0x10000U);
+    const auto joined = high | low;
+    return Lanes::number_of(Lanes::where_nan(Lanes::number_of(high), joined, joined - carry));
+  }
+  template <class Lanes>
+  static void store(Main* weight, Companion* remainder, typename Lanes::Float master) {
+    const auto bits = Lanes::bits_of(master);
+    const auto rounded = bits + Lanes::pattern(0x8000U);
+    Lanes::narrow(weight, Lanes::where_nan(master, bits, rounded) >> 16);
+    Lanes::narrow(remainder, bits);
+  }
+};
+
+struct PlainWeights {
+  using Main = float;
+  using Companion = float;
+  static constexpr bool kLoadsCompanion = false;
+  static constexpr bool kStoresCompanion = false;
+
+  template <class Lanes>
+  static typename Lanes::Float load(const Main* weight, const Companion*) {
+    return Lanes::load(weight);
+  }
+  template <class Lanes>
+  static void store(Main* weight, Companion*, typename Lanes::Float master) {
+    Lanes::store(weight, master);
+  }
+};
+
+/// An fp32 master with a bf16 copy, rounded to nearest even as to_bf16 of core/dtype.h does.
+struct Bf16Copy : PlainWeights {
+  using Companion = std::uint16_t;
+  static constexpr bool kStoresCompanion = true;
+
+  template <class Lanes>
+  static typename Lanes::Float load(const Main* weight, const Companion*) {
+    return Lanes::load(weight);
+  }
+  template <class Lanes>
+  static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+    Lanes::store(weight, master);
+    const auto bits = Lanes::bits_of(master);
+    const auto odd = (bits >> 16) & Lanes::pattern(1U);
+    const auto rounded = bits + Lanes::pattern(0x7fffU) + odd;
+    Lanes::narrow(copy, Lanes::where_nan(master, bits, rounded) >> 16);
+  }
+};
+
+struct F16Copy : PlainWeights {
+  using Companion = std::uint16_t;
+  static constexpr bool kStoresCompanion = true;
+
+  template <class Lanes>
+  static typename Lanes::Float load(const Main* weight, const Companion*) {
+    return Lanes::load(weight);
+  }
+  template <class Lanes>
+  static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+    Lanes::store(weight, master);
+    Lanes::store_half(copy, master);
+  }
+};
+
+/// Elements between two prefetches (one cache line of 16-bit numbers), and how far they look ahead.
+/// The hardware does not keep up with so many streams by itself; see README.md for what it gains.
+constexpr std::size_t kBlock = 32;
+constexpr std::size_t kAhead = 256;
+static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
+
+/// Asks for the block that is kAhead elements behind `from`; past the end of an array that is
+/// harmless.
+template <class T>
+inline void prefetch(const T* from) {
+  const char* ahead = reinterpret_cast<const char*>(from) + kAhead * sizeof(T);
+  for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
+    __builtin_prefetch(ahead + line);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::cpu_adam

@@ -1,0 +1,234 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu_adam/kernel_formats.h"
+#include "cpu_adam/variant.h"
+
+/// Compressed moments, tile by tile: expand to floats in the first-level cache, update with a fused
+/// kernel, compress. The coding is told in README.md.
+namespace ballast::cpu_adam {
+namespace {
+
+constexpr std::size_t kTile = Codes::kBlock;
+
+/// 32 random bits for each of kWidth elements from number `element` on: a keyed integer hash of the
+/// counter, two rounds of xor-shift and multiply with the constants of Wellons' "triple32" family
+/// (hash-prospector, 2018).
+template <class Lanes>
+inline typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
+  auto x = Lanes::iota() + Lanes::pattern(element + key[0]);
+  x = (x ^ (x >> 16)) * Lanes::pattern(0x21f0aaadU);
+  x = (x ^ (x >> 15) ^ Lanes::pattern(key[1])) * Lanes::pattern(0xd35a2d97U);
+  return x ^ (x >> 15);
+}
+
+/// bf16 by stochastic rounding: up with the probability of the bits that are cut off.
+template <class Lanes>
+inline typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
+                                          typename Lanes::Bits random) {
+  const auto bits = Lanes::bits_of(value);
+  const auto infinity = Lanes::pattern(0x7f800000U);
+  const auto exponent = (bits & infinity) ^ infinity;
+  const auto finite = bits + (random & Lanes::pattern(0xffffU));
+  const auto special = Lanes::where_nan(value, bits | Lanes::pattern(0x400000U), bits);
+  return Lanes::where_zero(exponent, special, finite) >> 16;
+}
+
+/// What tells the two kinds of codes apart. A code c >= 1 stands for the float whose upper 12 bits
+/// are (exponent * 8 + 7) - (kLargest - c); 0 stands for zero.
+struct SignedCodes {
+  static constexpr std::uint32_t kLargest = 127;
+  static constexpr bool kSigned = true;
+  static constexpr int kRandomShift = 0;  ///< which half of the random bits rounds these
+};
+struct UnsignedCodes {
+  static constexpr std::uint32_t kLargest = 255;
+  static constexpr bool kSigned = false;
+  static constexpr int kRandomShift = 16;
+};
+
+/// Bits below those that a code keeps, and the smallest shared exponent: small enough for any
+/// moment that matters, large enough that no code stands for a denormal.
+constexpr int kCut = 20;
+constexpr std::uint32_t kLowestExponent = 48;
+
+template <class Kind>
+constexpr std::uint32_t code_base(std::uint32_t exponent) {
+  return exponent * 8 + 7 - Kind::kLargest;
+}
+
+template <class Lanes, class Kind>
+inline void expand_codes(const std::uint8_t* codes, std::uint32_t exponent, float* to) {
+  const auto base = Lanes::pattern(code_base<Kind>(exponent));
+  const auto zero = Lanes::pattern(0U);
+  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
+    const auto byte = Lanes::widen8(codes + i);
+    const auto code = byte & Lanes::pattern(Kind::kLargest);
+    auto bits = Lanes::where_zero(code, zero, (code + base) << kCut);
+    if constexpr (Kind::kSigned) bits = bits | ((byte & Lanes::pattern(0x80U)) << 24);
+    Lanes::store(to + i, Lanes::number_of(bits));
+  }
+}
+
+/// The shared exponent of a tile: that of its largest magnitude, were it rounded up. 255 when the
+/// tile holds an infinity or a NaN.
+template <class Lanes>
+inline std::uint32_t shared_exponent(const float* from) {
+  auto largest = Lanes::pattern(0U);
+  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
+    const auto bits = Lanes::bits_of(Lanes::load(from + i));
+    largest = Lanes::larger(largest, bits & Lanes::pattern(0x7fffffffU));
+  }
+  float lanes[Lanes::kWidth];
+  Lanes::store(lanes, Lanes::number_of(largest));
+  std::uint32_t bits = 0;
+  for (const float lane : lanes) {
+    const std::uint32_t other = __builtin_bit_cast(std::uint32_t, lane);
+    bits = other > bits ? other : bits;
+  }
+  const std::uint32_t exponent = (bits + ((1U << kCut) - 1)) >> 23;
+  if (exponent < kLowestExponent) return kLowestExponent;
+  return exponent > 255 ? 255 : exponent;
+}
+
+/// Rounds up with the probability of the bits that are cut off. Below the smallest code a first
+/// moment becomes that code or zero, also without bias; a second moment never becomes zero, which
+/// would let the update explode.
+template <class Lanes, class Kind>
+inline void compress_codes(const float* from, std::uint32_t exponent, std::uint8_t* codes,
+                           const std::uint32_t (&key)[2], std::uint32_t element) {
+  const std::uint32_t base = code_base<Kind>(exponent);
+  const float smallest = __builtin_bit_cast(float, (base + 1) << kCut);
+  const auto threshold = Lanes::broadcast(smallest);
+  const auto unit = Lanes::broadcast(smallest * 0x1p-16F);
+  const auto zero = Lanes::pattern(0U);
+  const auto one = Lanes::pattern(1U);
+  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
+    const auto bits = Lanes::bits_of(Lanes::load(from + i));
+    const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
+    const auto value = Lanes::number_of(magnitude);
+    const auto all = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
+    const auto random = (all >> Kind::kRandomShift) & Lanes::pattern(0xffffU);
+    const auto rounded = (magnitude + (random << 4) + Lanes::pattern(8U)) >> kCut;
+    auto small = Lanes::where_zero(magnitude, zero, one);
+    if constexpr (Kind::kSigned) {
+      small = Lanes::where_less(Lanes::to_float(random) * unit, value, one, zero);
+    }
+    auto code = Lanes::where_less(value, threshold, small, rounded - Lanes::pattern(base));
+    if (exponent == 255) code = Lanes::pattern(Kind::kLargest);
+    if constexpr (Kind::kSigned) code = code | ((bits >> 24) & Lanes::pattern(0x80U));
+    Lanes::narrow8(codes + i, code);
+  }
+}
+
+/// A moment of a tile in floats, and its way from and to its array of codes.
+template <class Lanes, class Kind>
+struct CodedTile {
+  alignas(kCacheLine) float values[kTile];
+
+  void expand(const std::uint8_t* codes, std::uint32_t exponent, std::size_t size) {
+    if (size == kTile) return expand_codes<Lanes, Kind>(codes, exponent, values);
+    std::uint8_t padded[kTile] = {};
+    __builtin_memcpy(padded, codes, size);
+    expand_codes<Lanes, Kind>(padded, exponent, values);
+  }
+  /// Writes the codes and returns the shared exponent.
+  std::uint8_t compress(std::uint8_t* codes, std::size_t size, const std::uint32_t (&key)[2],
+                        std::uint32_t element) const {
+    const std::uint32_t exponent = shared_exponent<Lanes>(values);
+    if (size == kTile) {
+      compress_codes<Lanes, Kind>(values, exponent, codes, key, element);
+    } else {
+      std::uint8_t padded[kTile];
+      compress_codes<Lanes, Kind>(values, exponent, padded, key, element);
+      __builtin_memcpy(codes, padded, size);
+    }
+    return static_cast<std::uint8_t>(exponent);
+  }
+};
+
+/// The same for a bf16 moment.
+template <class Lanes>
+struct Bf16Tile {
+  alignas(kCacheLine) float values[kTile];
+
+  void expand(const std::uint16_t* from, std::size_t size) {
+    std::uint16_t padded[kTile] = {};
+    if (size < kTile) {
+      __builtin_memcpy(padded, from, size * sizeof *from);
+      from = padded;
+    }
+    for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
+      Lanes::store(values + i, Lanes::number_of(Lanes::widen(from + i) << 16));
+    }
+  }
+  void compress(std::uint16_t* to, std::size_t size, const std::uint32_t (&key)[2],
+                std::uint32_t element) const {
+    std::uint16_t padded[kTile];
+    std::uint16_t* target = size < kTile ? padded : to;
+    for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
+      const auto random = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
+      Lanes::narrow(target + i, round_to_bf16<Lanes>(Lanes::load(values + i), random));
+    }
+    if (size < kTile) __builtin_memcpy(to, padded, size * sizeof *to);
+  }
+};
+
+inline void* forward(void* array, std::size_t bytes) {
+  return array == nullptr ? nullptr : static_cast<std::byte*>(array) + bytes;
+}
+
+/// Elements [start, start + size) of `all`: weights and gradient. The caller sets the moments.
+inline Streams tile_of(const Streams& all, std::size_t start, std::size_t size) {
+  Streams tile = all;
+  tile.main = forward(all.main, start * all.main_bytes);
+  tile.companion = forward(all.companion, start * all.companion_bytes);
+  tile.gradient = static_cast<const std::byte*>(all.gradient) + start * all.gradient_bytes;
+  tile.size = size;
+  tile.element = all.element + static_cast<std::uint32_t>(start);
+  return tile;
+}
+
+template <class Lanes>
+void run_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
+  Bf16Tile<Lanes> first;
+  for (std::size_t start = 0; start < s.size; start += kTile) {
+    const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
+    Streams tile = tile_of(s, start, size);
+    auto* stored = static_cast<std::uint16_t*>(s.first) + start;
+    first.expand(stored, size);
+    tile.first = first.values;
+    tile.second = forward(s.second, start * sizeof(float));
+    fused(k, tile);
+    first.compress(stored, size, k.draw_key, tile.element);
+  }
+}
+
+template <class Lanes>
+void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
+  CodedTile<Lanes, SignedCodes> first;
+  CodedTile<Lanes, UnsignedCodes> second;
+  for (std::size_t start = 0; start < s.size; start += kTile) {
+    const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
+    const std::size_t block = start / kTile;
+    Streams tile = tile_of(s, start, size);
+    tile.first = first.values;
+    tile.second = second.values;
+    auto* first_codes = static_cast<std::uint8_t*>(s.first) + start;
+    auto* second_codes = static_cast<std::uint8_t*>(s.second) + start;
+    if (s.first != nullptr) first.expand(first_codes, s.first_exponents[block], size);
+    if (s.second != nullptr) second.expand(second_codes, s.second_exponents[block], size);
+    fused(k, tile);
+    if (s.first != nullptr) {
+      s.first_exponents[block] = first.compress(first_codes, size, k.draw_key, tile.element);
+    }
+    if (s.second != nullptr) {
+      s.second_exponents[block] = second.compress(second_codes, size, k.draw_key, tile.element);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::cpu_adam

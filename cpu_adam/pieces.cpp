@@ -1,0 +1,89 @@
+#include "cpu_adam/pieces.h"
+
+#include "ballast/core/error.h"
+
+namespace ballast::cpu_adam {
+namespace {
+
+/// Bytes of one element of each array; 0 where there is none.
+struct ElementSizes {
+  std::size_t main, companion, first, second, gradient;
+  bool loads_companion;
+};
+
+ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
+  const Weights::Format weights = shard.weights.format;
+  const bool split = weights == Weights::Format::split;
+  const Moments::Format moments = shard.moments.format;
+  const bool coded = moments == Moments::Format::blockwise8;
+  const std::size_t first = coded ? 1 : moments == Moments::Format::bf16_first ? 2 : 4;
+  return {.main = split ? 2U : 4U,
+          .companion = weights == Weights::Format::plain ? 0U : 2U,
+          .first = has_first_moment(optimizer) ? first : 0,
+          .second = has_second_moment(optimizer) ? (coded ? 1U : 4U) : 0,
+          .gradient = size_of(shard.gradient.type),
+          .loads_companion = split};
+}
+
+/// `array` from element `start` on; null when its elements have no size.
+void* from_element(void* array, std::size_t element_bytes, Elems start) {
+  return element_bytes == 0 ? nullptr : static_cast<std::byte*>(array) + start * element_bytes;
+}
+
+}  // namespace
+
+void require_complete(Optimizer optimizer, const Shard& shard) {
+  const ElementSizes sizes = sizes_of(optimizer, shard);
+  const bool coded = shard.moments.format == Moments::Format::blockwise8;
+  const auto present = [](std::size_t element_bytes, const void* array) {
+    return element_bytes == 0 || array != nullptr;
+  };
+  const Moments& moments = shard.moments;
+  const bool exponents = !coded || (present(sizes.first, moments.first_exponents) &&
+                                    present(sizes.second, moments.second_exponents));
+  expects(shard.weights.main != nullptr && present(sizes.companion, shard.weights.companion) &&
+              present(sizes.first, moments.first) && present(sizes.second, moments.second) &&
+              exponents && shard.gradient.data != nullptr,
+          "CPU update: a shard that is not empty has a null pointer");
+  expects(!coded || shard.first_element % Codes::kBlock == 0,
+          "CPU update: a shard with 8-bit moments does not start at a block of 256 elements");
+}
+
+Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems count) {
+  const ElementSizes sizes = sizes_of(optimizer, shard);
+  const Moments& moments = shard.moments;
+  const Elems block = start / Codes::kBlock;
+  const auto exponents = [block](std::uint8_t* array, std::size_t element_bytes) {
+    return array == nullptr || element_bytes == 0 ? nullptr : array + block;
+  };
+  return {.main = from_element(shard.weights.main, sizes.main, start),
+          .companion = from_element(shard.weights.companion, sizes.companion, start),
+          .first = from_element(moments.first, sizes.first, start),
+          .second = from_element(moments.second, sizes.second, start),
+          .first_exponents = exponents(moments.first_exponents, sizes.first),
+          .second_exponents = exponents(moments.second_exponents, sizes.second),
+          .gradient = static_cast<const std::byte*>(shard.gradient.data) + start * sizes.gradient,
+          .main_bytes = sizes.main,
+          .companion_bytes = sizes.companion,
+          .gradient_bytes = sizes.gradient,
+          .size = count,
+          .element = static_cast<std::uint32_t>(shard.first_element + start)};
+}
+
+std::vector<TouchedArray> touched_arrays(Optimizer optimizer, const Shard& shard, Elems start) {
+  const ElementSizes sizes = sizes_of(optimizer, shard);
+  std::vector<TouchedArray> arrays;
+  const auto add = [&](void* array, std::size_t element_bytes, bool load, bool store) {
+    if (element_bytes == 0) return;
+    arrays.push_back({static_cast<std::byte*>(array) + start * element_bytes,
+                      element_bytes * Codes::kBlock, load, store});
+  };
+  add(shard.weights.main, sizes.main, true, true);
+  add(shard.weights.companion, sizes.companion, sizes.loads_companion, true);
+  add(shard.moments.first, sizes.first, true, true);
+  add(shard.moments.second, sizes.second, true, true);
+  add(const_cast<void*>(shard.gradient.data), sizes.gradient, true, false);
+  return arrays;
+}
+
+}  // namespace ballast::cpu_adam

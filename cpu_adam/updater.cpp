@@ -1,0 +1,135 @@
+#include "ballast/cpu_adam/updater.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "ballast/core/error.h"
+
+#include "cpu_adam/coefficients.h"
+#include "cpu_adam/pieces.h"
+#include "cpu_adam/variant.h"
+#include "cpu_adam/workers.h"
+
+namespace ballast::cpu_adam {
+namespace {
+
+/// Elements of one task: small enough to balance, large enough to hide the cost of a task. Chunks
+/// start at multiples of it in the model's numbering, so none crosses a multiple of 2^32.
+constexpr Elems kChunk = Elems{64} * 1024;
+static_assert(kChunk % Codes::kBlock == 0);
+
+/// The chunks of `size` elements from number `first` on.
+class Chunks {
+ public:
+  Chunks(Elems first, Elems size) : lead_(first % kChunk), size_(size) {}
+
+  [[nodiscard]] Elems count() const { return (lead_ + size_ + kChunk - 1) / kChunk; }
+  [[nodiscard]] Elems start(Elems chunk) const { return chunk == 0 ? 0 : chunk * kChunk - lead_; }
+  [[nodiscard]] Elems length(Elems chunk) const {
+    return std::min(size_, (chunk + 1) * kChunk - lead_) - start(chunk);
+  }
+
+ private:
+  Elems lead_;
+  Elems size_;
+};
+
+template <class Pattern>
+std::uint64_t count_non_finite(const void* gradient, Elems size, Pattern exponent) {
+  const auto* patterns = static_cast<const Pattern*>(gradient);
+  return static_cast<std::uint64_t>(
+      std::count_if(patterns, patterns + size,
+                    [exponent](Pattern bits) { return (bits & exponent) == exponent; }));
+}
+
+std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
+  if (type == DType::bf16) return count_non_finite<std::uint16_t>(gradient, size, 0x7f80);
+  if (type == DType::f16) return count_non_finite<std::uint16_t>(gradient, size, 0x7c00);
+  return count_non_finite<std::uint32_t>(gradient, size, 0x7f800000U);
+}
+
+}  // namespace
+
+struct Updater::Impl {
+  const Variant& variant;
+  Workers workers;
+};
+
+Updater::Updater(const UpdaterOptions& options)
+    : impl_(new Impl{cpu_adam::variant(options.isa.value_or(active())),
+                     Workers(options.threads, options.numa_node)}) {}
+Updater::~Updater() = default;
+Updater::Updater(Updater&&) noexcept = default;
+Updater& Updater::operator=(Updater&&) noexcept = default;
+
+void Updater::step(const Hyper& hyper, const Shard& shard) const {
+  expects(hyper.step >= 1, "CPU update: the step counts from 1");
+  if (shard.size == 0) return;
+  require_complete(hyper.optimizer, shard);
+  const Variant& variant = impl_->variant;
+  const FusedKernel fused =
+      variant.fused[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
+                   [gradient_index(shard.gradient.type)];
+  const Coefficients coefficients = coefficients_of(hyper);
+  const Moments::Format moments =
+      has_first_moment(hyper.optimizer) || shard.moments.format != Moments::Format::bf16_first
+          ? shard.moments.format
+          : Moments::Format::f32;
+  const Chunks chunks(shard.first_element, shard.size);
+  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
+    const Elems start = chunks.start(chunk);
+    const Streams streams = piece_of(hyper.optimizer, shard, start, chunks.length(chunk));
+    if (moments == Moments::Format::f32) return fused(coefficients, streams);
+    Coefficients keyed = coefficients;
+    key_draws(keyed, hyper.step, static_cast<std::uint32_t>((shard.first_element + start) >> 32));
+    const CompressedKernel kernel =
+        moments == Moments::Format::bf16_first ? variant.bf16_first : variant.blockwise8;
+    kernel(fused, keyed, streams);
+  });
+}
+
+void Updater::touch(Optimizer optimizer, const Shard& shard) const {
+  const Elems size = shard.size / Codes::kBlock * Codes::kBlock;
+  if (size == 0) return;
+  require_complete(optimizer, shard);
+  const Chunks chunks(0, size);
+  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
+    const auto arrays = touched_arrays(optimizer, shard, chunks.start(chunk));
+    impl_->variant.touch(arrays.data(), arrays.size(), chunks.length(chunk) / Codes::kBlock);
+  });
+}
+
+GradientStats Updater::gradient_stats(const Gradient& gradient, Elems size) const {
+  GradientStats stats;
+  if (size == 0) return stats;
+  expects(gradient.data != nullptr, "CPU update: a gradient that is not empty has a null pointer");
+  const SquaresKernel squares = impl_->variant.squares[gradient_index(gradient.type)];
+  const auto* bytes = static_cast<const std::byte*>(gradient.data);
+  const Chunks chunks(0, size);
+  std::vector<double> sums(chunks.count());
+  std::atomic<std::uint64_t> non_finite{0};
+  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
+    const std::byte* from = bytes + chunks.start(chunk) * size_of(gradient.type);
+    sums[chunk] = squares(from, chunks.length(chunk));
+    if (std::isfinite(sums[chunk])) return;
+    non_finite += count_non_finite(gradient.type, from, chunks.length(chunk));
+  });
+  for (const double sum : sums) stats.sum_of_squares += sum;
+  stats.non_finite = non_finite;
+  return stats;
+}
+
+Mapping Updater::allocate(Bytes bytes) const {
+  return impl_->workers.allocate(bytes);
+}
+
+Isa Updater::isa() const noexcept {
+  return impl_->variant.isa;
+}
+
+int Updater::threads() const noexcept {
+  return impl_->workers.threads();
+}
+
+}  // namespace ballast::cpu_adam
