@@ -140,7 +140,7 @@ TEST(Updater, UsesAllCpusWhenNotToldOtherwise) {
 
 TEST(Updater, ResultDoesNotDependOnTheCallersRoundingMode) {
   for (const Layout& layout : layouts()) {
-    States start = States::random(layout, 70'001, 12);
+    States start = States::random(layout, 300'001, 12);
     const Updater one({.threads = 1});
     const States expected = stepped(one, start);
     const double sum = one.gradient_stats(start.shard().gradient, start.size).sum_of_squares;
