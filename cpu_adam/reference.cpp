@@ -45,6 +45,9 @@ Number operator+(Number a, Number b) {
 Number operator-(Number a, Number b) {
   return rounded(a.value - b.value, a.error + b.error);
 }
+Number operator-(Number a) {
+  return {-a.value, a.error};
+}
 Number operator*(Number a, Number b) {
   return rounded(a.value * b.value, product_error(a, b));
 }
@@ -80,9 +83,9 @@ Number with_decay(const Hyper& hyper, Number weight, Number gradient) {
   return fma(coefficient(hyper.weight_decay), weight, gradient);
 }
 
-/// The weight after decoupled decay.
-Number decayed(const Hyper& hyper, Number weight) {
-  return weight * coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
+/// What decoupled decay leaves of the weight, as a factor.
+Number decay(const Hyper& hyper) {
+  return coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
 }
 
 /// Steps the way `from` towards `to` by 1 - `beta`.
@@ -102,7 +105,7 @@ Expected adam(const Hyper& hyper, Number p, Number m, Number v, Number g) {
   const Number size = coefficient(hyper.learning_rate * correction2 / correction1);
   const Number update =
       size * result.first / (sqrt(result.second) + coefficient(hyper.epsilon * correction2));
-  result.weight = (decoupled ? decayed(hyper, p) : p) - update;
+  result.weight = decoupled ? fma(p, decay(hyper), -update) : p - update;
   return result;
 }
 
@@ -119,18 +122,19 @@ Expected adagrad(const Hyper& hyper, Number p, Number v, Number g) {
 Expected lion(const Hyper& hyper, Number p, Number m, Number g) {
   const Number direction = interpolated(hyper.beta1, m, g);
   const Number rate = coefficient(hyper.learning_rate);
-  const Number rest = decayed(hyper, p);
+  const Number up = fma(p, decay(hyper), rate);
+  const Number down = fma(p, decay(hyper), -rate);
   Expected result;
   result.first = interpolated(hyper.beta2, m, g);
   const double u = direction.value;
   if (std::isnan(u)) {
-    result.weight = rounded(u, 0.0);
+    result.weight = {u, 0.0};
   } else if (std::fabs(u) > direction.error) {
-    result.weight = u > 0.0 ? rest - rate : rest + rate;
+    result.weight = u > 0.0 ? down : up;
   } else {
-    result.weight = rest;
-    result.other_weights = {rest - rate, rest + rate};
-    result.others = direction.error > 0.0 ? 2 : 0;
+    result.weight = p * decay(hyper);
+    result.other_weights = {up, down};
+    result.others = m.value == 0.0 && g.value == 0.0 ? 0 : 2;  // zeros are not rounded
   }
   return result;
 }
@@ -141,7 +145,7 @@ Expected sgd(const Hyper& hyper, Number p, Number m, Number g) {
   Expected result;
   result.first = fma(momentum, m, g);
   const Number direction = hyper.nesterov ? fma(momentum, result.first, g) : result.first;
-  result.weight = p - coefficient(hyper.learning_rate) * direction;
+  result.weight = fma(-coefficient(hyper.learning_rate), direction, p);
   return result;
 }
 
