@@ -87,22 +87,23 @@ Elems first_element(const model::Architecture& model, std::size_t block) {
   return first;
 }
 
-cpu_adam::Shard make_shard(const StateLayout& layout, std::byte* weights, std::byte* states,
-                           const std::byte* gradient, Elems first_element) {
-  const Moments moments = moments_in(layout, states);
+cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
+                           std::byte* states, const std::byte* gradient) {
+  const StateLayout layout = state_layout(blueprint, block);
+  const auto make = [&](cpu_adam::Weights master, cpu_adam::Gradient packed) {
+    return cpu_adam::Shard{.weights = master,
+                           .moments = moments_in(layout, states),
+                           .gradient = packed,
+                           .size = layout.elements,
+                           .first_element = first_element(blueprint.model, block)};
+  };
   if (layout.split) {
-    return {.weights = {reinterpret_cast<Bf16*>(weights),
-                        array_in<std::uint16_t>(states, layout.remainder)},
-            .moments = moments,
-            .gradient = cpu_adam::Gradient(reinterpret_cast<const Bf16*>(gradient)),
-            .size = layout.elements,
-            .first_element = first_element};
+    return make(
+        {reinterpret_cast<Bf16*>(weights), array_in<std::uint16_t>(states, layout.remainder)},
+        cpu_adam::Gradient(reinterpret_cast<const Bf16*>(gradient)));
   }
-  return {.weights = cpu_adam::Weights(reinterpret_cast<float*>(weights)),
-          .moments = moments,
-          .gradient = cpu_adam::Gradient(reinterpret_cast<const float*>(gradient)),
-          .size = layout.elements,
-          .first_element = first_element};
+  return make(cpu_adam::Weights(reinterpret_cast<float*>(weights)),
+              cpu_adam::Gradient(reinterpret_cast<const float*>(gradient)));
 }
 
 }  // namespace ballast::engine

@@ -49,9 +49,9 @@ StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
 /// each block from a multiple of cpu_adam::Codes::kBlock.
 Elems first_element(const model::Architecture& model, std::size_t block);
 
-/// The shard of a whole block whose buffers start at these addresses. The gradient's type is that
-/// of the weights.
-cpu_adam::Shard make_shard(const StateLayout& layout, std::byte* weights, std::byte* states,
-                           const std::byte* gradient, Elems first_element);
+/// The shard of the whole of block `block`, whose buffers start at these addresses. The gradient's
+/// type is that of the weights.
+cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
+                           std::byte* states, const std::byte* gradient);
 
 }  // namespace ballast::engine

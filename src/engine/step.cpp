@@ -207,11 +207,8 @@ class Step {
   }
 
   void update(std::byte* weights, std::byte* states, const std::byte* gradient) {
-    const Blueprint& blueprint = machine_.blueprint;
-    const std::size_t block = operation_.block;
-    machine_.updater.step(context_.hyper,
-                          make_shard(state_layout(blueprint, block), weights, states, gradient,
-                                     first_element(blueprint.model, block)));
+    machine_.updater.step(context_.hyper, make_shard(machine_.blueprint, operation_.block, weights,
+                                                     states, gradient));
   }
 
   Machine& machine_;

@@ -116,6 +116,27 @@ TEST_P(Optimizers, LearnWhatNoOtherOneLearns) {
 INSTANTIATE_TEST_SUITE_P(All, Optimizers, testing::ValuesIn(cases()),
                          [](const auto& info) { return name_of(info.param); });
 
+TEST(OptimizerParameters, EachReachesTheUpdate) {
+  const std::map<std::string, std::vector<std::string>> changes = {
+      {"AdamW",
+       {"lr=0.004", "betas=[0.8, 0.999]", "betas=[0.9, 0.99]", "eps=1e-3", "weight_decay=0.2"}},
+      {"Adam",
+       {"lr=0.004", "betas=[0.8, 0.999]", "betas=[0.9, 0.99]", "eps=1e-3", "weight_decay=0.1",
+        "adam_w_mode=true"}},
+      {"Adagrad", {"lr=0.03", "eps=1e-3", "weight_decay=0.1"}},
+      {"Lion", {"lr=0.002", "betas=[0.5, 0.99]", "betas=[0.9, 0.5]", "weight_decay=0.2"}},
+      {"SGD", {"lr=0.2", "momentum=0.8", "nesterov=false", "weight_decay=0.1"}}};
+  constexpr std::uint64_t kShort = 4;
+  for (const auto& [optimizer, parameters] : changes) {
+    const test::Outcome usual = train({optimizer, false, "fp32"}, kShort, {});
+    for (const auto& parameter : parameters) {
+      const test::Outcome other =
+          train({optimizer, false, "fp32"}, kShort, {"optimizer.params." + parameter});
+      EXPECT_NE(other.losses, usual.losses) << optimizer << ", " << parameter;
+    }
+  }
+}
+
 TEST(OptimizerStates, InEightBitsEndWithinAHundredthOfTheLossOfFp32) {
   constexpr std::uint64_t kLong = 150;
   const std::string optimizer = "zero_optimization.offload_optimizer.device=cpu";

@@ -106,7 +106,13 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
   std::vector<std::byte> states(1 << 20);
   const std::array<std::byte, 64> gradient{};
   for_every_layout([&](const StateLayout& layout) {
-    const auto shard = make_shard(layout, weights.data(), states.data(), gradient.data(), 512);
+    Blueprint blueprint;
+    blueprint.type = layout.split ? DType::bf16 : DType::f32;
+    blueprint.states = layout.format;
+    for (const Elems elements : {Elems{300}, layout.elements}) {
+      blueprint.model.blocks.emplace_back().elements = elements;
+    }
+    const auto shard = make_shard(blueprint, 1, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
       return array.bytes == 0 ? nullptr : states.data() + array.offset;
     };
