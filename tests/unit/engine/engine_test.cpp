@@ -67,6 +67,28 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   }
 }
 
+TEST_F(EngineTest, TheConfigNamesOptimizerAndStateFormat) {
+  using cpu_adam::Moments;
+  const auto states = [&](const std::string& optimizer, const std::string& format) {
+    return Engine(config({"optimizer=" + optimizer, "ballast.optimizer_states=" + format}), nullptr)
+        .blueprint()
+        .states;
+  };
+  const std::pair<const char*, cpu_adam::Optimizer> optimizers[] = {
+      {R"({"type": "AdamW"})", cpu_adam::Optimizer::adamw},
+      {R"({"type": "Adam"})", cpu_adam::Optimizer::adamw},
+      {R"({"type": "Adam", "params": {"adam_w_mode": false}})", cpu_adam::Optimizer::adam},
+      {R"({"type": "Adagrad"})", cpu_adam::Optimizer::adagrad},
+      {R"({"type": "Lion"})", cpu_adam::Optimizer::lion},
+      {R"({"type": "SGD"})", cpu_adam::Optimizer::sgd}};
+  for (const auto& [section, optimizer] : optimizers) {
+    EXPECT_EQ(states(section, "fp32").optimizer, optimizer) << section;
+  }
+  EXPECT_EQ(states("{}", "fp32").moments, Moments::Format::f32);
+  EXPECT_EQ(states("{}", "bf16_first").moments, Moments::Format::bf16_first);
+  EXPECT_EQ(states("{}", "8bit").moments, Moments::Format::blockwise8);
+}
+
 TEST_F(EngineTest, OtherArithmeticOfMomentsIsSaidInOneLine) {
   const auto moments = [&](const std::string& states) {
     const Engine engine(config({"ballast.optimizer_states=" + states}), nullptr);
