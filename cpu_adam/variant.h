@@ -84,6 +84,7 @@ struct Variant {
 };
 
 extern const Variant kScalarVariant;
+extern const Variant kNeonVariant;
 extern const Variant kAvx2Variant;
 extern const Variant kAvx512Variant;
 
