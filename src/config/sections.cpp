@@ -174,10 +174,12 @@ Key update_key(std::string& update) {
 
 Key update_numa_node_key(std::optional<int>& node) {
   constexpr WholeRange kNodes = {0, 1023};
-  const auto read = [&node, kNodes](const Value& value) {
-    node = static_cast<int>(value.whole(kNodes));
-  };
-  return or_auto({"update_numa_node", read, [&node] { return Json(*node); }}, node);
+  return {"update_numa_node",
+          [&node](const Value& value) {
+            node.reset();
+            if (!value.is_auto()) node = static_cast<int>(value.whole(kNodes));
+          },
+          [&node] { return node ? Json(*node) : Json("auto"); }};
 }
 
 Section ballast_keys(BallastSection& b) {
