@@ -87,15 +87,14 @@ std::vector<Isa> default_isas() {
 void require_memory(const AdamCase& subject, Bytes available) {
   const Bytes needed = AdamArrays::bytes_needed(*subject.variant, subject.params);
   if (needed <= available) return;
-  Elems fitting = AdamArrays::elements_in(*subject.variant, available);
-  if (fitting >= kMiB) fitting = fitting / kMiB * kMiB;
-  const std::string advice = fitting >= kMiB
-                                 ? fmt::format("; --params {}Mi would fit", fitting / kMiB)
-                                 : fmt::format("; --params {} would fit", fitting);
+  const Elems fitting = AdamArrays::elements_in(*subject.variant, available);
+  const std::string size =
+      fitting >= kMiB ? fmt::format("{}Mi", fitting / kMiB) : fmt::format("{}", fitting);
   throw Error(ErrorCategory::memory,
-              fmt::format("bench adam: {} with {} parameters needs {} of memory, {} {} free{}",
+              fmt::format("bench adam: {} with {} parameters needs {} of memory and {} is free; "
+                          "--params {} would fit",
                           subject.variant->name, subject.params, format_bytes(needed),
-                          format_bytes(available), "are", advice));
+                          format_bytes(available), size));
 }
 
 /// The sweep, checked before anything is allocated. Throws Error.
@@ -258,9 +257,9 @@ void print_machine() {
 
 void print_variant(const AdamVariant& variant) {
   fmt::print("\n{}: {}\n", variant.name, variant.traffic.formula());
-  fmt::print("  {:<6} {:>7} {:>6} {:>8} {:>8} {:>8} {:>6} {:>6} {:>7} {:>6} {:>5}\n", "isa",
-             "threads", "params", "median", "min", "p99", "Gpar/s", "GB/s", "ceiling", "share",
-             "check");
+  fmt::print("  {:<6} {:>3} {:>6} {:>8} {:>8} {:>8} {:>6} {:>5} {:>7} {:>6} {:>5}\n", "isa", "thr",
+             "params", "median", "min", "p99", "Gpar/s", "GB/s", "ceiling", "share", "check");
+  std::fflush(stdout);
 }
 
 std::string milliseconds(double seconds) {
@@ -273,7 +272,7 @@ void print_row(const AdamResult& result, bool wanted_check) {
   const std::string params = whole ? fmt::format("{}Mi", subject.params / kMiB)
                                    : format_count(static_cast<double>(subject.params));
   const char* check = !wanted_check ? "-" : result.checked ? "ok" : "WRONG";
-  fmt::print("  {:<6} {:>7} {:>6} {:>8} {:>8} {:>8} {:>6.3f} {:>6.1f} {:>7.1f} {:>5.1f}% {:>5}\n",
+  fmt::print("  {:<6} {:>3} {:>6} {:>8} {:>8} {:>8} {:>6.3f} {:>5.1f} {:>7.1f} {:>5.1f}% {:>5}\n",
              to_string(subject.isa), subject.threads, params, milliseconds(result.median_seconds),
              milliseconds(result.min_seconds), milliseconds(result.p99_seconds),
              result.gparams_per_second(), result.gb_per_second(), result.ceiling_gb_per_second(),
@@ -334,10 +333,10 @@ void add_bench_adam(CLI::App& bench, Action& action) {
   list(command->add_option("--threads", a.threads, "Threads (default: all usable CPUs)")
            ->check(CLI::Range(1, 4096)));
   command->add_option("--repeats", a.repeats, "Measured pairs of update and ceiling, at least")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   command->add_option("--seconds", a.seconds, "Measured time, at least")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
   command->add_option("--numa-node", a.numa_node, "Threads and memory of one NUMA node, from 0");
   command->add_flag("--no-check", a.no_check, "Leave out the comparison with a double reference");
