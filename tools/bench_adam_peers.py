@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Compares Ballast's CPU update with DeepSpeed's and PyTorch's, in one run on one machine.
+
+    bench_adam_peers.py [--params 64Mi] [--threads N] [--rounds 5] [--seconds 0.5]
+                        [--ballast PATH] [--memory same|torch] [--json]
+
+Needs `torch` and `deepspeed` from PyPI, and `ninja` and a C++ compiler, with which DeepSpeed builds
+its kernel when it is first used. Every rate is parameters / median seconds of one update of one
+flat parameter, states and gradient in memory:
+
+    ballast adamw-bf16     bf16 gradient in; bf16 weight + 16-bit remainder, fp32 moments: one pass
+    ballast adamw-fp32     fp32 gradient, weight and moments
+    deepspeed three passes bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
+                           master, master to the bf16 weight (copy_): the job of adamw-bf16
+    deepspeed fp32         DeepSpeedCPUAdam.step() alone: the job of adamw-fp32
+    torch fused, foreach   torch.optim.AdamW.step() in fp32: the job of adamw-fp32
+
+In every round each peer is measured right after Ballast's variant that does the same job, for at
+least --seconds each; `ratio` is the median over the rounds of Ballast's rate over the peer's in the
+same round. All have the same number of threads. With --memory same (the default) the peers' arrays
+lie as Ballast's: huge pages where the kernel grants them, starts skewed against each other; with
+--memory torch they lie where PyTorch puts them.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import mmap
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+SKEW = 4096 + 1024  # as in bench_adam_data.cpp
+HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+WARM_UPS = 2
+SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def fail(message):
+    print(f"bench_adam_peers: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def count(text):
+    match = re.fullmatch(r"(\d+)(|k|M|G|Ki|Mi|Gi)", text)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no count such as 1000 or 64Mi")
+    return int(match[1]) * SCALES[match[2]]
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(
+        description="Compares `ballast bench adam` with DeepSpeed's CPU Adam and torch.optim.AdamW")
+    root = pathlib.Path(__file__).resolve().parent.parent
+    parser.add_argument("--params", type=count, default=count("64Mi"), metavar="N",
+                        help="parameters (default 64Mi; takes about 40 bytes each)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--seconds", type=float, default=0.5, metavar="S",
+                        help="least time of one measurement (default 0.5)")
+    parser.add_argument("--ballast", type=pathlib.Path, default=root / "build/tools/ballast",
+                        metavar="PATH", help="the program (default: build/tools/ballast)")
+    parser.add_argument("--memory", choices=("same", "torch"), default="same",
+                        help="peers' arrays as Ballast's or as PyTorch's allocator places them")
+    parser.add_argument("--json", action="store_true", help="print a JSON array")
+    arguments = parser.parse_args()
+    if arguments.threads < 1 or arguments.rounds < 1 or arguments.seconds < 0:
+        parser.error("--threads and --rounds are at least 1, --seconds at least 0")
+    return arguments
+
+
+@contextlib.contextmanager
+def captured():
+    """Everything written to stdout and stderr meanwhile, by C++ and compilers too, goes to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(descriptor) for descriptor in (1, 2)]
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            yield file
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, copy in zip((1, 2), saved):
+                os.dup2(copy, descriptor)
+                os.close(copy)
+
+
+def load_peers(threads):
+    """torch, the class DeepSpeedCPUAdam, and what its kernel says it is compiled for."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # DeepSpeed's build looks for the ninja of the same environment.
+    os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    problem = None
+    said = ""
+    with captured() as output:
+        try:
+            import torch
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+            from deepspeed.ops.op_builder import CPUAdamBuilder
+            kernel = CPUAdamBuilder().load()
+            kernel.create_adam(10**6, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+            kernel.destroy_adam(10**6)
+        except ImportError as error:
+            problem = f"{error}; needs PyPI's torch and deepspeed: pip install torch deepspeed ninja"
+        except Exception as error:  # whatever a failed build raises
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            problem = f"DeepSpeed cannot build its CPU Adam (needs ninja and a C++ compiler): {first[0]}"
+        sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what C++ printed
+        output.seek(0)
+        said = output.read()
+    if problem:
+        fail(problem)
+    found = re.search(r"created with (.+?) arithmetic", said)
+    torch.set_num_threads(threads)
+    return torch, DeepSpeedCPUAdam, found[1] if found else "unknown"
+
+
+class Memory:
+    """Makes tensors in the memory that was asked for."""
+
+    def __init__(self, torch, kind):
+        self.torch = torch
+        self.kind = kind
+        self.made = 0
+
+    def tensor(self, size, dtype):
+        if self.kind == "torch":
+            return self.torch.zeros(size, dtype=dtype)
+        skew = self.made * SKEW
+        self.made += 1
+        area = mmap.mmap(-1, skew + size * dtype.itemsize,
+                         flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            area.madvise(mmap.MADV_HUGEPAGE)
+        return self.torch.frombuffer(area, dtype=dtype, offset=skew, count=size).zero_()
+
+
+class Peers:
+    """The peers' jobs over one set of arrays, which they take turns to update."""
+
+    def __init__(self, torch, ds_adam, size, memory):
+        make = Memory(torch, memory).tensor
+        master = make(size, torch.float32)
+        first = make(size, torch.float32)
+        second = make(size, torch.float32)
+        self.gradient16 = make(size, torch.bfloat16)
+        self.weight16 = make(size, torch.bfloat16)
+        tile = torch.randn(2**16, generator=torch.Generator().manual_seed(1))
+        for start in range(0, size, len(tile)):
+            end = min(size, start + len(tile))
+            master[start:end] = 0.02 * tile[:end - start]
+            self.gradient16[start:end] = 0.03 * tile.roll(4099)[:end - start]
+        self.master = torch.nn.Parameter(master)
+        self.master.grad = make(size, torch.float32)
+        self.master.grad.copy_(self.gradient16)
+        self.deepspeed = ds_adam([self.master], adamw_mode=True, **HYPER)
+        self.deepspeed.state[self.master].update(step=0, exp_avg=first, exp_avg_sq=second)
+        self.fused = torch.optim.AdamW([self.master], fused=True, **HYPER)
+        self.foreach = torch.optim.AdamW([self.master], foreach=True, **HYPER)
+        for optimizer in (self.fused, self.foreach):
+            optimizer.state[self.master].update(step=torch.tensor(0.0), exp_avg=first,
+                                                exp_avg_sq=second)
+        self.torch = torch
+
+    def three_passes(self):
+        with self.torch.no_grad():
+            self.master.grad.copy_(self.gradient16)
+            self.deepspeed.step()
+            self.weight16.copy_(self.master)
+
+    def jobs(self):
+        """Name, what does it, Ballast's variant that does the same."""
+        return [("deepspeed three passes", self.three_passes, "adamw-bf16"),
+                ("deepspeed fp32", self.deepspeed.step, "adamw-fp32"),
+                ("torch fused", self.fused.step, "adamw-fp32"),
+                ("torch foreach", self.foreach.step, "adamw-fp32")]
+
+
+def rate_of(job, size, seconds):
+    """Median Gparam/s."""
+    for _ in range(WARM_UPS):
+        job()
+    times = []
+    while sum(times) < seconds or len(times) < 3:
+        start = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - start)
+    return size / statistics.median(times) * 1e-9
+
+
+def ballast_row(arguments, variant):
+    """Ballast's own result for `variant` with its best instruction set."""
+    command = [arguments.ballast, "bench", "adam", "--json", "--no-check", "--variant", variant,
+               "--params", str(arguments.params), "--threads", str(arguments.threads),
+               # Half of its time goes into measuring its ceiling.
+               "--seconds", str(2 * arguments.seconds), "--repeats", "3"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        fail(f"{arguments.ballast}: {error.strerror}; name the built program with --ballast")
+    if done.returncode != 0:
+        fail(f"{arguments.ballast}: {done.stderr.strip()}")
+    return json.loads(done.stdout)[-1]
+
+
+def measure(arguments, peers):
+    """One result for each of Ballast's variants and each peer."""
+    ours = {}
+    theirs = {}
+    ratios = {}
+    for _ in range(arguments.rounds):
+        for name, job, variant in peers.jobs():
+            row = ballast_row(arguments, variant)
+            rate = rate_of(job, arguments.params, arguments.seconds)
+            ours.setdefault(variant, []).append(row)
+            theirs.setdefault(name, []).append(rate)
+            ratios.setdefault(name, []).append(row["gparams_per_second"] / rate)
+    results = []
+    for variant, rows in ours.items():
+        results.append({"name": f"ballast {variant}", "isa": rows[0]["isa"],
+                        "gparams_per_second": statistics.median(
+                            row["gparams_per_second"] for row in rows),
+                        "against": None, "ratio": None, "ratio_min": None, "ratio_max": None})
+        for name, _, same_job in peers.jobs():
+            if same_job == variant:
+                results.append({"name": name, "isa": None,
+                                "gparams_per_second": statistics.median(theirs[name]),
+                                "against": variant, "ratio": statistics.median(ratios[name]),
+                                "ratio_min": min(ratios[name]), "ratio_max": max(ratios[name])})
+    for result in results:
+        result.update(params=arguments.params, threads=arguments.threads, rounds=arguments.rounds,
+                      memory=arguments.memory)
+    return results
+
+
+def print_table(arguments, results, isa):
+    version = importlib.metadata.version
+    print(f"{arguments.params} parameters, {arguments.threads} threads, {arguments.rounds} rounds, "
+          f"memory: {arguments.memory}")
+    print(f"DeepSpeed {version('deepspeed')} ({isa}), PyTorch {version('torch')}")
+    print(f"{'':<24} {'Gparam/s':>8} {'ratio':>7}   range")
+    for result in results:
+        line = f"{result['name']:<24} {result['gparams_per_second']:>8.3f}"
+        if result["ratio"] is None:
+            line += f" {'1':>7}   {result['isa']}"
+        else:
+            line += f" {result['ratio']:>6.2f}x   {result['ratio_min']:.2f} to {result['ratio_max']:.2f}"
+        print(line)
+
+
+def main():
+    arguments = read_arguments()
+    torch, ds_adam, isa = load_peers(arguments.threads)
+    ballast_row(arguments, "adamw-bf16")  # a wrong path shows before the long part
+    peers = Peers(torch, ds_adam, arguments.params, arguments.memory)
+    results = measure(arguments, peers)
+    if arguments.json:
+        print(json.dumps(results, indent=1))
+    else:
+        print_table(arguments, results, isa)
+
+
+if __name__ == "__main__":
+    main()
