@@ -45,7 +45,7 @@ Coefficients coefficients_of(const Hyper& hyper) {
     epsilon *= correction2;
   }
   k.epsilon = static_cast<float>(epsilon);
-  k.step_size = static_cast<float>(step_size);
+  k.step_size = static_cast<float>(-step_size);
   return k;
 }
 

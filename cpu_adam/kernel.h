@@ -24,6 +24,7 @@
 /// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
 /// - load(p), store(p, Float): floats, aligned to their own size only
 /// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
+/// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
 /// - fma(a, b, c), sqrt(a): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
@@ -43,18 +44,34 @@ struct Arrays {
   const typename Grad::Stored* gradient;
 };
 
-/// kWidth elements from number `i` on.
+/// The kWidth elements from number `i` on, as a rule sees them. By value throughout: references
+/// would keep the compiler from holding addresses and constants in registers across the stores.
+template <class Lanes, class Weight, class Grad>
+struct Group {
+  using Float = typename Lanes::Float;
+
+  Arrays<Weight, Grad> arrays;
+  Float gradient_scale;
+  std::size_t i;
+
+  Float gradient() const {
+    return Grad::template load<Lanes>(arrays.gradient + i) * gradient_scale;
+  }
+  Float first() const { return Lanes::load(arrays.first + i); }
+  Float second() const { return Lanes::load(arrays.second + i); }
+  Float weight() const {
+    return Weight::template load<Lanes>(arrays.main + i, arrays.companion + i);
+  }
+  void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
+  void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
+  void set_weight(Float value) const {
+    Weight::template store<Lanes>(arrays.main + i, arrays.companion + i, value);
+  }
+};
+
 template <class Lanes, class Rule, class Weight, class Grad>
-inline void update_at(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a, std::size_t i) {
-  State<Lanes> state;
-  state.weight = Weight::template load<Lanes>(a.main + i, a.companion + i);
-  if constexpr (Rule::kFirst) state.first = Lanes::load(a.first + i);
-  if constexpr (Rule::kSecond) state.second = Lanes::load(a.second + i);
-  const auto gradient = Grad::template load<Lanes>(a.gradient + i) * k.gradient_scale;
-  Rule::template apply<Lanes>(k, state, gradient);
-  if constexpr (Rule::kFirst) Lanes::store(a.first + i, state.first);
-  if constexpr (Rule::kSecond) Lanes::store(a.second + i, state.second);
-  Weight::template store<Lanes>(a.main + i, a.companion + i, state.weight);
+inline void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
+  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i});
 }
 
 /// The elements that do not fill the lanes go through this buffer, so that they meet the same
@@ -70,13 +87,23 @@ struct Padded {
   void drain(T* to, std::size_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
 };
 
+template <class Weight, class Grad>
+inline Arrays<Weight, Grad> arrays_of(const Streams& s) {
+  return {static_cast<typename Weight::Main*>(s.main),
+          static_cast<typename Weight::Companion*>(s.companion), static_cast<float*>(s.first),
+          static_cast<float*>(s.second), static_cast<const typename Grad::Stored*>(s.gradient)};
+}
+
+/// The last elements, from number `i` on. It takes nothing of run's by reference, so that there the
+/// compiler keeps constants and addresses in registers.
 template <class Lanes, class Rule, class Weight, class Grad>
-inline void update_rest(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a, std::size_t i,
-                        std::size_t rest) {
+inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
+  const std::size_t rest = s.size - i;
+  const auto a = arrays_of<Weight, Grad>(s);
   Padded<Lanes, typename Weight::Main> main;
   Padded<Lanes, typename Weight::Companion> companion;
   Padded<Lanes, float> first, second;
-  Padded<Lanes, std::remove_const_t<typename Grad::Stored>> gradient;
+  Padded<Lanes, typename Grad::Stored> gradient;
   main.fill(a.main + i, rest);
   if constexpr (Weight::kLoadsCompanion) companion.fill(a.companion + i, rest);
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
@@ -84,7 +111,7 @@ inline void update_rest(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a
   gradient.fill(a.gradient + i, rest);
   const Arrays<Weight, Grad> padded = {main.values, companion.values, first.values, second.values,
                                        gradient.values};
-  update_at<Lanes, Rule, Weight, Grad>(k, padded, 0);
+  update_at<Lanes, Rule, Weight, Grad>(Constants<Lanes>(coefficients), padded, 0);
   main.drain(a.main + i, rest);
   if constexpr (Weight::kStoresCompanion) companion.drain(a.companion + i, rest);
   if constexpr (Rule::kFirst) first.drain(a.first + i, rest);
@@ -93,26 +120,25 @@ inline void update_rest(const Constants<Lanes>& k, const Arrays<Weight, Grad>& a
 
 template <class Lanes, class Rule, class Weight, class Grad>
 void run(const Coefficients& coefficients, const Streams& s) noexcept {
+  using Ahead = Prefetch<sizeof(typename Weight::Main) == 4 && sizeof(typename Grad::Stored) == 4>;
   const Constants<Lanes> k(coefficients);
-  const Arrays<Weight, Grad> a = {static_cast<typename Weight::Main*>(s.main),
-                                  static_cast<typename Weight::Companion*>(s.companion),
-                                  static_cast<float*>(s.first), static_cast<float*>(s.second),
-                                  static_cast<const typename Grad::Stored*>(s.gradient)};
+  const auto a = arrays_of<Weight, Grad>(s);
+  const std::size_t size = s.size;
   std::size_t i = 0;
-  for (; i + kBlock <= s.size; i += kBlock) {
-    prefetch(a.main + i);
-    if constexpr (Weight::kStoresCompanion) prefetch(a.companion + i);
-    if constexpr (Rule::kFirst) prefetch(a.first + i);
-    if constexpr (Rule::kSecond) prefetch(a.second + i);
-    prefetch(a.gradient + i);
-    for (std::size_t j = i; j < i + kBlock; j += Lanes::kWidth) {
-      update_at<Lanes, Rule, Weight, Grad>(k, a, j);
+  for (; i + kBlock <= size; i += kBlock) {
+    Ahead::of(a.main + i);
+    if constexpr (Weight::kStoresCompanion) Ahead::of(a.companion + i);
+    if constexpr (Rule::kFirst) Ahead::of(a.first + i);
+    if constexpr (Rule::kSecond) Ahead::of(a.second + i);
+    Ahead::of(a.gradient + i);
+    for (std::size_t group = 0; group < kBlock; group += Lanes::kWidth) {
+      update_at<Lanes, Rule, Weight, Grad>(k, a, i + group);
     }
   }
-  for (; i + Lanes::kWidth <= s.size; i += Lanes::kWidth) {
+  for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
     update_at<Lanes, Rule, Weight, Grad>(k, a, i);
   }
-  if (i < s.size) update_rest<Lanes, Rule, Weight, Grad>(k, a, i, s.size - i);
+  if (i < size) update_rest<Lanes, Rule, Weight, Grad>(coefficients, s, i);
 }
 
 template <class Lanes, class Rule, class Weight>

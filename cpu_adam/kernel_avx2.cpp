@@ -14,6 +14,20 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     const __m256i low = _mm256_and_si256(value, _mm256_set1_epi32(0xffff));
     store8(to, packed(low));
   }
+  static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
+    const __m128i lows = load8(low);
+    const __m128i highs = load8(high);
+    return Bits(_mm256_set_m128i(_mm_unpackhi_epi16(lows, highs), _mm_unpacklo_epi16(lows, highs)));
+  }
+  static void unpair(Bits value, std::uint16_t* low, std::uint16_t* high) {
+    const __m256i low_then_high =
+        _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i halves =
+        _mm256_permute4x64_epi64(_mm256_shuffle_epi8(value, low_then_high), 0xd8);
+    store8(low, _mm256_castsi256_si128(halves));
+    store8(high, _mm256_extracti128_si256(halves, 1));
+  }
   static Bits widen8(const std::uint8_t* from) {
     const auto* eight = reinterpret_cast<const __m128i*>(from);
     return Bits(_mm256_cvtepu8_epi32(_mm_loadl_epi64(eight)));

@@ -6,11 +6,29 @@
 namespace ballast::cpu_adam {
 namespace {
 
+/// Where the halves of 16 patterns come from when all low halves lie before all high ones, and
+/// back.
+alignas(64) constexpr std::uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+alignas(64) constexpr std::uint16_t kDeinterleave[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                         22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+                                                         13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+
 struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
   static Float fma(Float a, Float b, Float c) { return Float(_mm512_fmadd_ps(a, b, c)); }
   static Float to_float(Bits value) { return Float(_mm512_cvtepi32_ps(value)); }
   static Bits widen(const std::uint16_t* from) { return Bits(_mm512_cvtepu16_epi32(load16(from))); }
   static void narrow(std::uint16_t* to, Bits value) { store16(to, _mm512_cvtepi32_epi16(value)); }
+  static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
+    const __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(load16(low)), load16(high), 1);
+    return Bits(_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), halves));
+  }
+  static void unpair(Bits value, std::uint16_t* low, std::uint16_t* high) {
+    const __m512i halves = _mm512_permutexvar_epi16(_mm512_load_si512(kDeinterleave), value);
+    store16(low, _mm512_castsi512_si256(halves));
+    store16(high, _mm512_extracti64x4_epi64(halves, 1));
+  }
   static Bits widen8(const std::uint8_t* from) {
     const auto* sixteen = reinterpret_cast<const __m128i*>(from);
     return Bits(_mm512_cvtepu8_epi32(_mm_loadu_si128(sixteen)));

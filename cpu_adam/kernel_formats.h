@@ -46,18 +46,15 @@ struct SplitWeights {
 
   template <class Lanes>
   static typename Lanes::Float load(const Main* weight, const Companion* remainder) {
-    const auto high = Lanes::widen(weight) << 16;
-    const auto low = Lanes::widen(remainder);
-    const auto carry = (low << 1) & Lanes::pattern(0x10000U);
-    const auto joined = high | low;
-    return Lanes::number_of(Lanes::where_nan(Lanes::number_of(high), joined, joined - carry));
+    const auto half = Lanes::pattern(0x8000U);
+    return Lanes::number_of((Lanes::pair(remainder, weight) ^ half) - half);
   }
   template <class Lanes>
   static void store(Main* weight, Companion* remainder, typename Lanes::Float master) {
+    const auto half = Lanes::pattern(0x8000U);
     const auto bits = Lanes::bits_of(master);
-    const auto rounded = bits + Lanes::pattern(0x8000U);
-    Lanes::narrow(weight, Lanes::where_nan(master, bits, rounded) >> 16);
-    Lanes::narrow(remainder, bits);
+    const auto rounded = (bits + half) ^ half;
+    Lanes::unpair(Lanes::where_nan(master, bits, rounded), remainder, weight);
   }
 };
 
@@ -111,21 +108,25 @@ struct F16Copy : PlainWeights {
   }
 };
 
-/// Elements between two prefetches (one cache line of 16-bit numbers), and how far they look ahead.
-/// The hardware does not keep up with so many streams by itself; see README.md for what it gains.
+/// Elements between two prefetches: one cache line of 16-bit numbers.
 constexpr std::size_t kBlock = 32;
-constexpr std::size_t kAhead = 256;
 static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
 
-/// Asks for the block that is kAhead elements behind `from`; past the end of an array that is
-/// harmless.
-template <class T>
-inline void prefetch(const T* from) {
-  const char* ahead = reinterpret_cast<const char*>(from) + kAhead * sizeof(T);
-  for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
-    __builtin_prefetch(ahead + line);
+/// Asks for the lines that the block some hundred elements further on will need; past the end of an
+/// array that is harmless. The hardware does not keep up with so many streams of two widths by
+/// itself. The distances are measured: README.md.
+template <bool all_wide>
+struct Prefetch {
+  template <class T>
+  static void of(const T* from) {
+    constexpr std::size_t kNear = 256;
+    constexpr std::size_t kBytes = all_wide ? kNear : sizeof(T) == 2 ? 384 : 2048;
+    const char* ahead = reinterpret_cast<const char*>(from) + kBytes;
+    for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
+      __builtin_prefetch(ahead + line);
+    }
   }
-}
+};
 
 }  // namespace
 }  // namespace ballast::cpu_adam

@@ -29,64 +29,72 @@ struct Constants {
         nesterov(from.nesterov) {}
 };
 
-/// One element's numbers: `first` and `second` are left alone where a rule does not keep them.
-template <class Lanes>
-struct State {
-  using Float = typename Lanes::Float;
-  Float weight, first, second;
-};
+/// Each rule reads and writes one group of kWidth elements through `at`, which has gradient()
+/// (scaled), first(), second() and weight() to load, and set_first(), set_second() and set_weight()
+/// to store. Loads come late and stores early, as measured to be fastest.
 
+/// Updates both moments; returns the first one and the denominator of the step.
 template <class Lanes>
-inline void update_adam_moments(const Constants<Lanes>& k, State<Lanes>& s,
-                                typename Lanes::Float gradient) {
-  const auto distance = gradient - s.first;
-  s.first = Lanes::fma(k.first_weight, distance, k.first_from_end ? gradient : s.first);
-  s.second = Lanes::fma(k.second_weight * gradient, gradient, s.second * k.second_decay);
-}
+struct AdamMoments {
+  using Float = typename Lanes::Float;
+  Float first, denominator;
+
+  template <class Group>
+  AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
+    const Float decayed = at.second() * k.second_decay;
+    const Float second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
+    denominator = Lanes::sqrt(second) + k.epsilon;
+    first = Lanes::fma(k.first_weight, gradient - first, k.first_from_end ? gradient : first);
+    at.set_first(first);
+    at.set_second(second);
+  }
+};
 
 struct AdamWRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
-  template <class Lanes>
-  static void apply(const Constants<Lanes>& k, State<Lanes>& s, typename Lanes::Float gradient) {
-    update_adam_moments<Lanes>(k, s, gradient);
-    const auto denominator = Lanes::sqrt(s.second) + k.epsilon;
-    s.weight = s.weight * k.decay - k.step_size * s.first / denominator;
+  template <class Lanes, class Group>
+  static void apply(const Constants<Lanes>& k, Group at) {
+    const AdamMoments<Lanes> moments(k, at, at.gradient());
+    const auto step = k.step_size * moments.first / moments.denominator;
+    at.set_weight(Lanes::fma(at.weight(), k.decay, step));
   }
 };
 
 struct AdamRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
-  template <class Lanes>
-  static void apply(const Constants<Lanes>& k, State<Lanes>& s, typename Lanes::Float gradient) {
-    update_adam_moments<Lanes>(k, s, Lanes::fma(k.l2, s.weight, gradient));
-    const auto denominator = Lanes::sqrt(s.second) + k.epsilon;
-    s.weight = s.weight - k.step_size * s.first / denominator;
+  template <class Lanes, class Group>
+  static void apply(const Constants<Lanes>& k, Group at) {
+    const auto weight = at.weight();
+    const AdamMoments<Lanes> moments(k, at, Lanes::fma(k.l2, weight, at.gradient()));
+    at.set_weight(weight + k.step_size * moments.first / moments.denominator);
   }
 };
 
 struct AdagradRule {
   static constexpr bool kFirst = false;
   static constexpr bool kSecond = true;
-  template <class Lanes>
-  static void apply(const Constants<Lanes>& k, State<Lanes>& s, typename Lanes::Float gradient) {
-    const auto g = Lanes::fma(k.l2, s.weight, gradient);
-    s.second = Lanes::fma(g, g, s.second);
-    const auto denominator = Lanes::sqrt(s.second) + k.epsilon;
-    s.weight = s.weight - k.step_size * g / denominator;
+  template <class Lanes, class Group>
+  static void apply(const Constants<Lanes>& k, Group at) {
+    const auto weight = at.weight();
+    const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
+    const auto sum = Lanes::fma(gradient, gradient, at.second());
+    at.set_second(sum);
+    at.set_weight(weight + k.step_size * gradient / (Lanes::sqrt(sum) + k.epsilon));
   }
 };
 
 struct LionRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = false;
-  template <class Lanes>
-  static void apply(const Constants<Lanes>& k, State<Lanes>& s, typename Lanes::Float gradient) {
-    const auto distance = gradient - s.first;
-    const auto direction = Lanes::fma(k.first_weight, distance, s.first);
-    s.first = Lanes::fma(k.second_weight, distance, s.first);
-    s.weight = s.weight * k.decay - k.step_size * sign<Lanes>(direction);
+  template <class Lanes, class Group>
+  static void apply(const Constants<Lanes>& k, Group at) {
+    const auto first = at.first();
+    const auto distance = at.gradient() - first;
+    at.set_first(Lanes::fma(k.second_weight, distance, first));
+    const auto step = k.step_size * sign<Lanes>(Lanes::fma(k.first_weight, distance, first));
+    at.set_weight(Lanes::fma(at.weight(), k.decay, step));
   }
 
  private:
@@ -103,12 +111,14 @@ struct LionRule {
 struct SgdRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = false;
-  template <class Lanes>
-  static void apply(const Constants<Lanes>& k, State<Lanes>& s, typename Lanes::Float gradient) {
-    const auto g = Lanes::fma(k.l2, s.weight, gradient);
-    s.first = Lanes::fma(k.momentum, s.first, g);
-    const auto direction = k.nesterov ? Lanes::fma(k.momentum, s.first, g) : s.first;
-    s.weight = s.weight - k.step_size * direction;
+  template <class Lanes, class Group>
+  static void apply(const Constants<Lanes>& k, Group at) {
+    const auto weight = at.weight();
+    const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
+    const auto first = Lanes::fma(k.momentum, at.first(), gradient);
+    at.set_first(first);
+    const auto direction = k.nesterov ? Lanes::fma(k.momentum, first, gradient) : first;
+    at.set_weight(Lanes::fma(k.step_size, direction, weight));
   }
 };
 

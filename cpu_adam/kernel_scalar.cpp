@@ -19,6 +19,13 @@ struct ScalarLanes {
   static void store(float* to, Float value) { *to = value; }
   static Bits widen(const std::uint16_t* from) { return *from; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
+  static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
+    return (static_cast<std::uint32_t>(*high) << 16) | *low;
+  }
+  static void unpair(Bits value, std::uint16_t* low, std::uint16_t* high) {
+    narrow(low, value);
+    narrow(high, value >> 16);
+  }
   static Bits widen8(const std::uint8_t* from) { return *from; }
   static void narrow8(std::uint8_t* to, Bits value) { *to = static_cast<std::uint8_t>(value); }
   static Float load_half(const std::uint16_t* from) { return ballast::to_float(F16{*from}); }

@@ -16,7 +16,6 @@ namespace {
 template <class Lanes>
 void run_touch(const TouchedArray* arrays, std::size_t count, std::size_t rows) noexcept {
   constexpr std::size_t kStep = Lanes::kWidth * sizeof(std::uint32_t);
-  constexpr std::size_t kRowsAhead = kAhead / Codes::kBlock;
   // Hides from the compiler that nothing changes.
   std::uint32_t nothing = 0;
   asm volatile("" : "+r"(nothing));
@@ -27,7 +26,6 @@ void run_touch(const TouchedArray* arrays, std::size_t count, std::size_t rows) 
       const TouchedArray& array = arrays[n];
       std::byte* from = array.data + row * array.row_bytes;
       for (std::size_t at = 0; at + kCacheLine <= array.row_bytes; at += kCacheLine) {
-        __builtin_prefetch(from + kRowsAhead * array.row_bytes + at);
         for (std::size_t i = at; i < at + kCacheLine; i += kStep) {
           auto* lanes = reinterpret_cast<float*>(from + i);
           const auto value = array.load ? Lanes::bits_of(Lanes::load(lanes)) : unchanged;

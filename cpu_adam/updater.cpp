@@ -7,6 +7,7 @@
 #include "ballast/core/error.h"
 
 #include "cpu_adam/coefficients.h"
+#include "cpu_adam/floating_point.h"
 #include "cpu_adam/pieces.h"
 #include "cpu_adam/variant.h"
 #include "cpu_adam/workers.h"
@@ -71,6 +72,7 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
   const FusedKernel fused =
       variant.fused[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
                    [gradient_index(shard.gradient.type)];
+  const DefaultFloatingPoint for_the_coefficients;
   const Coefficients coefficients = coefficients_of(hyper);
   const Moments::Format moments =
       has_first_moment(hyper.optimizer) || shard.moments.format != Moments::Format::bf16_first
@@ -109,6 +111,7 @@ GradientStats Updater::gradient_stats(const Gradient& gradient, Elems size) cons
   const Chunks chunks(0, size);
   std::vector<double> sums(chunks.count());
   std::atomic<std::uint64_t> non_finite{0};
+  const DefaultFloatingPoint for_the_total;
   impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
     const std::byte* from = bytes + chunks.start(chunk) * size_of(gradient.type);
     sums[chunk] = squares(from, chunks.length(chunk));

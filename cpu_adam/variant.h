@@ -21,7 +21,7 @@ struct Coefficients {
   float second_decay;   ///< of the old second moment
   float second_weight;  ///< of the new gradient in the second (Lion: first) moment
   float epsilon;
-  float step_size;
+  float step_size;  ///< negative: the step is added
   float momentum;
   bool nesterov;
   std::uint32_t draw_key[2];  ///< of this step's stochastic rounding
@@ -84,6 +84,7 @@ struct Variant {
 };
 
 extern const Variant kScalarVariant;
+extern const Variant kNeonVariant;
 extern const Variant kAvx2Variant;
 extern const Variant kAvx512Variant;
 

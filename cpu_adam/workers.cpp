@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <string>
 
 #include <hwloc.h>
@@ -15,23 +14,10 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
 
+#include "cpu_adam/floating_point.h"
+
 namespace ballast::cpu_adam {
 namespace {
-
-/// Rounding to nearest with denormals for the life of the object, whatever the thread had set.
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
-  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
-
- private:
-  std::fenv_t saved_;
-};
 
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
 

@@ -13,8 +13,8 @@
 namespace ballast {
 namespace {
 
-const std::array<std::string, 3>& isa_names() {
-  static const std::array<std::string, 3> names = {"scalar", "avx2", "avx512"};
+const std::array<std::string, 4>& isa_names() {
+  static const std::array<std::string, 4> names = {"scalar", "neon", "avx2", "avx512"};
   return names;
 }
 
@@ -46,9 +46,10 @@ Isa parse_isa(std::string_view name) {
   for (std::size_t i = 0; i < isa_names().size(); ++i) {
     if (isa_names()[i] == name) return static_cast<Isa>(i);
   }
-  throw Error(ErrorCategory::usage, "'" + std::string(name) +
-                                        "' is no instruction set; choose scalar, avx2 or avx512" +
-                                        did_you_mean(name, isa_names()));
+  throw Error(ErrorCategory::usage,
+              "'" + std::string(name) +
+                  "' is no instruction set; choose scalar, neon, avx2 or avx512" +
+                  did_you_mean(name, isa_names()));
 }
 
 bool cpu_supports(Isa isa) noexcept {
@@ -57,6 +58,8 @@ bool cpu_supports(Isa isa) noexcept {
   switch (isa) {
     case Isa::scalar:
       return true;
+    case Isa::neon:
+      return false;
     case Isa::avx2:
       return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
              __builtin_cpu_supports("f16c") != 0;
@@ -64,6 +67,8 @@ bool cpu_supports(Isa isa) noexcept {
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
              __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
   }
+#elif defined(__aarch64__)
+  return isa == Isa::scalar || isa == Isa::neon;
 #endif
   return isa == Isa::scalar;
 }

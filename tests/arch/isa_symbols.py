@@ -5,7 +5,7 @@ The linker keeps one copy of every inline function or template instance (a weak 
 compiled with -mavx512f survives, the program dies with SIGILL on a CPU without it. So whatever the
 objects of a vector instruction set export must carry that instruction set in its name.
 
-Usage: isa_symbols.py NM TAG=ARCHIVE...     TAG: scalar, avx2, avx512; unoptimised archives, since
+Usage: isa_symbols.py NM TAG=ARCHIVE...     TAG: scalar, neon, avx2, avx512; unoptimised archives, since
 an optimiser inlines what would otherwise be a symbol
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 # What a mangled name must contain. AVX2 is the lowest AVX that is built, so plain "avx" is its own.
-OWN = {"avx2": ("avx2", "3avx"), "avx512": ("avx512",)}
+OWN = {"neon": ("neon",), "avx2": ("avx2", "3avx"), "avx512": ("avx512",)}
 
 
 def exported(nm: str, archive: str) -> list[tuple[str, str]]:

@@ -7,16 +7,16 @@
 namespace ballast {
 
 /// Instruction sets that kernels are compiled for, in order of preference (last is best).
-enum class Isa { scalar, avx2, avx512 };
+enum class Isa { scalar, neon, avx2, avx512 };
 
-/// "scalar", "avx2", "avx512".
+/// "scalar", "neon", "avx2", "avx512".
 std::string_view to_string(Isa isa) noexcept;
 
 /// Inverse of to_string. Throws Error(usage) naming the choices.
 Isa parse_isa(std::string_view name);
 
-/// True when this CPU and its operating system run `isa` (CPUID and XCR0): avx2 means AVX2 and FMA;
-/// avx512 means F, BW, DQ, VL.
+/// True when this CPU and its operating system run `isa` (CPUID and XCR0): neon is every
+/// 64-bit Arm CPU; avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL.
 bool cpu_supports(Isa isa) noexcept;
 
 /// Number of CPUs this process may run on (affinity mask and cgroup quota), at least 1.

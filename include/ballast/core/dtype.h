@@ -101,10 +101,8 @@ constexpr SplitMaster split_master(float master) {
 
 /// Inverse of split_master.
 constexpr float join_master(SplitMaster split) {
-  const std::uint32_t high = split.weight.bits;
-  const bool nan = (high & 0x7fffU) > 0x7f80U;
-  const std::uint32_t carry = nan ? 0U : static_cast<std::uint32_t>(split.remainder >> 15);
-  return std::bit_cast<float>(((high - carry) << 16) | split.remainder);
+  const std::uint32_t halves = (std::uint32_t{split.weight.bits} << 16) | split.remainder;
+  return std::bit_cast<float>((halves ^ 0x8000U) - 0x8000U);
 }
 
 }  // namespace ballast

@@ -11,15 +11,20 @@ struct Element {
   float first = 0.0F;
   float second = 0.0F;
   float gradient = 0.0F;
+  /// With Codes: the smallest magnitude above 0 that the element's block can hold; else 0.
+  float first_smallest = 0.0F;
+  float second_smallest = 0.0F;
 };
 
-/// Element `index` (< size) of a shard as numbers, for checks and inspection: slow.
+/// Element `index` (< size) of a shard as numbers, for checks and inspection: slow. A second
+/// implementation of the formats, which shares nothing with the kernels.
 Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
 
 /// How far one update is from the same update computed in double: the largest distance of the
 /// weight and of the moments, each divided by the bound that README.md states for it. 1 or less is
-/// correct; NaN where exactly one of the two is not finite. `before` and `after` are the element
-/// before and after Updater::step(hyper, shard) with moments in that format.
+/// correct. NaN where exactly one of the two is not finite, or both are and differ. `before` and
+/// `after` are the element before and after Updater::step(hyper, shard) with moments in that
+/// format.
 double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
                        const Element& after);
 

@@ -1,7 +1,10 @@
 #include "ballast/core/dtype.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -12,14 +15,127 @@ constexpr bool is_nan(std::uint32_t bits) {
   return (bits & 0x7fffffffU) > 0x7f800000U;
 }
 
-TEST(Bf16, EveryPatternReadsBack) {
-  for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
-    const Bf16 value{static_cast<std::uint16_t>(bits)};
-    const Bf16 back = to_bf16(to_float(value));
-    if (is_nan(bits << 16)) {
-      EXPECT_TRUE(std::isnan(to_float(back)));
+/// A 16-bit format said slowly: its finite magnitudes in double, in order. The one behind the last
+/// is where infinity would lie if the exponent went on; to round there is to overflow.
+class Slow {
+ public:
+  Slow(int exponent_bits, int fraction_bits)
+      : infinity_(((1 << exponent_bits) - 1) << fraction_bits) {
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    for (int pattern = 0; pattern <= infinity_; ++pattern) {
+      const int exponent = pattern >> fraction_bits;
+      const int fraction = pattern & ((1 << fraction_bits) - 1);
+      const int integer = exponent == 0 ? fraction : fraction + (1 << fraction_bits);
+      magnitudes_.push_back(std::ldexp(integer, std::max(exponent, 1) - bias - fraction_bits));
+    }
+  }
+
+  [[nodiscard]] int infinity() const { return infinity_; }
+  [[nodiscard]] double magnitude(int pattern) const {
+    return magnitudes_[static_cast<std::size_t>(pattern)];
+  }
+
+  /// The pattern nearest to `value`, the even one of two. Not for NaN.
+  [[nodiscard]] int nearest(float value) const {
+    const int sign = std::signbit(value) ? 0x8000 : 0;
+    const double x = std::fabs(static_cast<double>(value));
+    const auto above = std::upper_bound(magnitudes_.begin(), magnitudes_.end(), x);
+    if (above == magnitudes_.end()) return sign | infinity_;
+    const auto upper = static_cast<int>(above - magnitudes_.begin());
+    const double down = x - magnitude(upper - 1);
+    const double up = magnitude(upper) - x;
+    if (down == up) return sign | (upper % 2 == 0 ? upper : upper - 1);
+    return sign | (up < down ? upper : upper - 1);
+  }
+
+ private:
+  int infinity_;
+  std::vector<double> magnitudes_;
+};
+
+template <class T>
+struct Format;
+template <>
+struct Format<Bf16> {
+  static Slow slow() { return {8, 7}; }
+  static Bf16 round(float value) { return to_bf16(value); }
+};
+template <>
+struct Format<F16> {
+  static Slow slow() { return {5, 10}; }
+  static F16 round(float value) { return to_f16(value); }
+};
+
+template <class T>
+class Halves : public testing::Test {};
+using HalfTypes = testing::Types<Bf16, F16>;
+TYPED_TEST_SUITE(Halves, HalfTypes);
+
+TYPED_TEST(Halves, EveryPatternIsTheNumberOfItsFields) {
+  const Slow slow = Format<TypeParam>::slow();
+  for (int pattern = 0; pattern < 0x10000; ++pattern) {
+    const float value = to_float(TypeParam{static_cast<std::uint16_t>(pattern)});
+    const int magnitude = pattern & 0x7fff;
+    ASSERT_EQ(std::signbit(value), pattern >= 0x8000) << "pattern " << pattern;
+    if (magnitude > slow.infinity()) {
+      ASSERT_TRUE(std::isnan(value)) << "pattern " << pattern;
+    } else if (magnitude == slow.infinity()) {
+      ASSERT_TRUE(std::isinf(value)) << "pattern " << pattern;
     } else {
-      ASSERT_EQ(back, value);
+      ASSERT_EQ(std::fabs(value), slow.magnitude(magnitude)) << "pattern " << pattern;
+    }
+  }
+}
+
+TYPED_TEST(Halves, EveryPatternReadsBack) {
+  for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
+    const TypeParam value{static_cast<std::uint16_t>(bits)};
+    const TypeParam back = Format<TypeParam>::round(to_float(value));
+    if (std::isnan(to_float(value))) {
+      ASSERT_TRUE(std::isnan(to_float(back))) << "pattern " << bits;
+    } else {
+      ASSERT_EQ(back, value) << "pattern " << bits;
+    }
+  }
+}
+
+TYPED_TEST(Halves, RoundToNearestEvenAroundEveryMiddle) {
+  const Slow slow = Format<TypeParam>::slow();
+  for (int pattern = 0; pattern < slow.infinity(); ++pattern) {
+    const auto middle =
+        static_cast<float>((slow.magnitude(pattern) + slow.magnitude(pattern + 1)) / 2);
+    for (const float magnitude : {std::nextafter(middle, 0.0F), middle,
+                                  std::nextafter(middle, std::numeric_limits<float>::infinity())}) {
+      for (const float value : {magnitude, -magnitude}) {
+        ASSERT_EQ(Format<TypeParam>::round(value).bits, slow.nearest(value)) << value;
+      }
+    }
+  }
+}
+
+TYPED_TEST(Halves, RoundFloatsAllOver) {
+  const Slow slow = Format<TypeParam>::slow();
+  TypeParam previous{};
+  for (std::uint32_t bits = 0; bits <= 0x7f800000U; bits += 4'099) {
+    const auto value = std::bit_cast<float>(bits);
+    const TypeParam rounded = Format<TypeParam>::round(value);
+    ASSERT_EQ(rounded.bits, slow.nearest(value)) << value;
+    ASSERT_EQ(Format<TypeParam>::round(-value).bits, rounded.bits | 0x8000U) << value;
+    ASSERT_GE(rounded.bits, previous.bits) << value;
+    previous = rounded;
+  }
+}
+
+TYPED_TEST(Halves, InfinityStaysInfinityAndNanStaysNan) {
+  const Slow slow = Format<TypeParam>::slow();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Format<TypeParam>::round(kInfinity).bits, slow.infinity());
+  EXPECT_EQ(Format<TypeParam>::round(-kInfinity).bits, slow.infinity() | 0x8000);
+  EXPECT_EQ(Format<TypeParam>::round(std::numeric_limits<float>::max()).bits, slow.infinity());
+  for (std::uint32_t fraction = 1; fraction < 0x800000U; fraction += 101) {
+    for (const std::uint32_t sign : {0U, 0x80000000U}) {
+      const auto nan = std::bit_cast<float>(sign | 0x7f800000U | fraction);
+      ASSERT_TRUE(std::isnan(to_float(Format<TypeParam>::round(nan)))) << fraction;
     }
   }
 }
@@ -28,6 +144,17 @@ TEST(Bf16, RoundsToNearestEven) {
   EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808000U)).bits, 0x3f80);
   EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f818000U)).bits, 0x3f82);
   EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808001U)).bits, 0x3f81);
+}
+
+TEST(F16, RoundsToNearestEvenAndOverflowsFrom65520On) {
+  EXPECT_EQ(to_f16(1.0F).bits, 0x3c00);
+  EXPECT_EQ(to_f16(2049.0F).bits, 0x6800);
+  EXPECT_EQ(to_f16(2051.0F).bits, 0x6802);
+  EXPECT_EQ(to_f16(0x1p-24F).bits, 0x0001);
+  EXPECT_EQ(to_f16(0x1p-25F).bits, 0x0000);
+  EXPECT_EQ(to_f16(-0x1.8p-24F).bits, 0x8002);
+  EXPECT_EQ(to_f16(65519.996F).bits, 0x7bff);
+  EXPECT_EQ(to_f16(65520.0F).bits, 0x7c00);
 }
 
 TEST(SplitMaster, IsLosslessForEveryPattern) {

@@ -7,8 +7,10 @@
 namespace ballast::cpu_adam {
 namespace {
 
+using test::describe;
 using test::difference;
 using test::hyper_at;
+using test::Layout;
 using test::States;
 
 /// Every instruction set of this CPU but the scalar one. Skips the test when there is none.
@@ -16,119 +18,217 @@ class Kernels : public testing::Test {
  protected:
   void SetUp() override {
     for (const Isa isa : available()) {
-      if (isa != Isa::scalar) vector_.push_back(isa);
+      if (isa != Isa::scalar) vector_.emplace_back(UpdaterOptions{.threads = 1, .isa = isa});
     }
     if (vector_.empty()) GTEST_SKIP() << "this CPU has none of the vector instruction sets";
   }
 
-  /// Steps copies of `start` with the scalar and with each vector kernel; they must stay equal.
-  void expect_same_bits(const States& start, int steps, AdamW hyper = hyper_at(1)) const {
+  /// Steps copies of `start` with the scalar and with each vector kernel; they must stay equal, and
+  /// so must the gradient and what lies around the arrays.
+  void expect_same_bits(const States& start, int steps, const Hyper& hyper) const {
     States expected = start;
-    step(Isa::scalar, expected, steps, hyper);
-    for (const Isa isa : vector_) {
+    test::run(scalar_, expected, steps, hyper);
+    EXPECT_EQ(expected.gradient, start.gradient);
+    for (const Updater& updater : vector_) {
       States actual = start;
-      step(isa, actual, steps, hyper);
+      test::run(updater, actual, steps, hyper);
       EXPECT_EQ(difference(expected, actual), "")
-          << to_string(isa) << ", " << start.size << " elements, offset " << start.offset;
+          << to_string(updater.isa()) << ": " << describe(start.layout) << ", " << start.size
+          << " elements";
     }
+  }
+  void expect_same_bits(const States& start, int steps) const {
+    expect_same_bits(start, steps, hyper_at(start.layout.optimizer, 1));
+  }
+
+  /// All available ones, the scalar one included.
+  std::vector<const Updater*> all() const {
+    std::vector<const Updater*> updaters = {&scalar_};
+    for (const Updater& updater : vector_) updaters.push_back(&updater);
+    return updaters;
   }
 
  private:
-  static void step(Isa isa, States& states, int steps, AdamW hyper) {
-    const Updater updater(1, isa);
-    States plain = states;
-    for (int i = 0; i < steps; ++i, ++hyper.step) {
-      updater.step(hyper, states.split());
-      updater.step(hyper, plain.plain());
-    }
-    states.master = plain.master;
-    states.first.insert(states.first.end(), plain.first.begin(), plain.first.end());
-    states.second.insert(states.second.end(), plain.second.begin(), plain.second.end());
-  }
-
-  std::vector<Isa> vector_;
+  Updater scalar_{UpdaterOptions{.threads = 1, .isa = Isa::scalar}};
+  std::vector<Updater> vector_;
 };
 
-TEST_F(Kernels, AgreeForEveryLengthAndAlignment) {
-  constexpr std::size_t kLanes = 16;
-  for (std::size_t size = 0; size <= 4 * kLanes + 3; ++size) {
-    for (std::size_t offset = 0; offset < 16; ++offset) {
-      expect_same_bits(States(size, static_cast<std::uint32_t>(size), offset), 2);
+constexpr std::size_t kLongest = 4 * 16 + 3;  // four vectors of the widest lanes and some
+
+TEST_F(Kernels, AgreeForEveryLayoutAndLength) {
+  for (const Layout& layout : test::all_layouts()) {
+    for (std::size_t size = 0; size <= kLongest; ++size) {
+      expect_same_bits(States::random(layout, size, size, size * 7 % 16), 2);
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(Kernels, AgreeForEveryLengthAtEveryAlignment) {
+  for (const Layout& layout : test::some_layouts()) {
+    for (std::size_t size = 0; size <= kLongest; ++size) {
+      for (std::size_t offset = 0; offset < 16; ++offset) {
+        expect_same_bits(States::random(layout, size, size, offset), 2);
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(Kernels, AgreeAroundTheEndsOfBlocks) {
+  for (const Layout& layout : test::some_layouts()) {
+    for (const std::size_t size : {255, 256, 257, 271, 272, 511, 512, 513, 768 + 67}) {
+      expect_same_bits(States::random(layout, size, size, size % 16), 3);
     }
   }
 }
 
 TEST_F(Kernels, AgreeOverFiftySteps) {
-  expect_same_bits(States(10'007, 1, 3), 50);
+  for (const Layout& layout : test::all_layouts()) {
+    expect_same_bits(States::random(layout, 603, 1, 3), 50);
+    if (HasFailure()) return;
+  }
 }
 
 TEST_F(Kernels, AgreeOnManyChunks) {
-  expect_same_bits(States(300'001, 2, 1), 2);
+  for (const auto optimizer : test::kOptimizers) {
+    expect_same_bits(States::random({optimizer}, 150'001, 2, 1), 2);
+  }
+  for (const auto moments : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {
+    States states = States::random({.moments = moments}, 150'001, 3, 1);
+    states.first_element = (Elems{1} << 32) - 512;  // the chunks straddle a multiple of 2^32
+    expect_same_bits(states, 2);
+  }
 }
 
-TEST_F(Kernels, AgreeWhereTheFirstMomentStartsFromTheGradient) {
-  for (const double beta1 : {0.0, 0.3, 0.5}) {
-    AdamW hyper = hyper_at(1);
-    hyper.beta1 = beta1;
-    expect_same_bits(States(1'003, 3), 5, hyper);
+TEST_F(Kernels, AgreeForOtherHyperParameters) {
+  for (const Layout& layout : test::some_layouts()) {
+    const States start = States::random(layout, 1'003, 3);
+    for (const double beta : {0.0, 0.3, 0.5, 0.51, 0.999}) {
+      Hyper hyper = hyper_at(layout.optimizer, 1);
+      hyper.beta1 = hyper.beta2 = hyper.momentum = beta;
+      hyper.weight_decay = beta < 0.5 ? 0.0 : 0.01;
+      hyper.epsilon = beta < 0.4 ? 0.0 : 1e-3;
+      hyper.nesterov = beta > 0.5;
+      expect_same_bits(start, 3, hyper);
+    }
   }
+}
+
+/// Zeros, denormals, the ends of the range, ties and values that round up to the next binade (in
+/// bf16 and in binary16), infinities and NaNs.
+const std::vector<float>& special_values() {
+  using Limits = std::numeric_limits<float>;
+  static const std::vector<float> values = {0.0F,
+                                            -0.0F,
+                                            Limits::denorm_min(),
+                                            -Limits::denorm_min(),
+                                            std::bit_cast<float>(0x007fffffU),
+                                            Limits::min(),
+                                            0x1p-25F,
+                                            1.0F,
+                                            -1.0F,
+                                            std::bit_cast<float>(0x3f808000U),
+                                            std::bit_cast<float>(0x3fffffffU),
+                                            65519.99F,
+                                            -65520.0F,
+                                            std::bit_cast<float>(0x7f7f7fffU),
+                                            std::bit_cast<float>(0x7f7f8000U),
+                                            Limits::max(),
+                                            Limits::lowest(),
+                                            Limits::infinity(),
+                                            -Limits::infinity(),
+                                            Limits::quiet_NaN(),
+                                            std::bit_cast<float>(0x7f800001U),
+                                            std::bit_cast<float>(0xffffffffU)};
+  return values;
+}
+
+/// Each combination of special values as an element; with Codes 256 combinations to a block.
+States special_states(const Layout& layout) {
+  const std::vector<float>& values = special_values();
+  const std::size_t n = values.size();
+  const bool first = has_first_moment(layout.optimizer);
+  const bool second = has_second_moment(layout.optimizer);
+  States states(layout, n * n * (first ? n : 1) * (second ? n : 1));
+  for (std::size_t i = 0; i < states.size; ++i) {
+    std::size_t rest = i / (n * n);
+    const float m = first ? values[rest % n] : 0.0F;
+    if (first) rest /= n;
+    const float v = second ? values[rest % n] : 0.0F;
+    states.set(i, values[i % n], m, v, values[i / n % n]);
+  }
+  return states;
 }
 
 TEST_F(Kernels, AgreeOnSpecialValues) {
-  using Limits = std::numeric_limits<float>;
-  const std::vector<float> values = {
-      0.0F,
-      -0.0F,
-      Limits::denorm_min(),
-      -Limits::denorm_min(),
-      std::bit_cast<float>(0x007fffffU),
-      Limits::min(),
-      1.0F,
-      -1.0F,
-      std::bit_cast<float>(0x3f808000U),
-      std::bit_cast<float>(0x7f7f7fffU),
-      std::bit_cast<float>(0x7f7f8000U),
-      Limits::max(),
-      Limits::lowest(),
-      Limits::infinity(),
-      -Limits::infinity(),
-      Limits::quiet_NaN(),
-      std::bit_cast<float>(0x7f800001U),
-      std::bit_cast<float>(0xffffffffU),
-  };
-  States states(0, 0);
-  for (const float p : values) {
-    for (const float m : values) {
-      for (const float v : values) {
-        for (const float g : values) states.add(p, m, v, g);
+  for (const auto optimizer : test::kOptimizers) {
+    for (const auto weights : test::kWeights) {
+      const std::size_t turn = static_cast<std::size_t>(weights);
+      const States states = special_states({optimizer, weights, test::kGradients.at(turn % 3)});
+      expect_same_bits(states, 2);
+      Hyper hyper = hyper_at(optimizer, 1);
+      hyper.gradient_scale = 1.0F;
+      hyper.epsilon = 0.0;
+      hyper.weight_decay = 0.0;
+      expect_same_bits(states, 1, hyper);
+    }
+    expect_same_bits(special_states({.optimizer = optimizer,
+                                     .gradient = DType::f32,
+                                     .moments = Moments::Format::bf16_first}),
+                     2);
+  }
+}
+
+TEST_F(Kernels, AgreeOnSpecialValuesInBlocksOfCodes) {
+  for (const auto optimizer : test::kOptimizers) {
+    const Layout layout{optimizer, Weights::Format::plain, DType::f32, Moments::Format::blockwise8};
+    for (const float special : special_values()) {
+      States states = States::random(layout, 3 * Codes::kBlock + 17, 5, 3);
+      states.set_gradient(Codes::kBlock + 77, special);
+      states.set_gradient(3 * Codes::kBlock + 16, special);
+      expect_same_bits(states, 3);
+    }
+    // Any byte under any exponent, those that no update writes included.
+    States states = States::random(layout, 256 * Codes::kBlock, 6);
+    for (std::size_t block = 0; block < 256; ++block) {
+      for (auto* exponents : {&states.first_exponents, &states.second_exponents}) {
+        if (exponents->bytes() != 0) {
+          exponents->as<std::uint8_t>()[block] = static_cast<std::uint8_t>(block);
+        }
       }
     }
+    expect_same_bits(states, 2);
   }
-  states.size = states.master.size();
-  AdamW hyper = hyper_at(1);
-  for (const float scale : {1.0F, 0.0F, 1e-30F}) {
-    hyper.gradient_scale = scale;
-    expect_same_bits(states, 2, hyper);
-  }
-  hyper.epsilon = 0.0;
-  expect_same_bits(states, 2, hyper);
 }
 
 TEST_F(Kernels, AgreeOnEveryWeightAndManyRemainders) {
-  States states(0, 0);
-  for (std::uint32_t weight = 0; weight < 0x10000U; ++weight) {
-    for (const std::uint32_t low : {0x0000U, 0x0001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
-      states.add(0.0F, 0.25F, 0.5F, 0.125F);
-      states.weight.back() = Bf16{static_cast<std::uint16_t>(weight)};
-      states.remainder.back() = static_cast<std::uint16_t>(low);
-    }
+  constexpr std::array<std::uint16_t, 6> kLow = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff};
+  States states({}, 0x10000U * kLow.size());
+  for (std::size_t i = 0; i < states.size; ++i) {
+    states.set(i, 0.0F, 0.25F, 0.5F, 0.125F);
+    states.main.as<Bf16>()[i] = Bf16{static_cast<std::uint16_t>(i / kLow.size())};
+    states.companion.as<std::uint16_t>()[i] = kLow.at(i % kLow.size());
   }
-  states.size = states.weight.size();
-  AdamW hyper = hyper_at(1);
+  Hyper hyper = hyper_at(Optimizer::adamw, 1);
+  expect_same_bits(states, 1, hyper);
   hyper.weight_decay = 0.0;
   hyper.learning_rate = 0.0;
   expect_same_bits(states, 1, hyper);
-  expect_same_bits(states, 1);
+}
+
+TEST_F(Kernels, TouchStaysInsideTheArraysAndLeavesTheGradient) {
+  for (const Updater* updater : all()) {
+    for (const Layout& layout : test::all_layouts()) {
+      for (const std::size_t size : {0, 1, 15, 255, 256, 257, 1'001}) {
+        States states = States::random(layout, size, 7, size % 5);
+        const States before = states;
+        updater->touch(layout.optimizer, states.shard());
+        EXPECT_TRUE(states.guards_intact()) << describe(layout) << ", " << size << " elements";
+        EXPECT_EQ(states.gradient, before.gradient);
+      }
+    }
+  }
 }
 
 }  // namespace

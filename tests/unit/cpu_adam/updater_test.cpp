@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,8 +15,10 @@
 namespace ballast::cpu_adam {
 namespace {
 
+using test::describe;
 using test::difference;
 using test::hyper_at;
+using test::Layout;
 using test::States;
 
 /// Sets BALLAST_ISA_MASK for the life of the object.
@@ -34,96 +37,246 @@ class Mask {
   std::optional<std::string> saved_;
 };
 
+/// The default layout of every optimizer, and every format of moments.
+std::vector<Layout> layouts() {
+  std::vector<Layout> all;
+  for (const auto optimizer : test::kOptimizers) all.push_back({optimizer});
+  all.push_back({.weights = Weights::Format::plain, .gradient = DType::f32});
+  all.push_back({.moments = Moments::Format::bf16_first});
+  all.push_back({.moments = Moments::Format::blockwise8});
+  return all;
+}
+
 States stepped(const Updater& updater, States states) {
-  for (std::int64_t step = 1; step <= 3; ++step) updater.step(hyper_at(step), states.split());
-  States plain = states;
-  for (std::int64_t step = 4; step <= 6; ++step) updater.step(hyper_at(step), plain.plain());
-  return plain;
+  test::run(updater, states, 3);
+  return states;
+}
+
+/// The category of the Error that `broken` throws, and its message; none when it throws none.
+struct Thrown {
+  std::optional<ErrorCategory> category;
+  std::string message;
+};
+Thrown thrown_by(const std::function<void()>& broken) {
+  try {
+    broken();
+  } catch (const Error& error) {
+    return {error.category(), error.what()};
+  }
+  return {};
 }
 
 TEST(Updater, ResultIsTheSameForEveryNumberOfThreads) {
-  const States start(500'009, 11, 5);
-  const States expected = stepped(Updater(1), start);
-  for (const int threads : {2, 3, 7}) {
-    EXPECT_EQ(difference(stepped(Updater(threads), start), expected), "") << threads << " threads";
+  for (const Layout& layout : layouts()) {
+    const States start = States::random(layout, 400'009, 11, 5);
+    const States expected = stepped(Updater({.threads = 1}), start);
+    for (const int threads : {2, 3, 7}) {
+      EXPECT_EQ(difference(stepped(Updater({.threads = threads}), start), expected), "")
+          << threads << " threads, " << describe(layout);
+    }
   }
 }
 
 TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
-  States whole(300'007, 15);
-  States parts = whole;
-  const Updater updater(2);
-  updater.step(hyper_at(1), whole.plain());
-  const PlainShard all = parts.plain();
-  constexpr Elems kPart = 1'009;
-  for (Elems i = 0; i < all.size; i += kPart) {
-    updater.step(hyper_at(1),
-                 PlainShard{all.weight + i, all.first_moment + i, all.second_moment + i,
-                            all.gradient + i, std::min(kPart, all.size - i)});
+  const Updater updater({.threads = 2});
+  for (const Layout& layout : layouts()) {
+    const bool coded = layout.moments == Moments::Format::blockwise8;
+    for (const Elems first_element : {Elems{0}, Elems{1'280}, (Elems{1} << 32) - 65'536}) {
+      States whole = States::random(layout, 150'007, 15);
+      whole.first_element = first_element;
+      States parts = whole;
+      const std::size_t length = coded ? 5 * Codes::kBlock : 1'009;
+      for (int step = 1; step <= 2; ++step) {
+        const Hyper hyper = hyper_at(layout.optimizer, step);
+        updater.step(hyper, whole.shard());
+        for (std::size_t from = 0; from < parts.size; from += length) {
+          updater.step(hyper, parts.part(from, std::min(length, parts.size - from)));
+        }
+      }
+      EXPECT_EQ(difference(whole, parts), "") << describe(layout) << ", from " << first_element;
+    }
   }
-  EXPECT_EQ(difference(whole, parts), "");
-  updater.step(hyper_at(2), whole.split());
-  const SplitShard split = parts.split();
-  for (Elems i = 0; i < split.size; i += kPart) {
-    updater.step(hyper_at(2), SplitShard{split.weight + i, split.remainder + i,
-                                         split.first_moment + i, split.second_moment + i,
-                                         split.gradient + i, std::min(kPart, split.size - i)});
+}
+
+TEST(Updater, StochasticRoundingFollowsTheStepAndTheElement) {
+  const Updater updater({.threads = 2});
+  for (const auto moments : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {
+    // SGD's arithmetic knows neither of the two, so that only the rounding can differ.
+    const States start =
+        States::random({.optimizer = Optimizer::sgd, .moments = moments}, 5'003, 16);
+    const auto first_moments = [&](std::int64_t step, Elems first_element) {
+      States states = start;
+      states.first_element = first_element;
+      Hyper hyper = hyper_at(Optimizer::sgd, 1);
+      hyper.step = step;
+      updater.step(hyper, states.shard());
+      EXPECT_TRUE(states.guards_intact());
+      return states.first;
+    };
+    const test::Array expected = first_moments(1, 0);
+    EXPECT_TRUE(first_moments(1, 0) == expected);
+    EXPECT_FALSE(first_moments(2, 0) == expected);
+    EXPECT_FALSE(first_moments(1, Codes::kBlock) == expected);
+    EXPECT_FALSE(first_moments(1, Elems{1} << 32) == expected);
+    EXPECT_FALSE(first_moments(1, Elems{1} << 40) == first_moments(1, Elems{1} << 32));
   }
-  EXPECT_EQ(difference(whole, parts), "");
+}
+
+TEST(Updater, ExactMomentsDoNotDependOnTheElement) {
+  const Updater updater({.threads = 2});
+  for (const auto optimizer : test::kOptimizers) {
+    States here = States::random({optimizer}, 100'003, 17);
+    States there = here;
+    there.first_element = 12'345'678'901;
+    EXPECT_EQ(difference(stepped(updater, here), stepped(updater, there)), "");
+  }
 }
 
 TEST(Updater, UsesAllCpusWhenNotToldOtherwise) {
   EXPECT_EQ(Updater().threads(), usable_cpus());
   EXPECT_EQ(Updater().isa(), active());
-  EXPECT_EQ(Updater(3).threads(), 3);
+  EXPECT_EQ(Updater({.threads = 3}).threads(), 3);
 }
 
 TEST(Updater, ResultDoesNotDependOnTheCallersRoundingMode) {
-  const States start(1'000, 12);
-  const States expected = stepped(Updater(1), start);
-  for (const int threads : {1, 2}) {
-    const Updater updater(threads);
-    std::fesetround(FE_UPWARD);
-    const States actual = stepped(updater, start);
-    const int mode_after = std::fegetround();
-    std::fesetround(FE_TONEAREST);
-    EXPECT_EQ(difference(actual, expected), "");
-    EXPECT_EQ(mode_after, FE_UPWARD);
+  for (const Layout& layout : layouts()) {
+    States start = States::random(layout, 300'001, 12);
+    const Updater one({.threads = 1});
+    const States expected = stepped(one, start);
+    const double sum = one.gradient_stats(start.shard().gradient, start.size).sum_of_squares;
+    for (const int threads : {1, 2}) {
+      const Updater updater({.threads = threads});
+      std::fesetround(FE_UPWARD);
+      const States actual = stepped(updater, start);
+      const double upward =
+          updater.gradient_stats(start.shard().gradient, start.size).sum_of_squares;
+      const int mode_after = std::fegetround();
+      std::fesetround(FE_TONEAREST);
+      EXPECT_EQ(difference(actual, expected), "") << describe(layout);
+      EXPECT_EQ(upward, sum);
+      EXPECT_EQ(mode_after, FE_UPWARD);
+    }
   }
 }
 
 TEST(Updater, EmptyShardNeedsNoMemory) {
-  const Updater updater(2);
-  EXPECT_NO_THROW(updater.step(AdamW{}, SplitShard{}));
-  EXPECT_NO_THROW(updater.step(AdamW{}, PlainShard{}));
+  const Updater updater({.threads = 2});
+  const Shard empty{Weights(static_cast<float*>(nullptr)),
+                    Moments(static_cast<float*>(nullptr), nullptr),
+                    Gradient(static_cast<const float*>(nullptr))};
+  for (const auto optimizer : test::kOptimizers) {
+    EXPECT_NO_THROW(updater.step({.optimizer = optimizer}, empty));
+    EXPECT_NO_THROW(updater.touch(optimizer, empty));
+  }
 }
 
-TEST(Updater, NullPointerOrStepZeroIsABrokenPromise) {
-  const Updater updater(1);
-  States states(4, 13);
-  PlainShard shard = states.plain();
-  shard.second_moment = nullptr;
-  EXPECT_THROW(updater.step(AdamW{}, shard), Error);
-  AdamW hyper;
-  hyper.step = 0;
-  EXPECT_THROW(updater.step(hyper, states.plain()), Error);
+TEST(Updater, NullPointerThatIsNeededIsABrokenPromise) {
+  const Updater updater({.threads = 1});
+  for (const Layout& layout : test::all_layouts()) {
+    States states = States::random(layout, 300, 13);
+    const Hyper hyper = hyper_at(layout.optimizer, 1);
+    EXPECT_EQ(thrown_by([&] { updater.step(hyper, states.shard()); }).category, std::nullopt)
+        << describe(layout);
+    for (auto* array : {&states.main, &states.companion, &states.first, &states.second,
+                        &states.first_exponents, &states.second_exponents, &states.gradient}) {
+      if (array->as<char>() == nullptr) continue;
+      const test::Array kept = std::exchange(*array, {});
+      EXPECT_EQ(thrown_by([&] { updater.step(hyper, states.shard()); }).category,
+                ErrorCategory::state)
+          << describe(layout);
+      EXPECT_EQ(thrown_by([&] { updater.touch(layout.optimizer, states.shard()); }).category,
+                ErrorCategory::state)
+          << describe(layout);
+      *array = kept;
+    }
+  }
+  const Gradient nothing(static_cast<const Bf16*>(nullptr));
+  EXPECT_EQ(thrown_by([&] { static_cast<void>(updater.gradient_stats(nothing, 1)); }).category,
+            ErrorCategory::state);
+}
+
+TEST(Updater, StepsCountFromOne) {
+  const Updater updater({.threads = 1});
+  States states = States::random({}, 4, 13);
+  for (const std::int64_t step : {0, -1}) {
+    const Hyper hyper{.step = step};
+    EXPECT_EQ(thrown_by([&] { updater.step(hyper, states.shard()); }).category,
+              ErrorCategory::state);
+  }
+}
+
+TEST(Updater, ShardWithCodesBeginsWithABlock) {
+  const Updater updater({.threads = 1});
+  for (const Layout& layout : layouts()) {
+    States states = States::random(layout, 40, 14);
+    states.first_element = 7 * Codes::kBlock + 128;
+    const Thrown thrown =
+        thrown_by([&] { updater.step(hyper_at(layout.optimizer, 1), states.shard()); });
+    if (layout.moments == Moments::Format::blockwise8) {
+      EXPECT_EQ(thrown.category, ErrorCategory::state);
+    } else {
+      EXPECT_EQ(thrown.category, std::nullopt) << thrown.message;
+    }
+  }
 }
 
 TEST(Updater, CanBeMoved) {
-  Updater first(2);
+  Updater first({.threads = 2});
   Updater second = std::move(first);
   EXPECT_EQ(second.threads(), 2);
-  const States start(1'000, 14);
-  EXPECT_EQ(difference(stepped(second, start), stepped(Updater(1), start)), "");
+  const States start = States::random({}, 1'000, 14);
+  EXPECT_EQ(difference(stepped(second, start), stepped(Updater({.threads = 1}), start)), "");
 }
 
 TEST(Updater, NegativeThreadsAreAConfigError) {
-  try {
-    const Updater updater(-1);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.category(), ErrorCategory::config);
+  EXPECT_EQ(thrown_by([] { const Updater updater({.threads = -1}); }).category,
+            ErrorCategory::config);
+}
+
+TEST(Updater, NumaNodeThatIsNotThereIsAConfigErrorThatNamesIt) {
+  const Thrown thrown = thrown_by([] { const Updater updater({.numa_node = 4'711}); });
+  EXPECT_EQ(thrown.category, ErrorCategory::config);
+  EXPECT_NE(thrown.message.find("4711"), std::string::npos) << thrown.message;
+  EXPECT_EQ(thrown_by([] { const Updater updater({.numa_node = -1}); }).category,
+            ErrorCategory::config);
+}
+
+TEST(Updater, FirstNumaNodeGivesTheSameBits) {
+  const Updater updater({.numa_node = 0});
+  EXPECT_GE(updater.threads(), 1);
+  EXPECT_LE(updater.threads(), usable_cpus());
+  const States start = States::random({}, 200'003, 18);
+  EXPECT_EQ(difference(stepped(updater, start), stepped(Updater({.threads = 1}), start)), "");
+}
+
+TEST(Updater, AllocatesZeroedPages) {
+  for (const std::optional<int> node : {std::optional<int>{}, std::optional<int>{0}}) {
+    const Updater updater({.threads = 2, .numa_node = node});
+    for (const Bytes bytes : {Bytes{1}, kPage, 3 * kMiB + 5}) {
+      const Mapping memory = updater.allocate(bytes);
+      const HostBytes all = memory.bytes();
+      ASSERT_GE(all.size(), bytes);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.data()) % kPage, 0U);
+      EXPECT_TRUE(
+          std::all_of(all.begin(), all.end(), [](std::byte b) { return b == std::byte{}; }));
+      std::fill(all.begin(), all.end(), std::byte{1});
+    }
   }
+}
+
+TEST(Updater, MoreMemoryThanThereIsAddressSpaceIsAMemoryError) {
+  const Updater updater({.threads = 1});
+  EXPECT_EQ(thrown_by([&] { static_cast<void>(updater.allocate(Bytes{1} << 60)); }).category,
+            ErrorCategory::memory);
+}
+
+TEST(Optimizers, NamesReadBack) {
+  for (const auto optimizer : test::kOptimizers) {
+    EXPECT_EQ(parse_optimizer(to_string(optimizer)), optimizer);
+  }
+  const Thrown thrown = thrown_by([] { static_cast<void>(parse_optimizer("adamm")); });
+  EXPECT_EQ(thrown.category, ErrorCategory::usage);
+  EXPECT_NE(thrown.message.find("adagrad"), std::string::npos) << thrown.message;
 }
 
 TEST(Isas, ScalarIsAlwaysAvailableAndTheBestOneIsActive) {
@@ -136,7 +289,7 @@ TEST(Isas, ScalarIsAlwaysAvailableAndTheBestOneIsActive) {
 TEST(Isas, MaskHidesEveryBetterOne) {
   const Mask mask("scalar");
   EXPECT_EQ(available(), std::vector<Isa>{Isa::scalar});
-  EXPECT_EQ(Updater(1).isa(), Isa::scalar);
+  EXPECT_EQ(Updater({.threads = 1}).isa(), Isa::scalar);
   if (!cpu_supports(Isa::avx2)) return;
   const Mask wider("avx2");
   EXPECT_NE(active(), Isa::avx512);
@@ -144,25 +297,17 @@ TEST(Isas, MaskHidesEveryBetterOne) {
 
 TEST(Isas, NamedOneThatIsNotAvailableIsAConfigErrorThatListsTheOthers) {
   const Mask mask("scalar");
-  try {
-    const Updater updater(1, Isa::avx512);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.category(), ErrorCategory::config);
-    const std::string message = error.what();
-    EXPECT_NE(message.find("avx512"), std::string::npos) << message;
-    EXPECT_NE(message.find("scalar"), std::string::npos) << message;
-  }
+  const Thrown thrown =
+      thrown_by([] { const Updater updater({.threads = 1, .isa = Isa::avx512}); });
+  EXPECT_EQ(thrown.category, ErrorCategory::config);
+  EXPECT_NE(thrown.message.find("avx512"), std::string::npos) << thrown.message;
+  EXPECT_NE(thrown.message.find("scalar"), std::string::npos) << thrown.message;
 }
 
 TEST(Isas, MisspeltMaskIsReportedWithItsName) {
   const Mask mask("avx3");
-  try {
-    available();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("BALLAST_ISA_MASK"), std::string::npos);
-  }
+  const Thrown thrown = thrown_by([] { static_cast<void>(available()); });
+  EXPECT_NE(thrown.message.find("BALLAST_ISA_MASK"), std::string::npos) << thrown.message;
 }
 
 }  // namespace

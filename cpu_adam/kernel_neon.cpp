@@ -1,0 +1,59 @@
+#include <arm_neon.h>
+
+#include "cpu_adam/kernel.h"
+#include "cpu_adam/kernel_vector.h"
+
+namespace ballast::cpu_adam {
+namespace {
+
+struct NeonLanes : VectorLanes<xsimd::neon64> {
+  static Float fma(Float a, Float b, Float c) { return Float(vfmaq_f32(c, a, b)); }
+  static Float to_float(Bits value) { return Float(vcvtq_f32_u32(value)); }
+  static Bits widen(const std::uint16_t* from) { return Bits(vmovl_u16(vld1_u16(from))); }
+  static void narrow(std::uint16_t* to, Bits value) { vst1_u16(to, vmovn_u32(value)); }
+  static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
+    const uint16x4x2_t halves = vzip_u16(vld1_u16(low), vld1_u16(high));
+    return Bits(vreinterpretq_u32_u16(vcombine_u16(halves.val[0], halves.val[1])));
+  }
+  static void unpair(Bits value, std::uint16_t* low, std::uint16_t* high) {
+    vst1_u16(low, vmovn_u32(value));
+    vst1_u16(high, vshrn_n_u32(value, 16));
+  }
+  static Bits widen8(const std::uint8_t* from) {
+    std::uint32_t four = 0;
+    __builtin_memcpy(&four, from, sizeof four);
+    const uint16x8_t words = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(four)));
+    return Bits(vmovl_u16(vget_low_u16(words)));
+  }
+  static void narrow8(std::uint8_t* to, Bits value) {
+    const uint16x4_t words = vmovn_u32(value);
+    const uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
+    const std::uint32_t four = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+    __builtin_memcpy(to, &four, sizeof four);
+  }
+  static Float load_half(const std::uint16_t* from) {
+    return Float(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
+  }
+  static void store_half(std::uint16_t* to, Float value) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
+  }
+
+  struct Squares {
+    float64x2_t sums[8] = {};
+    void add(Float value, std::size_t part) {
+      const float64x2_t low = vcvt_f64_f32(vget_low_f32(value));
+      const float64x2_t high = vcvt_high_f64_f32(value);
+      sums[2 * part] = vfmaq_f64(sums[2 * part], low, low);
+      sums[2 * part + 1] = vfmaq_f64(sums[2 * part + 1], high, high);
+    }
+    void store(double* to) const {
+      for (int i = 0; i < 8; ++i) vst1q_f64(to + 2 * i, sums[i]);
+    }
+  };
+};
+
+}  // namespace
+
+extern constinit const Variant kNeonVariant = make_variant<NeonLanes>(Isa::neon);
+
+}  // namespace ballast::cpu_adam

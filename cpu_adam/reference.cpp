@@ -1,0 +1,280 @@
+#include "ballast/cpu_adam/reference.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace ballast::cpu_adam {
+namespace {
+
+/// Unit roundoff of float; the excess covers products of errors and the roundings of double.
+constexpr double kUnit = 0x1p-24 * (1.0 + 0x1p-12);
+/// More than the rounding error of a denormal.
+constexpr double kTiny = 0x1p-149;
+/// From here on float rounds to infinity.
+constexpr double kOverflow = 0x1.ffffffp127;
+
+/// A number computed in double, and how far from it the same computation in float may be:
+/// Wilkinson's running error analysis. Source: Higham, "Accuracy and stability of numerical
+/// algorithms", 2nd edition, section 3.3.
+struct Number {
+  double value = 0.0;
+  double error = 0.0;
+};
+
+/// The result of one operation in float whose operands' errors make `carried`.
+Number rounded(double value, double carried) {
+  if (std::fabs(value) >= kOverflow) value = std::copysign(INFINITY, value);
+  if (!std::isfinite(value)) return {value, 0.0};
+  return {value, carried + kUnit * (std::fabs(value) + carried) + kTiny};
+}
+
+/// A coefficient computed in double and rounded to float once.
+Number coefficient(double value) {
+  return rounded(value, 0.0);
+}
+
+double product_error(Number a, Number b) {
+  return std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error;
+}
+
+Number operator+(Number a, Number b) {
+  return rounded(a.value + b.value, a.error + b.error);
+}
+Number operator-(Number a, Number b) {
+  return rounded(a.value - b.value, a.error + b.error);
+}
+Number operator-(Number a) {
+  return {-a.value, a.error};
+}
+Number operator*(Number a, Number b) {
+  return rounded(a.value * b.value, product_error(a, b));
+}
+
+Number fma(Number a, Number b, Number c) {
+  return rounded(a.value * b.value + c.value, product_error(a, b) + c.error);
+}
+
+Number operator/(Number a, Number b) {
+  const double quotient = a.value / b.value;
+  const double least = std::fabs(b.value) - b.error;
+  if (least <= 0.0) return rounded(quotient, INFINITY);
+  return rounded(quotient, (a.error + std::fabs(quotient) * b.error) / least);
+}
+
+/// |sqrt(x) - sqrt(y)| is |x - y| / (sqrt(x) + sqrt(y)), and no more than sqrt(|x - y|).
+Number sqrt(Number a) {
+  const double root = std::sqrt(a.value);
+  const double steep = std::sqrt(a.error);
+  return rounded(root, root > steep ? a.error / root : steep);
+}
+
+/// What one update leaves, before the moments are stored in their format.
+struct Expected {
+  Number weight, first, second;
+  /// The weight may also be these: Lion's sign where rounding may turn it.
+  std::array<Number, 2> other_weights{};
+  std::size_t others = 0;
+};
+
+/// Decay in L2 form: part of the gradient.
+Number with_decay(const Hyper& hyper, Number weight, Number gradient) {
+  return fma(coefficient(hyper.weight_decay), weight, gradient);
+}
+
+/// What decoupled decay leaves of the weight, as a factor.
+Number decay(const Hyper& hyper) {
+  return coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
+}
+
+/// Steps the way `from` towards `to` by 1 - `beta`.
+Number interpolated(double beta, Number from, Number to) {
+  return fma(coefficient(1.0 - beta), to - from, from);
+}
+
+Expected adam(const Hyper& hyper, Number p, Number m, Number v, Number g) {
+  const auto step = static_cast<double>(hyper.step);
+  const double correction1 = 1.0 - std::pow(hyper.beta1, step);
+  const double correction2 = std::sqrt(1.0 - std::pow(hyper.beta2, step));
+  const bool decoupled = hyper.optimizer == Optimizer::adamw;
+  if (!decoupled) g = with_decay(hyper, p, g);
+  Expected result;
+  result.first = interpolated(hyper.beta1, m, g);
+  result.second = fma(coefficient(1.0 - hyper.beta2) * g, g, v * coefficient(hyper.beta2));
+  const Number size = coefficient(hyper.learning_rate * correction2 / correction1);
+  const Number update =
+      size * result.first / (sqrt(result.second) + coefficient(hyper.epsilon * correction2));
+  result.weight = decoupled ? fma(p, decay(hyper), -update) : p - update;
+  return result;
+}
+
+Expected adagrad(const Hyper& hyper, Number p, Number v, Number g) {
+  g = with_decay(hyper, p, g);
+  Expected result;
+  result.second = fma(g, g, v);
+  const Number update =
+      coefficient(hyper.learning_rate) * g / (sqrt(result.second) + coefficient(hyper.epsilon));
+  result.weight = p - update;
+  return result;
+}
+
+Expected lion(const Hyper& hyper, Number p, Number m, Number g) {
+  const Number direction = interpolated(hyper.beta1, m, g);
+  const Number rate = coefficient(hyper.learning_rate);
+  const Number up = fma(p, decay(hyper), rate);
+  const Number down = fma(p, decay(hyper), -rate);
+  Expected result;
+  result.first = interpolated(hyper.beta2, m, g);
+  const double u = direction.value;
+  if (std::isnan(u)) {
+    result.weight = {u, 0.0};
+  } else if (std::fabs(u) > direction.error) {
+    result.weight = u > 0.0 ? down : up;
+  } else {
+    result.weight = p * decay(hyper);
+    result.other_weights = {up, down};
+    result.others = m.value == 0.0 && g.value == 0.0 ? 0 : 2;  // zeros are not rounded
+  }
+  return result;
+}
+
+Expected sgd(const Hyper& hyper, Number p, Number m, Number g) {
+  g = with_decay(hyper, p, g);
+  const Number momentum = coefficient(hyper.momentum);
+  Expected result;
+  result.first = fma(momentum, m, g);
+  const Number direction = hyper.nesterov ? fma(momentum, result.first, g) : result.first;
+  result.weight = fma(-coefficient(hyper.learning_rate), direction, p);
+  return result;
+}
+
+Expected updated(const Hyper& hyper, const Element& before) {
+  const Number p{before.weight};
+  const Number m{before.first};
+  const Number v{before.second};
+  const Number g = Number{before.gradient} * Number{hyper.gradient_scale};
+  switch (hyper.optimizer) {
+    case Optimizer::adamw:
+    case Optimizer::adam:
+      return adam(hyper, p, m, v, g);
+    case Optimizer::adagrad:
+      return adagrad(hyper, p, v, g);
+    case Optimizer::lion:
+      return lion(hyper, p, m, g);
+    case Optimizer::sgd:
+      return sgd(hyper, p, m, g);
+  }
+  return {};
+}
+
+/// The distance of neighbours around `magnitude` among numbers of `bits` significant bits of which
+/// `smallest` is the first above 0.
+double spacing(double magnitude, int bits, double smallest) {
+  if (magnitude < smallest) return smallest;
+  return std::ldexp(1.0, std::ilogb(magnitude) - (bits - 1));
+}
+
+/// `exact` after it was rounded, up or down, to one of its two neighbours of `spacing`.
+Number stored(Number exact, int bits, double smallest) {
+  if (!std::isfinite(exact.value)) return exact;
+  const double most = std::fabs(exact.value) + exact.error;
+  return {exact.value, exact.error + spacing(most, bits, smallest)};
+}
+
+/// The distance in units of the bound; see reference_error.
+double distance(Number expected, float actual) {
+  if (std::isfinite(expected.value) && std::isfinite(actual)) {
+    const double off = std::fabs(static_cast<double>(actual) - expected.value);
+    return off == 0.0 ? 0.0 : off / expected.error;
+  }
+  const bool same = (std::isnan(expected.value) && std::isnan(actual)) ||
+                    expected.value == static_cast<double>(actual);
+  return same ? 0.0 : std::numeric_limits<double>::quiet_NaN();
+}
+
+/// What a code byte says beside its sign: `magnitude_bits` bits of code under a shared exponent.
+/// A code is a float cut after three fraction bits: the largest one has the shared exponent and all
+/// three set, each smaller code is the next smaller such float, and 0 is zero.
+float decoded(unsigned code, unsigned exponent, int magnitude_bits) {
+  if (code == 0) return 0.0F;
+  const int largest = (1 << magnitude_bits) - 1;
+  const int place = 8 * static_cast<int>(exponent) + 7 - (largest - static_cast<int>(code));
+  if (place / 8 == 255) return std::numeric_limits<float>::quiet_NaN();
+  if (place < 8) return 0.0F;  // only a fresh block of zeros has an exponent that small
+  return static_cast<float>(std::ldexp(8 + place % 8, place / 8 - 127 - 3));
+}
+
+template <class T>
+T at(const void* array, Elems index) {
+  return static_cast<const T*>(array)[index];
+}
+
+float read_weight(const Weights& weights, Elems index) {
+  if (weights.format != Weights::Format::split) return at<float>(weights.main, index);
+  return join_master({at<Bf16>(weights.main, index), at<std::uint16_t>(weights.companion, index)});
+}
+
+float read_gradient(const Gradient& gradient, Elems index) {
+  if (gradient.type == DType::bf16) return to_float(at<Bf16>(gradient.data, index));
+  if (gradient.type == DType::f16) return to_float(at<F16>(gradient.data, index));
+  return at<float>(gradient.data, index);
+}
+
+void read_first(const Moments& moments, Elems index, Element& element) {
+  if (moments.format == Moments::Format::bf16_first) {
+    element.first = to_float(at<Bf16>(moments.first, index));
+  } else if (moments.format == Moments::Format::f32) {
+    element.first = at<float>(moments.first, index);
+  } else {
+    const unsigned byte = at<std::uint8_t>(moments.first, index);
+    const unsigned exponent = moments.first_exponents[index / Codes::kBlock];
+    const float magnitude = decoded(byte & 0x7fU, exponent, 7);
+    element.first = (byte & 0x80U) != 0 ? -magnitude : magnitude;
+    element.first_smallest = decoded(1, exponent, 7);
+  }
+}
+
+void read_second(const Moments& moments, Elems index, Element& element) {
+  if (moments.format != Moments::Format::blockwise8) {
+    element.second = at<float>(moments.second, index);
+    return;
+  }
+  const unsigned exponent = moments.second_exponents[index / Codes::kBlock];
+  element.second = decoded(at<std::uint8_t>(moments.second, index), exponent, 8);
+  element.second_smallest = decoded(1, exponent, 8);
+}
+
+}  // namespace
+
+Element read_element(Optimizer optimizer, const Shard& shard, Elems index) {
+  Element element;
+  element.weight = read_weight(shard.weights, index);
+  element.gradient = read_gradient(shard.gradient, index);
+  if (has_first_moment(optimizer)) read_first(shard.moments, index, element);
+  if (has_second_moment(optimizer)) read_second(shard.moments, index, element);
+  return element;
+}
+
+double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
+                       const Element& after) {
+  Expected expected = updated(hyper, before);
+  if (moments == Moments::Format::bf16_first) {
+    expected.first = stored(expected.first, 8, 0x1p-133);
+  } else if (moments == Moments::Format::blockwise8) {
+    expected.first = stored(expected.first, 4, after.first_smallest);
+    expected.second = stored(expected.second, 4, after.second_smallest);
+  }
+  double worst = distance(expected.weight, after.weight);
+  for (std::size_t i = 0; i < expected.others; ++i) {
+    worst = std::fmin(worst, distance(expected.other_weights.at(i), after.weight));
+  }
+  const auto include = [&worst](double error) {
+    if (std::isnan(error) || error > worst) worst = error;
+  };
+  if (has_first_moment(hyper.optimizer)) include(distance(expected.first, after.first));
+  if (has_second_moment(hyper.optimizer)) include(distance(expected.second, after.second));
+  return worst;
+}
+
+}  // namespace ballast::cpu_adam
