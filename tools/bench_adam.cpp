@@ -328,8 +328,8 @@ void add_bench_adam(CLI::App& bench, Action& action) {
       "--variant", a.variants,
       "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
       "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16"));
-  list(command->add_option("--isa", a.isas,
-                           "scalar, avx2 or avx512 (default: the vector ones that run here)"));
+  list(command->add_option(
+      "--isa", a.isas, "scalar, neon, avx2 or avx512 (default: the vector ones that run here)"));
   list(command->add_option("--threads", a.threads, "Threads (default: all usable CPUs)")
            ->check(CLI::Range(1, 4096)));
   command->add_option("--repeats", a.repeats, "Measured pairs of update and ceiling, at least")

@@ -10,10 +10,14 @@ flat parameter, states and gradient in memory:
 
     ballast adamw-bf16     bf16 gradient in; bf16 weight + 16-bit remainder, fp32 moments: one pass
     ballast adamw-fp32     fp32 gradient, weight and moments
-    deepspeed three passes bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
+    deepspeed three passes
+                           bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
                            master, master to the bf16 weight (copy_): the job of adamw-bf16
+    torch fused three passes, torch foreach three passes
+                           the same around torch.optim.AdamW.step()
     deepspeed fp32         DeepSpeedCPUAdam.step() alone: the job of adamw-fp32
-    torch fused, foreach   torch.optim.AdamW.step() in fp32: the job of adamw-fp32
+    torch fused fp32, torch foreach fp32
+                           torch.optim.AdamW.step() alone: the job of adamw-fp32
 
 In every round each peer is measured right after Ballast's variant that does the same job, for at
 least --seconds each; `ratio` is the median over the rounds of Ballast's rate over the peer's in the
@@ -60,7 +64,7 @@ def read_arguments():
         description="Compares `ballast bench adam` with DeepSpeed's CPU Adam and torch.optim.AdamW")
     root = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("--params", type=count, default=count("64Mi"), metavar="N",
-                        help="parameters (default 64Mi; takes about 40 bytes each)")
+                        help="parameters (default 64Mi; takes about 48 bytes each)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=0.5, metavar="S",
@@ -78,7 +82,7 @@ def read_arguments():
 
 @contextlib.contextmanager
 def captured():
-    """Everything written to stdout and stderr meanwhile, by C++ and compilers too, goes to a file."""
+    """All that is written to stdout and stderr meanwhile, by C++ and compilers too, as a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
@@ -112,10 +116,11 @@ def load_peers(threads):
             kernel.create_adam(10**6, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
             kernel.destroy_adam(10**6)
         except ImportError as error:
-            problem = f"{error}; needs PyPI's torch and deepspeed: pip install torch deepspeed ninja"
+            problem = f"{error}; PyPI has what is needed: pip install torch deepspeed ninja"
         except Exception as error:  # whatever a failed build raises
             first = str(error).strip().splitlines() or [type(error).__name__]
-            problem = f"DeepSpeed cannot build its CPU Adam (needs ninja and a C++ compiler): {first[0]}"
+            problem = ("DeepSpeed cannot build its CPU Adam, for which it needs ninja and a C++ "
+                       f"compiler: {first[0]}")
         sys.stdout.flush()
         ctypes.CDLL(None).fflush(None)  # what C++ printed
         output.seek(0)
@@ -125,6 +130,17 @@ def load_peers(threads):
     found = re.search(r"created with (.+?) arithmetic", said)
     torch.set_num_threads(threads)
     return torch, DeepSpeedCPUAdam, found[1] if found else "unknown"
+
+
+def require_memory(size):
+    """The peers' arrays, the temporaries of foreach, and Ballast's arrays beside them."""
+    needed = 48 * size
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = 1024 * int(line.split()[1])
+            if needed > free:
+                fail(f"--params {size} needs about {needed / 2**30:.1f} GiB of memory and "
+                     f"{free / 2**30:.1f} GiB is free; --params {free // 48 // 2**20}Mi would fit")
 
 
 class Memory:
@@ -174,18 +190,22 @@ class Peers:
                                                 exp_avg_sq=second)
         self.torch = torch
 
-    def three_passes(self):
-        with self.torch.no_grad():
-            self.master.grad.copy_(self.gradient16)
-            self.deepspeed.step()
-            self.weight16.copy_(self.master)
+    def three_passes(self, optimizer):
+        def job():
+            with self.torch.no_grad():
+                self.master.grad.copy_(self.gradient16)
+                optimizer.step()
+                self.weight16.copy_(self.master)
+        return job
 
     def jobs(self):
         """Name, what does it, Ballast's variant that does the same."""
-        return [("deepspeed three passes", self.three_passes, "adamw-bf16"),
-                ("deepspeed fp32", self.deepspeed.step, "adamw-fp32"),
-                ("torch fused", self.fused.step, "adamw-fp32"),
-                ("torch foreach", self.foreach.step, "adamw-fp32")]
+        optimizers = {"deepspeed": self.deepspeed, "torch fused": self.fused,
+                      "torch foreach": self.foreach}
+        return [*((f"{name} three passes", self.three_passes(optimizer), "adamw-bf16")
+                  for name, optimizer in optimizers.items()),
+                *((f"{name} fp32", optimizer.step, "adamw-fp32")
+                  for name, optimizer in optimizers.items())]
 
 
 def rate_of(job, size, seconds):
@@ -200,12 +220,12 @@ def rate_of(job, size, seconds):
     return size / statistics.median(times) * 1e-9
 
 
-def ballast_row(arguments, variant):
-    """Ballast's own result for `variant` with its best instruction set."""
+def ballast_row(arguments, variant, *more):
+    """Ballast's own result for `variant`: with its best instruction set unless `more` names one."""
     command = [arguments.ballast, "bench", "adam", "--json", "--no-check", "--variant", variant,
                "--params", str(arguments.params), "--threads", str(arguments.threads),
                # Half of its time goes into measuring its ceiling.
-               "--seconds", str(2 * arguments.seconds), "--repeats", "3"]
+               "--seconds", str(2 * arguments.seconds), "--repeats", "3", *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -215,14 +235,14 @@ def ballast_row(arguments, variant):
     return json.loads(done.stdout)[-1]
 
 
-def measure(arguments, peers):
+def measure(arguments, peers, isa):
     """One result for each of Ballast's variants and each peer."""
     ours = {}
     theirs = {}
     ratios = {}
     for _ in range(arguments.rounds):
         for name, job, variant in peers.jobs():
-            row = ballast_row(arguments, variant)
+            row = ballast_row(arguments, variant, "--isa", isa)
             rate = rate_of(job, arguments.params, arguments.seconds)
             ours.setdefault(variant, []).append(row)
             theirs.setdefault(name, []).append(rate)
@@ -250,22 +270,25 @@ def print_table(arguments, results, isa):
     print(f"{arguments.params} parameters, {arguments.threads} threads, {arguments.rounds} rounds, "
           f"memory: {arguments.memory}")
     print(f"DeepSpeed {version('deepspeed')} ({isa}), PyTorch {version('torch')}")
-    print(f"{'':<24} {'Gparam/s':>8} {'ratio':>7}   range")
+    print(f"{'':<27} {'Gparam/s':>8} {'ratio':>7}   range")
     for result in results:
-        line = f"{result['name']:<24} {result['gparams_per_second']:>8.3f}"
+        line = f"{result['name']:<27} {result['gparams_per_second']:>8.3f}"
         if result["ratio"] is None:
             line += f" {'1':>7}   {result['isa']}"
         else:
-            line += f" {result['ratio']:>6.2f}x   {result['ratio_min']:.2f} to {result['ratio_max']:.2f}"
+            line += (f" {result['ratio']:>6.2f}x   {result['ratio_min']:.2f} to "
+                     f"{result['ratio_max']:.2f}")
         print(line)
 
 
 def main():
     arguments = read_arguments()
+    require_memory(arguments.params)
     torch, ds_adam, isa = load_peers(arguments.threads)
-    ballast_row(arguments, "adamw-bf16")  # a wrong path shows before the long part
+    # A wrong path shows before the long part.
+    ballast_isa = ballast_row(arguments, "adamw-bf16")["isa"]
     peers = Peers(torch, ds_adam, arguments.params, arguments.memory)
-    results = measure(arguments, peers)
+    results = measure(arguments, peers, ballast_isa)
     if arguments.json:
         print(json.dumps(results, indent=1))
     else:
