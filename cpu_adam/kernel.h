@@ -20,15 +20,16 @@
 ///
 /// What `Lanes` has:
 /// - kWidth: numbers side by side; Float and Bits: kWidth floats or 32-bit patterns, with
-///   + - * / and + - * & | ^ << >>
+///   + - * and + - * & | ^ << >>
 /// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
 /// - load(p), store(p, Float): floats, aligned to their own size only
 /// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
 /// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
-/// - fma(a, b, c), sqrt(a): rounded once
+/// - fma(a, b, c), sqrt(a), divide(a, b): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
-/// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
+/// - where_nan(Float, yes, no), where_zero(Bits below 2^31, yes, no), where_less(Float, Float, yes,
+/// no):
 ///   Bits by lane; larger(Bits, Bits): unsigned maximum
 /// - Squares: 16 sums of squares in double, see kernel_squares.h
 namespace ballast::cpu_adam {

@@ -8,6 +8,8 @@ namespace {
 
 struct NeonLanes : VectorLanes<xsimd::neon64> {
   static Float fma(Float a, Float b, Float c) { return Float(vfmaq_f32(c, a, b)); }
+  static Float sqrt(Float value) { return Float(vsqrtq_f32(value)); }
+  static Float divide(Float a, Float b) { return Float(vdivq_f32(a, b)); }
   static Float to_float(Bits value) { return Float(vcvtq_f32_u32(value)); }
   static Bits widen(const std::uint16_t* from) { return Bits(vmovl_u16(vld1_u16(from))); }
   static void narrow(std::uint16_t* to, Bits value) { vst1_u16(to, vmovn_u32(value)); }

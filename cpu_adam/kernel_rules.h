@@ -56,7 +56,7 @@ struct AdamWRule {
   template <class Lanes, class Group>
   static void apply(const Constants<Lanes>& k, Group at) {
     const AdamMoments<Lanes> moments(k, at, at.gradient());
-    const auto step = k.step_size * moments.first / moments.denominator;
+    const auto step = Lanes::divide(k.step_size * moments.first, moments.denominator);
     at.set_weight(Lanes::fma(at.weight(), k.decay, step));
   }
 };
@@ -68,7 +68,7 @@ struct AdamRule {
   static void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
     const AdamMoments<Lanes> moments(k, at, Lanes::fma(k.l2, weight, at.gradient()));
-    at.set_weight(weight + k.step_size * moments.first / moments.denominator);
+    at.set_weight(weight + Lanes::divide(k.step_size * moments.first, moments.denominator));
   }
 };
 
@@ -81,7 +81,8 @@ struct AdagradRule {
     const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
     const auto sum = Lanes::fma(gradient, gradient, at.second());
     at.set_second(sum);
-    at.set_weight(weight + k.step_size * gradient / (Lanes::sqrt(sum) + k.epsilon));
+    const auto denominator = Lanes::sqrt(sum) + k.epsilon;
+    at.set_weight(weight + Lanes::divide(k.step_size * gradient, denominator));
   }
 };
 

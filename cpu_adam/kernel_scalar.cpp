@@ -32,6 +32,7 @@ struct ScalarLanes {
   static void store_half(std::uint16_t* to, Float value) { *to = to_f16(value).bits; }
   static Float fma(Float a, Float b, Float c) { return __builtin_fmaf(a, b, c); }
   static Float sqrt(Float value) { return __builtin_sqrtf(value); }
+  static Float divide(Float a, Float b) { return a / b; }
   static Bits bits_of(Float value) { return __builtin_bit_cast(Bits, value); }
   static Float number_of(Bits value) { return __builtin_bit_cast(Float, value); }
   static Float to_float(Bits value) { return static_cast<float>(value); }

@@ -10,7 +10,8 @@ namespace {
 
 /// The part of `Lanes` (kernel.h) that is the same for every xsimd architecture. Left to each
 /// kernel_*.cpp: fma, which xsimd 8.1 rounds twice on AVX-512 and SSE, conversions between widths,
-/// which it does through memory or not at all, and Squares.
+/// which it does through memory or not at all, and Squares. Its sqrt and division on NEON are
+/// approximations.
 template <class Arch>
 struct VectorLanes {
   using Float = xsimd::batch<float, Arch>;
@@ -27,6 +28,7 @@ struct VectorLanes {
   static Float load(const float* from) { return Float::load_unaligned(from); }
   static void store(float* to, Float value) { value.store_unaligned(to); }
   static Float sqrt(Float value) { return xsimd::sqrt(value); }
+  static Float divide(Float a, Float b) { return a / b; }
   static Bits bits_of(Float value) { return xsimd::bitwise_cast<Bits>(value); }
   static Float number_of(Bits value) { return xsimd::bitwise_cast<Float>(value); }
   static Bits larger(Bits a, Bits b) { return xsimd::max(a, b); }
@@ -34,7 +36,9 @@ struct VectorLanes {
     return bits_of(xsimd::select(xsimd::isnan(value), number_of(yes), number_of(no)));
   }
   static Bits where_zero(Bits value, Bits yes, Bits no) {
-    return xsimd::select(value == Bits(0U), yes, no);
+    // As floats, whose only zero below 2^31 this is: xsimd 8.1 cannot select integers on AVX-512.
+    const auto zero = number_of(value) == Float(0.0F);
+    return bits_of(xsimd::select(zero, number_of(yes), number_of(no)));
   }
   static Bits where_less(Float a, Float b, Bits yes, Bits no) {
     return bits_of(xsimd::select(a < b, number_of(yes), number_of(no)));

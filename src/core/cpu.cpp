@@ -10,6 +10,10 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace ballast {
 namespace {
 
@@ -54,6 +58,9 @@ Isa parse_isa(std::string_view name) {
 
 bool cpu_supports(Isa isa) noexcept {
 #if defined(__x86_64__)
+  // clang 14 does not know this feature by its name.
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   __builtin_cpu_init();
   switch (isa) {
     case Isa::scalar:
@@ -61,8 +68,7 @@ bool cpu_supports(Isa isa) noexcept {
     case Isa::neon:
       return false;
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-             __builtin_cpu_supports("f16c") != 0;
+      return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && f16c;
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
              __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;

@@ -101,7 +101,7 @@ class TorchTrace : public testing::Test {
     const Updater updater({.threads = 1, .isa = isa});
     Hyper hyper = one.hyper;
     States states({hyper.optimizer, Weights::Format::plain, DType::f32}, one.start.size());
-    const auto adopt = [&states](const std::vector<float>& from, test::Array& to) {
+    const auto adopt = [](const std::vector<float>& from, test::Array& to) {
       std::copy(from.begin(), from.end(), to.as<float>());
     };
     adopt(one.start, states.main);
