@@ -21,7 +21,7 @@ flat parameter, states and gradient in memory:
 
 In every round each peer is measured right after Ballast's variant that does the same job, for at
 least --seconds each; `ratio` is the median over the rounds of Ballast's rate over the peer's in the
-same round. All have the same number of threads. With --memory same (the default) the peers' arrays
+same round, and both rates are medians over these same rounds. All have the same number of threads. With --memory same (the default) the peers' arrays
 lie as Ballast's: huge pages where the kernel grants them, starts skewed against each other; with
 --memory torch they lie where PyTorch puts them.
 """
@@ -44,6 +44,7 @@ import time
 SKEW = 4096 + 1024  # as in bench_adam_data.cpp
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 WARM_UPS = 2
+NOISY = 1.2  # best round over worst from which the table warns
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -221,7 +222,7 @@ def rate_of(job, size, seconds):
 
 
 def ballast_row(arguments, variant, *more):
-    """Ballast's own result for `variant`: with its best instruction set unless `more` names one."""
+    """Ballast's result for `variant`: with its best instruction set unless `more` names one."""
     command = [arguments.ballast, "bench", "adam", "--json", "--no-check", "--variant", variant,
                "--params", str(arguments.params), "--threads", str(arguments.threads),
                # Half of its time goes into measuring its ceiling.
@@ -236,49 +237,48 @@ def ballast_row(arguments, variant, *more):
 
 
 def measure(arguments, peers, isa):
-    """One result for each of Ballast's variants and each peer."""
-    ours = {}
-    theirs = {}
-    ratios = {}
+    """One result for each peer, with the rates of every round."""
+    rounds = {name: [] for name, _, _ in peers.jobs()}
     for _ in range(arguments.rounds):
         for name, job, variant in peers.jobs():
-            row = ballast_row(arguments, variant, "--isa", isa)
-            rate = rate_of(job, arguments.params, arguments.seconds)
-            ours.setdefault(variant, []).append(row)
-            theirs.setdefault(name, []).append(rate)
-            ratios.setdefault(name, []).append(row["gparams_per_second"] / rate)
+            ours = ballast_row(arguments, variant, "--isa", isa)["gparams_per_second"]
+            rounds[name].append((ours, rate_of(job, arguments.params, arguments.seconds)))
     results = []
-    for variant, rows in ours.items():
-        results.append({"name": f"ballast {variant}", "isa": rows[0]["isa"],
-                        "gparams_per_second": statistics.median(
-                            row["gparams_per_second"] for row in rows),
-                        "against": None, "ratio": None, "ratio_min": None, "ratio_max": None})
-        for name, _, same_job in peers.jobs():
-            if same_job == variant:
-                results.append({"name": name, "isa": None,
-                                "gparams_per_second": statistics.median(theirs[name]),
-                                "against": variant, "ratio": statistics.median(ratios[name]),
-                                "ratio_min": min(ratios[name]), "ratio_max": max(ratios[name])})
-    for result in results:
-        result.update(params=arguments.params, threads=arguments.threads, rounds=arguments.rounds,
-                      memory=arguments.memory)
+    for name, _, variant in peers.jobs():
+        ratios = [ours / theirs for ours, theirs in rounds[name]]
+        results.append({
+            "peer": name, "against": variant, "isa": isa, "params": arguments.params,
+            "threads": arguments.threads, "memory": arguments.memory,
+            "peer_gparams_per_second": statistics.median(theirs for _, theirs in rounds[name]),
+            "ballast_gparams_per_second": statistics.median(ours for ours, _ in rounds[name]),
+            "ratio": statistics.median(ratios), "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+            "rounds": [{"ballast": ours, "peer": theirs} for ours, theirs in rounds[name]]})
     return results
+
+
+def spread(rates):
+    return max(rates) / min(rates)
 
 
 def print_table(arguments, results, isa):
     version = importlib.metadata.version
     print(f"{arguments.params} parameters, {arguments.threads} threads, {arguments.rounds} rounds, "
           f"memory: {arguments.memory}")
-    print(f"DeepSpeed {version('deepspeed')} ({isa}), PyTorch {version('torch')}")
-    print(f"{'':<27} {'Gparam/s':>8} {'ratio':>7}   range")
-    for result in results:
-        line = f"{result['name']:<27} {result['gparams_per_second']:>8.3f}"
-        if result["ratio"] is None:
-            line += f" {'1':>7}   {result['isa']}"
-        else:
-            line += (f" {result['ratio']:>6.2f}x   {result['ratio_min']:.2f} to "
-                     f"{result['ratio_max']:.2f}")
-        print(line)
+    print(f"DeepSpeed {version('deepspeed')} ({isa}), PyTorch {version('torch')}, "
+          f"Ballast {results[0]['isa']}; Gparam/s")
+    for variant in dict.fromkeys(result["against"] for result in results):
+        print(f"\n{'against ' + variant:<27} {'peer':>7} {'Ballast':>8} {'ratio':>7}   range")
+        for result in results:
+            if result["against"] == variant:
+                print(f"{result['peer']:<27} {result['peer_gparams_per_second']:>7.3f} "
+                      f"{result['ballast_gparams_per_second']:>8.3f} {result['ratio']:>6.2f}x   "
+                      f"{result['ratio_min']:.2f} to {result['ratio_max']:.2f}")
+    worst = max(spread([pair[side] for pair in result["rounds"]])
+                for result in results for side in ("ballast", "peer"))
+    if worst > NOISY:
+        print(f"\nNoisy: a rate changed {worst:.1f}-fold between rounds. Rerun on a quiet machine; "
+              "--json has every round.")
 
 
 def main():
