@@ -20,10 +20,12 @@ flat parameter, states and gradient in memory:
                            torch.optim.AdamW.step() alone: the job of adamw-fp32
 
 In every round each peer is measured right after Ballast's variant that does the same job, for at
-least --seconds each; `ratio` is the median over the rounds of Ballast's rate over the peer's in the
-same round, and both rates are medians over these same rounds. All have the same number of threads. With --memory same (the default) the peers' arrays
-lie as Ballast's: huge pages where the kernel grants them, starts skewed against each other; with
---memory torch they lie where PyTorch puts them.
+least --seconds each. `ratio` is the median over the rounds of Ballast's rate over the peer's in the
+same round; both rates are medians over these rounds. All have the same number of threads. With
+--memory same (the default) the peers' arrays lie as Ballast's: huge pages where the kernel grants
+them, starts skewed against each other; with --memory torch they lie where PyTorch puts them. A
+machine whose speed changes spoils the rates first and the ratios less: the table says so, and
+--json has every round.
 """
 
 import argparse
