@@ -98,6 +98,23 @@ TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
   }
 }
 
+TEST(Updater, EveryElementIsUpdatedOnce) {
+  for (const auto moments : test::kMoments) {
+    for (const std::size_t size : {1, 65'535, 65'536, 65'537, 131'073}) {
+      for (const Elems first_element : {0, 256, 65'280}) {
+        States states({Optimizer::sgd, Weights::Format::plain, DType::f32, moments}, size);
+        states.first_element = first_element;
+        for (std::size_t i = 0; i < size; ++i) states.set_gradient(i, 1.0F);
+        Updater({.threads = 2})
+            .step({.optimizer = Optimizer::sgd, .learning_rate = 1.0}, states.shard());
+        const float* weights = states.main.as<float>();
+        EXPECT_EQ(std::count(weights, weights + size, -1.0F), static_cast<std::ptrdiff_t>(size));
+        EXPECT_TRUE(states.guards_intact());
+      }
+    }
+  }
+}
+
 TEST(Updater, StochasticRoundingFollowsTheStepAndTheElement) {
   const Updater updater({.threads = 2});
   for (const auto moments : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {

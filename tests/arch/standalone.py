@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Compiles the program in cpu_adam/README.md against the library alone, runs it, checks what it
+prints.
+
+    standalone.py README PKG_CONFIG_DIRECTORY COMPILER...
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+
+def main() -> int:
+    readme, pkg_config_path, *compiler = sys.argv[1:]
+    program = re.search(r"```cpp\n(.*?)```", pathlib.Path(readme).read_text(), re.S).group(1)
+    environment = {**os.environ, "PKG_CONFIG_PATH": pkg_config_path}
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "ballast-cpu-adam-uninstalled"],
+        check=True, capture_output=True, text=True, env=environment).stdout.split()
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "program.cpp"
+        source.write_text(program)
+        executable = source.with_suffix("")
+        subprocess.run([*compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", str(source), "-o",
+                        str(executable), *flags], check=True)
+        printed = subprocess.run([executable], check=True, capture_output=True, text=True).stdout
+    print(printed, end="")
+    # Adam's first steps are as long as its learning rate, whatever the gradient.
+    return 0 if printed == "|g|^2 = 1048576, weights -1.50 and 1.50\n" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
