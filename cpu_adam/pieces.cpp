@@ -5,24 +5,9 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// Bytes of one element of each array; 0 where there is none.
-struct ElementSizes {
-  std::size_t main, companion, first, second, gradient;
-  bool loads_companion;
-};
-
 ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
-  const Weights::Format weights = shard.weights.format;
-  const bool split = weights == Weights::Format::split;
-  const Moments::Format moments = shard.moments.format;
-  const bool coded = moments == Moments::Format::blockwise8;
-  const std::size_t first = coded ? 1 : moments == Moments::Format::bf16_first ? 2 : 4;
-  return {.main = split ? 2U : 4U,
-          .companion = weights == Weights::Format::plain ? 0U : 2U,
-          .first = has_first_moment(optimizer) ? first : 0,
-          .second = has_second_moment(optimizer) ? (coded ? 1U : 4U) : 0,
-          .gradient = size_of(shard.gradient.type),
-          .loads_companion = split};
+  return cpu_adam::sizes_of(optimizer, shard.weights.format, shard.gradient.type,
+                            shard.moments.format);
 }
 
 /// `array` from element `start` on; null when its elements have no size.
@@ -31,6 +16,19 @@ void* from_element(void* array, std::size_t element_bytes, Elems start) {
 }
 
 }  // namespace
+
+ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
+                      Moments::Format moments) {
+  const bool split = weights == Weights::Format::split;
+  const bool coded = moments == Moments::Format::blockwise8;
+  const std::size_t first = coded ? 1 : moments == Moments::Format::bf16_first ? 2 : 4;
+  return {.main = split ? 2U : 4U,
+          .companion = weights == Weights::Format::plain ? 0U : 2U,
+          .first = has_first_moment(optimizer) ? first : 0,
+          .second = has_second_moment(optimizer) ? (coded ? 1U : 4U) : 0,
+          .gradient = size_of(gradient),
+          .loads_companion = split};
+}
 
 void require_complete(Optimizer optimizer, const Shard& shard) {
   const ElementSizes sizes = sizes_of(optimizer, shard);

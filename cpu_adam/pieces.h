@@ -6,6 +6,14 @@
 
 namespace ballast::cpu_adam {
 
+/// Bytes of one element of each array; 0 where there is none.
+struct ElementSizes {
+  std::size_t main, companion, first, second, gradient;
+  bool loads_companion;  ///< a remainder is, a copy is not
+};
+ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
+                      Moments::Format moments);
+
 /// Throws Error(state) when `shard` cannot be updated by `optimizer` (see Updater::step).
 void require_complete(Optimizer optimizer, const Shard& shard);
 

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "tools/bench_adam.h"
 #include "tools/bench_step.h"
 #include "tools/commands.h"
 
@@ -8,6 +9,7 @@ namespace ballast::tools {
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
+  add_bench_adam(*bench, action);
   add_bench_step(*bench, action);
 }
 

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+
+namespace ballast::cpu_adam {
+
+/// What one update moves between memory and CPU, per element. The shared exponents of Codes (1/256
+/// byte per moment) are not counted, as Updater::touch leaves them out, and neither are the lines
+/// that a cache reads before it overwrites them.
+struct Traffic {
+  struct Array {
+    /// "w" weight or fp32 master, "r" its remainder, "c" a copy that is written only, "m" first
+    /// moment, "v" second moment or sum of squares, "g" gradient.
+    std::string_view name;
+    Bytes bytes = 0;  ///< of one element
+    bool read = false;
+    bool written = false;
+  };
+
+  std::vector<Array> arrays;  ///< those that the update uses, in the order of their kernel
+
+  /// Read plus written.
+  [[nodiscard]] Bytes bytes_per_element() const;
+  /// What the arrays take in memory.
+  [[nodiscard]] Bytes stored_per_element() const;
+  /// "read w2 r2 m4 v4 g2 + write w2 r2 m4 v4 = 26 bytes/parameter".
+  [[nodiscard]] std::string formula() const;
+};
+
+/// The traffic of an update with these formats: the same arrays that Updater::step walks through.
+Traffic traffic(Optimizer optimizer, Weights::Format weights, DType gradient,
+                Moments::Format moments);
+
+}  // namespace ballast::cpu_adam

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ballast/core/mapping.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+#include "ballast/cpu_adam/traffic.h"
+#include "ballast/cpu_adam/updater.h"
+
+namespace ballast::tools {
+
+/// An optimizer over a layout of its arrays: what `bench adam` calls a variant.
+struct AdamVariant {
+  std::string name;  ///< "<optimizer>-<layout>"
+  cpu_adam::Optimizer optimizer;
+  cpu_adam::Weights::Format weights;
+  DType gradient;
+  cpu_adam::Moments::Format moments;
+  cpu_adam::Traffic traffic;
+};
+
+/// All of them, adamw first. Where the optimizer keeps no first moment there is none with it in
+/// bf16.
+const std::vector<AdamVariant>& adam_variants();
+
+/// Inverse of AdamVariant::name. Throws Error(usage) that tells how names are made.
+const AdamVariant& find_adam_variant(const std::string& name);
+
+/// The arrays of one update of a variant, filled with numbers of plausible sizes.
+class AdamArrays {
+ public:
+  /// What the arrays of `size` elements take, at most 2^64 - 1.
+  static Bytes bytes_needed(const AdamVariant& variant, Elems size);
+  /// The most elements that fit in `bytes`.
+  static Elems elements_in(const AdamVariant& variant, Bytes bytes);
+
+  /// Allocates with `updater` and fills with as many threads as it has. Throws Error(memory).
+  AdamArrays(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size);
+
+  [[nodiscard]] const cpu_adam::Shard& shard() const { return shard_; }
+
+  /// Whether the copy of element `index` is the rounded master; true where there is no copy.
+  [[nodiscard]] bool copy_is_right(Elems index) const;
+
+ private:
+  std::vector<Mapping> mappings_;
+  cpu_adam::Shard shard_;
+};
+
+}  // namespace ballast::tools
