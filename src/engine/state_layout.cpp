@@ -11,15 +11,13 @@ class Places {
  public:
   StateArray take(Bytes bytes) {
     if (bytes == 0) return {};
-    const Bytes offset = round_up(end_ + state_skew(count_), kStateAlignment);
-    ++count_;
+    const Bytes offset = round_up(end_, kStateAlignment) + kStateSkew;
     end_ = offset + bytes;
     return {offset, bytes};
   }
   [[nodiscard]] Bytes end() const { return end_; }
 
  private:
-  Bytes count_ = 0;
   Bytes end_ = 0;
 };
 
