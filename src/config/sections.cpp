@@ -173,11 +173,10 @@ Key update_key(std::string& update) {
 }
 
 Key update_numa_node_key(std::optional<int>& node) {
-  constexpr WholeRange kNodes = {0, 1023};
   return {"update_numa_node",
           [&node](const Value& value) {
             node.reset();
-            if (!value.is_auto()) node = static_cast<int>(value.whole(kNodes));
+            if (!value.is_auto()) node = static_cast<int>(value.whole({0, 1023}));
           },
           [&node] { return node ? Json(*node) : Json("auto"); }};
 }
