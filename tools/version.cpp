@@ -6,7 +6,7 @@
 #include "ballast/aio/queue.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
-#include "ballast/cpu_adam/adamw.h"
+#include "ballast/cpu_adam/updater.h"
 #include "ballast/memory/topology.h"
 
 #include "tools/commands.h"

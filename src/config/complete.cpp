@@ -100,6 +100,20 @@ void check_data(const Config& c, const Document& document) {
   }
 }
 
+void complete_optimizer(Config& c, const Document& document) {
+  using enum OptimizerSection::Type;
+  OptimizerSection& o = c.optimizer;
+  if (o.type == adam && o.adam_w_mode) o.type = adamw;
+  if (o.nesterov && o.momentum == 0.0) {
+    document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
+  }
+  if (o.type == adagrad && c.ballast.optimizer_states == "bf16_first") {
+    document.fail("ballast.optimizer_states",
+                  "\"bf16_first\" is about the first moment, and Adagrad has none; use \"fp32\" or "
+                  "\"8bit\"");
+  }
+}
+
 void check_scheduler(const SchedulerSection& s, const Document& document) {
   using enum SchedulerSection::Type;
   if (s.type == warmup_decay || s.type == warmup_cosine) {
@@ -149,6 +163,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
   complete_model(config.model, config.data.sequence_length, document);
   complete_batch(config.batch, document, world);
+  complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   complete_placement(config, document);
   check_activations(document.root(), document);

@@ -52,7 +52,7 @@ const std::vector<Group>& top_level() {
         "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}},
       {"",
        ignored,
-       "gradients accumulate in fp32, moments and master weights are fp32",
+       "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
        {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}},
       {"",
        ignored,
@@ -180,8 +180,9 @@ const std::vector<Group>& other_sections() {
        {"immediate_grad_update", "check_grad_overflow"}},
       {"bf16",
        off,
-       "master weights and moments are fp32 here; set it to false",
-       {"bf16_master_weights_and_grads", "bf16_optimizer_states"}},
+       "master weights are fp32 here; set it to false",
+       {"bf16_master_weights_and_grads"}},
+      {"bf16", off, "is ballast.optimizer_states here; set it to false", {"bf16_optimizer_states"}},
       {"fp16", off, "fp16 is not in this version; use bf16.enabled", {"enabled"}},
       {"fp16",
        ignored,
@@ -194,21 +195,16 @@ const std::vector<Group>& other_sections() {
        {"legacy_fusion"}},
       {"optimizer.params",
        ignored,
-       "moments are fp32, and the update is Ballast's own",
+       "the update is Ballast's own; for moments see ballast.optimizer_states",
        {"torch_adam", "fp32_optimizer_states", "set_grad_none"}},
       {"optimizer.params", off, "AMSGrad is not in this version; set it to false", {"amsgrad"}},
-      {"optimizer.params",
-       on,
-       "Adam with weight decay as part of the gradient is not in this version; set it to true "
-       "(AdamW)",
-       {"adam_w_mode"}},
       {"optimizer.params",
        on,
        "Adam without bias correction is not in this version; set it to true",
        {"bias_correction"}},
       {"optimizer.params",
        refused,
-       "is no parameter of AdamW; use gradient_clipping",
+       "is no parameter of an optimizer here; use gradient_clipping",
        {"max_grad_norm"}}};
   return groups;
 }
@@ -268,11 +264,13 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
 
 }  // namespace
 
-void add_deepspeed_keys(Section& table, std::string_view section, std::vector<std::string>& log) {
+Section with_deepspeed_keys(Section table, std::string_view section,
+                            std::vector<std::string>& log) {
   append(table, section, top_level(), log);
   append(table, section, zero_optimization(), log);
   append(table, section, offload(), log);
   append(table, section, other_sections(), log);
+  return table;
 }
 
 void map_deprecated(Document& document, std::vector<std::string>& log) {

@@ -8,10 +8,10 @@
 
 namespace ballast::config {
 
-/// Appends to `table` the keys that DeepSpeed has in `section` ("" is the top level) and that are
-/// no setting here: those without meaning are accepted and noted in `log` as "path: reason", those
+/// `table` plus the keys that DeepSpeed has in `section` ("" is the top level) and that are no
+/// setting here: those without meaning are accepted and noted in `log` as "path: reason", those
 /// that would change what is trained are an error unless they are switched off.
-void add_deepspeed_keys(Section& table, std::string_view section, std::vector<std::string>& log);
+Section with_deepspeed_keys(Section table, std::string_view section, std::vector<std::string>& log);
 
 /// Rewrites DeepSpeed's deprecated spellings to the present ones and notes each in `log`. Throws
 /// Error(config) when both are given.

@@ -111,7 +111,11 @@ std::string Value::text() const {
 std::string Value::choice(const std::vector<std::string>& choices) const {
   const bool known =
       json_->is_string() && std::find(choices.begin(), choices.end(), *json_) != choices.end();
-  if (known) return json_->get<std::string>();
+  if (!known) fail_choice(choices);
+  return json_->get<std::string>();
+}
+
+void Value::fail_choice(const std::vector<std::string>& choices) const {
   std::string expected = choices.size() == 1 ? "" : "one of ";
   for (const auto& item : choices) expected += (&item == choices.data() ? "" : ", ") + item;
   if (!json_->is_string() || is_auto()) fail_type(expected);
@@ -204,6 +208,11 @@ Key path_list(std::string name, std::vector<std::string>& target) {
             }
           },
           [&target] { return Json(target); }};
+}
+
+Key accepted_only(Key key) {
+  key.write = nullptr;
+  return key;
 }
 
 Key also_called(Key key, std::vector<std::string> other_names) {

@@ -29,6 +29,12 @@ struct RealRange {
   bool open_high = false;
 };
 
+constexpr WholeRange kSteps = {0, std::uint64_t{1} << 40U};
+constexpr RealRange kPositive = {.low = 0.0, .open_low = true};
+constexpr RealRange kNotNegative = {.low = 0.0};
+constexpr RealRange kShare = {.low = 0.0, .high = 1.0};
+constexpr RealRange kBelowOne = {.low = 0.0, .high = 1.0, .open_high = true};
+
 /// One value of the document and its path. Each reader throws Error(config), naming the path and
 /// what stands there, when the value is of another type or out of range.
 class Value {
@@ -54,6 +60,8 @@ class Value {
   [[nodiscard]] std::string path_text() const;
 
   [[noreturn]] void fail(const std::string& message) const { document_->fail(path_, message); }
+  /// "expected one of CHOICES, got ...", with a suggestion.
+  [[noreturn]] void fail_choice(const std::vector<std::string>& choices) const;
   /// "expected EXPECTED, got ..."
   [[noreturn]] void fail_type(std::string_view expected) const;
 
@@ -114,6 +122,9 @@ Key or_auto(Key key, T& target) {
   };
   return key;
 }
+
+/// The same key, not printed.
+Key accepted_only(Key key);
 
 /// The same key with the names under which others know it.
 Key also_called(Key key, std::vector<std::string> other_names);

@@ -2,32 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
 
 #include "src/config/deepspeed_keys.h"
+#include "src/config/training_keys.h"
 
 namespace ballast::config {
 namespace {
-
-constexpr WholeRange kSteps = {0, std::uint64_t{1} << 40U};
-constexpr RealRange kPositive = {.low = 0.0, .open_low = true};
-constexpr RealRange kNotNegative = {.low = 0.0};
-constexpr RealRange kShare = {.low = 0.0, .high = 1.0};
-constexpr RealRange kBelowOne = {.low = 0.0, .high = 1.0, .open_high = true};
-
-Section with_deepspeed_keys(Section table, std::string_view section, Config& c) {
-  add_deepspeed_keys(table, section, c.ignored);
-  return table;
-}
-
-Key accepted_only(Key key) {
-  key.write = nullptr;
-  return key;
-}
 
 Section model_keys(ModelSection& m) {
   Key tied = {"tie_embeddings", [&m](const Value& value) { m.tie_embeddings = value.flag(); },
@@ -62,120 +46,6 @@ Section data_keys(DataSection& d) {
           flag("shuffle", d.shuffle)};
 }
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-Key betas_key(OptimizerSection& o) {
-  return {"betas",
-          [&o](const Value& value) {
-            const Json& json = value.json();
-            if (!json.is_array() || json.size() != 2) value.fail_type("an array of two numbers");
-            o.beta1 = value.element(0).real(kBelowOne);
-            o.beta2 = value.element(1).real(kBelowOne);
-          },
-          [&o] {
-            return Json::array({o.beta1, o.beta2});
-          }};
-}
-
-Section optimizer_keys(Config& c) {
-  const auto read_type = [](const Value& value) {
-    const std::string type = lower(value.text());
-    if (type == "adam" || type == "adamw") return;
-    value.fail(fmt::format("{} is not in this version; use \"AdamW\"", describe(value.json())));
-  };
-  const auto params = [&c] {
-    OptimizerSection& o = c.optimizer;
-    return with_deepspeed_keys(
-        {also_called(real("lr", o.lr, kPositive), {"learning_rate"}), betas_key(o),
-         also_called(real("eps", o.eps, kPositive), {"epsilon"}),
-         real("weight_decay", o.weight_decay, kNotNegative)},
-        "optimizer.params", c);
-  };
-  return with_deepspeed_keys(
-      {{"type", read_type, [] { return Json("AdamW"); }}, section("params", params)}, "optimizer",
-      c);
-}
-
-using Schedule = SchedulerSection::Type;
-constexpr std::array<std::string_view, 4> kSchedules = {"constant", "WarmupLR", "WarmupDecayLR",
-                                                        "WarmupCosineLR"};
-std::string schedule_name(Schedule type) {
-  return std::string(kSchedules[static_cast<std::size_t>(type)]);
-}
-
-Key warmup_type_key(SchedulerSection& s) {
-  return {"warmup_type",
-          [&s](const Value& value) {
-            s.warmup_linear = value.choice({"log", "linear"}) == "linear";
-          },
-          [&s] { return Json(s.warmup_linear ? "linear" : "log"); }};
-}
-
-Key warmup_max_lr_key(SchedulerSection& s) {
-  return {"warmup_max_lr", [&s](const Value& value) { s.warmup_max_lr = value.real(kPositive); },
-          [&s] { return s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(); }};
-}
-
-Key last_batch_iteration_key() {
-  return {
-      "last_batch_iteration",
-      [](const Value& value) {
-        if (value.json() != -1) {
-          value.fail("a schedule starts at the first step or where its checkpoint is; remove it");
-        }
-      },
-      {}};
-}
-
-/// The parameters of the schedule that `type` names; those of the others are an error that says so.
-Section schedule_keys(SchedulerSection& s) {
-  using enum SchedulerSection::Type;
-  struct Row {
-    std::vector<Schedule> schedules;
-    Key key;
-  };
-  const std::vector<Row> rows = {
-      {{warmup_decay, warmup_cosine},
-       whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
-      {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
-      {{warmup, warmup_decay}, warmup_max_lr_key(s)},
-      {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
-      {{warmup, warmup_decay, warmup_cosine},
-       whole("warmup_num_steps", s.warmup_num_steps, {1, kSteps.high})},
-      {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
-      {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
-      {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
-  Section keys;
-  for (const auto& [schedules, key] : rows) {
-    if (std::find(schedules.begin(), schedules.end(), s.type) != schedules.end()) {
-      keys.push_back(key);
-    } else {
-      keys.push_back(
-          {key.name,
-           [type = s.type](const Value& value) {
-             value.fail(fmt::format("is no parameter of the schedule \"{}\"", schedule_name(type)));
-           },
-           {}});
-    }
-  }
-  return keys;
-}
-
-Section scheduler_keys(SchedulerSection& s) {
-  const auto read_type = [&s](const Value& value) {
-    const std::string found =
-        value.choice(std::vector<std::string>(kSchedules.begin(), kSchedules.end()));
-    const auto at = std::find(kSchedules.begin(), kSchedules.end(), found) - kSchedules.begin();
-    s.type = static_cast<Schedule>(at);
-  };
-  return {{"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
-          section("params", [&s] { return schedule_keys(s); })};
-}
-
 constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
 
 Section offload_keys(OffloadSection& o, std::string_view name, Config& c) {
@@ -194,7 +64,7 @@ Section offload_keys(OffloadSection& o, std::string_view name, Config& c) {
   return with_deepspeed_keys({{"device", read_device, write_device},
                               path("nvme_path", o.nvme_path),
                               whole("buffer_count", o.buffer_count, {0, 1024})},
-                             name, c);
+                             name, c.ignored);
 }
 
 Section zero_keys(Config& c) {
@@ -204,7 +74,7 @@ Section zero_keys(Config& c) {
                [&c] { return offload_keys(c.zero.optimizer, "offload_optimizer", c); }),
        section("offload_param",
                [&c] { return offload_keys(c.zero.parameters, "offload_param", c); })},
-      "zero_optimization", c);
+      "zero_optimization", c.ignored);
 }
 
 Section aio_keys(Config& c) {
@@ -217,7 +87,7 @@ Section aio_keys(Config& c) {
   };
   return with_deepspeed_keys({std::move(block), whole("queue_depth", c.aio.queue_depth, {1, 4096}),
                               choice("backend", c.aio.backend, {"auto", "io_uring", "threads"})},
-                             "aio", c);
+                             "aio", c.ignored);
 }
 
 /// A block number that takes up all of `text`.
@@ -302,6 +172,16 @@ Key update_key(std::string& update) {
   return key;
 }
 
+Key update_numa_node_key(std::optional<int>& node) {
+  constexpr WholeRange kNodes = {0, 1023};
+  return {"update_numa_node",
+          [&node](const Value& value) {
+            node.reset();
+            if (!value.is_auto()) node = static_cast<int>(value.whole(kNodes));
+          },
+          [&node] { return node ? Json(*node) : Json("auto"); }};
+}
+
 Section ballast_keys(BallastSection& b) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
@@ -315,6 +195,8 @@ Section ballast_keys(BallastSection& b) {
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
           choice("update_isa", b.update_isa, {"auto", "scalar", "avx2", "avx512"}),
+          update_numa_node_key(b.update_numa_node),
+          choice("optimizer_states", b.optimizer_states, {"fp32", "bf16_first", "8bit"}),
           real("link_gbps", b.link_gbps, kNotNegative),
           placement_key(b.placement),
           also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
@@ -326,13 +208,13 @@ Section ballast_keys(BallastSection& b) {
 }
 
 Section bf16_keys(Config& c) {
-  return with_deepspeed_keys({flag("enabled", c.bf16)}, "bf16", c);
+  return with_deepspeed_keys({flag("enabled", c.bf16)}, "bf16", c.ignored);
 }
 
 /// DeepSpeed's name for ballast.activations_on_host, which is the one that is printed.
 Section activation_checkpointing_keys(Config& c) {
   return with_deepspeed_keys({flag("cpu_checkpointing", c.ballast.activations_on_host)},
-                             "activation_checkpointing", c);
+                             "activation_checkpointing", c.ignored);
 }
 
 Key gradient_allreduce_op_key() {
@@ -356,7 +238,7 @@ Section all_keys(Config& c) {
        batch_key("train_batch_size", c.batch.train_batch),
        batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch),
        batch_key("gradient_accumulation_steps", c.batch.accumulation),
-       section("optimizer", [&c] { return optimizer_keys(c); }),
+       section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        whole("steps_per_print", c.steps_per_print, {1, kSteps.high}),
@@ -366,9 +248,9 @@ Section all_keys(Config& c) {
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
        section("ballast", [&c] { return ballast_keys(c.ballast); }),
-       accepted_only(section("fp16", [&c] { return with_deepspeed_keys({}, "fp16", c); })),
+       accepted_only(section("fp16", [&c] { return with_deepspeed_keys({}, "fp16", c.ignored); })),
        gradient_allreduce_op_key()},
-      "", c);
+      "", c.ignored);
 }
 
 }  // namespace ballast::config

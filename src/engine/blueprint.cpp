@@ -7,6 +7,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/state_layout.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -31,6 +33,32 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) 
     }
   }
   return wishes;
+}
+
+cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
+  using Type = config::OptimizerSection::Type;
+  switch (type) {
+    case Type::adamw:
+      break;
+    case Type::adam:
+      return cpu_adam::Optimizer::adam;
+    case Type::adagrad:
+      return cpu_adam::Optimizer::adagrad;
+    case Type::lion:
+      return cpu_adam::Optimizer::lion;
+    case Type::sgd:
+      return cpu_adam::Optimizer::sgd;
+  }
+  return cpu_adam::Optimizer::adamw;
+}
+
+StateFormat state_format(const config::Config& config) {
+  using Format = cpu_adam::Moments::Format;
+  const std::string& states = config.ballast.optimizer_states;
+  return {.optimizer = optimizer_of(config.optimizer.type),
+          .moments = states == "8bit"         ? Format::blockwise8
+                     : states == "bf16_first" ? Format::bf16_first
+                                              : Format::f32};
 }
 
 /// Fills in what the wishes leave open.
@@ -118,18 +146,18 @@ model::Architecture make_architecture(const config::Config& config) {
 }
 
 schedule::Workload make_workload(const model::Architecture& model, DType type,
-                                 model::MicroBatchShape shape, std::uint64_t micro_batches,
+                                 const StateFormat& states, model::MicroBatchShape shape,
+                                 std::uint64_t micro_batches,
                                  std::uint64_t evaluation_micro_batches, Bytes workspace_bytes) {
   schedule::Workload work;
-  const Bytes moments = 8;
-  const Bytes remainder = type == DType::bf16 ? 2 : 0;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const model::BlockSpec& block = model.blocks[b];
+    const StateLayout layout(type, states, block.elements);
     work.blocks.push_back({.name = block.name,
-                           .weight_bytes = block.elements * size_of(type),
+                           .weight_bytes = layout.weight_bytes,
                            .accumulator_bytes = block.elements * size_of(DType::f32),
                            .gradient_bytes = block.elements * size_of(type),
-                           .state_bytes = block.elements * (remainder + moments),
+                           .state_bytes = layout.state_bytes,
                            .forward_flops = model.forward_flops(b, shape.sequences, shape.length)});
   }
   const model::ModelConfig& config = model.config;
@@ -160,13 +188,15 @@ Blueprint draw_blueprint(const config::Config& config, const model::Architecture
   Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
+  blueprint.states = state_format(config);
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
   const std::uint64_t evaluation =
       std::clamp<std::uint64_t>(config.ballast.eval_batches, 1, blueprint.micro_batches);
-  blueprint.workload = make_workload(blueprint.model, blueprint.type, blueprint.shape,
-                                     blueprint.micro_batches, evaluation, workspace_bytes);
+  blueprint.workload =
+      make_workload(blueprint.model, blueprint.type, blueprint.states, blueprint.shape,
+                    blueprint.micro_batches, evaluation, workspace_bytes);
   blueprint.placement.activations_on_host = config.ballast.activations_on_host;
   blueprint.options.order = config.ballast.order == "micro_batch_major"
                                 ? schedule::Order::micro_batch_major
@@ -197,6 +227,11 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   };
   describe("weights", &schedule::BlockPlacement::weights);
   describe("optimizer states", &schedule::BlockPlacement::optimizer);
+  if (blueprint.states.moments != cpu_adam::Moments::Format::f32) {
+    const bool codes = blueprint.states.moments == cpu_adam::Moments::Format::blockwise8;
+    lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
+                                codes ? "in 8 bits" : "first in bf16"));
+  }
   lines.push_back(fmt::format("{:<17} on {}", "activations",
                               blueprint.placement.activations_on_host ? "host" : "device"));
   return lines;

@@ -17,6 +17,20 @@ std::optional<Isa> wanted_isa(const config::Config& config) {
   return parse_isa(config.ballast.update_isa);
 }
 
+/// Everything of an update but its gradient's scale.
+cpu_adam::Hyper make_hyper(const Blueprint& blueprint, const config::OptimizerSection& section,
+                           double learning_rate, std::uint64_t step) {
+  return {.optimizer = blueprint.states.optimizer,
+          .learning_rate = learning_rate,
+          .beta1 = section.beta1,
+          .beta2 = section.beta2,
+          .epsilon = section.eps,
+          .momentum = section.momentum,
+          .nesterov = section.nesterov,
+          .weight_decay = section.weight_decay,
+          .step = static_cast<std::int64_t>(step)};
+}
+
 std::filesystem::path swap_directory(const config::Config& config) {
   for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
     if (!section->nvme_path.empty()) return section->nvme_path;
@@ -41,7 +55,9 @@ class Engine::Impl {
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
                                      {config_.batch.micro_batch, config_.data.sequence_length})),
         blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes())),
-        updater_(config_.ballast.update_threads, wanted_isa(config_)) {}
+        updater_({.threads = config_.ballast.update_threads,
+                  .isa = wanted_isa(config_),
+                  .numa_node = config_.ballast.update_numa_node}) {}
 
   ~Impl() { executor_.reset(); }
 
@@ -140,12 +156,7 @@ class Engine::Impl {
     context = {};
     context.training = &plan == &blueprint_.schedule.training;
     context.micro_batches = plan.micro_batches;
-    context.hyper = {.learning_rate = learning_rate,
-                     .beta1 = config_.optimizer.beta1,
-                     .beta2 = config_.optimizer.beta2,
-                     .epsilon = config_.optimizer.eps,
-                     .weight_decay = config_.optimizer.weight_decay,
-                     .step = static_cast<std::int64_t>(updates_) + 1};
+    context.hyper = make_hyper(blueprint_, config_.optimizer, learning_rate, updates_ + 1);
     executor_->submit(plan, number);
     executor_->wait(plan.gate);
     return context;

@@ -10,6 +10,8 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
+#include "src/engine/state_layout.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -91,13 +93,13 @@ class OpenHome {
 OpenHome open_weights(Machine& machine, std::size_t block) {
   const auto& schedule = machine.blueprint.schedule;
   return {machine, schedule.weight_home[block], schedule.weight_staging,
-          state_layout(machine.blueprint, block).weight_bytes()};
+          state_layout(machine.blueprint, block).weight_bytes};
 }
 
 OpenHome open_states(Machine& machine, std::size_t block) {
   const auto& schedule = machine.blueprint.schedule;
   return {machine, schedule.state_home[block], schedule.state_staging,
-          state_layout(machine.blueprint, block).state_bytes()};
+          state_layout(machine.blueprint, block).state_bytes};
 }
 
 template <class T>
@@ -106,7 +108,7 @@ ConstHostBytes bytes_of(const std::vector<T>& values, Elems count) {
 }
 
 /// Puts `values` at element `first` of a block: fp32 as they are, or split.
-void put_master(const state::StateLayout& layout, OpenHome& weights, OpenHome& states, Elems first,
+void put_master(const StateLayout& layout, OpenHome& weights, OpenHome& states, Elems first,
                 std::span<const float> values) {
   if (!layout.split) {
     weights.put(first * sizeof(float), std::as_bytes(values));
@@ -120,11 +122,11 @@ void put_master(const state::StateLayout& layout, OpenHome& weights, OpenHome& s
     low[i] = split.remainder;
   }
   weights.put(first * sizeof(Bf16), bytes_of(high, high.size()));
-  states.put(first * sizeof(std::uint16_t), bytes_of(low, low.size()));
+  states.put(layout.remainder.offset + first * sizeof(std::uint16_t), bytes_of(low, low.size()));
 }
 
 void initialize_tensor(Machine& machine, const WeightSource& source,
-                       const model::TensorSpec& tensor, const state::StateLayout& layout,
+                       const model::TensorSpec& tensor, const StateLayout& layout,
                        OpenHome& weights, OpenHome& states) {
   std::vector<float> values;
   if (source) {
@@ -145,11 +147,11 @@ void initialize_tensor(Machine& machine, const WeightSource& source,
 void initialize_states(Machine& machine, const WeightSource& source) {
   const auto& blocks = machine.blueprint.model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const state::StateLayout layout = state_layout(machine.blueprint, b);
+    const StateLayout layout = state_layout(machine.blueprint, b);
     OpenHome weights = open_weights(machine, b);
     OpenHome states = open_states(machine, b);
-    weights.put_zeros(0, layout.weight_bytes());
-    states.put_zeros(0, layout.state_bytes());
+    weights.put_zeros(0, layout.weight_bytes);
+    states.put_zeros(0, layout.state_bytes);
     for (const auto& tensor : blocks[b].tensors) {
       initialize_tensor(machine, source, tensor, layout, weights, states);
     }
@@ -160,7 +162,7 @@ void initialize_states(Machine& machine, const WeightSource& source) {
 
 std::vector<float> read_master(Machine& machine, std::size_t block,
                                const model::TensorSpec& tensor) {
-  const state::StateLayout layout = state_layout(machine.blueprint, block);
+  const StateLayout layout = state_layout(machine.blueprint, block);
   OpenHome weights = open_weights(machine, block);
   weights.load();
   std::vector<float> values(tensor.size);
@@ -173,7 +175,8 @@ std::vector<float> read_master(Machine& machine, std::size_t block,
   std::vector<Bf16> high(tensor.size);
   std::vector<std::uint16_t> low(tensor.size);
   weights.get(tensor.offset * sizeof(Bf16), std::as_writable_bytes(std::span(high)));
-  states.get(tensor.offset * sizeof(std::uint16_t), std::as_writable_bytes(std::span(low)));
+  states.get(layout.remainder.offset + tensor.offset * sizeof(std::uint16_t),
+             std::as_writable_bytes(std::span(low)));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = join_master({high[i], low[i]});
   return values;
 }

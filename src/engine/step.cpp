@@ -6,6 +6,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/state_layout.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -205,23 +207,8 @@ class Step {
   }
 
   void update(std::byte* weights, std::byte* states, const std::byte* gradient) {
-    const state::StateLayout layout = state_layout(machine_.blueprint, operation_.block);
-    auto* first = reinterpret_cast<float*>(states + layout.first_moment_offset());
-    auto* second = reinterpret_cast<float*>(states + layout.second_moment_offset());
-    if (layout.split) {
-      machine_.updater.step(context_.hyper, {.weight = reinterpret_cast<Bf16*>(weights),
-                                             .remainder = reinterpret_cast<std::uint16_t*>(states),
-                                             .first_moment = first,
-                                             .second_moment = second,
-                                             .gradient = reinterpret_cast<const Bf16*>(gradient),
-                                             .size = layout.elements});
-    } else {
-      machine_.updater.step(context_.hyper, {.weight = reinterpret_cast<float*>(weights),
-                                             .first_moment = first,
-                                             .second_moment = second,
-                                             .gradient = reinterpret_cast<const float*>(gradient),
-                                             .size = layout.elements});
-    }
+    machine_.updater.step(context_.hyper, make_shard(machine_.blueprint, operation_.block, weights,
+                                                     states, gradient));
   }
 
   Machine& machine_;
@@ -230,11 +217,6 @@ class Step {
 };
 
 }  // namespace
-
-state::StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {
-  return {.split = blueprint.type == DType::bf16,
-          .elements = blueprint.model.blocks[block].elements};
-}
 
 void perform(Machine& machine, const Operation& operation, std::uint64_t step_number) {
   Step step(machine, operation, machine.context(step_number));

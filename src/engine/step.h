@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "ballast/cpu_adam/adamw.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
@@ -18,7 +19,7 @@ namespace ballast::engine {
 struct StepContext {
   bool training = true;
   std::uint32_t micro_batches = 0;
-  cpu_adam::AdamW hyper;
+  cpu_adam::Hyper hyper;
   StepResult result;
 };
 
@@ -39,9 +40,6 @@ struct Machine {
 
   StepContext& context(std::uint64_t step) { return contexts[step % contexts.size()]; }
 };
-
-/// Layout of block `block`'s state buffer.
-state::StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
 
 /// Performs one operation of a plan and returns when it is finished: the step, told lane by lane.
 /// Throws Error.

@@ -110,6 +110,23 @@ class CommandLine(unittest.TestCase):
         second = self.run_ballast("train", printed, "--print-config")
         self.assertEqual(second.stdout, first.stdout)
 
+    def test_every_optimizer_trains(self):
+        for kind, params in (("AdamW", {"betas": [0.9, 0.95]}), ("Adam", {"adam_w_mode": False}),
+                             ("Adagrad", {"eps": 1e-9}), ("Lion", {"betas": [0.9, 0.98]}),
+                             ("sgd", {"momentum": 0.9, "nesterov": True})):
+            done = self.train(optimizer={"type": kind, "params": params})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("results differ", done.stdout)
+
+    def test_other_arithmetic_of_the_states_is_said_once_before_the_run(self):
+        for states, words in (("8bit", "in 8 bits"), ("bf16_first", "first in bf16")):
+            done = self.train("--set", f"ballast.optimizer_states={states}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            plan = done.stdout[:done.stdout.index("1/3")].splitlines()
+            said = [line for line in plan if words in line and "results differ" in line]
+            self.assertEqual(len(said), 1, done.stdout)
+            self.assertLessEqual(len(said[0]), 80)
+
     def test_same_seed_same_losses_serial_or_lanes(self):
         losses = []
         for arguments in ([], ["--serial"]):
@@ -168,6 +185,38 @@ class CommandLine(unittest.TestCase):
     def test_wrong_type(self):
         self.assert_fails(self.train(train_micro_batch_size_per_gpu="two"), 2,
                           "train_micro_batch_size_per_gpu")
+
+    def test_unknown_optimizer(self):
+        self.assert_fails(self.train(optimizer={"type": "Adagard"}), 2, "optimizer.type",
+                          "AdamW, Adam, Adagrad, Lion, SGD", "did you mean 'Adagrad'")
+
+    def test_parameter_of_another_optimizer(self):
+        self.assert_fails(
+            self.train(optimizer={"type": "Lion", "params": {"lr": 1e-4, "eps": 1e-8}}), 2,
+            "optimizer.params.eps", "is no parameter of the optimizer \"Lion\"")
+
+    def test_dampening(self):
+        self.assert_fails(
+            self.train(optimizer={"type": "SGD", "params": {"momentum": 0.9, "dampening": 0.1}}), 2,
+            "optimizer.params.dampening", "must be 0")
+
+    def test_adamw_without_its_mode(self):
+        self.assert_fails(self.train(optimizer={"params": {"adam_w_mode": False}}), 2,
+                          "optimizer.params.adam_w_mode", "Adam")
+
+    def test_unknown_format_of_optimizer_states(self):
+        self.assert_fails(self.train("--set", "ballast.optimizer_states=8bits"), 2,
+                          "ballast.optimizer_states", "did you mean '8bit'")
+
+    def test_first_moment_in_bf16_where_there_is_none(self):
+        self.assert_fails(
+            self.train("--set", "ballast.optimizer_states=bf16_first",
+                       optimizer={"type": "Adagrad", "params": {}}), 2,
+            "ballast.optimizer_states", "Adagrad", "8bit")
+
+    def test_numa_node_that_is_not_there(self):
+        self.assert_fails(self.train("--set", "ballast.update_numa_node=1000"), 2, "NUMA node",
+                          "1000")
 
     def test_batch_sizes_that_do_not_agree(self):
         self.assert_fails(self.train(train_batch_size=5), 2, "train_batch_size")

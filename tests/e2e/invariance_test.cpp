@@ -4,13 +4,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/config/config.h"
-#include "ballast/core/random.h"
-#include "ballast/cpu_adam/adamw.h"
-#include "ballast/engine/engine.h"
+#include "ballast/cpu_adam/updater.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
 
 // The invariant of the whole engine: where states live, in which order and on how many threads they
 // are updated, and how transfers overlap changes not one bit of what is learnt.
@@ -19,7 +17,6 @@ namespace ballast::engine {
 namespace {
 
 constexpr std::uint64_t kSteps = 30;
-constexpr std::uint64_t kVocab = 131;
 
 struct Model {
   std::string name;
@@ -34,46 +31,10 @@ const Model kLlama = {"llama",
                          "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
-/// What a run produced, bit for bit.
-struct Outcome {
-  std::vector<double> losses;
-  std::vector<double> norms;
-  std::uint64_t states = 0;
-  bool operator==(const Outcome&) const = default;
-};
-
-std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t stream) {
-  std::vector<std::int32_t> ids(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    // Skewed, so that there is something to learn.
-    const auto word = random_u64(7, i, stream);
-    ids[i] = static_cast<std::int32_t>((word % kVocab) * ((word >> 32) % kVocab) / kVocab);
-  }
-  return ids;
-}
-
-Outcome train(const Model& model, bool bf16, const std::vector<std::string>& overrides) {
+test::Outcome train(const Model& model, bool bf16, const std::vector<std::string>& overrides) {
   const test::TempDir directory;
-  Engine engine(test::tiny_config(model.section, bf16, directory.path(), overrides), nullptr);
-  engine.start();
-  Outcome outcome;
-  const std::size_t count = engine.blueprint().tokens_per_step();
-  const std::size_t evaluation =
-      engine.evaluation_micro_batches() * engine.blueprint().shape.tokens();
-  for (std::uint64_t step = 1; step <= kSteps; ++step) {
-    const double rate = 0.003 * static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
-    const StepResult result =
-        engine.train_step(random_ids(count, 2 * step), random_ids(count, 2 * step + 1), rate);
-    EXPECT_FALSE(result.skipped);
-    outcome.losses.push_back(result.loss);
-    outcome.norms.push_back(result.grad_norm);
-    if (step % 10 == 0) {
-      outcome.losses.push_back(
-          engine.evaluate(random_ids(evaluation, 1000), random_ids(evaluation, 1001)));
-    }
-  }
-  outcome.states = engine.state_hash();
-  return outcome;
+  return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), kSteps,
+                     test::scattered_ids);
 }
 
 struct Variant {
@@ -122,10 +83,10 @@ std::vector<Variant> variants() {
 }
 
 void expect_invariance(const Model& model, bool bf16) {
-  const Outcome expected = train(model, bf16, {});
+  const test::Outcome expected = train(model, bf16, {});
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   for (const Variant& variant : variants()) {
-    const Outcome outcome = train(model, bf16, variant.overrides);
+    const test::Outcome outcome = train(model, bf16, variant.overrides);
     EXPECT_EQ(outcome.losses, expected.losses) << model.name << ", " << variant.name;
     EXPECT_EQ(outcome.norms, expected.norms) << model.name << ", " << variant.name;
     EXPECT_EQ(outcome.states, expected.states) << model.name << ", " << variant.name;
@@ -149,8 +110,8 @@ TEST(Invariance, TiedLlamaInBf16) {
 }
 
 TEST(Invariance, AnotherSeedGivesAnotherResult) {
-  const Outcome one = train(kGpt2, true, {});
-  const Outcome other = train(kGpt2, true, {"ballast.seed=99"});
+  const test::Outcome one = train(kGpt2, true, {});
+  const test::Outcome other = train(kGpt2, true, {"ballast.seed=99"});
   EXPECT_NE(one.states, other.states);
   EXPECT_NE(one.losses, other.losses);
 }

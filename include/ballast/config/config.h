@@ -42,14 +42,25 @@ struct DataSection {
   bool shuffle = true;
 };
 
-/// `optimizer`: DeepSpeed's names; type AdamW (Adam means AdamW unless adam_w_mode is false, which
-/// is refused).
+/// `optimizer`: the types and parameters of DeepSpeed and torch.optim. Parameters that the type
+/// does not have keep the values below.
 struct OptimizerSection {
+  enum class Type { adamw, adam, adagrad, lion, sgd };
+  Type type = Type::adamw;
+  /// Only while a config is read: "Adam" means AdamW unless adam_w_mode is false. Afterwards `type`
+  /// says which of the two it is, and this is true for all but adam.
+  bool adam_w_mode = true;
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
+  double momentum = 0.0;
+  bool nesterov = false;
+
+  /// The section of a config that says nothing but the type.
+  static OptimizerSection defaults(Type type);
+  friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
 
 /// `scheduler`: DeepSpeed's learning-rate schedules, or constant.
@@ -109,7 +120,10 @@ struct BallastSection {
   bool activations_on_host = false;  ///< also activation_checkpointing.cpu_checkpointing
   int compute_threads = 0;           ///< 0: all CPUs
   int update_threads = 0;
-  std::string update_isa = "auto";  ///< auto, scalar, avx2, avx512
+  std::string update_isa = "auto";      ///< auto, scalar, avx2, avx512
+  std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any
+  /// fp32; bf16_first and 8bit change the arithmetic.
+  std::string optimizer_states = "fp32";
   double link_gbps = 0.0;
   std::vector<PlacementRule> placement;
   std::uint64_t steps = 0;

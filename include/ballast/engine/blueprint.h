@@ -5,6 +5,8 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/dtype.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/model/architecture.h"
@@ -13,10 +15,17 @@
 
 namespace ballast::engine {
 
+/// What the optimizer keeps of each parameter.
+struct StateFormat {
+  cpu_adam::Optimizer optimizer = cpu_adam::Optimizer::adamw;
+  cpu_adam::Moments::Format moments = cpu_adam::Moments::Format::f32;
+};
+
 /// Everything that is decided before a byte is allocated.
 struct Blueprint {
   model::Architecture model;
   DType type = DType::bf16;  ///< of weights, activations and packed gradients
+  StateFormat states;
   model::MicroBatchShape shape;
   std::uint64_t micro_batches = 1;
   memory::Budgets budgets;
@@ -37,7 +46,8 @@ model::Architecture make_architecture(const config::Config& config);
 
 /// Sizes of the schedule's blocks and buffers. `workspace_bytes` comes from the device's kernels.
 schedule::Workload make_workload(const model::Architecture& model, DType type,
-                                 model::MicroBatchShape shape, std::uint64_t micro_batches,
+                                 const StateFormat& states, model::MicroBatchShape shape,
+                                 std::uint64_t micro_batches,
                                  std::uint64_t evaluation_micro_batches, Bytes workspace_bytes);
 
 /// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
@@ -49,7 +59,8 @@ Blueprint draw_blueprint(const config::Config& config, const model::Architecture
 /// The buffers of `schedule` as lines by tier and kind.
 memory::Ledger make_ledger(const schedule::Schedule& schedule);
 
-/// Where each kind of state lives, for people: "weights: 3 blocks on the device, 2 on the host".
+/// Where each kind of state lives, for people: "weights: 3 blocks on the device, 2 on the host";
+/// and that moments are not stored in full when they are not.
 std::vector<std::string> describe_placement(const Blueprint& blueprint);
 
 }  // namespace ballast::engine

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "ballast/core/mapping.h"
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
 
@@ -14,7 +15,6 @@ class HostPool {
   /// Reserves address space for `bytes`; pages become resident when first written. Throws
   /// Error(memory) when the mapping is refused.
   explicit HostPool(Bytes bytes);
-  ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
@@ -22,13 +22,12 @@ class HostPool {
   /// used up.
   HostBytes allocate(Bytes bytes, std::string_view what);
 
-  [[nodiscard]] Bytes capacity() const { return capacity_; }
+  [[nodiscard]] Bytes capacity() const { return mapping_.bytes().size(); }
   [[nodiscard]] Bytes allocated() const { return allocated_; }
 
  private:
-  Bytes capacity_;
+  Mapping mapping_;
   Bytes allocated_ = 0;
-  std::byte* base_ = nullptr;
 };
 
 }  // namespace ballast::memory

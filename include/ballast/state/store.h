@@ -13,20 +13,6 @@
 
 namespace ballast::state {
 
-/// Bytes of a block's state buffer: in bf16 training the 16-bit remainders, in both trainings the
-/// first and the second moments, one after the other, each `elements` long.
-struct StateLayout {
-  bool split = true;  ///< weights are bf16 + remainder; false: plain fp32 weights
-  Elems elements = 0;
-
-  [[nodiscard]] Bytes weight_bytes() const { return elements * (split ? 2 : 4); }
-  [[nodiscard]] Bytes remainder_bytes() const { return split ? elements * 2 : 0; }
-  [[nodiscard]] Bytes moment_bytes() const { return elements * 4; }
-  [[nodiscard]] Bytes state_bytes() const { return remainder_bytes() + 2 * moment_bytes(); }
-  [[nodiscard]] Bytes first_moment_offset() const { return remainder_bytes(); }
-  [[nodiscard]] Bytes second_moment_offset() const { return remainder_bytes() + moment_bytes(); }
-};
-
 /// Gives every buffer of a schedule its place (device arena, host pool, swap file extent) and moves
 /// whole buffers between host memory and the swap file. The device must outlive it.
 class Store {

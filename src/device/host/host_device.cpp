@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -7,10 +6,10 @@
 
 #include <fmt/format.h>
 #include <omp.h>
-#include <sys/mman.h>
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/core/mapping.h"
 #include "ballast/device/host_stream.h"
 
 #include "src/device/factories.h"
@@ -65,18 +64,11 @@ class HostEvent final : public Event {
 class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
-      : budget_(round_up(options.budget, kPage)),
+      : arena_(options.budget, "memory of the host device (ballast.device_bytes)"),
         threads_(options.compute_threads > 0 ? options.compute_threads : default_threads()),
         link_gbps_(options.link_gbps) {
-    if (budget_ == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
-    arena_ = mmap(nullptr, budget_, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena_ == MAP_FAILED) {
-      throw Error(ErrorCategory::memory,
-                  fmt::format("mapping {} for the host device", format_bytes(budget_)), errno);
-    }
+    if (options.budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
   }
-  ~HostDevice() override { munmap(arena_, budget_); }
 
   std::string_view kind() const override { return "host"; }
   std::string description() const override {
@@ -87,18 +79,18 @@ class HostDevice final : public Device {
   DeviceBytes allocate(Bytes bytes, std::string_view what) override {
     const std::scoped_lock lock(mutex_);
     const Bytes size = round_up(bytes, kPage);
-    if (size > budget_ - allocated_) {
+    if (size > budget() - allocated_) {
       throw Error(ErrorCategory::memory,
                   fmt::format("device memory: {} needs {}, but {} of the budget of {} are left; "
                               "raise ballast.device_bytes",
-                              what, format_bytes(size), format_bytes(budget_ - allocated_),
-                              format_bytes(budget_)));
+                              what, format_bytes(size), format_bytes(budget() - allocated_),
+                              format_bytes(budget())));
     }
-    auto* start = static_cast<std::byte*>(arena_) + allocated_;
+    std::byte* start = arena_.bytes().data() + allocated_;
     allocated_ += size;
     return {start, bytes};
   }
-  Bytes budget() const override { return budget_; }
+  Bytes budget() const override { return arena_.bytes().size(); }
   Bytes allocated() const override {
     const std::scoped_lock lock(mutex_);
     return allocated_;
@@ -130,10 +122,9 @@ class HostDevice final : public Device {
     });
   }
 
-  Bytes budget_;
+  Mapping arena_;
   int threads_;
   double link_gbps_;
-  void* arena_ = nullptr;
   mutable std::mutex mutex_;
   Bytes allocated_ = 0;
 };

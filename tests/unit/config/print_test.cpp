@@ -74,6 +74,8 @@ Config unusual() {
                .compute_threads = 3,
                .update_threads = 4,
                .update_isa = "avx512",
+               .update_numa_node = 3,
+               .optimizer_states = "8bit",
                .link_gbps = 2.5,
                .placement = {{.first_block = 1,
                               .last_block = 2,
@@ -144,6 +146,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
   EXPECT_EQ(a.update_isa, b.update_isa);
+  EXPECT_EQ(a.update_numa_node, b.update_numa_node);
+  EXPECT_EQ(a.optimizer_states, b.optimizer_states);
   EXPECT_EQ(a.link_gbps, b.link_gbps);
   ASSERT_EQ(a.placement.size(), 1U);
   EXPECT_EQ(a.placement[0].first_block, 1U);
@@ -161,7 +165,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
 TEST(ConfigPrint, ShowsAutoWhereThePlannerChooses) {
   const auto json = nlohmann::json::parse(print(parse_text(kMinimal)));
   for (const char* key : {"device", "device_bytes", "host_bytes", "compute_threads",
-                          "update_threads", "update_isa"}) {
+                          "update_threads", "update_isa", "update_numa_node"}) {
     EXPECT_EQ(json["ballast"][key], "auto") << key;
   }
   EXPECT_EQ(json["aio"]["backend"], "auto");
@@ -193,6 +197,11 @@ TEST(ConfigReadme, HasARowForEveryKey) {
   Config cosine = unusual();
   cosine.scheduler.type = SchedulerSection::Type::warmup_cosine;
   collect(nlohmann::json::parse(print(cosine)), "", paths);
+  for (const auto type : {OptimizerSection::Type::adam, OptimizerSection::Type::sgd}) {
+    Config other = unusual();
+    other.optimizer = OptimizerSection::defaults(type);
+    collect(nlohmann::json::parse(print(other)), "", paths);
+  }
   EXPECT_GT(paths.size(), 60U);
   for (const auto& path : paths) {
     EXPECT_NE(readme.find("| `" + path + "` |"), std::string::npos) << path;

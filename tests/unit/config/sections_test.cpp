@@ -152,6 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"aio.block_size", "512", "must be at least 4096, got 512"},
         Refusal{"ballast.device_bytes", "0", "must be at least 1, got 0"},
         Refusal{"ballast.compute_threads", "-1", "must be at least 0, got -1"},
+        Refusal{"ballast.update_numa_node", "-1", "must be at least 0, got -1"},
+        Refusal{"ballast.update_numa_node", "1.5", "expected a whole number, got 1.5"},
         Refusal{"ballast.steps", "-1", "must be at least 0, got -1"},
         Refusal{"ballast.link_gbps", "-2", "must be at least 0, got -2"}));
 
@@ -165,8 +167,12 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"scheduler.type", "WarmupLr",
                 "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "
                 "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
-        Refusal{"optimizer.type", "Lion",
-                "the string \"Lion\" is not in this version; use \"AdamW\""},
+        Refusal{"optimizer.type", "Lamb",
+                "expected one of AdamW, Adam, Adagrad, Lion, SGD, got the string \"Lamb\""},
+        Refusal{"optimizer.type", "3", "expected one of AdamW, Adam, Adagrad, Lion, SGD, got 3"},
+        Refusal{"ballast.optimizer_states", "8-bit",
+                "expected one of fp32, bf16_first, 8bit, got the string \"8-bit\" (did you mean "
+                "'8bit'?)"},
         Refusal{"zero_optimization.offload_param.device", "disk",
                 "expected one of none, cpu, nvme, auto, got the string \"disk\""}));
 

@@ -30,6 +30,18 @@ TEST(HostDevice, AskingBeyondTheBudgetFailsAndNamesTheBuffer) {
   EXPECT_EQ(device->allocated(), 60 * kKiB);
 }
 
+TEST(HostDevice, ARefusedMappingNamesTheDeviceAndTheKey) {
+  try {
+    make(Bytes{1} << 60U);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("the host device (ballast.device_bytes): mapping "), std::string::npos)
+        << text;
+  }
+}
+
 TEST(HostDevice, CopiesRoundTripThroughTheArena) {
   const auto device = make(1 * kMiB);
   const auto stream = device->make_stream("copy");

@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/state_layout.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
@@ -48,6 +49,71 @@ TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
   }
 }
 
+TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
+  for (const char* optimizer : {"AdamW", "Adagrad", "Lion", "SGD"}) {
+    for (const char* states : {"fp32", "8bit"}) {
+      Engine engine(config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
+                            R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
+                    nullptr);
+      engine.start();
+      Bytes sum = 0;
+      for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
+        sum += state_layout(engine.blueprint(), b).state_bytes;
+      }
+      const auto nvme = static_cast<std::size_t>(Tier::nvme);
+      EXPECT_EQ(engine.totals().allocated[nvme], sum) << optimizer << ", " << states;
+      EXPECT_EQ(engine.blueprint().ledger.total(Tier::nvme), sum) << optimizer << ", " << states;
+    }
+  }
+}
+
+TEST_F(EngineTest, TheConfigNamesOptimizerAndStateFormat) {
+  using cpu_adam::Moments;
+  const auto states = [&](const std::string& optimizer, const std::string& format) {
+    return Engine(config({"optimizer=" + optimizer, "ballast.optimizer_states=" + format}), nullptr)
+        .blueprint()
+        .states;
+  };
+  const std::pair<const char*, cpu_adam::Optimizer> optimizers[] = {
+      {R"({"type": "AdamW"})", cpu_adam::Optimizer::adamw},
+      {R"({"type": "Adam"})", cpu_adam::Optimizer::adamw},
+      {R"({"type": "Adam", "params": {"adam_w_mode": false}})", cpu_adam::Optimizer::adam},
+      {R"({"type": "Adagrad"})", cpu_adam::Optimizer::adagrad},
+      {R"({"type": "Lion"})", cpu_adam::Optimizer::lion},
+      {R"({"type": "SGD"})", cpu_adam::Optimizer::sgd}};
+  for (const auto& [section, optimizer] : optimizers) {
+    EXPECT_EQ(states(section, "fp32").optimizer, optimizer) << section;
+  }
+  EXPECT_EQ(states("{}", "fp32").moments, Moments::Format::f32);
+  EXPECT_EQ(states("{}", "bf16_first").moments, Moments::Format::bf16_first);
+  EXPECT_EQ(states("{}", "8bit").moments, Moments::Format::blockwise8);
+}
+
+TEST_F(EngineTest, OtherArithmeticOfMomentsIsSaidInOneLine) {
+  const auto moments = [&](const std::string& states) {
+    const Engine engine(config({"ballast.optimizer_states=" + states}), nullptr);
+    std::string found;
+    for (const auto& line : describe_placement(engine.blueprint())) {
+      if (line.starts_with("moments ")) found += line;
+    }
+    return found;
+  };
+  EXPECT_EQ(moments("fp32"), "");
+  EXPECT_NE(moments("8bit").find("in 8 bits; results differ from those with fp32 states"),
+            std::string::npos);
+  EXPECT_NE(moments("bf16_first").find("first in bf16; results differ"), std::string::npos);
+}
+
+TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
+  try {
+    const Engine engine(config({"ballast.update_numa_node=1000"}), nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
   const Engine roomy(config({kWeights + "auto", kOptimizer + "auto"}), nullptr);
   for (const auto& block : roomy.blueprint().placement.blocks) {
@@ -56,12 +122,14 @@ TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
   }
   const Engine base(config({kWeights + "cpu", kOptimizer + "nvme"}), nullptr);
   const memory::Ledger& ledger = base.blueprint().ledger;
+  const auto& work = base.blueprint().workload.blocks;
+  ASSERT_GT(work[1].state_bytes, work[0].state_bytes);
   // Room on the host for the states of the embedding, not for those of a layer; none on the device.
-  const Engine tight(
-      config({kWeights + "cpu", kOptimizer + "auto",
-              fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),
-              fmt::format("ballast.host_bytes={}", ledger.total(Tier::host) + 100 * kKiB)}),
-      nullptr);
+  const Engine tight(config({kWeights + "cpu", kOptimizer + "auto",
+                             fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),
+                             fmt::format("ballast.host_bytes={}",
+                                         ledger.total(Tier::host) + work[0].state_bytes)}),
+                     nullptr);
   const auto& blocks = tight.blueprint().placement.blocks;
   EXPECT_EQ(blocks.front().optimizer, Tier::host);
   EXPECT_EQ(blocks[1].optimizer, Tier::nvme);

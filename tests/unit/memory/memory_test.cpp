@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -29,6 +30,19 @@ TEST(HostPool, AskingBeyondTheEndNamesThePiece) {
     EXPECT_EQ(error.category(), ErrorCategory::memory);
     EXPECT_NE(std::string(error.what()).find("gradients needs 12.0 KiB"), std::string::npos)
         << error.what();
+  }
+}
+
+TEST(HostPool, ARefusedMappingNamesTheMemoryTheSizeAndTheKey) {
+  try {
+    const HostPool pool(Bytes{1} << 60U);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    EXPECT_NE(error.error_number(), 0);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("host memory (ballast.host_bytes): mapping "), std::string::npos) << text;
+    EXPECT_NE(text.find(format_bytes(Bytes{1} << 60U)), std::string::npos) << text;
   }
 }
 

@@ -1,0 +1,210 @@
+#include "src/config/training_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "src/config/deepspeed_keys.h"
+
+namespace ballast::config {
+namespace {
+
+/// A key that belongs to another type of `kind` than the one at hand, `type`.
+Key foreign(std::string name, std::string_view kind, std::string_view type) {
+  return {std::move(name),
+          [kind, type](const Value& value) {
+            value.fail(fmt::format("is no parameter of the {} \"{}\"", kind, type));
+          },
+          {}};
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+using Optimizer = OptimizerSection::Type;
+constexpr std::array<std::string_view, 5> kOptimizers = {"AdamW", "Adam", "Adagrad", "Lion", "SGD"};
+
+Key betas_key(OptimizerSection& o) {
+  return {"betas",
+          [&o](const Value& value) {
+            const Json& json = value.json();
+            if (!json.is_array() || json.size() != 2) value.fail_type("an array of two numbers");
+            o.beta1 = value.element(0).real(kBelowOne);
+            o.beta2 = value.element(1).real(kBelowOne);
+          },
+          [&o] {
+            return Json::array({o.beta1, o.beta2});
+          }};
+}
+
+/// With AdamW it can only be true. False turns "Adam" into Adam with its own defaults, so it must
+/// be read before the other parameters.
+Key adam_w_mode_key(OptimizerSection& o) {
+  const auto read = [&o](const Value& value) {
+    if (value.flag()) return;
+    if (o.type == Optimizer::adamw) {
+      value.fail("the type AdamW decouples weight decay; set it to true or use the type \"Adam\"");
+    }
+    o = OptimizerSection::defaults(Optimizer::adam);
+  };
+  return {"adam_w_mode", read, [] { return Json(false); }};
+}
+
+/// A parameter of torch.optim of which only the value 0 is in this version.
+Key zero_key(std::string name) {
+  return {std::move(name),
+          [](const Value& value) {
+            if (value.real({}) != 0.0) {
+              value.fail(fmt::format("must be 0 in this version, got {}", value.json().dump()));
+            }
+          },
+          {}};
+}
+
+/// The parameters of the optimizer at hand; those of the others are an error that says so.
+Section optimizer_parameters(OptimizerSection& o) {
+  using enum OptimizerSection::Type;
+  struct Row {
+    std::vector<Optimizer> optimizers;
+    Key key;
+  };
+  const Key mode = adam_w_mode_key(o);
+  const std::vector<Row> rows = {
+      {{adamw, adam}, o.type == adam ? mode : accepted_only(mode)},
+      {{adamw, adam, adagrad, lion, sgd},
+       also_called(real("lr", o.lr, kPositive), {"learning_rate"})},
+      {{adamw, adam, lion}, betas_key(o)},
+      {{adamw, adam, adagrad}, also_called(real("eps", o.eps, kPositive), {"epsilon"})},
+      {{adamw, adam, adagrad, lion, sgd}, real("weight_decay", o.weight_decay, kNotNegative)},
+      {{sgd}, real("momentum", o.momentum, kBelowOne)},
+      {{sgd}, flag("nesterov", o.nesterov)},
+      {{sgd}, zero_key("dampening")},
+      {{adagrad}, zero_key("lr_decay")},
+      {{adagrad}, zero_key("initial_accumulator_value")}};
+  Section keys;
+  for (const auto& [optimizers, key] : rows) {
+    if (std::find(optimizers.begin(), optimizers.end(), o.type) != optimizers.end()) {
+      keys.push_back(key);
+    } else {
+      keys.push_back(foreign(key.name, "optimizer", kOptimizers[static_cast<std::size_t>(o.type)]));
+    }
+  }
+  return keys;
+}
+
+using Schedule = SchedulerSection::Type;
+constexpr std::array<std::string_view, 4> kSchedules = {"constant", "WarmupLR", "WarmupDecayLR",
+                                                        "WarmupCosineLR"};
+std::string_view schedule_name(Schedule type) {
+  return kSchedules[static_cast<std::size_t>(type)];
+}
+
+Key warmup_type_key(SchedulerSection& s) {
+  return {"warmup_type",
+          [&s](const Value& value) {
+            s.warmup_linear = value.choice({"log", "linear"}) == "linear";
+          },
+          [&s] { return Json(s.warmup_linear ? "linear" : "log"); }};
+}
+
+Key warmup_max_lr_key(SchedulerSection& s) {
+  return {"warmup_max_lr", [&s](const Value& value) { s.warmup_max_lr = value.real(kPositive); },
+          [&s] { return s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(); }};
+}
+
+Key last_batch_iteration_key() {
+  return {
+      "last_batch_iteration",
+      [](const Value& value) {
+        if (value.json() != -1) {
+          value.fail("a schedule starts at the first step or where its checkpoint is; remove it");
+        }
+      },
+      {}};
+}
+
+/// The parameters of the schedule that `type` names; those of the others are an error that says so.
+Section schedule_keys(SchedulerSection& s) {
+  using enum SchedulerSection::Type;
+  struct Row {
+    std::vector<Schedule> schedules;
+    Key key;
+  };
+  const std::vector<Row> rows = {
+      {{warmup_decay, warmup_cosine},
+       whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
+      {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
+      {{warmup, warmup_decay}, warmup_max_lr_key(s)},
+      {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
+      {{warmup, warmup_decay, warmup_cosine},
+       whole("warmup_num_steps", s.warmup_num_steps, {1, kSteps.high})},
+      {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
+      {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
+      {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
+  Section keys;
+  for (const auto& [schedules, key] : rows) {
+    if (std::find(schedules.begin(), schedules.end(), s.type) != schedules.end()) {
+      keys.push_back(key);
+    } else {
+      keys.push_back(foreign(key.name, "schedule", schedule_name(s.type)));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+OptimizerSection OptimizerSection::defaults(Type type) {
+  switch (type) {
+    case Type::adamw:
+      break;
+    case Type::adam:
+      return {.type = type, .adam_w_mode = false, .weight_decay = 0.0};
+    case Type::adagrad:
+      return {.type = type, .lr = 1e-2, .eps = 1e-10, .weight_decay = 0.0};
+    case Type::lion:
+      return {.type = type, .lr = 1e-4, .beta2 = 0.99, .weight_decay = 0.0};
+    case Type::sgd:
+      return {.type = type, .weight_decay = 0.0};
+  }
+  return {};
+}
+
+Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
+  const auto read_type = [&o](const Value& value) {
+    const auto is_named = [&](std::string_view name) {
+      return value.json().is_string() &&
+             lower(value.json().get<std::string>()) == lower(std::string(name));
+    };
+    const auto* found = std::find_if(kOptimizers.begin(), kOptimizers.end(), is_named);
+    if (found == kOptimizers.end()) value.fail_choice({kOptimizers.begin(), kOptimizers.end()});
+    const auto named = static_cast<Optimizer>(found - kOptimizers.begin());
+    // "Adam" means AdamW until adam_w_mode says otherwise.
+    o = OptimizerSection::defaults(named == Optimizer::adam ? Optimizer::adamw : named);
+    o.type = named;
+  };
+  const auto write_type = [&o] { return Json(kOptimizers[static_cast<std::size_t>(o.type)]); };
+  const auto params = [&o, &log] {
+    return with_deepspeed_keys(optimizer_parameters(o), "optimizer.params", log);
+  };
+  return with_deepspeed_keys({{"type", read_type, write_type}, section("params", params)},
+                             "optimizer", log);
+}
+
+Section scheduler_keys(SchedulerSection& s) {
+  const auto read_type = [&s](const Value& value) {
+    const std::string found =
+        value.choice(std::vector<std::string>(kSchedules.begin(), kSchedules.end()));
+    const auto at = std::find(kSchedules.begin(), kSchedules.end(), found) - kSchedules.begin();
+    s.type = static_cast<Schedule>(at);
+  };
+  return {{"type", read_type, [&s] { return Json(schedule_name(s.type)); }},
+          section("params", [&s] { return schedule_keys(s); })};
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,107 @@
+#include "src/engine/state_layout.h"
+
+namespace ballast::engine {
+namespace {
+
+using cpu_adam::Codes;
+using cpu_adam::Moments;
+
+/// Hands out the places of arrays one behind the other.
+class Places {
+ public:
+  StateArray take(Bytes bytes) {
+    if (bytes == 0) return {};
+    const Bytes offset = round_up(end_, kStateAlignment) + kStateSkew;
+    end_ = offset + bytes;
+    return {offset, bytes};
+  }
+  [[nodiscard]] Bytes end() const { return end_; }
+
+ private:
+  Bytes end_ = 0;
+};
+
+Bytes first_moment_bytes(Moments::Format format) {
+  switch (format) {
+    case Moments::Format::f32:
+      return sizeof(float);
+    case Moments::Format::bf16_first:
+      return sizeof(Bf16);
+    case Moments::Format::blockwise8:
+      return sizeof(std::uint8_t);
+  }
+  return 0;
+}
+
+template <class T>
+T* array_in(std::byte* states, const StateArray& array) {
+  return array.bytes == 0 ? nullptr : reinterpret_cast<T*>(states + array.offset);
+}
+
+Moments moments_in(const StateLayout& layout, std::byte* states) {
+  switch (layout.format.moments) {
+    case Moments::Format::f32:
+      break;
+    case Moments::Format::bf16_first:
+      return {array_in<Bf16>(states, layout.first), array_in<float>(states, layout.second)};
+    case Moments::Format::blockwise8:
+      return {Codes{array_in<std::uint8_t>(states, layout.first),
+                    array_in<std::uint8_t>(states, layout.first_exponents)},
+              Codes{array_in<std::uint8_t>(states, layout.second),
+                    array_in<std::uint8_t>(states, layout.second_exponents)}};
+  }
+  return {array_in<float>(states, layout.first), array_in<float>(states, layout.second)};
+}
+
+}  // namespace
+
+StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
+    : split(type == DType::bf16),
+      format(format),
+      elements(elements),
+      weight_bytes(elements * size_of(type)) {
+  const bool has_first = has_first_moment(format.optimizer);
+  const bool has_second = has_second_moment(format.optimizer);
+  const bool codes = format.moments == Moments::Format::blockwise8;
+  const Bytes second_bytes = codes ? sizeof(std::uint8_t) : sizeof(float);
+  const Bytes exponents = codes ? Codes::exponents_of(elements) : 0;
+  Places places;
+  remainder = places.take(split ? elements * sizeof(std::uint16_t) : 0);
+  first = places.take(has_first ? elements * first_moment_bytes(format.moments) : 0);
+  second = places.take(has_second ? elements * second_bytes : 0);
+  first_exponents = places.take(has_first ? exponents : 0);
+  second_exponents = places.take(has_second ? exponents : 0);
+  state_bytes = round_up(places.end(), kPage);
+}
+
+StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {
+  return {blueprint.type, blueprint.states, blueprint.model.blocks[block].elements};
+}
+
+Elems first_element(const model::Architecture& model, std::size_t block) {
+  Elems first = 0;
+  for (std::size_t b = 0; b < block; ++b)
+    first += round_up(model.blocks[b].elements, Codes::kBlock);
+  return first;
+}
+
+cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
+                           std::byte* states, const std::byte* gradient) {
+  const StateLayout layout = state_layout(blueprint, block);
+  const auto make = [&](cpu_adam::Weights master, cpu_adam::Gradient packed) {
+    return cpu_adam::Shard{.weights = master,
+                           .moments = moments_in(layout, states),
+                           .gradient = packed,
+                           .size = layout.elements,
+                           .first_element = first_element(blueprint.model, block)};
+  };
+  if (layout.split) {
+    return make(
+        {reinterpret_cast<Bf16*>(weights), array_in<std::uint16_t>(states, layout.remainder)},
+        cpu_adam::Gradient(reinterpret_cast<const Bf16*>(gradient)));
+  }
+  return make(cpu_adam::Weights(reinterpret_cast<float*>(weights)),
+              cpu_adam::Gradient(reinterpret_cast<const float*>(gradient)));
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/config/config.h"
+#include "ballast/core/random.h"
+#include "ballast/engine/engine.h"
+
+namespace ballast::test {
+
+/// Number of token ids in the data below.
+constexpr std::uint64_t kIds = 131;
+
+/// Inputs of a step and the ids that should follow them, one after the other, equally many.
+struct Batch {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> targets;
+};
+
+/// Batch number `number` with that many tokens.
+using Data = std::function<Batch(std::size_t tokens, std::uint64_t number)>;
+
+/// Ids without order but of uneven frequency, which is all there is to learn.
+inline Batch scattered_ids(std::size_t tokens, std::uint64_t number) {
+  const auto ids = [tokens](std::uint64_t stream) {
+    std::vector<std::int32_t> out(tokens);
+    for (std::size_t i = 0; i < tokens; ++i) {
+      const auto word = random_u64(7, i, stream);
+      out[i] = static_cast<std::int32_t>((word % kIds) * ((word >> 32) % kIds) / kIds);
+    }
+    return out;
+  };
+  return {ids(2 * number), ids(2 * number + 1)};
+}
+
+/// A chain in which each id is followed by one of four, all equally likely: a perfect model's loss
+/// is ln 4.
+inline Batch chained_ids(std::size_t tokens, std::uint64_t number) {
+  Batch batch;
+  std::uint64_t id = number % kIds;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    batch.tokens.push_back(static_cast<std::int32_t>(id));
+    id = (5 * id + 17 + random_u64(9, i, number) % 4) % kIds;
+    batch.targets.push_back(static_cast<std::int32_t>(id));
+  }
+  return batch;
+}
+
+/// What a run produced, bit for bit.
+struct Outcome {
+  std::vector<double> losses;  ///< of each step, and of an evaluation after every tenth
+  std::vector<double> norms;
+  std::uint64_t states = 0;
+  bool operator==(const Outcome&) const = default;
+};
+
+/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps.
+inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data) {
+  constexpr std::uint64_t kHeldOut = 500;
+  engine::Engine engine(config, nullptr);
+  engine.start();
+  Outcome outcome;
+  const std::size_t tokens = engine.blueprint().tokens_per_step();
+  const Batch held_out =
+      data(engine.evaluation_micro_batches() * engine.blueprint().shape.tokens(), kHeldOut);
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    const Batch batch = data(tokens, step);
+    const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
+    const engine::StepResult result =
+        engine.train_step(batch.tokens, batch.targets, config.optimizer.lr * warm);
+    EXPECT_FALSE(result.skipped);
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.grad_norm);
+    if (step % 10 == 0) {
+      outcome.losses.push_back(engine.evaluate(held_out.tokens, held_out.targets));
+    }
+  }
+  outcome.states = engine.state_hash();
+  return outcome;
+}
+
+}  // namespace ballast::test

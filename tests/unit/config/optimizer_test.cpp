@@ -1,0 +1,169 @@
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/config/samples.h"
+
+namespace ballast::config::test {
+namespace {
+
+using Type = OptimizerSection::Type;
+
+OptimizerSection optimizer(const std::string& section) {
+  return parse_text(with("\"optimizer\": " + section)).optimizer;
+}
+
+std::string optimizer_error(const std::string& section) {
+  return error_of(with("\"optimizer\": " + section));
+}
+
+TEST(OptimizerConfig, NamesAreReadInAnyCase) {
+  const std::pair<const char*, Type> cases[] = {
+      {"AdamW", Type::adamw}, {"ADAMW", Type::adamw},     {"adam", Type::adamw},
+      {"Adam", Type::adamw},  {"AdaGrad", Type::adagrad}, {"adagrad", Type::adagrad},
+      {"lion", Type::lion},   {"Lion", Type::lion},       {"sgd", Type::sgd},
+      {"SGD", Type::sgd}};
+  for (const auto& [name, type] : cases) {
+    EXPECT_EQ(optimizer(std::string(R"({"type": ")") + name + "\"}").type, type) << name;
+  }
+  EXPECT_EQ(parse_text(kMinimal).optimizer.type, Type::adamw);
+}
+
+TEST(OptimizerConfig, AdamMeansAdamWUnlessItsModeSaysOtherwise) {
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})").type, Type::adamw);
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})").weight_decay, 0.01);
+  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"adam_w_mode": true}})").type, Type::adamw);
+  // The mode is read first wherever it stands.
+  const auto adam = optimizer(
+      R"({"params": {"weight_decay": 0.5, "lr": 0.25, "adam_w_mode": false}, "type": "Adam"})");
+  EXPECT_EQ(adam.type, Type::adam);
+  EXPECT_EQ(adam.weight_decay, 0.5);
+  EXPECT_EQ(adam.lr, 0.25);
+  EXPECT_EQ(optimizer_error(R"({"type": "AdamW", "params": {"adam_w_mode": false}})"),
+            "c.json: optimizer.params.adam_w_mode: the type AdamW decouples weight decay; set it "
+            "to true or use the type \"Adam\"");
+  EXPECT_EQ(optimizer_error(R"({"type": "AdamW", "params": {"adam_w_mode": true}})"), "");
+}
+
+TEST(OptimizerConfig, EveryTypeHasItsOwnDefaults) {
+  const auto adamw = optimizer(R"({"type": "AdamW"})");
+  EXPECT_EQ(adamw.lr, 1e-3);
+  EXPECT_EQ(adamw.beta1, 0.9);
+  EXPECT_EQ(adamw.beta2, 0.999);
+  EXPECT_EQ(adamw.eps, 1e-8);
+  EXPECT_EQ(adamw.weight_decay, 0.01);
+  const auto adam = optimizer(R"({"type": "Adam", "params": {"adam_w_mode": false}})");
+  EXPECT_EQ(adam.lr, 1e-3);
+  EXPECT_EQ(adam.beta2, 0.999);
+  EXPECT_EQ(adam.eps, 1e-8);
+  EXPECT_EQ(adam.weight_decay, 0.0);
+  const auto adagrad = optimizer(R"({"type": "Adagrad"})");
+  EXPECT_EQ(adagrad.lr, 1e-2);
+  EXPECT_EQ(adagrad.eps, 1e-10);
+  EXPECT_EQ(adagrad.weight_decay, 0.0);
+  const auto lion = optimizer(R"({"type": "Lion"})");
+  EXPECT_EQ(lion.lr, 1e-4);
+  EXPECT_EQ(lion.beta1, 0.9);
+  EXPECT_EQ(lion.beta2, 0.99);
+  EXPECT_EQ(lion.weight_decay, 0.0);
+  const auto sgd = optimizer(R"({"type": "SGD"})");
+  EXPECT_EQ(sgd.lr, 1e-3);
+  EXPECT_EQ(sgd.momentum, 0.0);
+  EXPECT_FALSE(sgd.nesterov);
+  EXPECT_EQ(sgd.weight_decay, 0.0);
+}
+
+TEST(OptimizerConfig, ParametersAreRead) {
+  const auto lion = optimizer(
+      R"({"type": "Lion", "params": {"lr": 2e-4, "betas": [0.95, 0.98], "weight_decay": 1}})");
+  EXPECT_EQ(lion.lr, 2e-4);
+  EXPECT_EQ(lion.beta1, 0.95);
+  EXPECT_EQ(lion.beta2, 0.98);
+  EXPECT_EQ(lion.weight_decay, 1.0);
+  const auto sgd = optimizer(
+      R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": true,
+                                    "weight_decay": 0.2, "dampening": 0}})");
+  EXPECT_EQ(sgd.lr, 0.1);
+  EXPECT_EQ(sgd.momentum, 0.9);
+  EXPECT_TRUE(sgd.nesterov);
+  EXPECT_EQ(sgd.weight_decay, 0.2);
+  EXPECT_EQ(optimizer(R"({"type": "Adagrad", "params": {"eps": 1e-5}})").eps, 1e-5);
+}
+
+TEST(OptimizerConfig, AParameterOfAnotherTypeIsRefused) {
+  const std::pair<const char*, const char*> cases[] = {{"AdamW", "momentum"},
+                                                       {"AdamW", "nesterov"},
+                                                       {"Adam", "dampening"},
+                                                       {"Adagrad", "betas"},
+                                                       {"Adagrad", "momentum"},
+                                                       {"Adagrad", "adam_w_mode"},
+                                                       {"Lion", "eps"},
+                                                       {"Lion", "nesterov"},
+                                                       {"SGD", "betas"},
+                                                       {"SGD", "eps"},
+                                                       {"SGD", "adam_w_mode"},
+                                                       {"AdamW", "lr_decay"},
+                                                       {"Lion", "initial_accumulator_value"}};
+  for (const auto& [type, name] : cases) {
+    EXPECT_EQ(optimizer_error(std::string(R"({"type": ")") + type + R"(", "params": {")" + name +
+                              R"(": true}})"),
+              std::string("c.json: optimizer.params.") + name +
+                  ": is no parameter of the optimizer \"" + type + "\"");
+  }
+}
+
+TEST(OptimizerConfig, ValuesThatAreNotInThisVersionAreRefused) {
+  EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"dampening": 0.5}})"),
+            "c.json: optimizer.params.dampening: must be 0 in this version, got 0.5");
+  EXPECT_EQ(optimizer_error(R"({"type": "Adagrad", "params": {"lr_decay": 0.1}})"),
+            "c.json: optimizer.params.lr_decay: must be 0 in this version, got 0.1");
+  EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"momentum": 1}})"),
+            "c.json: optimizer.params.momentum: must be at least 0 and below 1, got 1");
+  EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"nesterov": true}})"),
+            "c.json: optimizer.params.nesterov: needs a momentum above 0; give momentum");
+}
+
+TEST(OptimizerConfig, StatesAreStoredAsTheKeySays) {
+  EXPECT_EQ(parse_text(kMinimal).ballast.optimizer_states, "fp32");
+  for (const char* states : {"fp32", "bf16_first", "8bit"}) {
+    const std::string key = std::string("ballast.optimizer_states=") + states;
+    EXPECT_EQ(parse_text(kMinimal, {key}).ballast.optimizer_states, states);
+  }
+  EXPECT_EQ(error_of(with(R"("optimizer": {"type": "Adagrad"},
+                             "ballast": {"optimizer_states": "bf16_first"})")),
+            "c.json: ballast.optimizer_states: \"bf16_first\" is about the first moment, and "
+            "Adagrad has none; use \"fp32\" or \"8bit\"");
+}
+
+TEST(OptimizerConfig, TheUpdateRunsOnAnyNodeUnlessOneIsNamed) {
+  EXPECT_EQ(parse_text(kMinimal).ballast.update_numa_node, std::nullopt);
+  EXPECT_EQ(parse_text(kMinimal, {"ballast.update_numa_node=auto"}).ballast.update_numa_node,
+            std::nullopt);
+  EXPECT_EQ(parse_text(kMinimal, {"ballast.update_numa_node=0"}).ballast.update_numa_node, 0);
+}
+
+TEST(OptimizerConfig, PrintsTheParametersOfItsTypeAndReadsThemBack) {
+  const std::pair<Type, std::vector<std::string>> cases[] = {
+      {Type::adamw, {"lr", "betas", "eps", "weight_decay"}},
+      {Type::adam, {"adam_w_mode", "lr", "betas", "eps", "weight_decay"}},
+      {Type::adagrad, {"lr", "eps", "weight_decay"}},
+      {Type::lion, {"lr", "betas", "weight_decay"}},
+      {Type::sgd, {"lr", "weight_decay", "momentum", "nesterov"}}};
+  for (const auto& [type, names] : cases) {
+    Config config = parse_text(kMinimal);
+    config.optimizer = OptimizerSection::defaults(type);
+    config.optimizer.lr = 0.5;
+    config.optimizer.weight_decay = 0.25;
+    const auto printed = nlohmann::ordered_json::parse(print(config))["optimizer"];
+    std::vector<std::string> found;
+    for (const auto& [name, value] : printed["params"].items()) found.push_back(name);
+    EXPECT_EQ(found, names) << printed["type"];
+    const OptimizerSection again = parse_text(print(config)).optimizer;
+    EXPECT_EQ(again, config.optimizer) << printed["type"];
+  }
+}
+
+}  // namespace
+}  // namespace ballast::config::test

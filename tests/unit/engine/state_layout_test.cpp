@@ -1,0 +1,183 @@
+#include "src/engine/state_layout.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace ballast::engine {
+namespace {
+
+using cpu_adam::Codes;
+using cpu_adam::Moments;
+using cpu_adam::Optimizer;
+using Format = Moments::Format;
+
+constexpr std::array kOptimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::adagrad,
+                                    Optimizer::lion, Optimizer::sgd};
+constexpr std::array kFormats = {Format::f32, Format::bf16_first, Format::blockwise8};
+
+/// The arrays that are kept, in order of their place.
+std::vector<StateArray> arrays_of(const StateLayout& layout) {
+  std::vector<StateArray> arrays;
+  for (const StateArray& array : {layout.remainder, layout.first, layout.second,
+                                  layout.first_exponents, layout.second_exponents}) {
+    if (array.bytes > 0) arrays.push_back(array);
+  }
+  std::sort(arrays.begin(), arrays.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  return arrays;
+}
+
+template <class Check>
+void for_every_layout(const Check& check) {
+  for (const DType type : {DType::bf16, DType::f32}) {
+    for (const Optimizer optimizer : kOptimizers) {
+      for (const Format format : kFormats) {
+        for (const Elems elements : {Elems{1}, Elems{2048}, Elems{100'000}, Elems{1} << 20U}) {
+          SCOPED_TRACE(std::string(to_string(type)) + ", " + std::string(to_string(optimizer)) +
+                       ", format " + std::to_string(static_cast<int>(format)) + ", " +
+                       std::to_string(elements) + " elements");
+          check(StateLayout(type, {optimizer, format}, elements));
+        }
+      }
+    }
+  }
+}
+
+TEST(StateLayout, ArraysAreAlignedApartAndInsideWholePages) {
+  for_every_layout([](const StateLayout& layout) {
+    const auto arrays = arrays_of(layout);
+    Bytes end = 0;
+    for (const StateArray& array : arrays) {
+      EXPECT_EQ(array.offset % kStateAlignment, 0U);
+      EXPECT_GE(array.offset, end);
+      end = array.offset + array.bytes;
+    }
+    EXPECT_LE(end, layout.state_bytes);
+    EXPECT_EQ(layout.state_bytes % kPage, 0U);
+    EXPECT_LT(layout.state_bytes - end, kPage);
+  });
+}
+
+TEST(StateLayout, ArraysOfWholePagesAreFarFromEachOtherInTheSetsOfTheFirstCache) {
+  for_every_layout([](const StateLayout& layout) {
+    if (layout.elements % kPage != 0) return;
+    // The weights and the gradient start on a page.
+    std::vector<Bytes> lines = {0};
+    for (const StateArray& array : arrays_of(layout)) {
+      if (array.bytes < layout.elements)
+        continue;  // exponents, which are read once in 256 elements
+      lines.push_back(array.offset % kPage / kStateAlignment);
+    }
+    constexpr Bytes kLines = kPage / kStateAlignment;
+    constexpr Bytes kFar = 12;
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      for (std::size_t j = i + 1; j < lines.size(); ++j) {
+        const Bytes distance = (lines[i] + kLines - lines[j]) % kLines;
+        EXPECT_GE(distance, kFar) << i << ", " << j;
+        EXPECT_LE(distance, kLines - kFar) << i << ", " << j;
+      }
+    }
+  });
+}
+
+/// What tells the lines of a set apart in the first cache of Zen.
+std::uint64_t way_tag(std::uint64_t address) {
+  constexpr std::pair<unsigned, unsigned> kBits[] = {{12, 27}, {13, 26}, {14, 25}, {15, 20},
+                                                     {16, 21}, {17, 22}, {18, 23}, {19, 24}};
+  std::uint64_t tag = 0;
+  for (const auto& [low, high] : kBits) {
+    tag = (tag << 1U) | (((address >> low) ^ (address >> high)) & 1U);
+  }
+  return tag;
+}
+
+TEST(StateLayout, MomentsOfBlocksOfPowersOfTwoNeverShareTheirTagInTheFirstCache) {
+  for (unsigned power = 20; power <= 34; ++power) {
+    for (const Elems factor : {Elems{1}, Elems{3}, Elems{5}, Elems{7}}) {
+      const StateLayout layout(DType::bf16, {}, factor << power);
+      for (Bytes start = 0; start < (Bytes{1} << 20U); start += kPage) {
+        const Bytes place = start + layout.first.offset;
+        const Bytes other = start + layout.second.offset;
+        EXPECT_NE(way_tag(place), way_tag(other)) << factor << " * 2^" << power << ", " << start;
+      }
+    }
+  }
+}
+
+/// Bytes per element of a large block, weights included, without what lies between arrays.
+double bytes_per_element(DType type, Optimizer optimizer, Format format) {
+  constexpr Elems kElements = Elems{1} << 24U;
+  const StateLayout layout(type, {optimizer, format}, kElements);
+  Bytes sum = layout.weight_bytes;
+  for (const StateArray& array : arrays_of(layout)) sum += array.bytes;
+  EXPECT_LE(layout.weight_bytes + layout.state_bytes - sum, 5 * kStateSkew + kPage);
+  return static_cast<double>(sum) / static_cast<double>(kElements);
+}
+
+TEST(StateLayout, OfALargeBlockHasTheBytesOfItsFormat) {
+  constexpr double kShared = 1.0 / static_cast<double>(Codes::kBlock);
+  for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::adam}) {
+    EXPECT_EQ(bytes_per_element(DType::bf16, optimizer, Format::f32), 12.0);
+    EXPECT_EQ(bytes_per_element(DType::f32, optimizer, Format::f32), 12.0);
+    EXPECT_EQ(bytes_per_element(DType::bf16, optimizer, Format::bf16_first), 10.0);
+    EXPECT_EQ(bytes_per_element(DType::bf16, optimizer, Format::blockwise8), 6.0 + 2 * kShared);
+  }
+  for (const Optimizer optimizer : {Optimizer::adagrad, Optimizer::lion, Optimizer::sgd}) {
+    EXPECT_EQ(bytes_per_element(DType::bf16, optimizer, Format::f32), 8.0);
+    EXPECT_EQ(bytes_per_element(DType::bf16, optimizer, Format::blockwise8), 5.0 + kShared);
+  }
+  EXPECT_EQ(bytes_per_element(DType::bf16, Optimizer::lion, Format::bf16_first), 6.0);
+}
+
+TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
+  alignas(64) std::array<std::byte, 64> weights{};
+  std::vector<std::byte> states(1 << 20);
+  const std::array<std::byte, 64> gradient{};
+  for_every_layout([&](const StateLayout& layout) {
+    Blueprint blueprint;
+    blueprint.type = layout.split ? DType::bf16 : DType::f32;
+    blueprint.states = layout.format;
+    for (const Elems elements : {Elems{300}, layout.elements}) {
+      blueprint.model.blocks.emplace_back().elements = elements;
+    }
+    const auto shard = make_shard(blueprint, 1, weights.data(), states.data(), gradient.data());
+    const auto place = [&](const StateArray& array) -> const void* {
+      return array.bytes == 0 ? nullptr : states.data() + array.offset;
+    };
+    EXPECT_EQ(shard.size, layout.elements);
+    EXPECT_EQ(shard.first_element, 512U);
+    EXPECT_EQ(shard.weights.main, weights.data());
+    EXPECT_EQ(shard.weights.companion, place(layout.remainder));
+    EXPECT_EQ(shard.weights.format,
+              layout.split ? cpu_adam::Weights::Format::split : cpu_adam::Weights::Format::plain);
+    EXPECT_EQ(shard.gradient.type, layout.split ? DType::bf16 : DType::f32);
+    EXPECT_EQ(shard.gradient.data, gradient.data());
+    EXPECT_EQ(shard.moments.format, layout.format.moments);
+    EXPECT_EQ(shard.moments.first, place(layout.first));
+    EXPECT_EQ(shard.moments.second, place(layout.second));
+    EXPECT_EQ(shard.moments.first_exponents, place(layout.first_exponents));
+    EXPECT_EQ(shard.moments.second_exponents, place(layout.second_exponents));
+    EXPECT_EQ(shard.moments.first != nullptr, has_first_moment(layout.format.optimizer));
+    EXPECT_EQ(shard.moments.second != nullptr, has_second_moment(layout.format.optimizer));
+  });
+}
+
+TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {
+  model::Architecture model;
+  for (const Elems elements : {Elems{300}, Elems{256}, Elems{1}, Elems{1000}}) {
+    model.blocks.emplace_back().elements = elements;
+  }
+  EXPECT_EQ(first_element(model, 0), 0U);
+  EXPECT_EQ(first_element(model, 1), 512U);
+  EXPECT_EQ(first_element(model, 2), 768U);
+  EXPECT_EQ(first_element(model, 3), 1024U);
+}
+
+}  // namespace
+}  // namespace ballast::engine
