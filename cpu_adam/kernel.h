@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/kernel_moments.h"
@@ -121,7 +122,13 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
 
 template <class Lanes, class Rule, class Weight, class Grad>
 void run(const Coefficients& coefficients, const Streams& s) noexcept {
-  using Ahead = Prefetch<sizeof(typename Weight::Main) == 4 && sizeof(typename Grad::Stored) == 4>;
+  if constexpr (requires { typename Rule::FromGradient; }) {
+    using Other = typename Rule::FromGradient;
+    if (coefficients.first_from_end && !std::is_same_v<Rule, Other>) {
+      return run<Lanes, Other, Weight, Grad>(coefficients, s);
+    }
+  }
+  using Ahead = Prefetch<sizeof(typename Weight::Main) == 4>;
   const Constants<Lanes> k(coefficients);
   const auto a = arrays_of<Weight, Grad>(s);
   const std::size_t size = s.size;
@@ -162,8 +169,8 @@ template <class Lanes>
 constexpr Variant make_variant(Isa isa) {
   Variant v{};
   v.isa = isa;
-  fill_weights<Lanes, AdamWRule>(v.fused[static_cast<int>(Optimizer::adamw)]);
-  fill_weights<Lanes, AdamRule>(v.fused[static_cast<int>(Optimizer::adam)]);
+  fill_weights<Lanes, AdamWRule<>>(v.fused[static_cast<int>(Optimizer::adamw)]);
+  fill_weights<Lanes, AdamRule<>>(v.fused[static_cast<int>(Optimizer::adam)]);
   fill_weights<Lanes, AdagradRule>(v.fused[static_cast<int>(Optimizer::adagrad)]);
   fill_weights<Lanes, LionRule>(v.fused[static_cast<int>(Optimizer::lion)]);
   fill_weights<Lanes, SgdRule>(v.fused[static_cast<int>(Optimizer::sgd)]);

@@ -113,14 +113,13 @@ constexpr std::size_t kBlock = 32;
 static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
 
 /// Asks for the lines that the block some hundred elements further on will need; past the end of an
-/// array that is harmless. The hardware does not keep up with so many streams of two widths by
-/// itself. The distances are measured: README.md.
-template <bool all_wide>
+/// array that is harmless. The hardware does not keep up with so many streams by itself. The
+/// distances are measured: README.md.
+template <bool wide_weights>
 struct Prefetch {
   template <class T>
   static void of(const T* from) {
-    constexpr std::size_t kNear = 256;
-    constexpr std::size_t kBytes = all_wide ? kNear : sizeof(T) == 2 ? 384 : 2048;
+    constexpr std::size_t kBytes = wide_weights || sizeof(T) == 2 ? 384 : 2048;
     const char* ahead = reinterpret_cast<const char*>(from) + kBytes;
     for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
       __builtin_prefetch(ahead + line);

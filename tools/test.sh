@@ -37,6 +37,11 @@ meson test -C build-test --no-rebuild --print-errorlogs
 
 if [ "${1:-}" = "quick" ]; then exit 0; fi
 
+for isa in scalar avx2; do
+  step "test as on a CPU with $isa kernels only"
+  meson test -C build-test --no-rebuild --print-errorlogs --setup "masked_$isa"
+done
+
 step "address and undefined-behaviour sanitizers: gcc"
 configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
 build build-asan
