@@ -128,17 +128,17 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
       return run<Lanes, Other, Weight, Grad>(coefficients, s);
     }
   }
-  using Ahead = Prefetch<sizeof(typename Weight::Main) == 4>;
+  const Prefetch ahead(sizeof(typename Weight::Main) == 4);
   const Constants<Lanes> k(coefficients);
   const auto a = arrays_of<Weight, Grad>(s);
   const std::size_t size = s.size;
   std::size_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
-    Ahead::of(a.main + i);
-    if constexpr (Weight::kStoresCompanion) Ahead::of(a.companion + i);
-    if constexpr (Rule::kFirst) Ahead::of(a.first + i);
-    if constexpr (Rule::kSecond) Ahead::of(a.second + i);
-    Ahead::of(a.gradient + i);
+    ahead.of(a.main + i);
+    if constexpr (Weight::kStoresCompanion) ahead.of(a.companion + i);
+    if constexpr (Rule::kFirst) ahead.of(a.first + i);
+    if constexpr (Rule::kSecond) ahead.of(a.second + i);
+    ahead.of(a.gradient + i);
     for (std::size_t group = 0; group < kBlock; group += Lanes::kWidth) {
       update_at<Lanes, Rule, Weight, Grad>(k, a, i + group);
     }

@@ -15,26 +15,37 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// Elements of one task: small enough to balance, large enough to hide the cost of a task. Chunks
-/// start at multiples of it in the model's numbering, so none crosses a multiple of 2^32.
+/// What threads share out, and what the norm is summed by: small enough for small shards to keep
+/// all threads busy. A thread updates its neighbouring chunks in one go, which gains 4% over chunk
+/// by chunk.
 constexpr Elems kChunk = Elems{64} * 1024;
 static_assert(kChunk % Codes::kBlock == 0);
 
-/// The chunks of `size` elements from number `first` on.
+/// The chunks of `size` elements.
 class Chunks {
  public:
-  Chunks(Elems first, Elems size) : lead_(first % kChunk), size_(size) {}
+  explicit Chunks(Elems size) : size_(size) {}
 
-  [[nodiscard]] Elems count() const { return (lead_ + size_ + kChunk - 1) / kChunk; }
-  [[nodiscard]] Elems start(Elems chunk) const { return chunk == 0 ? 0 : chunk * kChunk - lead_; }
-  [[nodiscard]] Elems length(Elems chunk) const {
-    return std::min(size_, (chunk + 1) * kChunk - lead_) - start(chunk);
-  }
+  [[nodiscard]] Elems count() const { return (size_ + kChunk - 1) / kChunk; }
+  [[nodiscard]] Elems start(Elems chunk) const { return std::min(size_, chunk * kChunk); }
+  /// Elements of chunks [first, last).
+  [[nodiscard]] Elems length(Elems first, Elems last) const { return start(last) - start(first); }
 
  private:
-  Elems lead_;
   Elems size_;
 };
+
+/// Calls `piece(start, count)` for [start, end) of a shard, cut where the number of an element
+/// passes a multiple of 2^32: a kernel sees the lower half of that number.
+void for_pieces(Elems first_element, Elems start, Elems end, const auto& piece) {
+  constexpr Elems kLowerHalf = Elems{1} << 32;
+  while (start < end) {
+    const Elems left = kLowerHalf - (first_element + start) % kLowerHalf;
+    const Elems count = std::min(end - start, left);
+    piece(start, count);
+    start += count;
+  }
+}
 
 template <class Pattern>
 std::uint64_t count_non_finite(const void* gradient, Elems size, Pattern exponent) {
@@ -78,16 +89,18 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
       has_first_moment(hyper.optimizer) || shard.moments.format != Moments::Format::bf16_first
           ? shard.moments.format
           : Moments::Format::f32;
-  const Chunks chunks(shard.first_element, shard.size);
-  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
-    const Elems start = chunks.start(chunk);
-    const Streams streams = piece_of(hyper.optimizer, shard, start, chunks.length(chunk));
+  const auto update = [&](Elems start, Elems count) {
+    const Streams streams = piece_of(hyper.optimizer, shard, start, count);
     if (moments == Moments::Format::f32) return fused(coefficients, streams);
     Coefficients keyed = coefficients;
     key_draws(keyed, hyper.step, static_cast<std::uint32_t>((shard.first_element + start) >> 32));
     const CompressedKernel kernel =
         moments == Moments::Format::bf16_first ? variant.bf16_first : variant.blockwise8;
     kernel(fused, keyed, streams);
+  };
+  const Chunks chunks(shard.size);
+  impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
+    for_pieces(shard.first_element, chunks.start(first), chunks.start(last), update);
   });
 }
 
@@ -95,10 +108,11 @@ void Updater::touch(Optimizer optimizer, const Shard& shard) const {
   const Elems size = shard.size / Codes::kBlock * Codes::kBlock;
   if (size == 0) return;
   require_complete(optimizer, shard);
-  const Chunks chunks(0, size);
-  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
-    const auto arrays = touched_arrays(optimizer, shard, chunks.start(chunk));
-    impl_->variant.touch(arrays.data(), arrays.size(), chunks.length(chunk) / Codes::kBlock);
+  const Chunks chunks(size);
+  impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
+    const auto arrays = touched_arrays(optimizer, shard, chunks.start(first));
+    const Elems rows = chunks.length(first, last) / Codes::kBlock;
+    impl_->variant.touch(arrays.data(), arrays.size(), rows);
   });
 }
 
@@ -108,15 +122,19 @@ GradientStats Updater::gradient_stats(const Gradient& gradient, Elems size) cons
   expects(gradient.data != nullptr, "CPU update: a gradient that is not empty has a null pointer");
   const SquaresKernel squares = impl_->variant.squares[gradient_index(gradient.type)];
   const auto* bytes = static_cast<const std::byte*>(gradient.data);
-  const Chunks chunks(0, size);
+  const Chunks chunks(size);
   std::vector<double> sums(chunks.count());
   std::atomic<std::uint64_t> non_finite{0};
   const DefaultFloatingPoint for_the_total;
-  impl_->workers.for_each(chunks.count(), [&](Elems chunk) {
-    const std::byte* from = bytes + chunks.start(chunk) * size_of(gradient.type);
-    sums[chunk] = squares(from, chunks.length(chunk));
-    if (std::isfinite(sums[chunk])) return;
-    non_finite += count_non_finite(gradient.type, from, chunks.length(chunk));
+  impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
+    for (Elems chunk = first; chunk < last; ++chunk) {
+      const std::byte* from = bytes + chunks.start(chunk) * size_of(gradient.type);
+      const Elems length = chunks.length(chunk, chunk + 1);
+      sums[chunk] = squares(from, length);
+      if (!std::isfinite(sums[chunk])) {
+        non_finite += count_non_finite(gradient.type, from, length);
+      }
+    }
   });
   for (const double sum : sums) stats.sum_of_squares += sum;
   stats.non_finite = non_finite;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <hwloc.h>
+#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
@@ -118,26 +119,26 @@ Workers::Workers(int threads, std::optional<int> numa_node) {
 
 Workers::~Workers() = default;
 
-void Workers::for_each(Elems count, const std::function<void(Elems)>& chunk) const {
-  const auto run = [&chunk](Elems number) {
+void Workers::for_ranges(Elems count,
+                         const std::function<void(Elems first, Elems last)>& range) const {
+  const auto run = [&range](Elems first, Elems last) {
     const DefaultFloatingPoint this_thread;
-    chunk(number);
+    range(first, last);
   };
-  if (arena_ == nullptr || (count == 1 && !node_)) {
-    for (Elems number = 0; number < count; ++number) run(number);
-    return;
-  }
-  // oneTBB orders the chunks after what came before and before what follows. The two atomics say so
+  if (count == 0) return;
+  if (arena_ == nullptr || (count == 1 && !node_)) return run(0, count);
+  // oneTBB orders the ranges after what came before and before what follows. The two atomics say so
   // once more where ThreadSanitizer, which does not see into the library, can read it.
   std::atomic<bool> begun{false};
   std::atomic<Elems> done{0};
-  const auto ordered = [&](Elems number) {
-    if (begun.load(std::memory_order_acquire)) run(number);
-    done.fetch_add(1, std::memory_order_release);
+  const auto ordered = [&](const tbb::blocked_range<Elems>& chunks) {
+    if (begun.load(std::memory_order_acquire)) run(chunks.begin(), chunks.end());
+    done.fetch_add(chunks.size(), std::memory_order_release);
   };
   begun.store(true, std::memory_order_release);
-  arena_->tasks.execute(
-      [&] { tbb::parallel_for(Elems{0}, count, ordered, tbb::static_partitioner()); });
+  arena_->tasks.execute([&] {
+    tbb::parallel_for(tbb::blocked_range<Elems>(0, count), ordered, tbb::static_partitioner());
+  });
   expects(done.load(std::memory_order_acquire) == count, "CPU update: a chunk was left out");
 }
 
@@ -146,9 +147,9 @@ Mapping Workers::allocate(Bytes bytes) const {
   const HostBytes memory = mapping.bytes();
   if (node_ && !memory.empty()) node_->prefer_memory(memory);
   constexpr Bytes kPiece = 2 * kMiB;
-  for_each((memory.size() + kPiece - 1) / kPiece, [&memory](Elems piece) {
-    const Bytes end = std::min<Bytes>(memory.size(), (piece + 1) * kPiece);
-    for (Bytes page = piece * kPiece; page < end; page += kPage) memory[page] = std::byte{0};
+  for_ranges((memory.size() + kPiece - 1) / kPiece, [&memory](Elems first, Elems last) {
+    const Bytes end = std::min<Bytes>(memory.size(), last * kPiece);
+    for (Bytes page = first * kPiece; page < end; page += kPage) memory[page] = std::byte{0};
   });
   return mapping;
 }

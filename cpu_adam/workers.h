@@ -16,10 +16,10 @@ class Workers {
   Workers(int threads, std::optional<int> numa_node);
   ~Workers();
 
-  /// Calls `chunk(0)` ... `chunk(count - 1)`, each once, with rounding to nearest and denormals
-  /// whatever the caller's thread has set; neighbouring chunks tend to meet the same thread.
-  /// Returns when all are done.
-  void for_each(Elems count, const std::function<void(Elems)>& chunk) const;
+  /// Calls `range(first, last)` for ranges of chunks that together are [0, count), each chunk once,
+  /// with rounding to nearest and denormals whatever the caller's thread has set: a range as long
+  /// as possible for each thread. Returns when all are done.
+  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   /// See Updater::allocate.
   [[nodiscard]] Mapping allocate(Bytes bytes) const;

@@ -22,11 +22,6 @@ using cpu_adam::Moments;
 using cpu_adam::Optimizer;
 using cpu_adam::Weights;
 
-/// Array number k starts k times this into its mapping. Mappings of equal size tend to lie a power
-/// of two apart, and arrays at such distances push each other out of the first-level caches of some
-/// CPUs (AMD Zen). A multiple of a cache line that is none of a page.
-constexpr Bytes kSkew = 4096 + 1024;
-
 /// What fills the arrays, over and over, each time in another scale.
 constexpr Elems kTile = Elems{64} * 1024;
 
@@ -172,7 +167,7 @@ class Allocator {
 
  private:
   void* bytes(Bytes count) {
-    const Bytes skew = mappings_.size() * kSkew;
+    const Bytes skew = (mappings_.size() + 1) * cpu_adam::kArraySkew;
     mappings_.push_back(updater_.allocate(skew + count));
     return mappings_.back().bytes().data() + skew;
   }
@@ -237,7 +232,7 @@ cpu_adam::Shard make_shard(const cpu_adam::Updater& updater, const AdamVariant& 
 
 /// Page rounding, skews and shared exponents of all arrays together stay below this and 1/64 of the
 /// rest.
-constexpr Bytes kSlack = 16 * (kSkew * 8 + kPage);
+constexpr Bytes kSlack = 16 * (cpu_adam::kArraySkew * 8 + kPage);
 
 }  // namespace
 

@@ -43,7 +43,7 @@ import sys
 import tempfile
 import time
 
-SKEW = 4096 + 1024  # as in bench_adam_data.cpp
+SKEW = 7 * 4096 + 13 * 64  # cpu_adam::kArraySkew
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 WARM_UPS = 2
 NOISY = 1.2  # best round over worst from which the table warns
@@ -157,7 +157,7 @@ class Memory:
     def tensor(self, size, dtype):
         if self.kind == "torch":
             return self.torch.zeros(size, dtype=dtype)
-        skew = self.made * SKEW
+        skew = (self.made + 1) * SKEW
         self.made += 1
         area = mmap.mmap(-1, skew + size * dtype.itemsize,
                          flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

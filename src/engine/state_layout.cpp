@@ -11,7 +11,7 @@ class Places {
  public:
   StateArray take(Bytes bytes) {
     if (bytes == 0) return {};
-    const Bytes offset = round_up(end_, kStateAlignment) + kStateSkew;
+    const Bytes offset = round_up(end_, kCacheLine) + cpu_adam::kArraySkew;
     end_ = offset + bytes;
     return {offset, bytes};
   }

@@ -7,6 +7,15 @@
 
 namespace ballast::cpu_adam {
 
+/// How far to move each array of a shard from where it would meet the others at a distance that is
+/// a power of two; every array a multiple of it further. An update that walks along arrays so
+/// apart can run at a third of its speed on AMD's Zen: its first cache tells the lines of a set
+/// apart by bits 12 to 27 of the address, in which bit 12 is combined with 27, 13 with 26, 14 with
+/// 25 and so on (Lipp et al., "Take A Way", AsiaCCS 2020). Seven pages keep arrays of 1, 3, 5 and 7
+/// times a power of two apart there, which fewer pages do not; 13 lines spread five arrays evenly
+/// over the sets.
+inline constexpr Bytes kArraySkew = 7 * kPage + 13 * kCacheLine;
+
 /// Where the weights of a shard are and how they are stored. Views: the caller owns the arrays.
 struct Weights {
   enum class Format : std::uint8_t {

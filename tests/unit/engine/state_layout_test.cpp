@@ -54,7 +54,7 @@ TEST(StateLayout, ArraysAreAlignedApartAndInsideWholePages) {
     const auto arrays = arrays_of(layout);
     Bytes end = 0;
     for (const StateArray& array : arrays) {
-      EXPECT_EQ(array.offset % kStateAlignment, 0U);
+      EXPECT_EQ(array.offset % kCacheLine, 0U);
       EXPECT_GE(array.offset, end);
       end = array.offset + array.bytes;
     }
@@ -72,9 +72,9 @@ TEST(StateLayout, ArraysOfWholePagesAreFarFromEachOtherInTheSetsOfTheFirstCache)
     for (const StateArray& array : arrays_of(layout)) {
       if (array.bytes < layout.elements)
         continue;  // exponents, which are read once in 256 elements
-      lines.push_back(array.offset % kPage / kStateAlignment);
+      lines.push_back(array.offset % kPage / kCacheLine);
     }
-    constexpr Bytes kLines = kPage / kStateAlignment;
+    constexpr Bytes kLines = kPage / kCacheLine;
     constexpr Bytes kFar = 12;
     for (std::size_t i = 0; i < lines.size(); ++i) {
       for (std::size_t j = i + 1; j < lines.size(); ++j) {
@@ -116,7 +116,7 @@ double bytes_per_element(DType type, Optimizer optimizer, Format format) {
   const StateLayout layout(type, {optimizer, format}, kElements);
   Bytes sum = layout.weight_bytes;
   for (const StateArray& array : arrays_of(layout)) sum += array.bytes;
-  EXPECT_LE(layout.weight_bytes + layout.state_bytes - sum, 5 * kStateSkew + kPage);
+  EXPECT_LE(layout.weight_bytes + layout.state_bytes - sum, 5 * cpu_adam::kArraySkew + kPage);
   return static_cast<double>(sum) / static_cast<double>(kElements);
 }
 
