@@ -29,7 +29,7 @@
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
 /// - fma(a, b, c), sqrt(a), divide(a, b): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
-/// - where_nan(Float, yes, no), where_zero(Bits below 2^31, yes, no), where_less(Float, Float, yes,
+/// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes,
 /// no):
 ///   Bits by lane; larger(Bits, Bits): unsigned maximum
 /// - Squares: 16 sums of squares in double, see kernel_squares.h

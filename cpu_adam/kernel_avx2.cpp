@@ -9,6 +9,10 @@ namespace {
 struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   static Float fma(Float a, Float b, Float c) { return Float(_mm256_fmadd_ps(a, b, c)); }
   static Float to_float(Bits value) { return Float(_mm256_cvtepi32_ps(value)); }
+  static Bits where_zero(Bits value, Bits yes, Bits no) {
+    const __m256i zero = _mm256_cmpeq_epi32(value, _mm256_setzero_si256());
+    return Bits(_mm256_blendv_epi8(no, yes, zero));
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(_mm256_cvtepu16_epi32(load8(from))); }
   static void narrow(std::uint16_t* to, Bits value) {
     const __m256i low = _mm256_and_si256(value, _mm256_set1_epi32(0xffff));

@@ -18,6 +18,9 @@ alignas(64) constexpr std::uint16_t kDeinterleave[32] = {0,  2,  4,  6,  8,  10,
 struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
   static Float fma(Float a, Float b, Float c) { return Float(_mm512_fmadd_ps(a, b, c)); }
   static Float to_float(Bits value) { return Float(_mm512_cvtepi32_ps(value)); }
+  static Bits where_zero(Bits value, Bits yes, Bits no) {
+    return Bits(_mm512_mask_blend_epi32(_mm512_testn_epi32_mask(value, value), no, yes));
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(_mm512_cvtepu16_epi32(load16(from))); }
   static void narrow(std::uint16_t* to, Bits value) { store16(to, _mm512_cvtepi32_epi16(value)); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {

@@ -11,6 +11,9 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
   static Float sqrt(Float value) { return Float(vsqrtq_f32(value)); }
   static Float divide(Float a, Float b) { return Float(vdivq_f32(a, b)); }
   static Float to_float(Bits value) { return Float(vcvtq_f32_u32(value)); }
+  static Bits where_zero(Bits value, Bits yes, Bits no) {
+    return Bits(vbslq_u32(vceqzq_u32(value), yes, no));
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(vmovl_u16(vld1_u16(from))); }
   static void narrow(std::uint16_t* to, Bits value) { vst1_u16(to, vmovn_u32(value)); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {

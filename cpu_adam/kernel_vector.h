@@ -35,11 +35,6 @@ struct VectorLanes {
   static Bits where_nan(Float value, Bits yes, Bits no) {
     return bits_of(xsimd::select(xsimd::isnan(value), number_of(yes), number_of(no)));
   }
-  static Bits where_zero(Bits value, Bits yes, Bits no) {
-    // As floats, whose only zero below 2^31 this is: xsimd 8.1 cannot select integers on AVX-512.
-    const auto zero = number_of(value) == Float(0.0F);
-    return bits_of(xsimd::select(zero, number_of(yes), number_of(no)));
-  }
   static Bits where_less(Float a, Float b, Bits yes, Bits no) {
     return bits_of(xsimd::select(a < b, number_of(yes), number_of(no)));
   }
