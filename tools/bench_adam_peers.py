@@ -13,6 +13,9 @@ flat parameter, states and gradient in memory:
     deepspeed three passes
                            bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
                            master, master to the bf16 weight (copy_): the job of adamw-bf16
+    deepspeed with clipping
+                           the same with the clip coefficient multiplied into the fp32 gradient
+                           first, as its ZeRO optimizers do; adamw-bf16 always contains it
     torch fused three passes, torch foreach three passes
                            the same around torch.optim.AdamW.step()
     deepspeed fp32         DeepSpeedCPUAdam.step() alone: the job of adamw-fp32
@@ -45,6 +48,7 @@ import time
 
 SKEW = 7 * 4096 + 13 * 64  # cpu_adam::kArraySkew
 HYPER = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+CLIP_COEFFICIENT = 0.37
 WARM_UPS = 2
 NOISY = 1.2  # best round over worst from which the table warns
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -193,10 +197,12 @@ class Peers:
                                                 exp_avg_sq=second)
         self.torch = torch
 
-    def three_passes(self, optimizer):
+    def three_passes(self, optimizer, clipping=False):
         def job():
             with self.torch.no_grad():
                 self.master.grad.copy_(self.gradient16)
+                if clipping:
+                    self.master.grad.mul_(CLIP_COEFFICIENT)
                 optimizer.step()
                 self.weight16.copy_(self.master)
         return job
@@ -205,7 +211,9 @@ class Peers:
         """Name, what does it, Ballast's variant that does the same."""
         optimizers = {"deepspeed": self.deepspeed, "torch fused": self.fused,
                       "torch foreach": self.foreach}
-        return [*((f"{name} three passes", self.three_passes(optimizer), "adamw-bf16")
+        return [("deepspeed with clipping", self.three_passes(self.deepspeed, clipping=True),
+                 "adamw-bf16"),
+                *((f"{name} three passes", self.three_passes(optimizer), "adamw-bf16")
                   for name, optimizer in optimizers.items()),
                 *((f"{name} fp32", optimizer.step, "adamw-fp32")
                   for name, optimizer in optimizers.items())]
