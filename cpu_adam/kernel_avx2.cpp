@@ -55,7 +55,7 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
       sums[2 * part + 1] = _mm256_fmadd_pd(high, high, sums[2 * part + 1]);
     }
     void store(double* to) const {
-      for (int i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, sums[i]);
+      for (std::size_t i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, sums[i]);
     }
   };
 

@@ -14,8 +14,8 @@ namespace {
 constexpr std::size_t kTile = Codes::kBlock;
 
 /// 32 random bits for each of kWidth elements from number `element` on: a keyed integer hash of the
-/// counter, two rounds of xor-shift and multiply with the constants of Wellons' "triple32" family
-/// (hash-prospector, 2018).
+/// counter, two rounds of xor-shift and multiply with constants found with Wellons'
+/// hash-prospector (2018).
 template <class Lanes>
 inline typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
   auto x = Lanes::iota() + Lanes::pattern(element + key[0]);

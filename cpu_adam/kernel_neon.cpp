@@ -52,7 +52,7 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
       sums[2 * part + 1] = vfmaq_f64(sums[2 * part + 1], high, high);
     }
     void store(double* to) const {
-      for (int i = 0; i < 8; ++i) vst1q_f64(to + 2 * i, sums[i]);
+      for (std::size_t i = 0; i < 8; ++i) vst1q_f64(to + 2 * i, sums[i]);
     }
   };
 };
