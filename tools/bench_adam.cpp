@@ -162,6 +162,7 @@ std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& array
   const cpu_adam::Shard& shard = arrays.shard();
   const std::vector<Elems> indices = sample(shard.size);
   std::vector<cpu_adam::Element> before;
+  before.reserve(indices.size());
   for (const Elems index : indices) {
     before.push_back(cpu_adam::read_element(hyper.optimizer, shard, index));
   }
