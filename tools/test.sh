@@ -1,6 +1,7 @@
 #!/bin/sh
-# Everything that must hold before a change is good: format, all quick suites with gcc, the suites
-# that matter again under the sanitizers (thread sanitizer with clang), static analysis.
+# Everything that must hold before a change is good: format, all quick suites with gcc, the same as
+# on CPUs with fewer instruction sets, the suites that matter again under the sanitizers (thread
+# sanitizer with clang), static analysis.
 #
 #   tools/test.sh            all of it
 #   tools/test.sh quick      the suites with gcc only
