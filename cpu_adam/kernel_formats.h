@@ -65,7 +65,7 @@ struct PlainWeights {
   static constexpr bool kStoresCompanion = false;
 
   template <class Lanes>
-  static typename Lanes::Float load(const Main* weight, const Companion*) {
+  static typename Lanes::Float load(const Main* weight, const void*) {
     return Lanes::load(weight);
   }
   template <class Lanes>
@@ -80,10 +80,6 @@ struct Bf16Copy : PlainWeights {
   static constexpr bool kStoresCompanion = true;
 
   template <class Lanes>
-  static typename Lanes::Float load(const Main* weight, const Companion*) {
-    return Lanes::load(weight);
-  }
-  template <class Lanes>
   static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
     const auto bits = Lanes::bits_of(master);
@@ -97,10 +93,6 @@ struct F16Copy : PlainWeights {
   using Companion = std::uint16_t;
   static constexpr bool kStoresCompanion = true;
 
-  template <class Lanes>
-  static typename Lanes::Float load(const Main* weight, const Companion*) {
-    return Lanes::load(weight);
-  }
   template <class Lanes>
   static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
