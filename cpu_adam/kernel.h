@@ -82,10 +82,7 @@ template <class Lanes, class T>
 struct Padded {
   T values[Lanes::kWidth] = {};
 
-  T* fill(const T* from, std::size_t count) {
-    __builtin_memcpy(values, from, count * sizeof(T));
-    return values;
-  }
+  void fill(const T* from, std::size_t count) { __builtin_memcpy(values, from, count * sizeof(T)); }
   void drain(T* to, std::size_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
 };
 

@@ -3,7 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu_adam/kernel_formats.h"
+#include "ballast/core/units.h"
+
 #include "cpu_adam/variant.h"
 
 /// Compressed moments, tile by tile: expand to floats in the first-level cache, update with a fused

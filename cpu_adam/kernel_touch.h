@@ -5,7 +5,6 @@
 
 #include "ballast/core/units.h"
 
-#include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/variant.h"
 
 namespace ballast::cpu_adam {

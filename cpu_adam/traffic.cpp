@@ -4,6 +4,13 @@
 
 namespace ballast::cpu_adam {
 
+Bytes Traffic::bytes_of(std::string_view name) const {
+  for (const Array& array : arrays) {
+    if (array.name == name) return array.bytes;
+  }
+  return 0;
+}
+
 Bytes Traffic::bytes_per_element() const {
   Bytes sum = 0;
   for (const Array& array : arrays) {

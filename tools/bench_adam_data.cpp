@@ -156,10 +156,8 @@ class Allocator {
 
   /// The array called `name` in the variant's traffic; null where the update has none.
   void* array(std::string_view name) {
-    for (const auto& array : variant_.traffic.arrays) {
-      if (array.name == name) return bytes(size_ * array.bytes);
-    }
-    return nullptr;
+    const Bytes each = variant_.traffic.bytes_of(name);
+    return each == 0 ? nullptr : bytes(size_ * each);
   }
   std::uint8_t* exponents() {
     return static_cast<std::uint8_t*>(bytes(Codes::exponents_of(size_)));

@@ -1,5 +1,7 @@
 #include "src/engine/state_layout.h"
 
+#include "ballast/cpu_adam/traffic.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -20,18 +22,6 @@ class Places {
  private:
   Bytes end_ = 0;
 };
-
-Bytes first_moment_bytes(Moments::Format format) {
-  switch (format) {
-    case Moments::Format::f32:
-      return sizeof(float);
-    case Moments::Format::bf16_first:
-      return sizeof(Bf16);
-    case Moments::Format::blockwise8:
-      return sizeof(std::uint8_t);
-  }
-  return 0;
-}
 
 template <class T>
 T* array_in(std::byte* states, const StateArray& array) {
@@ -60,17 +50,18 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
       format(format),
       elements(elements),
       weight_bytes(elements * size_of(type)) {
-  const bool has_first = has_first_moment(format.optimizer);
-  const bool has_second = has_second_moment(format.optimizer);
+  using cpu_adam::Weights;
+  const auto arrays =
+      cpu_adam::traffic(format.optimizer, split ? Weights::Format::split : Weights::Format::plain,
+                        type, format.moments);
   const bool codes = format.moments == Moments::Format::blockwise8;
-  const Bytes second_bytes = codes ? sizeof(std::uint8_t) : sizeof(float);
   const Bytes exponents = codes ? Codes::exponents_of(elements) : 0;
   Places places;
-  remainder = places.take(split ? elements * sizeof(std::uint16_t) : 0);
-  first = places.take(has_first ? elements * first_moment_bytes(format.moments) : 0);
-  second = places.take(has_second ? elements * second_bytes : 0);
-  first_exponents = places.take(has_first ? exponents : 0);
-  second_exponents = places.take(has_second ? exponents : 0);
+  remainder = places.take(elements * arrays.bytes_of("r"));
+  first = places.take(elements * arrays.bytes_of("m"));
+  second = places.take(elements * arrays.bytes_of("v"));
+  first_exponents = places.take(first.bytes > 0 ? exponents : 0);
+  second_exponents = places.take(second.bytes > 0 ? exponents : 0);
   state_bytes = round_up(places.end(), kPage);
 }
 

@@ -24,6 +24,8 @@ struct Traffic {
 
   std::vector<Array> arrays;  ///< those that the update uses, in the order of their kernel
 
+  /// Of one element of the array called `name`; 0 when the update has none.
+  [[nodiscard]] Bytes bytes_of(std::string_view name) const;
   /// Read plus written.
   [[nodiscard]] Bytes bytes_per_element() const;
   /// What the arrays take in memory.
