@@ -81,7 +81,8 @@ std::vector<Backend> probe_backends() {
   return backends;
 }
 
-std::unique_ptr<Queue> make_queue(const QueueOptions& options) {
+std::unique_ptr<Queue> make_queue(const QueueOptions& options,
+                                  const Registration& /*registration*/) {
   if (options.backend == "auto") return make_first_usable(options);
   std::vector<std::string> names = {"auto"};
   std::string choices = "auto";

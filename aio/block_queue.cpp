@@ -24,6 +24,7 @@ constexpr unsigned kMaxDepth = 16384;
 /// error after some seconds of nothing but refusals.
 constexpr auto kRefusalPause = std::chrono::microseconds(100);
 constexpr unsigned kMaxRefusals = 20000;
+constexpr auto kPatience = std::chrono::milliseconds(1000);
 
 std::string describe(const Request& request) {
   return fmt::format("{} {} offset={} length={}",
@@ -124,6 +125,18 @@ Ticket BlockQueue::submit(Request request) {
   return ticket;
 }
 
+std::vector<Ticket> BlockQueue::submit(std::span<Request> requests) {
+  for (const Request& request : requests) validate(request);
+  std::vector<Ticket> tickets;
+  for (Request& request : requests) tickets.push_back(submit(std::move(request)));
+  return tickets;
+}
+
+void BlockQueue::cancel() {
+  const std::scoped_lock lock(mutex_);
+  cancelled_ = true;
+}
+
 Completion BlockQueue::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
   const auto found = transfers_.find(ticket.id);
@@ -150,7 +163,7 @@ void BlockQueue::run() {
     start_blocks();
     if (stopping && idle_.size() == depth_) return;
     finished.clear();
-    transport_->reap(finished);
+    transport_->reap(finished, 1, kPatience);
     for (Block* block : finished) finish(static_cast<Piece&>(*block));
   }
 }

@@ -26,7 +26,9 @@ class BlockQueue final : public Queue {
   ~BlockQueue() override;
 
   Ticket submit(Request request) override;
+  std::vector<Ticket> submit(std::span<Request> requests) override;
   Completion wait(Ticket ticket) override;
+  void cancel() override;
   [[nodiscard]] std::string_view backend() const override { return backend_; }
   [[nodiscard]] QueueCounters counters() const override;
 
@@ -67,6 +69,7 @@ class BlockQueue final : public Queue {
   std::uint64_t last_id_ = 0;
   QueueCounters counters_;
   bool stopping_ = false;
+  bool cancelled_ = false;
 
   // owner
   Backlog reads_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <vector>
 
@@ -32,9 +33,11 @@ class Transport {
   /// failure to begin is the block's result too.
   virtual void start(Block& block) = 0;
 
-  /// Blocks until a started block is finished or wake() was called since the last reap(). Appends
-  /// the finished blocks, in any order.
-  virtual void reap(std::vector<Block*>& finished) = 0;
+  /// Blocks until `wanted` of the started blocks are finished (at least one is in flight for each
+  /// that is wanted), wake() was called since the last reap(), or `patience` is over; may return
+  /// earlier. Appends the finished blocks, in any order.
+  virtual void reap(std::vector<Block*>& finished, unsigned wanted,
+                    std::chrono::milliseconds patience) = 0;
 
   /// Makes the present or next reap() return. Thread-safe.
   virtual void wake() noexcept = 0;

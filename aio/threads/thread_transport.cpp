@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -43,9 +44,10 @@ class ThreadTransport final : public Transport {
     has_started_.notify_one();
   }
 
-  void reap(std::vector<Block*>& finished) override {
+  void reap(std::vector<Block*>& finished, unsigned wanted,
+            std::chrono::milliseconds patience) override {
     std::unique_lock lock(mutex_);
-    has_finished_.wait(lock, [&] { return woken_ || !done_.empty(); });
+    has_finished_.wait_for(lock, patience, [&] { return woken_ || done_.size() >= wanted; });
     woken_ = false;
     finished.insert(finished.end(), done_.begin(), done_.end());
     done_.clear();

@@ -64,7 +64,8 @@ class UringTransport final : public Transport {
     unsent_.push_back(&block);
   }
 
-  void reap(std::vector<Block*>& finished) override {
+  void reap(std::vector<Block*>& finished, unsigned /*wanted*/,
+            std::chrono::milliseconds /*patience*/) override {
     if (broken_ == 0) {
       submit_and_wait();
     } else if (refused_.empty()) {

@@ -49,8 +49,9 @@ class FaultyTransport final : public aio::Transport {
     carried_.emplace(shadow.get(), std::move(shadow));
   }
 
-  void reap(std::vector<aio::Block*>& finished) override {
-    if (held_.empty() || !carried_.empty()) reap_inner();
+  void reap(std::vector<aio::Block*>& finished, unsigned wanted,
+            std::chrono::milliseconds patience) override {
+    if (held_.empty() || !carried_.empty()) reap_inner(wanted, patience);
     std::vector<Held> still_held;
     for (auto it = held_.rbegin(); it != held_.rend(); ++it) {
       if (it->reaps_left == 0 || carried_.empty()) {
@@ -75,9 +76,9 @@ class FaultyTransport final : public aio::Transport {
     unsigned reaps_left;
   };
 
-  void reap_inner() {
+  void reap_inner(unsigned wanted, std::chrono::milliseconds patience) {
     std::vector<aio::Block*> shadows;
-    inner_->reap(shadows);
+    inner_->reap(shadows, wanted, patience);
     for (aio::Block* block : shadows) {
       auto* shadow = static_cast<Shadow*>(block);
       shadow->original->result = std::min(shadow->result, static_cast<long>(shadow->reported));

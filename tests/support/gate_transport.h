@@ -57,9 +57,11 @@ class GateTransport final : public aio::Transport {
     }
     gate_.changed_.notify_all();
   }
-  void reap(std::vector<aio::Block*>& finished) override {
+  void reap(std::vector<aio::Block*>& finished, unsigned /*wanted*/,
+            std::chrono::milliseconds patience) override {
     std::unique_lock lock(gate_.mutex_);
-    gate_.changed_.wait(lock, [&] { return gate_.woken_ || !gate_.finished_.empty(); });
+    gate_.changed_.wait_for(lock, patience,
+                            [&] { return gate_.woken_ || !gate_.finished_.empty(); });
     gate_.woken_ = false;
     finished.swap(gate_.finished_);
   }

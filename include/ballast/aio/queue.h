@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,9 @@ struct Request {
   const File* file = nullptr;
   Bytes offset = 0;
   Lease lease;
+  /// A read that nobody waits for yet: started after the reads that somebody does, before writes.
+  /// wait() lifts it.
+  bool ahead = false;
 };
 
 /// Names a submitted request; good for one wait().
@@ -29,17 +33,20 @@ struct Ticket {
 
 /// How a request ended: a value, never an exception. Complete success is `error_number == 0` and
 /// `transferred` equal to the requested length; short transfers have been continued, EINTR and
-/// EAGAIN retried, so anything else is final. A read past the end of the file is EIO.
+/// EAGAIN retried, so anything else is final. A read past the end of the file is EIO, a request
+/// that was cancelled ECANCELED, one that the device never answered ETIMEDOUT.
 struct [[nodiscard]] Completion {
   Direction direction = Direction::read;
   int error_number = 0;
+  bool end_of_file = false;  ///< why EIO: the file ended (was truncated) inside the range
   Bytes transferred = 0;
   Bytes offset = 0;
   Bytes length = 0;
+  double seconds = 0.0;  ///< from submit to the end of the last block
   std::string file;
 
   [[nodiscard]] bool ok() const { return error_number == 0 && transferred == length; }
-  /// Throws Error(io) "<stage>: write FILE offset=.. length=..: <strerror>" unless ok().
+  /// Throws Error(io) "<stage>: write FILE offset=.. length=..: <cause>" unless ok().
   void check(std::string_view stage) const;
 };
 
@@ -50,10 +57,15 @@ struct QueueCounters {
   std::uint64_t blocks = 0;
   /// Blocks that came back short and were continued.
   std::uint64_t continued = 0;
+  /// Times that blocks were handed to the backend; `blocks` / `batches` is what one hand-over
+  /// carries on average.
+  std::uint64_t batches = 0;
 };
 
-/// Asynchronous transfers to and from files. Thread-safe: several lanes may share one queue. Reads
-/// are started before queued writes. The destructor finishes what was submitted.
+/// Asynchronous transfers to and from the files of one device. Thread-safe: several lanes may share
+/// one queue. Queued requests are started in this order: reads that somebody waits for, reads
+/// ahead, writes; first come, first served among equals. The destructor carries out what was
+/// submitted; call cancel() before it for a quick end.
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -65,20 +77,41 @@ class Queue {
   /// finished, before wait() returns. Throws Error(state) when offset, length or address break
   /// file.alignment(), or the range lies outside the file.
   [[nodiscard]] virtual Ticket submit(Request request) = 0;
+  /// All of them at once, for less; tickets in the same order. All or none: throws before any is
+  /// taken.
+  [[nodiscard]] virtual std::vector<Ticket> submit(std::span<Request> requests) = 0;
 
   /// Blocks until the request is finished. Each ticket is waited for once.
   virtual Completion wait(Ticket ticket) = 0;
 
-  /// "io_uring" or "threads".
+  /// Ends all requests with ECANCELED but for their blocks that are at the device already, which
+  /// are waited for. Later requests end so too. For shutdown; returns at once.
+  virtual void cancel() = 0;
+
+  /// "io_uring", "threads" or "null".
   [[nodiscard]] virtual std::string_view backend() const = 0;
   [[nodiscard]] virtual QueueCounters counters() const = 0;
 };
 
-/// Settings of a queue; DeepSpeed's `aio` section.
+/// Settings of a queue; DeepSpeed's `aio` section and more.
 struct QueueOptions {
-  std::string backend = "auto";  ///< auto, io_uring or threads
-  Bytes block_bytes = 1 * kMiB;  ///< largest single transfer
-  unsigned depth = 32;           ///< blocks in flight
+  std::string backend = "auto";       ///< auto, io_uring, threads or null
+  Bytes block_bytes = 1 * kMiB;       ///< largest single transfer
+  unsigned depth = 32;                ///< blocks in flight, at most
+  Bytes in_flight_bytes = 64 * kMiB;  ///< bytes in flight, at most (but always one block)
+  double stall_seconds = 30.0;        ///< a block that takes longer is warned of
+  double abandon_seconds = 300.0;     ///< one that takes this long fails with ETIMEDOUT
+  bool sqpoll = false;                ///< io_uring: a kernel thread submits (IORING_SETUP_SQPOLL)
+  bool iopoll = false;                ///< io_uring: completions are polled for, not interrupts
+};
+
+/// What a queue may prepare once instead of for every transfer: io_uring keeps the files open and
+/// the memory pinned (IORING_REGISTER_FILES, IORING_REGISTER_BUFFERS). Other files and memory work
+/// too. Both must outlive the queue. Memory that cannot be registered (RLIMIT_MEMLOCK) is logged
+/// once and used unregistered.
+struct Registration {
+  std::vector<const File*> files;
+  std::vector<HostBytes> memory;
 };
 
 /// One way of doing asynchronous I/O and whether this machine offers it.
@@ -89,12 +122,15 @@ struct Backend {
 };
 
 /// Every backend in order of preference, probed now: io_uring is refused with the reason when it is
-/// compiled out, denied by seccomp or sysctl, or lacks an opcode. The environment variable
-/// BALLAST_IO_DISABLE (a backend's name) makes its probe fail, for tests.
+/// compiled out, denied by seccomp or sysctl, or lacks an opcode. The last one, "null", moves
+/// nothing and is never chosen by "auto": it shows what the queue itself costs. The environment
+/// variable BALLAST_IO_DISABLE (a backend's name) makes its probe fail, for tests.
 std::vector<Backend> probe_backends();
 
 /// Makes a queue. "auto" takes the first usable backend and logs why a better one was refused; a
-/// name that is not usable throws Error(io) with the reason.
-std::unique_ptr<Queue> make_queue(const QueueOptions& options);
+/// name that is not usable throws Error(io) with the reason. The environment variable
+/// BALLAST_IO_FAULTS (aio/README.md) makes the device misbehave, for tests; it is warned of.
+std::unique_ptr<Queue> make_queue(const QueueOptions& options,
+                                  const Registration& registration = {});
 
 }  // namespace ballast::aio

@@ -68,6 +68,12 @@ class FaultyQueue final : public aio::Queue {
     if (read) reads_[ticket.id] = {data, offset};
     return ticket;
   }
+  std::vector<aio::Ticket> submit(std::span<aio::Request> requests) override {
+    std::vector<aio::Ticket> tickets;
+    for (aio::Request& request : requests) tickets.push_back(submit(std::move(request)));
+    return tickets;
+  }
+  void cancel() override { below_->cancel(); }
   aio::Completion wait(aio::Ticket ticket) override {
     aio::Completion completion = below_->wait(ticket);
     const auto read = reads_.find(ticket.id);
