@@ -33,7 +33,7 @@ cpu_adam::Hyper make_hyper(const Blueprint& blueprint, const config::OptimizerSe
 
 std::filesystem::path swap_directory(const config::Config& config) {
   for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
-    if (!section->nvme_path.empty()) return section->nvme_path;
+    if (!section->nvme_path.empty()) return section->nvme_path.front();
   }
   return config.ballast.out;
 }
@@ -63,9 +63,10 @@ class Engine::Impl {
 
   void start(const WeightSource& source) {
     expects(!executor_, "engine: started twice");
-    store_ = std::make_unique<state::Store>(
-        blueprint_.schedule, *device_, swap_directory(config_),
-        aio::QueueOptions{config_.aio.backend, config_.aio.block_size, config_.aio.queue_depth});
+    store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_directory(config_),
+                                            aio::QueueOptions{.backend = config_.aio.backend,
+                                                              .block_bytes = config_.aio.block_size,
+                                                              .depth = config_.aio.queue_depth});
     machine_.emplace(Machine{.config = config_,
                              .blueprint = blueprint_,
                              .device = *device_,
