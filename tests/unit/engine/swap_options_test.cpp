@@ -21,7 +21,7 @@ std::vector<std::string> directories(const state::SwapOptions& options) {
 }
 
 TEST(SwapOptions, TakeTheRunDirectoryWhenNoPathIsGiven) {
-  const auto swap = options({});
+  const auto swap = options({"aio.any_file_system=false"});
   EXPECT_EQ(directories(swap), std::vector<std::string>{"/run"});
   EXPECT_TRUE(swap.paths[0].made_later);
   EXPECT_EQ(swap.access, aio::File::Access::direct);
