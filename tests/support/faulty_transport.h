@@ -78,7 +78,8 @@ class FaultyTransport final : public aio::Transport {
 
   void reap_inner(unsigned wanted, std::chrono::milliseconds patience) {
     std::vector<aio::Block*> shadows;
-    inner_->reap(shadows, wanted, patience);
+    const auto carried = static_cast<unsigned>(carried_.size());
+    inner_->reap(shadows, held_.empty() ? std::min(wanted, carried) : 1, patience);
     for (aio::Block* block : shadows) {
       auto* shadow = static_cast<Shadow*>(block);
       shadow->original->result = std::min(shadow->result, static_cast<long>(shadow->reported));
