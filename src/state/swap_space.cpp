@@ -14,10 +14,6 @@
 namespace ballast::state {
 namespace {
 
-/// Runs that are written with one hand-over to the queue: few, so that the device has work while
-/// the next ones are summed up.
-constexpr std::size_t kRunsTogether = 4;
-
 /// The kernel takes registered buffers of at most 1 GiB.
 std::vector<HostBytes> slices(std::span<const HostBytes> memory) {
   std::vector<HostBytes> found;
@@ -155,12 +151,11 @@ SwapSpace::~SwapSpace() {
 
 void SwapSpace::write(std::size_t extent, HostBytes data, std::uint64_t version) {
   expects(data.size() == stripe_.extent_bytes(extent), "swap space: not the extent's size");
-  const std::span<const Run> runs = stripe_.runs(extent);
   Transfers transfers(*this, aio::Direction::write, false);
-  for (std::size_t first = 0; first < runs.size(); first += kRunsTogether) {
-    const auto group = runs.subspan(first, std::min(kRunsTogether, runs.size() - first));
-    for (const Run& run : group) seal(extent, run, data, version);
-    transfers.submit(group, data);
+  // One by one: the device has work while the next checksum is computed.
+  for (const Run& run : stripe_.runs(extent)) {
+    seal(extent, run, data, version);
+    transfers.submit({&run, 1}, data);
   }
   transfers.finish("writeback", [](const Run&) {});
 }
