@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
 #include "aio/backends.h"
 #include "aio/uring/ring.h"
@@ -184,10 +186,18 @@ class UringTransport final : public Transport {
         continue;
       }
       block->result = cqe->res;
+      if (polls_ && cqe->res == -EOPNOTSUPP) explain_no_polling();
       finished.push_back(block);
     }
     io_uring_cq_advance(ring_.get(), seen);
     if (woken && broken_ == 0) watch_wake();
+  }
+
+  void explain_no_polling() {
+    if (std::exchange(explained_, true)) return;
+    log(LogLevel::warning,
+        "aio: completions cannot be polled for here: the file is not open for direct I/O, or the "
+        "device has no poll queues (NVMe: nvme.poll_queues at boot); set aio.iopoll to false");
   }
 
   void refuse(Block& block) {
@@ -196,6 +206,7 @@ class UringTransport final : public Transport {
   }
 
   const bool polls_;
+  bool explained_ = false;
   Ring ring_;
   RegisteredResources registered_;
   WakeEvent wake_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
@@ -74,6 +75,18 @@ TEST_F(RegistrationTest, ASubmittingKernelThreadGivesTheSameBytes) {
   }
   const test::AlignedBytes in(16 * kPage);
   for (int i = 0; i < 50; ++i) round_trip(*queue, file_, data_.view(), in.view());
+}
+
+/// Buffered files cannot be polled on any device.
+TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
+  const test::CapturedLog log;
+  const auto queue = make_queue({.backend = "io_uring", .depth = 2, .iopoll = true});
+  for (int i = 0; i < 2; ++i) {
+    const Ticket ticket = queue->submit({Direction::read, &file_, 0, Lease(data_.view())});
+    EXPECT_EQ(queue->wait(ticket).error_number, EOPNOTSUPP);
+  }
+  EXPECT_NE(log.text().find("completions cannot be polled for here"), std::string::npos);
+  EXPECT_EQ(std::ranges::count(log.text(), '\n'), 1);
 }
 
 #define CHECK_OR_EXIT(condition)              \
