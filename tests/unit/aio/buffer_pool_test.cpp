@@ -16,7 +16,7 @@ namespace {
 
 TEST(BufferPool, LendsEveryPieceOfOneMappingOnce) {
   BufferPool pool(5, 3 * kPage - 1, "test");
-  EXPECT_EQ(pool.memory().size(), 5 * 3 * kPage);
+  EXPECT_EQ(pool.memory().size(), 15 * kPage);
   std::vector<Lease> leases;
   std::set<std::byte*> starts;
   for (int i = 0; i < 5; ++i) {
@@ -43,6 +43,7 @@ TEST(BufferPool, AnAcquireWaitsForALeaseToEnd) {
   std::atomic<int> in_use = 0;
   std::atomic<bool> too_many = false;
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 500; ++i) {
