@@ -222,14 +222,19 @@ TEST_F(SwapSpaceTest, AFailedTransferIsToldOnceAllHaveEnded) {
 }
 
 TEST_F(SwapSpaceTest, ASubmitThatThrowsLeavesNoTransferBehind) {
+  int submitted = 0;
   int waited = 0;
-  faults[1]->after_wait = [&](aio::Completion&) { ++waited; };
-  faults[0]->after_wait = faults[1]->after_wait;
-  // Path 0 takes its requests, path 1 does not.
-  faults[1]->drop = [](const aio::Request&) -> bool { throw Error(ErrorCategory::state, "no"); };
+  for (FaultyQueue* queue : faults) {
+    queue->after_wait = [&](aio::Completion&) { ++waited; };
+    queue->drop = [&](const aio::Request&) -> bool {
+      if (++submitted == 3) throw Error(ErrorCategory::state, "no");
+      return false;
+    };
+  }
   const Memory memory(extents[2]);
   EXPECT_THROW(swap->write(2, memory.view(), 1), Error);
-  EXPECT_EQ(waited, 1);
+  EXPECT_EQ(submitted, 3);
+  EXPECT_EQ(waited, 2);
 }
 
 TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsABrokenPromise) {
