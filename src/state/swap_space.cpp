@@ -14,17 +14,6 @@
 namespace ballast::state {
 namespace {
 
-/// The kernel takes registered buffers of at most 1 GiB.
-std::vector<HostBytes> slices(std::span<const HostBytes> memory) {
-  std::vector<HostBytes> found;
-  for (const HostBytes part : memory) {
-    for (std::size_t start = 0; start < part.size(); start += kGiB) {
-      found.push_back(part.subspan(start, std::min<std::size_t>(kGiB, part.size() - start)));
-    }
-  }
-  return found;
-}
-
 std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
                                                       std::span<const HostBytes> staging) {
   std::vector<std::unique_ptr<SwapDevice>> devices;
@@ -33,7 +22,8 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
     auto device = std::make_unique<SwapDevice>(SwapDevice{
         aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p), plan.options.access),
         nullptr});
-    device->queue = aio::make_queue(path.io, {.files = {&device->file}, .memory = slices(staging)});
+    device->queue = aio::make_queue(
+        path.io, {.files = {&device->file}, .memory = {staging.begin(), staging.end()}});
     devices.push_back(std::move(device));
   }
   return devices;
