@@ -9,6 +9,7 @@
 
 #include "aio/backends.h"
 #include "aio/block_queue.h"
+#include "aio/faults/faulty_transport.h"
 
 namespace ballast::aio {
 namespace {
@@ -47,7 +48,9 @@ Backend probe(const Entry& entry) {
 }
 
 std::unique_ptr<Queue> make_with(const Entry& entry, const QueueOptions& options) {
-  return std::make_unique<BlockQueue>(std::string(entry.name), options, entry.make);
+  return std::make_unique<BlockQueue>(std::string(entry.name), options, [&](unsigned depth) {
+    return with_faults_from_environment(entry.make(depth));
+  });
 }
 
 std::unique_ptr<Queue> make_first_usable(const QueueOptions& options) {
