@@ -85,7 +85,8 @@ TEST(FaultPlan, ChanceFollowsFromTheSeed) {
   };
   EXPECT_EQ(hits("eio:percent=30:seed=7"), hits("eio:percent=30:seed=7"));
   EXPECT_NE(hits("eio:percent=30:seed=7"), hits("eio:percent=30:seed=8"));
-  const auto count = std::count(hits("eio:percent=30").begin(), hits("eio:percent=30").end(), EIO);
+  const std::vector<int> third = hits("eio:percent=30");
+  const auto count = std::count(third.begin(), third.end(), EIO);
   EXPECT_GT(count, 200);
   EXPECT_LT(count, 400);
   EXPECT_EQ(hits("eio:percent=100"), std::vector<int>(1000, EIO));
