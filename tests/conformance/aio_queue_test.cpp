@@ -18,17 +18,15 @@
 
 #include "aio/backends.h"
 #include "aio/block_queue.h"
+#include "aio/faults/faulty_transport.h"
 #include "tests/support/aligned_bytes.h"
 #include "tests/support/direct_io.h"
-#include "tests/support/faulty_transport.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::aio {
 namespace {
 
 using test::AlignedBytes;
-using test::Fault;
-using test::FaultyTransport;
 using test::TempDir;
 
 /// A backend, alone or behind a transport that spoils blocks in every way that a queue must mend.
