@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -146,6 +147,17 @@ File File::create_anonymous(const std::filesystem::path& directory, Bytes size, 
       throw Error(ErrorCategory::io,
                   fmt::format("{}: cannot allocate {}", place, format_bytes(size)), error_number);
   }
+}
+
+File File::create_in_memory(Bytes size) {
+  const std::string place = "memory";
+  require_size_limit(place, size);
+  Descriptor file(memfd_create("ballast", MFD_CLOEXEC));
+  if (!file.is_open() || ftruncate(file.number(), static_cast<off_t>(size)) != 0) {
+    throw Error(ErrorCategory::io,
+                fmt::format("cannot make a file of {} in memory", format_bytes(size)), errno);
+  }
+  return {std::move(file), place, size, 1};
 }
 
 File File::open(const std::filesystem::path& path, bool writable, Access access) {

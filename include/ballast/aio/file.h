@@ -29,6 +29,10 @@ class File {
   static void check_anonymous(const std::filesystem::path& directory, Bytes size,
                               Access access = Access::direct);
 
+  /// A file of `size` bytes in memory (memfd), which it takes as it is written: for measuring and
+  /// trying without a disk. Throws Error(io).
+  static File create_in_memory(Bytes size);
+
   /// An existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);

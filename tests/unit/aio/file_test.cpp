@@ -1,5 +1,6 @@
 #include "ballast/aio/file.h"
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -152,6 +153,16 @@ TEST(File, ZerosAreWrittenWhereTheFileSystemCannotAllocate) {
   EXPECT_EQ(status.st_size, static_cast<off_t>(size));
   EXPECT_GE(status.st_blocks * 512, static_cast<off_t>(size));
   EXPECT_EQ(write_zeros(-1, size, 1), EBADF);
+}
+
+TEST(File, InMemoryHasItsSizeAndNoAlignmentAndKeepsWhatIsWritten) {
+  const File file = File::create_in_memory(3 * kMiB);
+  EXPECT_EQ(file.size(), 3 * kMiB);
+  EXPECT_EQ(file.alignment(), 1U);
+  ASSERT_EQ(pwrite(file.descriptor(), "words", 5, 2 * kMiB), 5);
+  std::array<char, 5> read{};
+  ASSERT_EQ(pread(file.descriptor(), read.data(), read.size(), 2 * kMiB), 5);
+  EXPECT_EQ(std::string(read.data(), read.size()), "words");
 }
 
 }  // namespace
