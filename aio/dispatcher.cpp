@@ -89,7 +89,7 @@ bool Dispatcher::run(Transport& transport) {
         return false;
       }
     }
-    if (!table_.may_sleep(has_room())) continue;
+    if (!table_.may_sleep(has_room() || cancelled_)) continue;
     finished.clear();
     transport.reap(finished, wanted(), idle() ? kForever : tick_);
     now_ = Clock::now();
