@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -14,27 +16,55 @@
 namespace ballast::aio {
 namespace {
 
+using Make = std::unique_ptr<Transport> (*)(unsigned depth, const QueueOptions& options,
+                                            const Registration& registration);
+
 /// A way of carrying blocks. `probe` returns what was chosen or throws Error(io) with the reason.
 struct Entry {
   std::string_view name;
   std::string (*probe)();
-  std::unique_ptr<Transport> (*make)(unsigned depth);
+  Make make;
+  unsigned max_depth;
+  bool automatic;  ///< a choice for "auto"
 };
 
 std::string probe_threads() {
-  return "pread and pwrite on a pool of threads";
+  return fmt::format("pread and pwrite on up to {} threads", kMaxThreads);
 }
 
+std::string probe_null() {
+  return "moves nothing; measures the queue itself";
+}
+
+std::unique_ptr<Transport> make_threads(unsigned depth, const QueueOptions& /*options*/,
+                                        const Registration& /*registration*/) {
+  return make_thread_transport(depth);
+}
+
+std::unique_ptr<Transport> make_null(unsigned /*depth*/, const QueueOptions& /*options*/,
+                                     const Registration& /*registration*/) {
+  return make_null_transport();
+}
+
+constexpr unsigned kAnyDepth = std::numeric_limits<unsigned>::max();
+
 /// In order of preference.
-constexpr std::array<Entry, 2> kBackends = {{
-    {"io_uring", probe_uring, make_uring_transport},
-    {"threads", probe_threads, make_thread_transport},
+constexpr std::array<Entry, 3> kBackends = {{
+    {"io_uring", probe_uring, make_uring_transport, kAnyDepth, true},
+    {"threads", probe_threads, make_threads, kMaxThreads, true},
+    {"null", probe_null, make_null, kAnyDepth, false},
 }};
+
+/// Whether the environment names it, alone or in a list with commas.
+bool disabled(std::string_view name) {
+  const char* const value = std::getenv("BALLAST_IO_DISABLE");
+  const std::string list = fmt::format(",{},", value == nullptr ? "" : value);
+  return list.find(fmt::format(",{},", name)) != std::string::npos;
+}
 
 Backend probe(const Entry& entry) {
   Backend backend{.name = std::string(entry.name), .usable = false, .reason = {}};
-  const char* disabled = std::getenv("BALLAST_IO_DISABLE");
-  if (disabled != nullptr && entry.name == disabled) {
+  if (disabled(entry.name)) {
     backend.reason = "disabled by the environment variable BALLAST_IO_DISABLE";
     return backend;
   }
@@ -47,19 +77,23 @@ Backend probe(const Entry& entry) {
   return backend;
 }
 
-std::unique_ptr<Queue> make_with(const Entry& entry, const QueueOptions& options) {
+std::unique_ptr<Queue> make_with(const Entry& entry, QueueOptions options,
+                                 const Registration& registration) {
+  options.depth = std::min(options.depth, entry.max_depth);
   return std::make_unique<BlockQueue>(std::string(entry.name), options, [&](unsigned depth) {
-    return with_faults_from_environment(entry.make(depth));
+    return with_faults_from_environment(entry.make(depth, options, registration));
   });
 }
 
-std::unique_ptr<Queue> make_first_usable(const QueueOptions& options) {
+std::unique_ptr<Queue> make_first_usable(const QueueOptions& options,
+                                         const Registration& registration) {
   std::string refusals;
   for (const Entry& entry : kBackends) {
+    if (!entry.automatic) continue;
     Backend backend = probe(entry);
     if (backend.usable) {
       try {
-        auto queue = make_with(entry, options);
+        auto queue = make_with(entry, options, registration);
         if (!refusals.empty()) {
           log(LogLevel::info, fmt::format("aio: using {} because {}", entry.name, refusals));
         }
@@ -84,15 +118,14 @@ std::vector<Backend> probe_backends() {
   return backends;
 }
 
-std::unique_ptr<Queue> make_queue(const QueueOptions& options,
-                                  const Registration& /*registration*/) {
-  if (options.backend == "auto") return make_first_usable(options);
+std::unique_ptr<Queue> make_queue(const QueueOptions& options, const Registration& registration) {
+  if (options.backend == "auto") return make_first_usable(options, registration);
   std::vector<std::string> names = {"auto"};
   std::string choices = "auto";
   for (const Entry& entry : kBackends) {
     if (options.backend == entry.name) {
       const Backend backend = probe(entry);
-      if (backend.usable) return make_with(entry, options);
+      if (backend.usable) return make_with(entry, options, registration);
       throw Error(ErrorCategory::io,
                   fmt::format("aio backend {} is not usable here: {}; choose auto to fall back",
                               entry.name, backend.reason));

@@ -11,10 +11,19 @@ namespace ballast::aio {
 /// reason when it is not usable.
 std::string probe_uring();
 
-/// A transport over io_uring with room for `depth` blocks. Throws Error(io).
-std::unique_ptr<Transport> make_uring_transport(unsigned depth);
+/// A transport over io_uring with room for `depth` blocks; of `options` it heeds sqpoll and iopoll.
+/// Throws Error(io).
+std::unique_ptr<Transport> make_uring_transport(unsigned depth, const QueueOptions& options = {},
+                                                const Registration& registration = {});
 
-/// A transport over threads that pread and pwrite, one per block in flight. Throws Error(io).
+/// More threads than this gain nothing on any device.
+inline constexpr unsigned kMaxThreads = 64;
+
+/// A transport over `depth` (at most kMaxThreads) threads that pread and pwrite, so that every
+/// block in flight is at the device. Throws Error(io).
 std::unique_ptr<Transport> make_thread_transport(unsigned depth);
+
+/// A transport that says done to everything and moves nothing.
+std::unique_ptr<Transport> make_null_transport();
 
 }  // namespace ballast::aio

@@ -10,31 +10,17 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "ballast/aio/file_system.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
 #include "aio/allocate.h"
+#include "aio/nameless.h"
 
 namespace ballast::aio {
 namespace {
-
-/// Closes on the way out of a failure.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int get() const { return value_; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
 
 Error no_direct_io(const std::string& place) {
   return {ErrorCategory::io,
@@ -50,20 +36,6 @@ Error file_too_large(const std::string& place, Bytes size, std::string_view limi
           EFBIG};
 }
 
-void require_directory(const std::string& place) {
-  struct stat status {};
-  if (stat(place.c_str(), &status) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) {
-      throw Error(ErrorCategory::io, place + ": no such directory; create it or choose another",
-                  errno);
-    }
-    throw Error(ErrorCategory::io, place + ": cannot be looked up", errno);
-  }
-  if (!S_ISDIR(status.st_mode)) {
-    throw Error(ErrorCategory::io, place + " is not a directory; choose one", ENOTDIR);
-  }
-}
-
 /// Refuses what the file-size limit would stop later, with SIGXFSZ.
 void require_size_limit(const std::string& place, Bytes size) {
   rlimit limit{};
@@ -73,13 +45,6 @@ void require_size_limit(const std::string& place, Bytes size) {
                        fmt::format("the file-size limit of {} bytes; raise it with 'ulimit -f "
                                    "unlimited'",
                                    limit.rlim_cur));
-}
-
-/// Free bytes for this user, or nothing when the file system does not say.
-std::optional<Bytes> free_space(const std::string& place) {
-  struct statvfs status {};
-  if (statvfs(place.c_str(), &status) != 0 || status.f_blocks == 0) return std::nullopt;
-  return Bytes{status.f_bavail} * status.f_frsize;
 }
 
 Error not_enough_space(const std::string& place, Bytes size, Bytes available) {
@@ -101,42 +66,31 @@ Error space_ran_out(const std::string& place, Bytes size, std::optional<Bytes> b
           error_number};
 }
 
-/// A file that is named just long enough to open it. A crash in between leaves the name behind.
-int open_unlinked(const std::string& place, int flags) {
-  static std::atomic<unsigned> serial = 0;
-  while (true) {
-    const std::string name = fmt::format("{}/.ballast-{}-{}", place, getpid(), ++serial);
-    const int descriptor = ::open(name.c_str(), flags | O_CREAT | O_EXCL, 0600);
-    const int error_number = errno;
-    if (descriptor < 0 && error_number == EEXIST) continue;
-    // Also after a failure: some kernels create the file before they find that it has no O_DIRECT.
-    unlink(name.c_str());
-    errno = error_number;
-    return descriptor;
-  }
+void warn_of_buffering(const std::string& place) {
+  static std::atomic<bool> warned = false;
+  if (warned.exchange(true)) return;
+  log(LogLevel::warning, fmt::format("aio: {} is used through the page cache: slower than direct "
+                                     "I/O, and the cache takes memory",
+                                     place));
 }
 
-int open_nameless(const std::string& place, bool direct) {
-  const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  int descriptor = ::open(place.c_str(), flags | O_TMPFILE | O_EXCL, 0600);
-  // How kernels and file systems say that they have no O_TMPFILE.
-  if (descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT)) {
-    descriptor = open_unlinked(place, flags);
-  }
-  if (descriptor >= 0) return descriptor;
-  if (direct && errno == EINVAL) throw no_direct_io(place);
-  if (errno == EACCES || errno == EPERM || errno == EROFS) {
+Descriptor open_anonymous(const std::string& place, bool direct) {
+  Descriptor file = open_nameless(place, direct ? O_DIRECT : 0);
+  if (file.is_open()) return file;
+  const int error_number = errno;
+  if (direct && error_number == EINVAL) throw no_direct_io(place);
+  if (error_number == EACCES || error_number == EPERM || error_number == EROFS) {
     throw Error(ErrorCategory::io,
                 place + ": the directory is not writable; choose another or change its permissions",
-                errno);
+                error_number);
   }
   throw Error(ErrorCategory::io, place + ": cannot create a file here; choose another directory",
-              errno);
+              error_number);
 }
 
-Bytes direct_alignment(int descriptor, const std::string& place) {
+Bytes direct_alignment(const Descriptor& file, const std::string& place) {
   struct statx status {};
-  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) != 0 ||
+  if (statx(file.number(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) != 0 ||
       (status.stx_mask & STATX_DIOALIGN) == 0) {
     return kPage;
   }
@@ -144,44 +98,48 @@ Bytes direct_alignment(int descriptor, const std::string& place) {
   return std::max(status.stx_dio_offset_align, status.stx_dio_mem_align);
 }
 
-}  // namespace
+/// An empty nameless file and what is known about its place.
+struct Anonymous {
+  Descriptor file;
+  std::optional<Bytes> free;
+  Bytes alignment = 1;
+};
 
-File::File(int descriptor, std::string name, Bytes size, Bytes alignment)
-    : descriptor_(descriptor), name_(std::move(name)), size_(size), alignment_(alignment) {}
-
-File::File(File&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
-      name_(std::move(other.name_)),
-      size_(std::exchange(other.size_, 0)),
-      alignment_(other.alignment_) {}
-
-File& File::operator=(File&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  std::swap(name_, other.name_);
-  std::swap(size_, other.size_);
-  std::swap(alignment_, other.alignment_);
-  return *this;
+Anonymous start_anonymous(const std::filesystem::path& directory, Bytes size, bool direct) {
+  const std::string place = directory.string();
+  static_cast<void>(inspect_file_system(directory));  // is it a directory at all?
+  require_size_limit(place, size);
+  static_cast<void>(remove_leftovers(directory));
+  const std::optional<Bytes> free = inspect_file_system(directory).free;
+  if (free && size > *free) throw not_enough_space(place, size, *free);
+  Anonymous result{open_anonymous(place, direct), free, 1};
+  if (direct) result.alignment = direct_alignment(result.file, place);
+  return result;
 }
 
-File::~File() {
-  if (descriptor_ >= 0) close(descriptor_);
+}  // namespace
+
+File::File(Descriptor descriptor, std::string name, Bytes size, Bytes alignment)
+    : descriptor_(std::move(descriptor)),
+      name_(std::move(name)),
+      size_(size),
+      alignment_(alignment) {}
+
+void File::check_anonymous(const std::filesystem::path& directory, Bytes size, Access access) {
+  static_cast<void>(start_anonymous(directory, size, access == Access::direct));
 }
 
 File File::create_anonymous(const std::filesystem::path& directory, Bytes size, Access access) {
   const std::string place = directory.string();
-  require_directory(place);
-  require_size_limit(place, size);
-  const auto available = free_space(place);
-  if (available && size > *available) throw not_enough_space(place, size, *available);
-  const bool direct = access == Access::direct;
-  Descriptor descriptor(open_nameless(place, direct));
-  const Bytes alignment = direct ? direct_alignment(descriptor.get(), place) : 1;
-  switch (const int error_number = allocate_blocks(descriptor.get(), size, alignment)) {
+  auto [file, free, alignment] = start_anonymous(directory, size, access == Access::direct);
+  if (access == Access::buffered) warn_of_buffering(place);
+  forbid_copy_on_write(file);
+  switch (const int error_number = allocate_blocks(file.number(), size, alignment)) {
     case 0:
-      return {descriptor.release(), place, size, alignment};
+      return {std::move(file), place, size, alignment};
     case ENOSPC:
     case EDQUOT:
-      throw space_ran_out(place, size, available, error_number);
+      throw space_ran_out(place, size, free, error_number);
     case EFBIG:
       throw file_too_large(place, size, "what the file system can hold; choose a path on another");
     default:
@@ -194,22 +152,24 @@ File File::open(const std::filesystem::path& path, bool writable, Access access)
   const std::string place = path.string();
   const bool direct = access == Access::direct;
   const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  Descriptor descriptor(::open(place.c_str(), flags));
-  if (descriptor.get() < 0) {
-    if (direct && errno == EINVAL) throw no_direct_io(place);
+  Descriptor file(::open(place.c_str(), flags));
+  if (!file.is_open()) {
+    const int error_number = errno;
+    if (direct && error_number == EINVAL) throw no_direct_io(place);
     throw Error(ErrorCategory::io,
                 fmt::format("cannot open {} for {}", place, writable ? "writing" : "reading"),
-                errno);
+                error_number);
   }
+  if (!direct) warn_of_buffering(place);
   struct stat status {};
-  if (fstat(descriptor.get(), &status) != 0) {
+  if (fstat(file.number(), &status) != 0) {
     throw Error(ErrorCategory::io, place + ": cannot be looked up", errno);
   }
   if (!S_ISREG(status.st_mode)) {
     throw Error(ErrorCategory::io, place + " is not a regular file; choose one");
   }
-  const Bytes alignment = direct ? direct_alignment(descriptor.get(), place) : 1;
-  return {descriptor.release(), place, static_cast<Bytes>(status.st_size), alignment};
+  const Bytes alignment = direct ? direct_alignment(file, place) : 1;
+  return {std::move(file), place, static_cast<Bytes>(status.st_size), alignment};
 }
 
 }  // namespace ballast::aio

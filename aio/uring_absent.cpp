@@ -16,7 +16,8 @@ std::string probe_uring() {
   refuse();
 }
 
-std::unique_ptr<Transport> make_uring_transport(unsigned) {
+std::unique_ptr<Transport> make_uring_transport(unsigned, const QueueOptions&,
+                                                const Registration&) {
   refuse();
 }
 

@@ -134,8 +134,12 @@ void Console::finished(const train::RunSummary& summary) {
     if (tier == Tier::host) limit = " of " + format_bytes(blueprint.budgets.host);
     fmt::print("  {:<17} {}{} at peak\n", to_string(tier), format_bytes(used), limit);
   }
-  if (summary.totals.nvme_bytes_written > 0) {
-    fmt::print("  {:<17} {}\n", "written to NVMe", format_bytes(summary.totals.nvme_bytes_written));
+  if (const Bytes written = summary.totals.nvme_bytes_written(); written > 0) {
+    fmt::print("  {:<17} {}{}\n", "written to NVMe", format_bytes(written),
+               summary.wear ? "," : "");
+    if (summary.wear) {
+      fmt::print("{}\n", wrap(train::describe(*summary.wear), kWidth, std::string(20, ' ')));
+    }
   }
   fmt::print("  {:<17} {} resident at peak\n", "process", format_bytes(summary.peak_resident));
   fmt::print("{}\n", wrap(summary.advice, kWidth, ""));

@@ -1,8 +1,8 @@
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -18,14 +18,11 @@
 namespace ballast::aio {
 namespace {
 
-/// More threads than this gain nothing on any device; further blocks wait for a free one.
-constexpr unsigned kMaxThreads = 64;
-
 class ThreadTransport final : public Transport {
  public:
   explicit ThreadTransport(unsigned depth) {
     try {
-      for (unsigned i = 0; i < std::min(depth, kMaxThreads); ++i) {
+      for (unsigned i = 0; i < depth; ++i) {
         workers_.emplace_back([this] { work(); });
       }
     } catch (const std::system_error& error) {
@@ -47,7 +44,9 @@ class ThreadTransport final : public Transport {
   void reap(std::vector<Block*>& finished, unsigned wanted,
             std::chrono::milliseconds patience) override {
     std::unique_lock lock(mutex_);
+    wanted_ = wanted;
     has_finished_.wait_for(lock, patience, [&] { return woken_ || done_.size() >= wanted; });
+    wanted_ = std::numeric_limits<std::size_t>::max();
     woken_ = false;
     finished.insert(finished.end(), done_.begin(), done_.end());
     done_.clear();
@@ -76,7 +75,7 @@ class ThreadTransport final : public Transport {
       block.result = moved < 0 ? -errno : moved;
       lock.lock();
       done_.push_back(&block);
-      has_finished_.notify_one();
+      if (done_.size() >= wanted_) has_finished_.notify_one();
     }
   }
 
@@ -94,6 +93,7 @@ class ThreadTransport final : public Transport {
   std::condition_variable has_finished_;
   std::deque<Block*> started_;
   std::vector<Block*> done_;
+  std::size_t wanted_ = std::numeric_limits<std::size_t>::max();  ///< by the sleeping reap()
   bool woken_ = false;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

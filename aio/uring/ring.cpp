@@ -1,14 +1,20 @@
 #include "aio/uring/ring.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <string_view>
 
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/uio.h>
 #include <sys/utsname.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
 namespace ballast::aio {
 namespace {
@@ -28,10 +34,20 @@ constexpr std::array<FlagSet, 4> kFlagSets = {{
     {0, "no setup flags"},
 }};
 
-constexpr std::array<std::pair<int, std::string_view>, 3> kOperations = {{
+/// A kernel thread submits, so there is no task work to keep anywhere.
+constexpr std::array<FlagSet, 2> kSubmissionPollingSets = {{
+    {IORING_SETUP_SQPOLL | IORING_SETUP_SINGLE_ISSUER, "SQPOLL SINGLE_ISSUER"},
+    {IORING_SETUP_SQPOLL, "SQPOLL"},
+}};
+
+/// After this long without work the submitting kernel thread sleeps.
+constexpr unsigned kSubmitterIdleMilliseconds = 50;
+
+constexpr std::array<std::pair<int, std::string_view>, 4> kOperations = {{
     {IORING_OP_READ, "IORING_OP_READ"},
     {IORING_OP_WRITE, "IORING_OP_WRITE"},
-    {IORING_OP_POLL_ADD, "IORING_OP_POLL_ADD"},
+    {IORING_OP_READ_FIXED, "IORING_OP_READ_FIXED"},
+    {IORING_OP_WRITE_FIXED, "IORING_OP_WRITE_FIXED"},
 }};
 
 std::string explain_refusal(int error_number) {
@@ -51,6 +67,19 @@ std::string explain_refusal(int error_number) {
   }
 }
 
+std::string explain_unpinned(int error_number) {
+  rlimit limit{};
+  if (error_number == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+      limit.rlim_cur != RLIM_INFINITY) {
+    return fmt::format("the limit on locked memory is {}; raise it (ulimit -l)",
+                       format_bytes(limit.rlim_cur));
+  }
+  return strerror(error_number);
+}
+
+/// io_uring_register(2): at most 1 GiB per buffer.
+constexpr Bytes kLargestBuffer = 1 * kGiB;
+
 std::string kernel_version() {
   utsname names{};
   if (uname(&names) != 0) return "kernel of unknown version";
@@ -60,24 +89,36 @@ std::string kernel_version() {
 
 }  // namespace
 
-Ring::Ring(unsigned entries) {
+Ring::Ring(unsigned entries, Polling polling) {
   int status = -EINVAL;
-  for (const FlagSet& set : kFlagSets) {
-    status = io_uring_queue_init(entries, &ring_, set.flags);
-    flags_ = set.names;
+  const std::span<const FlagSet> sets =
+      polling.submissions ? std::span<const FlagSet>(kSubmissionPollingSets) : kFlagSets;
+  for (const FlagSet& set : sets) {
+    io_uring_params parameters{};
+    parameters.flags = set.flags | (polling.completions ? IORING_SETUP_IOPOLL : 0U);
+    parameters.sq_thread_idle = kSubmitterIdleMilliseconds;
+    status = io_uring_queue_init_params(entries, &ring_, &parameters);
+    flags_ = std::string(set.names) + (polling.completions ? " IOPOLL" : "");
     if (status != -EINVAL) break;
   }
   if (status < 0) {
     throw Error(ErrorCategory::io, "io_uring_setup: " + explain_refusal(-status), -status);
   }
+  require_operations();
+}
+
+void Ring::require_operations() {
   const std::unique_ptr<io_uring_probe, decltype(&io_uring_free_probe)> probe(
       io_uring_get_probe_ring(&ring_), &io_uring_free_probe);
+  std::string lacking;
   for (const auto& [operation, name] : kOperations) {
-    if (probe == nullptr || io_uring_opcode_supported(probe.get(), operation) == 0) {
-      io_uring_queue_exit(&ring_);
-      throw Error(ErrorCategory::io, fmt::format("{} lacks {}", kernel_version(), name));
-    }
+    if (probe == nullptr || io_uring_opcode_supported(probe.get(), operation) == 0) lacking = name;
   }
+  // The timeout of a wait (kernel 5.11).
+  if ((ring_.features & IORING_FEAT_EXT_ARG) == 0U) lacking = "IORING_FEAT_EXT_ARG";
+  if (lacking.empty()) return;
+  io_uring_queue_exit(&ring_);
+  throw Error(ErrorCategory::io, fmt::format("{} lacks {}", kernel_version(), lacking));
 }
 
 Ring::~Ring() {
@@ -86,6 +127,58 @@ Ring::~Ring() {
 
 std::string Ring::description() const {
   return fmt::format("{}, {}", kernel_version(), flags_);
+}
+
+RegisteredResources::RegisteredResources(Ring& ring, const Registration& registration) {
+  for (const File* file : registration.files) files_.push_back(file->descriptor());
+  if (!files_.empty()) {
+    const int status =
+        io_uring_register_files(ring.get(), files_.data(), static_cast<unsigned>(files_.size()));
+    if (status < 0) {
+      log(LogLevel::info, fmt::format("aio: files are used unregistered: {}", strerror(-status)));
+      files_.clear();
+    }
+  }
+  for (HostBytes memory : registration.memory) {
+    while (!memory.empty()) {
+      const HostBytes slice = memory.first(std::min<std::size_t>(memory.size(), kLargestBuffer));
+      buffers_.push_back(slice);
+      memory = memory.subspan(slice.size());
+    }
+  }
+  if (buffers_.empty()) return;
+  std::sort(buffers_.begin(), buffers_.end(),
+            [](HostBytes a, HostBytes b) { return std::less<>()(a.data(), b.data()); });
+  std::vector<iovec> vectors;
+  Bytes total = 0;
+  for (const HostBytes buffer : buffers_) {
+    vectors.push_back({buffer.data(), buffer.size()});
+    total += buffer.size();
+  }
+  const int status =
+      io_uring_register_buffers(ring.get(), vectors.data(), static_cast<unsigned>(vectors.size()));
+  if (status == 0) return;
+  buffers_.clear();
+  log(LogLevel::info,
+      fmt::format("aio: {} of buffers are not kept pinned for io_uring, which costs "
+                  "some CPU time: {}",
+                  format_bytes(total), explain_unpinned(-status)));
+}
+
+int RegisteredResources::file(int descriptor) const {
+  const auto found = std::find(files_.begin(), files_.end(), descriptor);
+  return found == files_.end() ? -1 : static_cast<int>(found - files_.begin());
+}
+
+int RegisteredResources::buffer(const std::byte* data, std::size_t length) const {
+  auto after = std::upper_bound(
+      buffers_.begin(), buffers_.end(), data,
+      [](const std::byte* at, HostBytes buffer) { return std::less<>()(at, buffer.data()); });
+  if (after == buffers_.begin()) return -1;
+  const HostBytes buffer = *--after;
+  const auto offset = static_cast<std::size_t>(data - buffer.data());
+  if (offset >= buffer.size() || length > buffer.size() - offset) return -1;
+  return static_cast<int>(after - buffers_.begin());
 }
 
 }  // namespace ballast::aio

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include <liburing.h>
+
+#include "ballast/aio/queue.h"
 
 namespace ballast::aio {
 
@@ -10,9 +14,15 @@ namespace ballast::aio {
 /// destroyed by one thread (IORING_SETUP_SINGLE_ISSUER).
 class Ring {
  public:
+  struct Polling {
+    bool submissions = false;  ///< IORING_SETUP_SQPOLL
+    bool completions = false;  ///< IORING_SETUP_IOPOLL
+  };
+
   /// Room for `entries` submissions. Throws Error(io) with the reason when the kernel refuses or
   /// lacks an operation that transfers need.
-  explicit Ring(unsigned entries);
+  Ring(unsigned entries, Polling polling);
+  explicit Ring(unsigned entries) : Ring(entries, Polling()) {}
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
@@ -22,8 +32,27 @@ class Ring {
   [[nodiscard]] std::string description() const;
 
  private:
+  void require_operations();
+
   io_uring ring_{};
   std::string flags_;
+};
+
+/// Files and memory that a ring has been told of before (io_uring_register(2)), so that it need not
+/// look up the one and pin the other at every transfer.
+class RegisteredResources {
+ public:
+  /// Registers what the kernel takes; logs one line for what it refuses.
+  RegisteredResources(Ring& ring, const Registration& registration);
+
+  /// Number of the file in the ring's table, or -1.
+  [[nodiscard]] int file(int descriptor) const;
+  /// Number of the buffer that holds all of [data, data + length), or -1.
+  [[nodiscard]] int buffer(const std::byte* data, std::size_t length) const;
+
+ private:
+  std::vector<int> files_;
+  std::vector<HostBytes> buffers_;  ///< by address
 };
 
 }  // namespace ballast::aio

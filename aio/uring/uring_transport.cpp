@@ -1,7 +1,10 @@
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <poll.h>
@@ -9,6 +12,7 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
 #include "aio/backends.h"
 #include "aio/uring/ring.h"
@@ -18,12 +22,12 @@ namespace {
 
 /// Before the kernel is asked again for something that it was short of.
 constexpr auto kPause = std::chrono::microseconds(100);
-constexpr int kBrokenPollMilliseconds = 1;
+constexpr auto kBrokenPoll = std::chrono::milliseconds(1);
 
-/// A descriptor that makes a sleeping owner thread return: a poll on it stands in the ring.
+/// A descriptor that makes a sleeping owner thread return: a read of it stands in the ring.
 class WakeEvent {
  public:
-  WakeEvent() : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  WakeEvent() : descriptor_(eventfd(0, EFD_CLOEXEC)) {
     if (descriptor_ < 0) throw Error(ErrorCategory::io, "eventfd for the aio owner thread", errno);
   }
   ~WakeEvent() { close(descriptor_); }
@@ -33,9 +37,13 @@ class WakeEvent {
   [[nodiscard]] int descriptor() const { return descriptor_; }
   /// Cannot fail but by a counter that is full, which wakes as well.
   void set() noexcept { eventfd_write(descriptor_, 1); }
-  void clear() noexcept {
+  /// Without a ring: whether it was set, after at most `patience`.
+  bool wait(std::chrono::milliseconds patience) noexcept {
+    pollfd event{.fd = descriptor_, .events = POLLIN, .revents = 0};
+    if (poll(&event, 1, static_cast<int>(patience.count())) <= 0) return false;
     eventfd_t ignored = 0;
     eventfd_read(descriptor_, &ignored);
+    return true;
   }
 
  private:
@@ -44,8 +52,11 @@ class WakeEvent {
 
 class UringTransport final : public Transport {
  public:
-  // One entry more than blocks, for the poll.
-  explicit UringTransport(unsigned depth) : ring_(depth + 1) {
+  // One entry more than blocks, for the wake event.
+  UringTransport(unsigned depth, const QueueOptions& options, const Registration& registration)
+      : polls_(options.iopoll),
+        ring_(depth + 1, {.submissions = options.sqpoll, .completions = options.iopoll}),
+        registered_(ring_, registration) {
     // Spares the kernel a descriptor look-up per call; works as well without.
     io_uring_register_ring_fd(ring_.get());
     watch_wake();
@@ -54,68 +65,111 @@ class UringTransport final : public Transport {
   void start(Block& block) override {
     if (broken_ != 0) return refuse(block);
     io_uring_sqe* sqe = next_entry();
-    const auto length = static_cast<unsigned>(block.length);
-    if (block.direction == Direction::read) {
-      io_uring_prep_read(sqe, block.descriptor, block.data, length, block.offset);
-    } else {
-      io_uring_prep_write(sqe, block.descriptor, block.data, length, block.offset);
+    prepare(sqe, block);
+    const int file = registered_.file(block.descriptor);
+    if (file >= 0) {
+      sqe->fd = file;
+      sqe->flags |= IOSQE_FIXED_FILE;
     }
     io_uring_sqe_set_data(sqe, &block);
     unsent_.push_back(&block);
+    ++in_ring_;
   }
 
-  void reap(std::vector<Block*>& finished, unsigned /*wanted*/,
-            std::chrono::milliseconds /*patience*/) override {
+  void reap(std::vector<Block*>& finished, unsigned wanted,
+            std::chrono::milliseconds patience) override {
+    const std::size_t before = finished.size();
     if (broken_ == 0) {
-      submit_and_wait();
+      if (polls_) {
+        poll_completions(wanted, patience);
+      } else {
+        submit_and_wait(wanted, patience);
+      }
     } else if (refused_.empty()) {
-      wait_without_ring();
+      wake_.wait(in_ring_ > 0 ? kBrokenPoll : patience);
     }
     collect(finished);
+    in_ring_ -= static_cast<unsigned>(finished.size() - before);
     finished.insert(finished.end(), refused_.begin(), refused_.end());
     refused_.clear();
   }
 
-  void wake() noexcept override { wake_.set(); }
+  void wake() noexcept override {
+    woken_.store(true);
+    wake_.set();
+  }
 
  private:
-  /// There always is one: the ring has an entry for each block and the poll.
+  /// There always is one: the ring has an entry for each block and the wake event.
   io_uring_sqe* next_entry() {
     io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
     expects(sqe != nullptr, "more blocks in flight than the aio queue's depth");
     return sqe;
   }
 
+  void prepare(io_uring_sqe* sqe, const Block& block) const {
+    const auto length = static_cast<unsigned>(block.length);
+    const int buffer = registered_.buffer(block.data, block.length);
+    const bool read = block.direction == Direction::read;
+    if (buffer >= 0 && read) {
+      io_uring_prep_read_fixed(sqe, block.descriptor, block.data, length, block.offset, buffer);
+    } else if (buffer >= 0) {
+      io_uring_prep_write_fixed(sqe, block.descriptor, block.data, length, block.offset, buffer);
+    } else if (read) {
+      io_uring_prep_read(sqe, block.descriptor, block.data, length, block.offset);
+    } else {
+      io_uring_prep_write(sqe, block.descriptor, block.data, length, block.offset);
+    }
+  }
+
   void watch_wake() {
+    if (polls_) return;  // such a ring takes nothing but direct I/O
     io_uring_sqe* sqe = next_entry();
-    io_uring_prep_poll_add(sqe, wake_.descriptor(), POLLIN);
+    io_uring_prep_read(sqe, wake_.descriptor(), &wake_count_, sizeof wake_count_, 0);
     io_uring_sqe_set_data(sqe, nullptr);
     unsent_.push_back(nullptr);
   }
 
-  void submit_and_wait() {
-    const int sent = io_uring_submit_and_wait(ring_.get(), 1);
-    if (sent >= 0) {
-      unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+  void submit_and_wait(unsigned wanted, std::chrono::milliseconds patience) {
+    __kernel_timespec timeout{.tv_sec = patience.count() / 1000,
+                              .tv_nsec = patience.count() % 1000 * 1'000'000};
+    io_uring_cqe* first = nullptr;
+    take_note(io_uring_submit_and_wait_timeout(ring_.get(), &first, wanted, &timeout, nullptr));
+  }
+
+  /// With IORING_SETUP_IOPOLL completions appear only while somebody looks for them.
+  void poll_completions(unsigned wanted, std::chrono::milliseconds patience) {
+    if (in_ring_ == 0) {
+      wake_.wait(patience);
+      woken_.store(false);
       return;
     }
-    if (sent == -EINTR) return;
-    if (sent == -EAGAIN || sent == -EBUSY || sent == -ENOMEM) {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    while (broken_ == 0 && !woken_.exchange(false) && io_uring_cq_ready(ring_.get()) < wanted &&
+           std::chrono::steady_clock::now() < deadline) {
+      take_note(io_uring_submit_and_get_events(ring_.get()));
+    }
+  }
+
+  /// What the kernel said to a submission.
+  void take_note(int status) {
+    const io_uring_sq& queue = ring_.get()->sq;
+    const unsigned waiting = queue.sqe_tail - __atomic_load_n(queue.khead, __ATOMIC_ACQUIRE);
+    unsent_.erase(unsent_.begin(), unsent_.end() - std::min<long>(waiting, std::ssize(unsent_)));
+    if (status >= 0 || status == -EINTR || status == -ETIME) return;
+    if (status == -EAGAIN || status == -EBUSY || status == -ENOMEM) {
       std::this_thread::sleep_for(kPause);
       return;
     }
     // The ring is of no use any more (a sandbox that closed, say): what the kernel has not seen
     // fails, what it has is waited for, because it may still write to the memory.
-    broken_ = -sent;
+    broken_ = -status;
     for (Block* block : unsent_) {
-      if (block != nullptr) refuse(*block);
+      if (block == nullptr) continue;
+      refuse(*block);
+      --in_ring_;
     }
     unsent_.clear();
-  }
-
-  void wait_without_ring() {
-    pollfd wake{.fd = wake_.descriptor(), .events = POLLIN, .revents = 0};
-    if (poll(&wake, 1, kBrokenPollMilliseconds) > 0) wake_.clear();
   }
 
   void collect(std::vector<Block*>& finished) {
@@ -132,12 +186,18 @@ class UringTransport final : public Transport {
         continue;
       }
       block->result = cqe->res;
+      if (polls_ && cqe->res == -EOPNOTSUPP) explain_no_polling();
       finished.push_back(block);
     }
     io_uring_cq_advance(ring_.get(), seen);
-    if (!woken) return;
-    wake_.clear();
-    if (broken_ == 0) watch_wake();
+    if (woken && broken_ == 0) watch_wake();
+  }
+
+  void explain_no_polling() {
+    if (std::exchange(explained_, true)) return;
+    log(LogLevel::warning,
+        "aio: completions cannot be polled for here: the file is not open for direct I/O, or the "
+        "device has no poll queues (NVMe: nvme.poll_queues at boot); set aio.iopoll to false");
   }
 
   void refuse(Block& block) {
@@ -145,10 +205,16 @@ class UringTransport final : public Transport {
     refused_.push_back(&block);
   }
 
+  const bool polls_;
+  bool explained_ = false;
   Ring ring_;
+  RegisteredResources registered_;
   WakeEvent wake_;
-  /// What was handed to liburing but not yet to the kernel, in order; null for the poll.
+  std::uint64_t wake_count_ = 0;
+  std::atomic<bool> woken_ = false;  ///< for a ring that is polled
+  /// What was handed to liburing but not yet to the kernel, in order; null for the wake event.
   std::vector<Block*> unsent_;
+  unsigned in_ring_ = 0;  ///< blocks that were handed to liburing and have not come back
   /// Blocks that a broken ring could not take, for the next reap().
   std::vector<Block*> refused_;
   /// errno that made the ring useless, or 0.
@@ -161,8 +227,9 @@ std::string probe_uring() {
   return Ring(4).description();
 }
 
-std::unique_ptr<Transport> make_uring_transport(unsigned depth) {
-  return std::make_unique<UringTransport>(depth);
+std::unique_ptr<Transport> make_uring_transport(unsigned depth, const QueueOptions& options,
+                                                const Registration& registration) {
+  return std::make_unique<UringTransport>(depth, options, registration);
 }
 
 }  // namespace ballast::aio

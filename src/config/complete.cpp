@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -140,6 +144,32 @@ void complete_placement(Config& c, const Document& document) {
   }
 }
 
+void check_aio(const AioSection& a, const Document& document) {
+  if (a.abandon_seconds < a.stall_seconds) {
+    document.fail("aio.abandon_seconds",
+                  fmt::format("{} is below stall_seconds {}; a transfer is warned of before it is "
+                              "given up",
+                              a.abandon_seconds, a.stall_seconds));
+  }
+  if (a.buffered && a.iopoll) {
+    document.fail("aio.iopoll", "needs direct I/O, but aio.buffered is set; set one of them only");
+  }
+}
+
+/// An entry of aio.paths that no transfer will use is accepted, since one list may serve several
+/// configs, but not without a word.
+void note_unused_paths(Config& c) {
+  std::vector<std::filesystem::path> used = c.zero.optimizer.nvme_path;
+  const auto& more = c.zero.parameters.nvme_path;
+  used.insert(used.end(), more.begin(), more.end());
+  if (used.empty()) return;  // then it is the run directory, which may not be known yet
+  for (std::size_t i = 0; i < c.aio.paths.size(); ++i) {
+    const auto& path = c.aio.paths[i].path;
+    if (std::find(used.begin(), used.end(), path) != used.end()) continue;
+    c.ignored.push_back(fmt::format("aio.paths[{}]: no nvme_path names {}", i, path.string()));
+  }
+}
+
 /// The two names of one setting must not contradict each other.
 void check_activations(const Json& root, const Document& document) {
   const auto given = [&](const char* outer, const char* inner) {
@@ -166,6 +196,8 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   complete_placement(config, document);
+  check_aio(config.aio, document);
+  note_unused_paths(config);
   check_activations(document.root(), document);
 }
 

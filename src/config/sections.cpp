@@ -1,13 +1,13 @@
 #include "src/config/sections.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
 
 #include "src/config/deepspeed_keys.h"
+#include "src/config/storage_keys.h"
 #include "src/config/training_keys.h"
 
 namespace ballast::config {
@@ -44,50 +44,6 @@ Section data_keys(DataSection& d) {
                       {"seq_len", "block_size", "context_length"}),
           real("held_out", d.held_out, {.low = 0.0, .high = 0.5}),
           flag("shuffle", d.shuffle)};
-}
-
-constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
-
-Section offload_keys(OffloadSection& o, std::string_view name, Config& c) {
-  const auto read_device = [&o](const Value& value) {
-    std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
-    choices.emplace_back("auto");
-    o.tier = std::nullopt;
-    if (value.is_auto()) return;
-    const std::string found = value.choice(choices);
-    o.tier = kTiers[static_cast<std::size_t>(std::find(choices.begin(), choices.end(), found) -
-                                             choices.begin())];
-  };
-  const auto write_device = [&o] {
-    return Json(o.tier ? kOffloadDevices[static_cast<std::size_t>(*o.tier)] : "auto");
-  };
-  return with_deepspeed_keys({{"device", read_device, write_device},
-                              path("nvme_path", o.nvme_path),
-                              whole("buffer_count", o.buffer_count, {0, 1024})},
-                             name, c.ignored);
-}
-
-Section zero_keys(Config& c) {
-  return with_deepspeed_keys(
-      {whole("stage", c.zero.stage, {0, 3}),
-       section("offload_optimizer",
-               [&c] { return offload_keys(c.zero.optimizer, "offload_optimizer", c); }),
-       section("offload_param",
-               [&c] { return offload_keys(c.zero.parameters, "offload_param", c); })},
-      "zero_optimization", c.ignored);
-}
-
-Section aio_keys(Config& c) {
-  Key block = bytes("block_size", c.aio.block_size, {kPage, kGiB});
-  block.read = [read = std::move(block.read), &c](const Value& value) {
-    read(value);
-    if (c.aio.block_size % kPage != 0) {
-      value.fail(fmt::format("must be a multiple of 4 KiB (4096), got {}", c.aio.block_size));
-    }
-  };
-  return with_deepspeed_keys({std::move(block), whole("queue_depth", c.aio.queue_depth, {1, 4096}),
-                              choice("backend", c.aio.backend, {"auto", "io_uring", "threads"})},
-                             "aio", c.ignored);
 }
 
 /// A block number that takes up all of `text`.
@@ -242,8 +198,8 @@ Section all_keys(Config& c) {
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        whole("steps_per_print", c.steps_per_print, {1, kSteps.high}),
        section("bf16", [&c] { return bf16_keys(c); }),
-       section("zero_optimization", [&c] { return zero_keys(c); }),
-       section("aio", [&c] { return aio_keys(c); }),
+       section("zero_optimization", [&c] { return zero_keys(c.zero, c.ignored); }),
+       section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
        section("ballast", [&c] { return ballast_keys(c.ballast); }),

@@ -1,6 +1,7 @@
 #include "ballast/engine/engine.h"
 
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -8,6 +9,7 @@
 
 #include "src/engine/states.h"
 #include "src/engine/step.h"
+#include "src/engine/swap_options.h"
 
 namespace ballast::engine {
 namespace {
@@ -31,14 +33,19 @@ cpu_adam::Hyper make_hyper(const Blueprint& blueprint, const config::OptimizerSe
           .step = static_cast<std::int64_t>(step)};
 }
 
-std::filesystem::path swap_directory(const config::Config& config) {
-  for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
-    if (!section->nvme_path.empty()) return section->nvme_path;
-  }
-  return config.ballast.out;
+/// Nothing when nothing is on NVMe.
+std::optional<state::SwapPlan> plan_swapping(const config::Config& config,
+                                             const schedule::Schedule& schedule) {
+  const std::vector<Bytes> extents = state::swap_extents(schedule);
+  if (extents.empty()) return std::nullopt;
+  return state::plan_swap(swap_options(config), extents);
 }
 
 }  // namespace
+
+Bytes EngineTotals::nvme_bytes_written() const {
+  return std::accumulate(nvme_bytes_by_path.begin(), nvme_bytes_by_path.end(), Bytes{0});
+}
 
 class Engine::Impl {
  public:
@@ -55,6 +62,7 @@ class Engine::Impl {
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
                                      {config_.batch.micro_batch, config_.data.sequence_length})),
         blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes())),
+        swap_plan_(plan_swapping(config_, blueprint_.schedule)),
         updater_({.threads = config_.ballast.update_threads,
                   .isa = wanted_isa(config_),
                   .numa_node = config_.ballast.update_numa_node}) {}
@@ -63,9 +71,7 @@ class Engine::Impl {
 
   void start(const WeightSource& source) {
     expects(!executor_, "engine: started twice");
-    store_ = std::make_unique<state::Store>(
-        blueprint_.schedule, *device_, swap_directory(config_),
-        aio::QueueOptions{config_.aio.backend, config_.aio.block_size, config_.aio.queue_depth});
+    store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
     machine_.emplace(Machine{.config = config_,
                              .blueprint = blueprint_,
                              .device = *device_,
@@ -116,7 +122,7 @@ class Engine::Impl {
     for (const Tier tier : kTiers) {
       totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
     }
-    totals.nvme_bytes_written = store_->nvme_bytes_written();
+    totals.nvme_bytes_by_path = store_->nvme_bytes_written();
     return totals;
   }
 
@@ -169,6 +175,7 @@ class Engine::Impl {
   model::Architecture model_;
   std::unique_ptr<model::Compute> compute_;
   Blueprint blueprint_;
+  std::optional<state::SwapPlan> swap_plan_;
   cpu_adam::Updater updater_;
   std::unique_ptr<state::Store> store_;
   std::optional<Machine> machine_;

@@ -22,8 +22,9 @@ class Step {
       : machine_(machine), operation_(operation), context_(context) {}
 
   // fetch, writeback: NVMe and host staging
-  void fetch_weights() { fetch(Role::weights_source, Role::weights, work().weight_bytes); }
-  void fetch_states() { fetch(Role::states_source, Role::states, work().state_bytes); }
+  void fetch_weights() { fetch(Role::weights_source, Role::weights, work().weight_bytes, false); }
+  /// States are read ahead of their update; the weights of a pass are wanted sooner.
+  void fetch_states() { fetch(Role::states_source, Role::states, work().state_bytes, true); }
   void writeback_weights() { writeback(Role::weights_source, Role::weights, work().weight_bytes); }
   void writeback_states() { writeback(Role::states_source, Role::states, work().state_bytes); }
 
@@ -191,8 +192,8 @@ class Step {
     return view_as<model::GradientStats>(results().subview(start, sizeof(model::GradientStats)));
   }
 
-  void fetch(Role from, Role to, Bytes bytes) {
-    machine_.store.fetch(operation_.buffer(from), host(to, bytes));
+  void fetch(Role from, Role to, Bytes bytes, bool ahead) {
+    machine_.store.fetch(operation_.buffer(from), host(to, bytes), ahead);
   }
   void writeback(Role from, Role to, Bytes bytes) {
     machine_.store.writeback(operation_.buffer(to), host(from, bytes));

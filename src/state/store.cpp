@@ -1,6 +1,11 @@
 #include "ballast/state/store.h"
 
+#include <functional>
+#include <set>
+
 #include "ballast/core/error.h"
+
+#include "src/state/swap_space.h"
 
 namespace ballast::state {
 namespace {
@@ -14,20 +19,48 @@ Bytes paged_bytes(const schedule::Schedule& schedule, Tier tier) {
   return sum;
 }
 
-std::unique_ptr<SwapFile> make_swap(const schedule::Schedule& schedule,
-                                    const std::filesystem::path& directory,
-                                    const aio::QueueOptions& io) {
-  const Bytes bytes = paged_bytes(schedule, Tier::nvme);
-  return bytes == 0 ? nullptr : std::make_unique<SwapFile>(directory, bytes, io);
+bool moves_to_or_from_nvme(const schedule::Operation& operation) {
+  return operation.lane == schedule::Lane::fetch || operation.lane == schedule::Lane::writeback;
+}
+
+/// The host side of every transfer to and from NVMe; neighbours in one piece.
+std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
+                                      const std::function<HostBytes(schedule::BufferId)>& place) {
+  std::set<schedule::BufferId> ids;
+  for (const auto* plan : {&schedule.training, &schedule.evaluation}) {
+    for (const auto& operation : plan->operations) {
+      if (!moves_to_or_from_nvme(operation)) continue;
+      for (const auto& use : operation.uses) {
+        if (schedule.buffers.at(use.buffer).tier == Tier::host) ids.insert(use.buffer);
+      }
+    }
+  }
+  std::vector<HostBytes> pieces;
+  for (const schedule::BufferId id : ids) {
+    const HostBytes bytes = place(id);
+    if (!pieces.empty() && pieces.back().data() + pieces.back().size() == bytes.data()) {
+      pieces.back() = {pieces.back().data(), pieces.back().size() + bytes.size()};
+    } else {
+      pieces.push_back(bytes);
+    }
+  }
+  return pieces;
 }
 
 }  // namespace
 
+std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
+  std::vector<Bytes> extents;
+  for (const auto& buffer : schedule.buffers) {
+    if (buffer.tier == Tier::nvme) extents.push_back(round_up(buffer.bytes, kPage));
+  }
+  return extents;
+}
+
 Store::Store(const schedule::Schedule& schedule, device::Device& device,
-             const std::filesystem::path& swap_directory, const aio::QueueOptions& io)
-    : device_(device),
-      pool_(paged_bytes(schedule, Tier::host)),
-      swap_(make_swap(schedule, swap_directory, io)) {
+             const std::optional<SwapPlan>& swap)
+    : device_(device), pool_(paged_bytes(schedule, Tier::host)) {
+  std::size_t extents = 0;
   places_.reserve(schedule.buffers.size());
   for (const auto& buffer : schedule.buffers) {
     Place place;
@@ -39,11 +72,16 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
         place.host = pool_.allocate(buffer.bytes, buffer.name);
         break;
       case Tier::nvme:
-        place.extent = swap_->allocate(buffer.bytes);
+        place.extent = extents++;
         break;
     }
     places_.push_back(place);
   }
+  if (extents == 0) return;
+  expects(swap && swap->stripe.extents() == extents, "store: no swap plan for this schedule");
+  const auto staging =
+      staging_memory(schedule, [this](schedule::BufferId id) { return places_.at(id).host; });
+  swap_ = std::make_unique<SwapSpace>(*swap, staging);
 }
 
 Store::~Store() = default;
@@ -60,16 +98,16 @@ DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
   return whole.subview(0, bytes);
 }
 
-void Store::fetch(schedule::BufferId home, HostBytes data) {
+void Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
   const Place& place = places_.at(home);
-  expects(place.extent.bytes >= data.size(), "store: not an NVMe buffer of that size");
-  swap_->read(place.extent, data, place.version);
+  expects(place.extent.has_value(), "store: not an NVMe buffer");
+  swap_->read(*place.extent, data, place.version, ahead);
 }
 
 void Store::writeback(schedule::BufferId home, HostBytes data) {
   Place& place = places_.at(home);
-  expects(place.extent.bytes >= data.size(), "store: not an NVMe buffer of that size");
-  swap_->write(place.extent, data, place.version + 1);
+  expects(place.extent.has_value(), "store: not an NVMe buffer");
+  swap_->write(*place.extent, data, place.version + 1);
   ++place.version;
 }
 
@@ -80,17 +118,20 @@ Bytes Store::allocated(Tier tier) const {
     case Tier::host:
       return pool_.allocated();
     case Tier::nvme:
-      return swap_ ? swap_->allocated() : 0;
+      return swap_ ? swap_->stripe().bytes() : 0;
   }
   return 0;
 }
 
-Bytes Store::nvme_bytes_written() const {
-  return swap_ ? swap_->counters().bytes_written : 0;
+std::vector<Bytes> Store::nvme_bytes_written() const {
+  std::vector<Bytes> written;
+  if (!swap_) return written;
+  for (const auto& counters : swap_->counters()) written.push_back(counters.bytes_written);
+  return written;
 }
 
 std::string_view Store::io_backend() const {
-  return swap_ ? swap_->backend() : "";
+  return swap_ ? std::string_view(swap_->backend()) : "";
 }
 
 }  // namespace ballast::state

@@ -16,10 +16,6 @@ constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) ::close(number_);
-}
-
 Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory category) {
   while (true) {
     const int number = ::open(path.c_str(), flags | O_CLOEXEC, 0666);

@@ -4,33 +4,12 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <utility>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 
 namespace ballast::train {
-
-/// Owns an open file descriptor, or none (-1). Move-only.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor();
-
-  [[nodiscard]] int number() const { return number_; }
-  [[nodiscard]] bool is_open() const { return number_ >= 0; }
-
- private:
-  int number_ = -1;
-};
 
 /// open(2) with O_CLOEXEC; new files get mode 0666 less the umask. Throws Error(`category`):
 /// "cannot open PATH: <strerror>".

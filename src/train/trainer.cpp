@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -75,6 +76,7 @@ class Trainer {
     loader_ = &loader;
     MetricsWriter writer(config_.ballast.out / "metrics.jsonl", 1);
     announce();
+    filled_ = engine_.totals().nvme_bytes_by_path;
     started_ = Clock::now();
     last_step_end_ = started_;
     for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step, writer);
@@ -175,7 +177,7 @@ class Trainer {
       metrics.peak_bytes[std::string(to_string(tier))] =
           totals.allocated[static_cast<std::size_t>(tier)];
     }
-    metrics.nvme_bytes_written = totals.nvme_bytes_written;
+    metrics.nvme_bytes_written = totals.nvme_bytes_written();
     before_ = totals;
     return metrics;
   }
@@ -216,6 +218,13 @@ class Trainer {
     return sum / static_cast<double>(runs);
   }
 
+  /// Per path, without the initial fill, which comes once.
+  [[nodiscard]] std::vector<Bytes> written_by_steps(const engine::EngineTotals& totals) const {
+    std::vector<Bytes> written = totals.nvme_bytes_by_path;
+    for (std::size_t p = 0; p < filled_.size(); ++p) written.at(p) -= filled_[p];
+    return written;
+  }
+
   void summarize() {
     const double steps = static_cast<double>(config_.ballast.steps);
     const double tokens = steps * static_cast<double>(engine_.blueprint().tokens_per_step());
@@ -230,6 +239,7 @@ class Trainer {
                         .last_loss = last_loss_,
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
+                        .wear = estimate_wear(written_by_steps(totals), seconds),
                         .peak_resident = memory::peak_resident_bytes(),
                         .advice = advise(engine_.blueprint(), totals.lanes,
                                          training_seconds_ + evaluation_seconds_)});
@@ -252,6 +262,7 @@ class Trainer {
   std::uint64_t skipped_ = 0;
   std::uint64_t skipped_in_a_row_ = 0;
   engine::EngineTotals before_;
+  std::vector<Bytes> filled_;  ///< written to each NVMe path before the first step
 };
 
 }  // namespace

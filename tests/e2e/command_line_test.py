@@ -27,6 +27,7 @@ TINY = {
     "data": {"text": ["text.txt"], "sequence_length": 32},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}},
+    "aio": {"any_file_system": True},
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
     "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,

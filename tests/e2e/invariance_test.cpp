@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": 
 
 test::Outcome train(const Model& model, bool bf16, const std::vector<std::string>& overrides) {
   const test::TempDir directory;
+  std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), kSteps,
                      test::scattered_ids);
 }
@@ -56,6 +58,11 @@ std::vector<Variant> variants() {
        {weights + "nvme", optimizer + "nvme", "ballast.serial=true"}},
       {"weights on NVMe, optimizer on device", {weights + "nvme"}},
       {"optimizer on NVMe by threads", {optimizer + "nvme", "aio.backend=threads"}},
+      {"weights and optimizer on two NVMe paths",
+       {weights + "nvme", optimizer + "nvme",
+        R"(zero_optimization.offload_optimizer.nvme_path=[".", "second"])",
+        R"(aio.paths=[{"path": ".", "read_gbps": 1, "write_gbps": 1},
+                      {"path": "second", "read_gbps": 2, "write_gbps": 2, "queue_depth": 2}])"}},
       {"one staging buffer",
        {weights + "nvme", optimizer + "nvme",
         "zero_optimization.offload_optimizer.buffer_count=1"}},

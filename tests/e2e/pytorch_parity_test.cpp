@@ -59,6 +59,7 @@ json make_config(const json& reference, bool bf16) {
           {"gradient_accumulation_steps", batch["micro_batches"]},
           {"zero_optimization",
            {{"offload_optimizer", {{"device", "nvme"}}}, {"offload_param", {{"device", "cpu"}}}}},
+          {"aio", {{"any_file_system", true}}},
           {"ballast", {{"device", "host"}, {"device_bytes", "64MiB"}, {"host_bytes", "64MiB"}}}};
 }
 

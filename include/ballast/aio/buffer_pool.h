@@ -12,13 +12,13 @@
 
 namespace ballast::aio {
 
-/// Equal, page-aligned buffers cut from one mapping of exact size, lent out as leases. Pass
-/// memory() to make_queue as Registration::memory. Thread-safe; outlives its leases.
+/// Equal, page-aligned buffers cut from one mapping of exact size (huge pages where the kernel
+/// grants them), lent out as leases. Pass memory() to make_queue as Registration::memory, which
+/// pins it. Thread-safe; outlives its leases.
 class BufferPool {
  public:
-  /// `count` buffers of `bytes` (rounded up to whole pages), resident and locked in memory where
-  /// RLIMIT_MEMLOCK allows; where it does not, one log line says so. `what` names the pool in
-  /// messages. Throws Error(memory) when the mapping is refused.
+  /// `count` buffers of `bytes` (rounded up to whole pages), resident from the start. `what` names
+  /// the pool in messages. Throws Error(memory) when the memory is refused.
   BufferPool(std::size_t count, Bytes bytes, std::string_view what);
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -32,16 +32,13 @@ class BufferPool {
   [[nodiscard]] HostBytes memory() const { return mapping_.bytes(); }
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] std::size_t available() const;
-  /// Whether the kernel keeps it in memory.
-  [[nodiscard]] bool locked() const { return locked_; }
 
  private:
-  Lease lend(std::size_t index);
+  Lease lend();  // with the mutex held, a buffer free
 
   const std::size_t count_;
   const Bytes bytes_;
   Mapping mapping_;
-  bool locked_ = false;
   mutable std::mutex mutex_;
   std::condition_variable returned_;
   std::vector<std::size_t> free_;

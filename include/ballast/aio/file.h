@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
 namespace ballast::aio {
@@ -17,23 +18,22 @@ class File {
 
   /// A nameless file of exactly `size` bytes in `directory` (O_TMPFILE, or created and unlinked at
   /// once where the file system has none), its blocks allocated. It vanishes with its last
-  /// descriptor, also after SIGKILL. Checks free space first.
+  /// descriptor, also after SIGKILL. Removes leftovers and checks free space first. The first
+  /// buffered file is warned of.
   /// Throws Error(io) that names the directory and says what to do: missing, not writable, not
   /// enough space (with both numbers), file-size limit, file system without O_DIRECT.
   static File create_anonymous(const std::filesystem::path& directory, Bytes size,
                                Access access = Access::direct);
 
+  /// Throws what create_anonymous would throw, as far as can be known; leaves nothing behind.
+  static void check_anonymous(const std::filesystem::path& directory, Bytes size,
+                              Access access = Access::direct);
+
   /// An existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);
 
-  File(File&& other) noexcept;
-  File& operator=(File&& other) noexcept;
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File();
-
-  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_.number(); }
   /// Path of the file, or of the directory that holds the nameless file; for messages.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] Bytes size() const noexcept { return size_; }
@@ -42,12 +42,23 @@ class File {
   [[nodiscard]] Bytes alignment() const noexcept { return alignment_; }
 
  private:
-  File(int descriptor, std::string name, Bytes size, Bytes alignment);
+  File(Descriptor descriptor, std::string name, Bytes size, Bytes alignment);
 
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   std::string name_;
   Bytes size_ = 0;
   Bytes alignment_ = 1;
 };
+
+/// What was removed, and the disk space that it had.
+struct Leftovers {
+  unsigned files = 0;
+  Bytes bytes = 0;
+};
+
+/// Removes the files of dead runs in `directory`, with one log line: those that a SIGKILL between
+/// creation and unlink left on a file system without O_TMPFILE. The lock that every run holds tells
+/// the living from the dead. Best effort; other files and other users' are left alone.
+Leftovers remove_leftovers(const std::filesystem::path& directory);
 
 }  // namespace ballast::aio

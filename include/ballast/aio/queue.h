@@ -124,7 +124,7 @@ struct Backend {
 /// Every backend in order of preference, probed now: io_uring is refused with the reason when it is
 /// compiled out, denied by seccomp or sysctl, or lacks an opcode. The last one, "null", moves
 /// nothing and is never chosen by "auto": it shows what the queue itself costs. The environment
-/// variable BALLAST_IO_DISABLE (a backend's name) makes its probe fail, for tests.
+/// variable BALLAST_IO_DISABLE (names with commas between) makes probes fail, for tests.
 std::vector<Backend> probe_backends();
 
 /// Makes a queue. "auto" takes the first usable backend and logs why a better one was refused; a

@@ -84,9 +84,9 @@ struct BatchSection {
 };
 
 struct OffloadSection {
-  TierChoice tier = Tier::device;  ///< device: none | cpu | nvme | auto
-  std::filesystem::path nvme_path;
-  std::uint64_t buffer_count = 0;  ///< staging buffers; 0: the engine's default
+  TierChoice tier = Tier::device;                ///< device: none | cpu | nvme | auto
+  std::vector<std::filesystem::path> nvme_path;  ///< folders; none: the run directory
+  std::uint64_t buffer_count = 0;                ///< staging buffers; 0: the engine's default
 };
 
 struct ZeroSection {
@@ -95,10 +95,30 @@ struct ZeroSection {
   OffloadSection parameters;
 };
 
+/// An entry of `aio.paths`: how one folder is used. What it leaves out is that of `aio`.
+struct AioPath {
+  std::filesystem::path path;
+  Bytes block_size = 1 * kMiB;
+  unsigned queue_depth = 32;
+  std::string backend = "auto";
+  double read_gbps = 0.0;  ///< measured bandwidth, 10^9 bytes a second; 0: not measured
+  double write_gbps = 0.0;
+  friend bool operator==(const AioPath&, const AioPath&) = default;
+};
+
+/// `aio`: how files are read and written.
 struct AioSection {
   Bytes block_size = 1 * kMiB;
   unsigned queue_depth = 32;
-  std::string backend = "auto";  ///< auto, io_uring or threads
+  std::string backend = "auto";       ///< auto, io_uring or threads
+  Bytes in_flight_bytes = 64 * kMiB;  ///< per path
+  double stall_seconds = 30.0;        ///< a transfer that takes longer is warned of
+  double abandon_seconds = 300.0;     ///< one that takes this long fails; at least stall_seconds
+  bool sqpoll = false;
+  bool iopoll = false;
+  bool buffered = false;         ///< through the page cache instead of O_DIRECT
+  bool any_file_system = false;  ///< swap to tmpfs, overlay and network file systems too
+  std::vector<AioPath> paths;    ///< no path twice
 };
 
 /// An explicit placement of some blocks; later entries win.

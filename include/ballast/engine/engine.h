@@ -25,8 +25,9 @@ struct StepResult {
 /// Running totals since start().
 struct EngineTotals {
   schedule::LaneTotals lanes;
-  std::array<Bytes, 3> allocated{};  ///< per tier; nothing is given back, so also the peak
-  Bytes nvme_bytes_written = 0;
+  std::array<Bytes, 3> allocated{};       ///< per tier; nothing is given back, so also the peak
+  std::vector<Bytes> nvme_bytes_by_path;  ///< written, initial fill included
+  [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
 /// Initial fp32 values of one tensor into `out` (its size). Throws Error when it has none.
@@ -36,9 +37,10 @@ using WeightSource = std::function<void(const model::TensorSpec& tensor, std::sp
 /// Not thread-safe; one caller.
 class Engine {
  public:
-  /// Plans only; allocates nothing of the ledger yet. When `interrupted` is set and becomes true, a
-  /// step under way ends with Error(interrupted). Throws Error(config), Error(memory) or
-  /// Error(device).
+  /// Plans only, paths to swap to included (state::plan_swap); allocates nothing of the ledger yet.
+  /// When `interrupted` is set and becomes true, a
+  /// step under way ends with Error(interrupted). Throws Error(config), Error(memory),
+  /// Error(io) or Error(device).
   Engine(const config::Config& config, const std::atomic<bool>* interrupted);
   ~Engine();
   Engine(const Engine&) = delete;

@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -8,9 +8,9 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
 #include "tests/support/aligned_bytes.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/deny_syscall.h"
 #include "tests/support/temp_dir.h"
 
@@ -24,21 +24,6 @@ class Disable {
   ~Disable() { unsetenv("BALLAST_IO_DISABLE"); }
   Disable(const Disable&) = delete;
   Disable& operator=(const Disable&) = delete;
-};
-
-/// Collects log lines for as long as it lives.
-class Log {
- public:
-  Log() {
-    set_log_sink([this](LogLevel, std::string_view line) { text_ += std::string(line) + "\n"; });
-  }
-  ~Log() { set_log_sink({}); }
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
-  [[nodiscard]] const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
 };
 
 bool has(const std::string& text, const std::string& part) {
@@ -57,10 +42,11 @@ std::pair<std::string, ErrorCategory> refusal(const std::string& name) {
 
 TEST(Backends, ProbesNameEachBackendAndExplainThemselves) {
   const auto backends = probe_backends();
-  ASSERT_EQ(backends.size(), 2U);
+  ASSERT_EQ(backends.size(), 3U);
   EXPECT_EQ(backends[0].name, "io_uring");
   EXPECT_EQ(backends[1].name, "threads");
-  EXPECT_TRUE(backends[1].usable);
+  EXPECT_EQ(backends[2].name, "null");
+  EXPECT_TRUE(backends[1].usable && backends[2].usable);
   for (const auto& backend : backends) EXPECT_FALSE(backend.reason.empty()) << backend.name;
   if (backends[0].usable) {
     EXPECT_EQ(backends[0].reason.rfind("kernel ", 0), 0U) << backends[0].reason;
@@ -75,15 +61,36 @@ TEST(Backends, AutoTakesTheFirstUsableOne) {
 
 TEST(Backends, AutoFallsBackAndLogsWhy) {
   const Disable disable("io_uring");
-  const Log log;
+  const test::CapturedLog log;
   EXPECT_EQ(make_queue({})->backend(), "threads");
   EXPECT_TRUE(has(log.text(), "using threads because io_uring is not usable")) << log.text();
   EXPECT_TRUE(has(log.text(), "BALLAST_IO_DISABLE")) << log.text();
 }
 
+TEST(Backends, AutoNeverTakesTheNullBackend) {
+  setenv("BALLAST_IO_DISABLE", "io_uring,threads", 1);
+  const auto [message, category] = refusal("auto");
+  unsetenv("BALLAST_IO_DISABLE");
+  EXPECT_EQ(category, ErrorCategory::io);
+  EXPECT_TRUE(has(message, "no aio backend is usable")) << message;
+}
+
+TEST(Backends, TheNullBackendSaysDoneAndMovesNothing) {
+  const test::TempDir directory;
+  const File file = File::create_anonymous(directory.path(), kMiB, File::Access::buffered);
+  const auto queue = make_queue({.backend = "null", .block_bytes = 64 * kKiB, .depth = 3});
+  const test::AlignedBytes memory(kMiB, 1);
+  const test::AlignedBytes before(kMiB, 1);
+  for (const auto direction : {Direction::write, Direction::read}) {
+    EXPECT_TRUE(queue->wait(queue->submit({direction, &file, 0, Lease(memory.view())})).ok());
+  }
+  EXPECT_TRUE(std::ranges::equal(memory.view(), before.view()));
+  EXPECT_EQ(queue->counters().blocks, 32U);
+}
+
 TEST(Backends, ANamedBackendThatIsNotUsableIsAnIoError) {
   const Disable disable("io_uring");
-  const Log log;
+  const test::CapturedLog log;
   const auto [message, category] = refusal("io_uring");
   EXPECT_EQ(category, ErrorCategory::io);
   EXPECT_TRUE(has(message, "io_uring is not usable here: disabled by")) << message;
@@ -101,7 +108,7 @@ TEST(Backends, AWrongNameIsAConfigErrorWithASuggestion) {
   EXPECT_EQ(category, ErrorCategory::config);
   EXPECT_EQ(message,
             "there is no aio backend 'iouring' (did you mean 'io_uring'?); choose one of auto, "
-            "io_uring, threads");
+            "io_uring, threads, null");
 }
 
 #define CHECK_OR_EXIT(condition)              \

@@ -133,9 +133,12 @@ TEST(ConfigMutation, OfValuesGivesAConfigOrOneLine) {
 
 TEST(ConfigMutation, OfOverridesGivesAConfigOrOneLine) {
   Random random(3);
-  const std::vector<std::string> seeds = {"optimizer.params.lr=1e-3", "ballast.placement=[]",
+  const std::vector<std::string> seeds = {"optimizer.params.lr=1e-3",
+                                          "ballast.placement=[]",
                                           "zero_optimization.offload_param.device=nvme",
-                                          "data.text=[\"a\", \"b\"]", "model.weights=x"};
+                                          "data.text=[\"a\", \"b\"]",
+                                          "model.weights=x",
+                                          "aio.paths=[{\"path\": \"a\"}]"};
   int configs = 0;
   for (int i = 0; i < 3000; ++i) {
     configs += check(kMinimal, {mutate_bytes(seeds[below(random, seeds.size())], random)}) ? 1 : 0;

@@ -58,9 +58,25 @@ Config unusual() {
                  .total_num_steps = 70};
   c.batch = {.train_batch = 12, .micro_batch = 3, .accumulation = 4};
   c.zero = {.stage = 2,
-            .optimizer = {.tier = Tier::nvme, .nvme_path = "/n1", .buffer_count = 3},
-            .parameters = {.tier = std::nullopt, .nvme_path = "/n2", .buffer_count = 5}};
-  c.aio = {.block_size = 8192, .queue_depth = 5, .backend = "threads"};
+            .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
+            .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
+  c.aio = {.block_size = 8192,
+           .queue_depth = 5,
+           .backend = "threads",
+           .in_flight_bytes = 12288,
+           .stall_seconds = 1.5,
+           .abandon_seconds = 2.5,
+           .sqpoll = true,
+           .iopoll = true,
+           .buffered = false,
+           .any_file_system = true,
+           .paths = {{.path = "/n1",
+                      .block_size = 16384,
+                      .queue_depth = 6,
+                      .backend = "io_uring",
+                      .read_gbps = 0.1,
+                      .write_gbps = 1.0 / 3.0},
+                     {.path = "/n3"}}};
   c.bf16 = false;
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;
@@ -132,6 +148,14 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(after.aio.block_size, before.aio.block_size);
   EXPECT_EQ(after.aio.queue_depth, before.aio.queue_depth);
   EXPECT_EQ(after.aio.backend, before.aio.backend);
+  EXPECT_EQ(after.aio.in_flight_bytes, before.aio.in_flight_bytes);
+  EXPECT_EQ(after.aio.stall_seconds, before.aio.stall_seconds);
+  EXPECT_EQ(after.aio.abandon_seconds, before.aio.abandon_seconds);
+  EXPECT_EQ(after.aio.sqpoll, before.aio.sqpoll);
+  EXPECT_EQ(after.aio.iopoll, before.aio.iopoll);
+  EXPECT_EQ(after.aio.any_file_system, before.aio.any_file_system);
+  EXPECT_EQ(after.aio.paths, before.aio.paths);
+  EXPECT_TRUE(parse_text(print(before), {"aio.buffered=true", "aio.iopoll=false"}).aio.buffered);
   EXPECT_EQ(after.bf16, before.bf16);
   EXPECT_EQ(after.gradient_clipping, before.gradient_clipping);
   EXPECT_EQ(after.steps_per_print, before.steps_per_print);

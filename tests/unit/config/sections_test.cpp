@@ -5,6 +5,8 @@
 namespace ballast::config::test {
 namespace {
 
+using Paths = std::vector<std::filesystem::path>;
+
 TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
   const Config c = parse_text(kMinimal);
   EXPECT_EQ(c.model.family, "gpt2");
@@ -42,7 +44,7 @@ TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
             (std::vector<std::string>{"/src/**/*.cpp", "/base/a b", "/abs", "/base/~/x"}));
   EXPECT_EQ(c.model.weights, "/base/w.safetensors");
   EXPECT_EQ(c.ballast.out, "/run/y");
-  EXPECT_EQ(c.zero.parameters.nvme_path, "/base/swap");
+  EXPECT_EQ(c.zero.parameters.nvme_path, (Paths{"/base/swap"}));
   EXPECT_TRUE(parse_text(kMinimal, {"ballast.out="}).ballast.out.empty());
 }
 

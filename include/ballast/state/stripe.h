@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "ballast/core/units.h"
+
+namespace ballast::state {
+
+/// Unit of checksums in the swap space. A chunk lies in one file.
+inline constexpr Bytes kChunk = 1 * kMiB;
+
+/// A contiguous part of an extent in the file of one path.
+struct Run {
+  std::size_t path = 0;
+  Bytes offset = 0;  ///< in the file
+  Bytes start = 0;   ///< in the extent
+  Bytes bytes = 0;
+};
+
+/// How extents (the NVMe homes of a run) are laid out over the files of several paths. A pure
+/// function of its arguments: each extent is cut into runs of `run_bytes`, and each run goes to the
+/// path that then has the least bytes for its weight, so that any stretch of runs keeps all paths
+/// busy for about as long.
+class Stripe {
+ public:
+  Stripe() = default;
+  /// `extents`: sizes, each rounded up to whole pages. `weights`: of the paths, above 0, only their
+  /// proportions matter. `run_bytes` is rounded up to whole chunks. Throws Error(state) without
+  /// paths or for a weight that is not above 0 and finite.
+  Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes run_bytes);
+
+  [[nodiscard]] std::size_t extents() const { return extents_.size(); }
+  [[nodiscard]] std::size_t paths() const { return file_bytes_.size(); }
+  /// Parts of an extent in order; together they are all of it.
+  [[nodiscard]] std::span<const Run> runs(std::size_t extent) const;
+  [[nodiscard]] Bytes extent_bytes(std::size_t extent) const { return extents_.at(extent).bytes; }
+  /// Number of the extent's first chunk among all chunks.
+  [[nodiscard]] std::size_t first_chunk(std::size_t extent) const;
+  [[nodiscard]] std::size_t chunks() const { return chunks_; }
+  /// Exact size of a path's file.
+  [[nodiscard]] Bytes file_bytes(std::size_t path) const { return file_bytes_.at(path); }
+  /// Sum over all files.
+  [[nodiscard]] Bytes bytes() const;
+
+ private:
+  struct Extent {
+    Bytes bytes = 0;
+    std::size_t first_chunk = 0;
+    std::size_t first_run = 0;
+    std::size_t runs = 0;
+  };
+  std::vector<Extent> extents_;
+  std::vector<Run> runs_;
+  std::vector<Bytes> file_bytes_;
+  std::size_t chunks_ = 0;
+};
+
+}  // namespace ballast::state

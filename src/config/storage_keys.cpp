@@ -1,0 +1,151 @@
+#include "src/config/storage_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "src/config/deepspeed_keys.h"
+
+namespace ballast::config {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr RealRange kSeconds = {.low = 0.0, .high = 1e6, .open_low = true};
+constexpr RealRange kGigabytes = {.low = 0.0, .high = 1e6};
+
+/// A folder, without the slash at the end that would make two paths of one.
+Path folder(const Value& value) {
+  Path found = value.path_text();
+  return found.has_filename() ? found : found.parent_path();
+}
+
+void add_folder(const Value& value, std::vector<Path>& folders) {
+  Path found = folder(value);
+  if (std::find(folders.begin(), folders.end(), found) != folders.end()) {
+    value.fail(fmt::format("{} is in the list already; remove it", found.string()));
+  }
+  folders.push_back(std::move(found));
+}
+
+/// A folder or an array of folders; null, "" and [] stand for none.
+Key folders(std::string name, std::vector<Path>& target) {
+  return {std::move(name),
+          [&target](const Value& value) {
+            target.clear();
+            if (value.json() == "") return;
+            if (value.json().is_string()) {
+              target.push_back(folder(value));
+              return;
+            }
+            if (!value.json().is_array()) value.fail_type("a path or an array of paths");
+            for (std::size_t i = 0; i < value.json().size(); ++i) {
+              add_folder(value.element(i), target);
+            }
+          },
+          [&target] {
+            if (target.empty()) return Json();
+            if (target.size() == 1) return Json(target.front().string());
+            Json list = Json::array();
+            for (const Path& path : target) list.push_back(path.string());
+            return list;
+          }};
+}
+
+constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
+
+Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::string>& log) {
+  const auto read_device = [&o](const Value& value) {
+    std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
+    choices.emplace_back("auto");
+    o.tier = std::nullopt;
+    if (value.is_auto()) return;
+    const std::string found = value.choice(choices);
+    o.tier = kTiers[static_cast<std::size_t>(std::find(choices.begin(), choices.end(), found) -
+                                             choices.begin())];
+  };
+  const auto write_device = [&o] {
+    return Json(o.tier ? kOffloadDevices[static_cast<std::size_t>(*o.tier)] : "auto");
+  };
+  return with_deepspeed_keys({{"device", read_device, write_device},
+                              folders("nvme_path", o.nvme_path),
+                              whole("buffer_count", o.buffer_count, {0, 1024})},
+                             name, log);
+}
+
+/// Keys that `aio` and each entry of `aio.paths` have.
+Section transfer_keys(Bytes& block_size, unsigned& queue_depth, std::string& backend) {
+  Key block = bytes("block_size", block_size, {kPage, kGiB});
+  block.read = [read = std::move(block.read), &block_size](const Value& value) {
+    read(value);
+    if (block_size % kPage != 0) {
+      value.fail(fmt::format("must be a multiple of 4 KiB (4096), got {}", block_size));
+    }
+  };
+  return {std::move(block), whole("queue_depth", queue_depth, {1, 4096}),
+          choice("backend", backend, {"auto", "io_uring", "threads"})};
+}
+
+Section path_keys(AioPath& entry) {
+  Section keys = transfer_keys(entry.block_size, entry.queue_depth, entry.backend);
+  keys.insert(keys.begin(), {"path", [&entry](const Value& value) { entry.path = folder(value); },
+                             [&entry] { return Json(entry.path.string()); }});
+  keys.push_back(real("read_gbps", entry.read_gbps, kGigabytes));
+  keys.push_back(real("write_gbps", entry.write_gbps, kGigabytes));
+  return keys;
+}
+
+/// Stands behind the keys of `aio` that its entries inherit.
+Key paths_key(AioSection& aio) {
+  const auto read = [&aio](const Value& value) {
+    if (!value.json().is_array()) value.fail_type("an array of objects");
+    aio.paths.clear();
+    std::vector<Path> seen;
+    for (std::size_t i = 0; i < value.json().size(); ++i) {
+      const Value item = value.element(i);
+      AioPath entry = {.path = {},
+                       .block_size = aio.block_size,
+                       .queue_depth = aio.queue_depth,
+                       .backend = aio.backend};
+      read_section(item, path_keys(entry));
+      if (entry.path.empty()) item.fail("names no folder; add \"path\"");
+      add_folder(item.member("path"), seen);
+      aio.paths.push_back(std::move(entry));
+    }
+  };
+  const auto write = [&aio] {
+    Json out = Json::array();
+    for (AioPath& entry : aio.paths) out.push_back(write_section(path_keys(entry)));
+    return out;
+  };
+  return {"paths", read, write};
+}
+
+}  // namespace
+
+Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
+  return with_deepspeed_keys(
+      {whole("stage", zero.stage, {0, 3}),
+       section("offload_optimizer",
+               [&] { return offload_keys(zero.optimizer, "offload_optimizer", log); }),
+       section("offload_param",
+               [&] { return offload_keys(zero.parameters, "offload_param", log); })},
+      "zero_optimization", log);
+}
+
+Section aio_keys(AioSection& aio, std::vector<std::string>& log) {
+  Section keys = transfer_keys(aio.block_size, aio.queue_depth, aio.backend);
+  keys.push_back(bytes("in_flight_bytes", aio.in_flight_bytes, {kPage, 64 * kGiB}));
+  keys.push_back(real("stall_seconds", aio.stall_seconds, kSeconds));
+  keys.push_back(real("abandon_seconds", aio.abandon_seconds, kSeconds));
+  keys.push_back(flag("sqpoll", aio.sqpoll));
+  keys.push_back(flag("iopoll", aio.iopoll));
+  keys.push_back(flag("buffered", aio.buffered));
+  keys.push_back(flag("any_file_system", aio.any_file_system));
+  keys.push_back(paths_key(aio));
+  return with_deepspeed_keys(std::move(keys), "aio", log);
+}
+
+}  // namespace ballast::config

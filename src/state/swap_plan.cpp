@@ -1,0 +1,173 @@
+#include "ballast/state/swap_plan.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/aio/file_system.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
+
+namespace ballast::state {
+namespace {
+
+/// Most that is written and read to find out how fast a path is.
+constexpr Bytes kTrial = 64 * kMiB;
+
+/// The directory itself, or the nearest one above it while it is not made yet.
+std::filesystem::path existing(const SwapPath& path) {
+  std::filesystem::path place = path.directory;
+  std::error_code ignored;
+  while (path.made_later && place.has_relative_path() && !std::filesystem::exists(place, ignored)) {
+    place = place.parent_path();
+  }
+  return place;
+}
+
+/// What create_anonymous would say about `path`, which is named even while it is not made yet.
+void check(const SwapPath& path, Bytes size, aio::File::Access access) {
+  const auto place = existing(path);
+  try {
+    aio::File::check_anonymous(place, size, access);
+  } catch (const Error& error) {
+    if (place == path.directory) throw;
+    throw error.with_context(path.directory.string());
+  }
+}
+
+/// Fills `memory` with bytes that no drive can compress.
+void fill(HostBytes memory) {
+  auto* words = reinterpret_cast<std::uint64_t*>(memory.data());
+  for (std::size_t i = 0; i < memory.size() / sizeof(std::uint64_t); ++i) {
+    words[i] = random_u64(1, i);
+  }
+}
+
+/// Seconds that one request over all of `file` takes.
+double time_transfer(aio::Queue& queue, aio::Direction direction, const aio::File& file,
+                     HostBytes memory) {
+  const auto start = std::chrono::steady_clock::now();
+  const aio::Ticket ticket =
+      queue.submit({.direction = direction, .file = &file, .offset = 0, .lease = Lease(memory)});
+  queue.wait(ticket).check("measuring the bandwidth");
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void measure(SwapPath& path, aio::File::Access access, HostBytes memory) {
+  constexpr double kGiga = 1e9;
+  const aio::File file = aio::File::create_anonymous(existing(path), memory.size(), access);
+  const auto queue = aio::make_queue(path.io);
+  const auto rate = [&](aio::Direction direction) {
+    const double seconds = std::max(time_transfer(*queue, direction, file, memory), 1e-9);
+    return static_cast<double>(memory.size()) / seconds / kGiga;
+  };
+  // The first pass takes the blocks into use; what overwrites them is what a run will see.
+  static_cast<void>(rate(aio::Direction::write));
+  const double write = rate(aio::Direction::write);
+  const double read = rate(aio::Direction::read);
+  if (path.write_gbps <= 0.0) path.write_gbps = write;
+  if (path.read_gbps <= 0.0) path.read_gbps = read;
+}
+
+void measure_unknown(SwapOptions& options, Bytes total) {
+  const auto unknown = [](const SwapPath& path) {
+    return path.read_gbps <= 0.0 || path.write_gbps <= 0.0;
+  };
+  if (options.paths.size() < 2) return;
+  if (std::none_of(options.paths.begin(), options.paths.end(), unknown)) return;
+  const Mapping memory(std::clamp(round_up(total, kPage), kChunk, kTrial), "measuring swap paths");
+  fill(memory.bytes());
+  std::string line;
+  for (SwapPath& path : options.paths) {
+    if (unknown(path)) measure(path, options.access, memory.bytes());
+    line += fmt::format("{}{} reads {:.2f} and writes {:.2f} GB/s", line.empty() ? "" : "; ",
+                        path.directory.string(), path.read_gbps, path.write_gbps);
+  }
+  log(LogLevel::info, "swap: " + line);
+}
+
+/// Every byte that is read is written, so the times add up.
+double weight(const SwapPath& path) {
+  if (path.read_gbps <= 0.0 || path.write_gbps <= 0.0) return 1.0;
+  return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
+}
+
+void require_suited(const SwapOptions& options) {
+  for (const SwapPath& path : options.paths) {
+    const auto place = existing(path);
+    const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
+    if (why.empty() || options.any_file_system) continue;
+    throw Error(ErrorCategory::io,
+                why + "; give an nvme_path on a local disk, or set aio.any_file_system to true");
+  }
+}
+
+/// What the paths on one file system need together.
+struct Need {
+  std::string paths;
+  std::size_t count = 0;
+  Bytes bytes = 0;
+  aio::FileSystem file_system;
+};
+
+std::vector<Need> needs(const SwapPlan& plan) {
+  std::vector<Need> found;
+  for (std::size_t p = 0; p < plan.options.paths.size(); ++p) {
+    const SwapPath& path = plan.options.paths[p];
+    const aio::FileSystem here = aio::inspect_file_system(existing(path));
+    auto need = std::find_if(found.begin(), found.end(), [&](const Need& other) {
+      return other.file_system.device == here.device;
+    });
+    if (need == found.end()) need = found.insert(found.end(), {.file_system = here});
+    need->paths += (need->count == 0 ? "" : " and ") + path.directory.string();
+    need->bytes += plan.stripe.file_bytes(p);
+    ++need->count;
+  }
+  return found;
+}
+
+void require_space(const SwapPlan& plan) {
+  for (const Need& need : needs(plan)) {
+    if (!need.file_system.free || need.bytes <= *need.file_system.free) continue;
+    throw Error(ErrorCategory::io,
+                fmt::format("{}{}: swapping needs {} ({} bytes), free are {} ({} bytes); free some "
+                            "space, give another nvme_path, or keep more in memory",
+                            need.paths, need.count > 1 ? " on one file system" : "",
+                            format_bytes(need.bytes), need.bytes,
+                            format_bytes(*need.file_system.free), *need.file_system.free),
+                ENOSPC);
+  }
+}
+
+}  // namespace
+
+SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents) {
+  expects(!options.paths.empty(), "swap: no paths");
+  const Bytes total = std::accumulate(extents.begin(), extents.end(), Bytes{0});
+  require_suited(options);
+  for (const SwapPath& path : options.paths) {
+    check(path, 0, options.access);
+  }
+  measure_unknown(options, total);
+  std::vector<double> weights;
+  Bytes block = 0;
+  for (const SwapPath& path : options.paths) {
+    weights.push_back(weight(path));
+    block = std::max(block, path.io.block_bytes);
+  }
+  SwapPlan plan{std::move(options), Stripe(extents, weights, block)};
+  require_space(plan);
+  for (std::size_t p = 0; p < plan.options.paths.size(); ++p) {
+    check(plan.options.paths[p], plan.stripe.file_bytes(p), plan.options.access);
+  }
+  return plan;
+}
+
+}  // namespace ballast::state

@@ -1,0 +1,375 @@
+"""What goes wrong with swap space, tried on the program: each ends in one line that says what, where
+and why, leaves nothing behind, and keeps what the run had written before."""
+import json
+import os
+import pathlib
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BALLAST = pathlib.Path(sys.argv.pop(1)).resolve()
+
+TINY = {
+    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
+              "num_heads": 4, "num_kv_heads": 2},
+    "data": {"text": ["text.txt"], "sequence_length": 32},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 4},
+}
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+FOR_EVER = 1000000
+PATIENCE = 120.0
+
+
+class SwapTest(unittest.TestCase):
+    def setUp(self):
+        self._directory = tempfile.TemporaryDirectory(prefix="ballast-swap-")
+        self.addCleanup(self._directory.cleanup)
+        self.path = pathlib.Path(self._directory.name)
+        self.swap = self.path / "swap"
+        self.swap.mkdir()
+        (self.path / "text.txt").write_text(TEXT)
+
+    def config(self, swap=None, steps=4, out="run", aio=None, **sections):
+        """A config that swaps weights and states to `swap` (a path or several)."""
+        swap = [self.swap] if swap is None else swap if isinstance(swap, list) else [swap]
+        offload = {"device": "nvme", "nvme_path": [str(path) for path in swap]}
+        config = {**TINY, "zero_optimization": {"stage": 1, "offload_optimizer": offload,
+                                                "offload_param": {"device": "nvme"}},
+                  "aio": {"any_file_system": True, **(aio or {})}, **sections}
+        config["ballast"] = {**config["ballast"], "steps": steps, "out": out}
+        file = self.path / f"{out}.json"
+        file.write_text(json.dumps(config))
+        return file
+
+    def train(self, *arguments, faults=None, limits=None, **config):
+        environment = {**os.environ, **({"BALLAST_IO_FAULTS": faults} if faults else {})}
+        return subprocess.run([BALLAST, "-v", "train", self.config(**config), *arguments],
+                              cwd=self.path, env=environment, capture_output=True, text=True,
+                              timeout=PATIENCE, preexec_fn=limits, check=False)
+
+    def start(self, **config):
+        """A run without end, two steps of which are done."""
+        process = subprocess.Popen([BALLAST, "train", self.config(steps=FOR_EVER, **config)],
+                                   cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(self.end, process)
+        metrics = self.path / "run/metrics.jsonl"
+        self.wait_for(lambda: process.poll() is not None or
+                      metrics.exists() and metrics.read_text().count("\n") >= 2, "two steps")
+        self.assertIsNone(process.poll(), "the run ended early")
+        return process
+
+    @staticmethod
+    def end(process):
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > deadline:
+                self.fail("waited in vain for " + what)
+            time.sleep(0.01)
+
+    def finish(self, process):
+        """How a started run ended, as subprocess.run would say."""
+        out, err = process.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def swap_files(self, process):
+        """The open nameless files of the run below the test's directory."""
+        found = []
+        folder = pathlib.Path(f"/proc/{process.pid}/fd")
+        for link in folder.iterdir():
+            target = os.readlink(link)
+            if target.startswith(str(self.path)) and target.endswith(" (deleted)"):
+                found.append(link)
+        return found
+
+    def assert_fails(self, done, *words, status=1):
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ballast: error: ")]
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertEqual(done.stderr.splitlines()[-1], lines[0])
+        for word in words:
+            self.assertIn(word, lines[0])
+        for word in ("Traceback", "terminate called", "core dumped"):
+            self.assertNotIn(word, done.stderr)
+        self.assert_nothing_left()
+        return lines[0]
+
+    def assert_nothing_left(self):
+        """Neither a file in the swap directory nor a broken line in what was written before."""
+        if self.swap.exists():
+            left = [entry for entry in self.swap.iterdir() if entry.name != "lost+found"]
+            self.assertEqual(left, [])
+        metrics = self.path / "run/metrics.jsonl"
+        if metrics.exists():
+            text = metrics.read_text()
+            self.assertTrue(text == "" or text.endswith("\n"))
+            steps = [json.loads(line)["step"] for line in text.splitlines()]
+            self.assertEqual(steps, list(range(1, len(steps) + 1)))
+
+    def losses(self, done, out="run"):
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = (self.path / out / "metrics.jsonl").read_text().splitlines()
+        return [(json.loads(line)["loss"], json.loads(line)["grad_norm"]) for line in lines]
+
+
+class BeforeTheFirstByte(SwapTest):
+    def assert_planning_fails(self, *words, **config):
+        self.assert_fails(self.train(**config), *words)
+        self.assertFalse((self.path / "run").exists(), "the run directory was made all the same")
+
+    def test_missing(self):
+        self.assert_planning_fails(f"{self.path}/none: no such directory", "create it",
+                                   swap=self.path / "none")
+
+    def test_one_of_two_missing(self):
+        self.assert_planning_fails("none: no such directory", swap=[self.swap, self.path / "none"])
+
+    def test_a_file(self):
+        self.assert_planning_fails("text.txt is not a directory", swap=self.path / "text.txt")
+
+    def test_tmpfs_is_refused_unless_wanted(self):
+        if not os.access("/dev/shm", os.W_OK) or "tmpfs" not in subprocess.run(
+                ["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True,
+                check=False).stdout:
+            self.skipTest("no tmpfs to write to")
+        self.assert_planning_fails("/dev/shm is on a tmpfs", "aio.any_file_system",
+                                   swap="/dev/shm", aio={"any_file_system": False})
+        done = self.train(swap="/dev/shm", aio={"any_file_system": True, "buffered": True})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_file_size_limit(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
+        self.assert_planning_fails(str(self.swap), "file-size limit of 65536 bytes", "ulimit -f",
+                                   limits=limit)
+
+    def test_more_than_is_free(self):
+        # 6.6e9 parameters of 12 bytes do not fit; nothing is allocated to find that out.
+        if os.statvfs(self.swap).f_bavail * os.statvfs(self.swap).f_frsize > 300e9:
+            self.skipTest("more than 300 GB are free")
+        model = {**TINY["model"], "hidden_size": 8192, "num_layers": 40, "num_heads": 64}
+        self.assert_planning_fails(
+            f"{self.swap}: swapping needs ", "free are ", "another nvme_path", "No space left",
+            model=model, ballast={**TINY["ballast"], "device_bytes": "512GiB",
+                                  "host_bytes": "512GiB"})
+
+    def test_the_same_path_twice_is_a_config_error(self):
+        self.assert_fails(self.train(swap=[self.swap, f"{self.swap}/"]), "is in the list already",
+                          status=2)
+
+
+class SmallDisk(SwapTest):
+    """An ext4 file system of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.disk = self.path / "disk"
+        self.disk.mkdir()
+
+    def mount(self, mebibytes, *options):
+        image = self.path / "image"
+        with open(image, "wb") as file:
+            file.truncate(mebibytes << 20)
+        made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image],
+                              capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            self.skipTest("cannot make an ext4 image: " + made.stderr.strip())
+        mounted = subprocess.run(["mount", "-o", ",".join(["loop", *options]), image, self.disk],
+                                 capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            self.skipTest("may not mount: " + mounted.stderr.strip())
+        self.addCleanup(subprocess.run, ["umount", "-l", self.disk], check=True)
+        self.swap = self.disk
+
+    def test_too_small(self):
+        self.mount(2)
+        self.assert_fails(self.train(), f"{self.disk}: swapping needs ", "free are ")
+        self.assertFalse((self.path / "run").exists())
+
+    def test_read_only(self):
+        self.mount(16, "ro")
+        self.assert_fails(self.train(), str(self.disk), "Read-only file system")
+
+    def test_two_paths_share_the_space(self):
+        self.mount(8)
+        ways = [self.disk / "a", self.disk / "b"]
+        for way in ways:
+            way.mkdir()
+        rates = [{"path": str(way), "read_gbps": 1, "write_gbps": 1} for way in ways]
+        # Twice the model: each half fits, both do not.
+        model = {**TINY["model"], "hidden_size": 192}
+        self.swap = ways[0]
+        done = self.train(swap=ways, aio={"paths": rates}, model=model)
+        self.assert_fails(done, "a and ", "b on one file system: swapping needs ")
+
+    def test_a_disk_that_fills_up_later_does_not_matter(self):
+        self.mount(16)
+        quiet = self.losses(self.train(steps=30, out="quiet"), "quiet")
+        process = subprocess.Popen([BALLAST, "train", self.config(steps=30)], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, process)
+        metrics = self.path / "run/metrics.jsonl"
+        self.wait_for(lambda: process.poll() is not None or metrics.exists(), "the first fill")
+        filler = self.disk / "filler"
+        with open(filler, "wb", buffering=0) as file:
+            with self.assertRaises(OSError):
+                while True:
+                    file.write(bytes(4096))
+        self.assertEqual(self.losses(self.finish(process)), quiet)
+        filler.unlink()
+        self.assert_nothing_left()
+
+
+class WhileRunning(SwapTest):
+    def spoil(self, process, act):
+        """Repeats `act` on the run's swap file until the run ends: a single deed may fall on what is
+        about to be overwritten."""
+        files = self.swap_files(process)
+        self.assertEqual(len(files), 1)
+        deadline = time.monotonic() + PATIENCE
+        with open(files[0], "r+b", buffering=0) as file:
+            while process.poll() is None and time.monotonic() < deadline:
+                act(file)
+        return self.finish(process)
+
+    def test_a_flipped_bit(self):
+        def flip(file):
+            size = os.fstat(file.fileno()).st_size
+            for offset in range(0, size, 1 << 18):
+                byte = os.pread(file.fileno(), 1, offset)[0]
+                os.pwrite(file.fileno(), bytes([byte ^ 4]), offset)
+        self.assert_fails(self.spoil(self.start(), flip), "fetch", str(self.swap), "offset=",
+                          "length=", "checksum mismatch", "check the drive")
+
+    def test_a_truncated_file(self):
+        line = self.assert_fails(
+            self.spoil(self.start(), lambda file: os.ftruncate(file.fileno(), 0)), "fetch",
+            str(self.swap), "offset=", "length=")
+        self.assertTrue("file ends" in line or "Input/output error" in line or "checksum" in line, line)
+
+    def test_a_removed_directory_does_not_matter(self):
+        quiet = self.losses(self.train(steps=30, out="quiet"), "quiet")
+        process = subprocess.Popen([BALLAST, "train", self.config(steps=30)], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, process)
+        metrics = self.path / "run/metrics.jsonl"
+        self.wait_for(lambda: process.poll() is not None or metrics.exists(), "the first fill")
+        self.swap.rmdir()
+        self.assertEqual(self.losses(self.finish(process)), quiet)
+
+    def test_a_file_size_limit_that_comes_later(self):
+        process = self.start()
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        self.assert_fails(self.finish(process), "File too large")
+
+    def test_sigkill_leaves_nothing(self):
+        process = self.start()
+        self.assertEqual(len(self.swap_files(process)), 1)
+        process.send_signal(signal.SIGKILL)
+        self.assertEqual(self.finish(process).returncode, -signal.SIGKILL)
+        self.assertEqual(list(self.swap.iterdir()), [])
+
+    def test_sigterm_leaves_nothing(self):
+        process = self.start()
+        process.send_signal(signal.SIGTERM)
+        done = self.finish(process)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertGreaterEqual(done.returncode, 0, "the signal was not handled")
+        self.assertIn("interrupted", done.stderr)
+        self.assert_nothing_left()
+
+    def test_what_a_dead_run_left_is_removed(self):
+        left = self.swap / ".ballast-swap-4194304-1"
+        left.write_bytes(bytes(8192))
+        mine = self.swap / ".ballast-swap-notes"
+        mine.write_text("keep")
+        done = self.train()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"removed 1 swap file (8.00 KiB) of dead runs from {self.swap}", done.stderr)
+        self.assertFalse(left.exists())
+        self.assertTrue(stat.S_ISREG(mine.stat().st_mode))
+
+
+class Injected(SwapTest):
+    """Faults that only the library itself can bring about (aio/README.md)."""
+
+    def setUp(self):
+        super().setUp()
+        if self.train(faults="no-such-fault").returncode == 0:
+            self.skipTest("this build injects no faults")
+
+    def test_a_write_error(self):
+        self.assert_fails(self.train(faults="eio:on=write:after=20:times=1"), "writeback",
+                          str(self.swap), "offset=", "length=", "Input/output error")
+
+    def test_a_read_error(self):
+        self.assert_fails(self.train(faults="eio:on=read:after=5:times=1"), "fetch",
+                          str(self.swap), "offset=", "length=", "Input/output error")
+
+    def test_a_write_error_in_the_first_fill(self):
+        self.assert_fails(self.train(faults="eio:on=write:times=1"), "writeback", str(self.swap),
+                          "offset=", "length=", "Input/output error")
+
+    def test_a_disk_that_runs_full(self):
+        self.assert_fails(self.train(faults="enospc:on=write:after=20:times=1"), "writeback",
+                          str(self.swap), "offset=", "length=", "No space left on device")
+
+    def test_a_flipped_bit(self):
+        self.assert_fails(self.train(faults="flip:on=read:after=5:times=1"), "fetch",
+                          str(self.swap), "offset=", "length=", "checksum mismatch")
+
+    def test_a_torn_write(self):
+        self.assert_fails(self.train(faults="torn:on=write:after=10:times=1"), "fetch",
+                          str(self.swap), "checksum mismatch")
+
+    def test_a_lost_write(self):
+        self.assert_fails(self.train(faults="lost:on=write:after=10:times=1"), "fetch",
+                          str(self.swap), "checksum mismatch")
+
+    def test_a_device_that_hangs(self):
+        done = self.train(faults="hang:on=read:after=5:times=1",
+                          aio={"stall_seconds": 0.2, "abandon_seconds": 1})
+        self.assert_fails(done, "fetch", str(self.swap), "offset=", "length=", "no answer from the device")
+
+    def test_what_can_be_mended_is(self):
+        quiet = self.losses(self.train(out="quiet"), "quiet")
+        done = self.train(faults="short:bytes=4096:every=3,eintr:every=5,late:reaps=2:every=7")
+        self.assertEqual(self.losses(done), quiet)
+
+
+class SeveralPaths(SwapTest):
+    def test_give_the_bits_of_one(self):
+        ways = [self.path / f"way{i}" for i in range(3)]
+        for way in ways:
+            way.mkdir()
+        model = {**TINY["model"], "hidden_size": 256}
+        expected = self.losses(self.train(out="one", model=model), "one")
+        rates = [{"path": str(way), "read_gbps": 1 + i, "write_gbps": 2, "queue_depth": 4 * (i + 1),
+                  "block_size": 65536 << i} for i, way in enumerate(ways)]
+        for name, aio in (("measured", {}), ("known", {"paths": rates}),
+                          ("threads", {"paths": rates[:2], "backend": "threads"})):
+            done = self.train(swap=ways, out=name, model=model, aio=aio)
+            self.assertEqual(self.losses(done, name), expected)
+            for way in ways:
+                self.assertEqual(list(way.iterdir()), [])
+        line = (self.path / "known/metrics.jsonl").read_text().splitlines()[-1]
+        one = (self.path / "one/metrics.jsonl").read_text().splitlines()[-1]
+        for key in ("nvme_bytes_written", "peak_bytes"):
+            self.assertEqual(json.loads(line)[key], json.loads(one)[key])
+
+
+if __name__ == "__main__":
+    unittest.main()

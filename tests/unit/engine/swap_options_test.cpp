@@ -1,0 +1,70 @@
+#include "src/engine/swap_options.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/tiny_config.h"
+
+namespace ballast::engine {
+namespace {
+
+const std::string kModel =
+    R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)";
+
+state::SwapOptions options(const std::vector<std::string>& overrides) {
+  return swap_options(test::tiny_config(kModel, true, "/run", overrides));
+}
+
+std::vector<std::string> directories(const state::SwapOptions& options) {
+  std::vector<std::string> found;
+  for (const auto& path : options.paths) found.push_back(path.directory.string());
+  return found;
+}
+
+TEST(SwapOptions, TakeTheRunDirectoryWhenNoPathIsGiven) {
+  const auto swap = options({"aio.any_file_system=false"});
+  EXPECT_EQ(directories(swap), std::vector<std::string>{"/run"});
+  EXPECT_TRUE(swap.paths[0].made_later);
+  EXPECT_EQ(swap.access, aio::File::Access::direct);
+  EXPECT_FALSE(swap.any_file_system);
+}
+
+TEST(SwapOptions, UniteThePathsOfBothSectionsInOrder) {
+  const auto swap = options({"zero_optimization.offload_optimizer.nvme_path=[\"/b\", \"/a\"]",
+                             "zero_optimization.offload_param.nvme_path=[\"/a\", \"/c\"]"});
+  EXPECT_EQ(directories(swap), (std::vector<std::string>{"/b", "/a", "/c"}));
+  EXPECT_FALSE(swap.paths[0].made_later);
+}
+
+TEST(SwapOptions, CarryTheSettingsOfThePathOrElseOfAll) {
+  const auto swap = options(
+      {"zero_optimization.offload_optimizer.nvme_path=[\"/a\", \"/b\"]", "aio.block_size=8192",
+       "aio.queue_depth=3", "aio.backend=threads", "aio.in_flight_bytes=65536",
+       "aio.stall_seconds=2", "aio.abandon_seconds=4", "aio.sqpoll=true", "aio.iopoll=true",
+       "aio.any_file_system=true",
+       R"(aio.paths=[{"path": "/b", "block_size": 4096, "queue_depth": 7, "backend": "io_uring",
+                      "read_gbps": 3, "write_gbps": 2}])"});
+  ASSERT_EQ(swap.paths.size(), 2U);
+  EXPECT_TRUE(swap.any_file_system);
+  for (const auto& path : swap.paths) {
+    EXPECT_EQ(path.io.in_flight_bytes, 65536U);
+    EXPECT_EQ(path.io.stall_seconds, 2.0);
+    EXPECT_EQ(path.io.abandon_seconds, 4.0);
+    EXPECT_TRUE(path.io.sqpoll && path.io.iopoll);
+  }
+  EXPECT_EQ(swap.paths[0].io.block_bytes, 8192U);
+  EXPECT_EQ(swap.paths[0].io.depth, 3U);
+  EXPECT_EQ(swap.paths[0].io.backend, "threads");
+  EXPECT_EQ(swap.paths[0].read_gbps, 0.0);
+  EXPECT_EQ(swap.paths[1].io.block_bytes, 4096U);
+  EXPECT_EQ(swap.paths[1].io.depth, 7U);
+  EXPECT_EQ(swap.paths[1].io.backend, "io_uring");
+  EXPECT_EQ(swap.paths[1].read_gbps, 3.0);
+  EXPECT_EQ(swap.paths[1].write_gbps, 2.0);
+}
+
+TEST(SwapOptions, UseThePageCacheOnlyWhenTold) {
+  EXPECT_EQ(options({"aio.buffered=true"}).access, aio::File::Access::buffered);
+}
+
+}  // namespace
+}  // namespace ballast::engine
