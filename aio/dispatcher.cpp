@@ -89,7 +89,7 @@ bool Dispatcher::run(Transport& transport) {
         return false;
       }
     }
-    if (!table_.may_sleep(has_room())) continue;
+    if (!table_.may_sleep(has_room() || cancelled_)) continue;
     finished.clear();
     transport.reap(finished, wanted(), idle() ? kForever : tick_);
     now_ = Clock::now();
@@ -111,13 +111,13 @@ void Dispatcher::accept(const RequestTable::Orders& orders) {
     transfer->lifted = true;
   }
   cancelled_ = orders.cancelled;
-  if (cancelled_) cancel_backlog();
+  if (cancelled_) end_backlog(ECANCELED);
 }
 
-void Dispatcher::cancel_backlog() {
+void Dispatcher::end_backlog(int error_number) {
   for (Backlog* queue : {&waited_, &ahead_, &writes_}) {
     for (Transfer* transfer : std::exchange(*queue, {})) {
-      if (transfer->completion.error_number == 0) transfer->completion.error_number = ECANCELED;
+      if (transfer->completion.error_number == 0) transfer->completion.error_number = error_number;
       transfer->cut = transfer->completion.length;
       if (transfer->in_flight == 0) ended_.push_back(transfer);
     }
@@ -263,6 +263,8 @@ void Dispatcher::watch() {
     }
     if (age >= abandon_) abandon(piece);
   }
+  // No place at the device will come free: what is queued would wait for ever.
+  if (!has_room() && only_abandoned_left()) end_backlog(ETIMEDOUT);
 }
 
 void Dispatcher::abandon(Piece& piece) {

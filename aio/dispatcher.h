@@ -32,7 +32,7 @@ class Dispatcher {
   using Backlog = std::deque<Transfer*>;
 
   void accept(const RequestTable::Orders& orders);
-  void cancel_backlog();
+  void end_backlog(int error_number);
   Backlog& backlog(const Transfer& transfer);
   void remove_from_backlog(Transfer& transfer);
   void start_blocks(Transport& transport);

@@ -83,7 +83,8 @@ Completion RequestTable::wait(Ticket ticket) {
   // An owner thread that sleeps has started all there is or has no room: no need to wake it.
   if (!transfer.done && transfer.request.ahead) lifted_.push_back(ticket.id);
   done_.wait(lock, [&] { return transfer.done; });
-  Completion completion = std::move(transfer.completion);
+  // Copied: of an abandoned transfer the owner thread may still need the file's name.
+  Completion completion = transfer.completion;
   auto node = transfers_.extract(ticket.id);
   if (!transfer.free) orphans_.insert(std::move(node));
   return completion;

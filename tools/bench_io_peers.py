@@ -2,8 +2,8 @@
 """Compares `ballast bench io` with fio, in one run on one directory.
 
     bench_io_peers.py --path DIR [--pattern read,write,mixed] [--block 1MiB] [--depth 32]
-                      [--size 2GiB] [--seconds 5] [--rounds 5] [--registered] [--ballast PATH]
-                      [--json]
+                      [--size 2GiB] [--seconds 5] [--rounds 5] [--huge] [--registered]
+                      [--ballast PATH] [--json]
 
 Needs `fio` (Debian: fio). In every round and for every pattern three programs take turns, in an
 order that rotates, each for --seconds on a file of its own that was written in full before, with
@@ -14,7 +14,9 @@ O_DIRECT, the same block size, depth and file size:
     ballast threads    ballast bench io --backend threads
 
 fio's mix reads and writes at two places of the file, Ballast's writes back each block that it has
-read. With --registered fio keeps its file and buffers registered (--fixedbufs --registerfiles), as
+read. Ballast's buffers lie on transparent huge pages; with --huge fio's do too (--mem=mmaphuge, which
+needs vm.nr_hugepages): a transfer is then one request for the driver instead of several, and where
+the device is limited by requests that doubles fio's rate. With --registered fio keeps its file and buffers registered (--fixedbufs --registerfiles), as
 Ballast always does. CPU time is user and system time over the measured time: fio's usr_cpu and
 sys_cpu, Ballast's getrusage, all threads. Ratios are Ballast's figure over fio's in the same round;
 what is shown and held against the bars is the median over the rounds. A machine whose speed changes
@@ -35,6 +37,7 @@ import tempfile
 
 PATTERNS = ("read", "write", "mixed")
 SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+HUGE_PAGE = 2 * 2**20
 NOISY = 1.2  # best round over worst from which the table warns
 # Least share of fio's bytes per second, most of its CPU seconds per byte.
 BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
@@ -60,6 +63,13 @@ def patterns(text):
     return names
 
 
+def free_huge_pages():
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("HugePages_Free:"):
+            return int(line.split()[1])
+    return 0
+
+
 def read_arguments():
     parser = argparse.ArgumentParser(description="Compares `ballast bench io` with fio")
     root = pathlib.Path(__file__).resolve().parent.parent
@@ -73,6 +83,7 @@ def read_arguments():
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
                         help="time of one measurement (default 5)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--huge", action="store_true", help="fio with buffers on huge pages")
     parser.add_argument("--registered", action="store_true",
                         help="fio with registered file and buffers")
     parser.add_argument("--ballast", type=pathlib.Path, default=root / "build/tools/ballast",
@@ -85,6 +96,10 @@ def read_arguments():
         parser.error("--size is too small for --depth blocks")
     if not arguments.path.is_dir():
         parser.error(f"{arguments.path} is no directory")
+    if arguments.huge:
+        wanted = -(-arguments.block * arguments.depth // HUGE_PAGE) + 1
+        if free_huge_pages() < wanted:
+            parser.error(f"--huge needs {wanted} free huge pages: sysctl vm.nr_hugepages={wanted}")
     return arguments
 
 
@@ -105,12 +120,14 @@ class Fio:
         self.job("write", "--end_fsync=1")
 
     def job(self, direction, *options):
-        registered = ("--fixedbufs=1", "--registerfiles=1") if self.arguments.registered else ()
+        extra = ["--fixedbufs=1", "--registerfiles=1"] if self.arguments.registered else []
+        if self.arguments.huge:
+            extra += ["--mem=mmaphuge", f"--hugepage-size={HUGE_PAGE}"]
         text = output_of(["fio", "--name=ballast", f"--filename={self.file}",
                           "--ioengine=io_uring", "--direct=1", f"--rw={direction}",
                           f"--bs={self.arguments.block}", f"--iodepth={self.arguments.depth}",
                           f"--size={self.arguments.size}", "--overwrite=1",
-                          "--output-format=json", *registered, *options])
+                          "--output-format=json", *extra, *options])
         # Notes may stand before it.
         return json.loads(text[text.index("{"):])["jobs"][0]
 
@@ -188,6 +205,7 @@ def print_table(arguments, rows):
     print(f"{version_of(['fio', '--version'])}, {version_of([arguments.ballast, '--version'])}; "
           f"{arguments.path}, blocks of {arguments.block} bytes, depth {arguments.depth}, "
           f"{arguments.rounds} rounds of {arguments.seconds:g} s"
+          f"{', fio on huge pages' if arguments.huge else ''}"
           f"{', fio with registered file and buffers' if arguments.registered else ''}\n")
     print(f"{'':8}{'':10}{'GB/s':>7}{'fio':>7}{'share':>8}{'bar':>6}"
           f"{'CPU s/GB':>10}{'fio':>8}{'ratio':>7}{'bar':>6}")

@@ -27,6 +27,26 @@ TEST(ConfigPrint, ReadsBackBitForBit) {
   }
 }
 
+AioSection unusual_aio() {
+  return {.block_size = 8192,
+          .queue_depth = 5,
+          .backend = "threads",
+          .in_flight_bytes = 12288,
+          .stall_seconds = 1.5,
+          .abandon_seconds = 2.5,
+          .sqpoll = true,
+          .iopoll = true,
+          .buffered = false,
+          .any_file_system = true,
+          .paths = {{.path = "/n1",
+                     .block_size = 16384,
+                     .queue_depth = 6,
+                     .backend = "io_uring",
+                     .read_gbps = 0.1,
+                     .write_gbps = 1.0 / 3.0},
+                    {.path = "/n3"}}};
+}
+
 /// Every field away from its default, so that a field that print() or parse() forgets shows.
 Config unusual() {
   Config c;
@@ -60,23 +80,7 @@ Config unusual() {
   c.zero = {.stage = 2,
             .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
             .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
-  c.aio = {.block_size = 8192,
-           .queue_depth = 5,
-           .backend = "threads",
-           .in_flight_bytes = 12288,
-           .stall_seconds = 1.5,
-           .abandon_seconds = 2.5,
-           .sqpoll = true,
-           .iopoll = true,
-           .buffered = false,
-           .any_file_system = true,
-           .paths = {{.path = "/n1",
-                      .block_size = 16384,
-                      .queue_depth = 6,
-                      .backend = "io_uring",
-                      .read_gbps = 0.1,
-                      .write_gbps = 1.0 / 3.0},
-                     {.path = "/n3"}}};
+  c.aio = unusual_aio();
   c.bf16 = false;
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "aio/transport.h"
+
+namespace ballast::aio {
+
+/// What befalls one start of one block. Several of these at once are possible; a hang comes before
+/// an error, an error before the rest.
+struct Fault {
+  /// The block fails with this errno and is not carried out.
+  int error_number = 0;
+  /// Reported as transferred at most; whole pages are carried, so that direct I/O takes them.
+  std::size_t at_most = std::numeric_limits<std::size_t>::max();
+  /// Other reaps that happen before this block is handed back.
+  unsigned held_back = 0;
+  /// Handed back after a block that finished later.
+  bool reordered = false;
+  /// Number of the bit that is wrong in what a read brings, modulo the bits there are.
+  std::optional<std::uint64_t> flip;
+  /// A write that reports success, but only its first half (whole pages) reaches the file.
+  bool torn = false;
+  /// A write that reports success, but nothing reaches the file.
+  bool lost = false;
+  /// The block is neither carried out nor handed back.
+  bool hang = false;
+};
+
+/// Which blocks are to suffer what. Called for every start of a block, retries and continuations
+/// too; the same sequence of starts meets the same faults.
+class FaultPlan {
+ public:
+  /// Reads "eio:on=write:after=100:times=1,late:reaps=3" (aio/README.md). Throws Error(config) that
+  /// names the word that is wrong.
+  explicit FaultPlan(std::string_view text);
+
+  Fault operator()(const Block& block);
+
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  enum class Kind { short_transfer, error, late, reorder, flip, torn, lost, hang };
+  struct KindName;
+  static const std::vector<KindName>& kinds();
+
+  /// One of the comma-separated faults, and how often it was asked.
+  struct Rule {
+    Kind kind = Kind::error;
+    int error_number = 0;
+    bool reads = true;
+    bool writes = true;
+    std::uint64_t after = 0;
+    std::uint64_t every = 1;
+    std::uint64_t times = std::numeric_limits<std::uint64_t>::max();
+    std::optional<Bytes> bytes;
+    unsigned reaps = 1;
+    std::uint64_t seed = 1;
+    double percent = 100.0;
+    std::uint64_t seen = 0;
+    std::uint64_t hits = 0;
+  };
+  static Rule parse_rule(std::string_view text);
+  static void parse_key(std::string_view text, std::string_view kind, Rule& rule);
+  static void parse_direction(std::string_view value, std::string_view kind, Rule& rule);
+  static bool hits(Rule& rule, const Block& block);
+  static void inflict(const Rule& rule, const Block& block, Fault& fault);
+
+  std::string text_;
+  std::vector<Rule> rules_;
+};
+
+/// The plan in the environment variable BALLAST_IO_FAULTS, if it is set and not empty. Throws
+/// Error(config).
+std::optional<FaultPlan> faults_from_environment();
+
+}  // namespace ballast::aio
