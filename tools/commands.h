@@ -16,6 +16,7 @@ using Action = std::function<void()>;
 void add_train(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_tune(CLI::App& app, Action& action);
 
 /// `ballast --version`: version, devices, communicators, I/O backends, instruction sets.
 void print_version();

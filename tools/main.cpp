@@ -101,6 +101,7 @@ int run(int argc, char** argv) {
   add_train(app, action);
   add_tokenize(app, action);
   add_bench(app, action);
+  add_tune(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

@@ -11,12 +11,15 @@
 
 #include "src/config/deepspeed_keys.h"
 #include "src/config/document.h"
+#include "src/config/read_file.h"
 #include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
 
 constexpr std::size_t kLongestFile = 1 * kMiB;
+
+}  // namespace
 
 std::string read_file(const std::filesystem::path& file) {
   const std::string name = printable(file.string(), 4096);
@@ -36,8 +39,6 @@ std::string read_file(const std::filesystem::path& file) {
   }
   return text;
 }
-
-}  // namespace
 
 Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
             std::uint64_t world) {

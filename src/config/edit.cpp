@@ -1,0 +1,152 @@
+#include "ballast/config/edit.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/config/document.h"
+#include "src/config/json_text.h"
+
+namespace ballast::config {
+namespace {
+
+constexpr std::string_view kIndent = "  ";
+constexpr auto kNone = std::string_view::npos;
+
+/// The white space at the start of the line of `at`.
+std::string_view indent_of(std::string_view text, std::size_t at) {
+  const std::size_t line = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;  // npos + 1 is 0
+  const std::size_t word = std::min(text.find_first_not_of(" \t", line), text.size());
+  return text.substr(line, word - line);
+}
+
+bool starts_its_line(std::string_view text, std::size_t at) {
+  const std::string_view indent = indent_of(text, at);
+  const auto line = static_cast<std::size_t>(indent.data() - text.data());
+  return line + indent.size() == at;
+}
+
+std::string_view newline_of(std::string_view text) {
+  return text.find("\r\n") == kNone ? "\n" : "\r\n";
+}
+
+/// `json` with its further lines indented.
+std::string indented(std::string_view json, std::string_view indent, std::string_view newline) {
+  std::string out;
+  for (const char c : json) {
+    if (c == '\n') {
+      out += newline;
+      out += indent;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+/// The first end of line from `at` on, in white space and comments up to `limit`; npos when all of
+/// it is on one line.
+std::size_t end_of_line(std::string_view text, std::size_t at, std::size_t limit) {
+  while (at < limit) {
+    if (text[at] == '\n') return at > 0 && text[at - 1] == '\r' ? at - 1 : at;
+    if (text.substr(at, 2) == "/*") {
+      at = text.find("*/", at + 2) + 2;
+    } else if (text.substr(at, 2) == "//") {
+      at = text.find('\n', at);
+    } else {
+      ++at;
+    }
+  }
+  return kNone;
+}
+
+/// Puts a member at the end of an object.
+void insert_member(std::string& text, const ObjectSpan& object, std::string_view key,
+                   std::string_view json) {
+  const std::string newline(newline_of(text));
+  const std::size_t close = object.braces.end - 1;
+  const bool first = object.members.empty();
+  const std::size_t last = first ? object.braces.begin + 1 : object.members.back().value.end;
+  const std::size_t line_end = end_of_line(text, last, close);
+  const std::string close_indent(indent_of(text, close));
+  if (line_end == kNone) {
+    // The object ends on this line: before its brace, behind a comment that may stand there.
+    const std::size_t at = text.find_last_not_of(" \t", close - 1) + 1;
+    const std::string member =
+        fmt::format("{}: {}", Json(key).dump(), indented(json, close_indent, newline));
+    text.insert(at, (first ? "" : " ") + member);
+    if (!first) text.insert(last, ",");
+    return;
+  }
+  std::string indent = close_indent + std::string(kIndent);
+  if (!first && starts_its_line(text, object.members.back().name.begin)) {
+    indent = indent_of(text, object.members.back().name.begin);
+  }
+  // Behind what is said about the last member on its line; in an empty object behind all that is
+  // said in it.
+  std::size_t at = line_end;
+  if (first) at = text.find_last_not_of(" \t\r\n", close - 1) + 1;
+  text.insert(at, fmt::format("{}{}{}: {}", newline, indent, Json(key).dump(),
+                              indented(json, indent, newline)));
+  if (!first) text.insert(last, ",");
+}
+
+/// {"a": {"b": json}} over several lines, for the keys that are missing.
+std::string nested(std::span<const std::string> keys, const std::string& json) {
+  if (keys.empty()) return json;
+  const std::string inner = nested(keys.subspan(1), json);
+  return fmt::format("{{\n{}{}: {}\n}}", kIndent, Json(keys.front()).dump(),
+                     indented(inner, kIndent, "\n"));
+}
+
+std::vector<std::string> split(const std::string& path) {
+  std::vector<std::string> keys;
+  for (std::size_t start = 0; start <= path.size();) {
+    const std::size_t dot = std::min(path.find('.', start), path.size());
+    keys.push_back(path.substr(start, dot - start));
+    start = dot + 1;
+  }
+  return keys;
+}
+
+void apply(std::string& text, const Edit& edit, const std::string& name) {
+  const std::vector<std::string> keys = split(edit.path);
+  std::size_t at = skip_trivia(text, 0);
+  std::string so_far;
+  for (std::size_t i = 0;; ++i) {
+    const ObjectSpan object = find_object(text, at);
+    const auto found =
+        std::find_if(object.members.begin(), object.members.end(),
+                     [&](const MemberSpan& member) { return member.key == keys[i]; });
+    so_far += (i == 0 ? "" : ".") + keys[i];
+    if (found == object.members.end()) {
+      const auto missing = std::span(keys).subspan(i + 1);
+      return insert_member(text, object, keys[i], nested(missing, edit.json));
+    }
+    if (i + 1 == keys.size()) {
+      const std::string indent(indent_of(text, found->name.begin));
+      text.replace(found->value.begin, found->value.end - found->value.begin,
+                   indented(edit.json, indent, newline_of(text)));
+      return;
+    }
+    at = found->value.begin;
+    if (text[at] != '{') {
+      throw Error(ErrorCategory::config,
+                  fmt::format("{}: {}: is no section; {} cannot be set", name, so_far, edit.path));
+    }
+  }
+}
+
+}  // namespace
+
+std::string edit_text(std::string text, std::span<const Edit> edits, const std::string& name) {
+  // Refuses what is not JSON, so that the places are what they seem.
+  static_cast<void>(Document(text, ".", name, {}));
+  for (const Edit& edit : edits) apply(text, edit, name);
+  return text;
+}
+
+}  // namespace ballast::config
