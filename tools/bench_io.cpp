@@ -104,7 +104,7 @@ void check_backends(const std::vector<std::string>& names) {
 
 Sweep make_sweep(const BenchIoArguments& a) {
   Sweep sweep;
-  sweep.size = round_up(parse_bytes(a.size), kMiB);
+  sweep.size = round_up(read_size(a.size, "bench io: --size"), kMiB);
   if (sweep.size == 0 || sweep.size > IoContent::kLargestFile) {
     refuse(fmt::format("--size: must be from 1 MiB to {}, got {}",
                        format_bytes(IoContent::kLargestFile), a.size));
@@ -120,7 +120,7 @@ Sweep make_sweep(const BenchIoArguments& a) {
       for (const std::string& block : a.blocks) {
         for (const unsigned depth : a.depths) {
           sweep.loads.push_back({.pattern = pattern,
-                                 .block = parse_bytes(block),
+                                 .block = read_size(block, "bench io: --block"),
                                  .depth = depth,
                                  .backend = backend,
                                  .sqpoll = a.sqpoll,
@@ -185,7 +185,7 @@ void print_foot(const Sweep& sweep) {
       sweep.paths.size() > 1 ? ", all paths together" : "");
 }
 
-/// A file per path, filled when something is going to be moved.
+/// A file per path, when something is going to be moved.
 std::vector<IoRegion> make_regions(const Sweep& sweep) {
   std::vector<IoRegion> regions;
   const bool all_null = std::all_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
@@ -193,7 +193,6 @@ std::vector<IoRegion> make_regions(const Sweep& sweep) {
   for (const auto& path : sweep.paths) {
     regions.emplace_back(path, static_cast<unsigned>(regions.size()), sweep.size, sweep.access);
   }
-  fill_regions(regions, kTask, interrupted());
   return regions;
 }
 
@@ -209,9 +208,11 @@ std::vector<IoRegion> make_placeholders(const Sweep& sweep) {
 
 void run_sweep(const BenchIoArguments& a) {
   const Sweep sweep = make_sweep(a);
-  if (!a.json) print_head(sweep, a);
   std::vector<IoRegion> files = make_regions(sweep);
   std::vector<IoRegion> placeholders = make_placeholders(sweep);
+  if (!a.json) print_head(sweep, a);
+  const auto mover = std::find_if_not(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
+  if (mover != sweep.loads.end()) fill_regions(files, mover->backend, kTask, interrupted());
   std::string json;
   for (const IoLoad& load : sweep.loads) {
     std::vector<IoRegion>& regions = moves_nothing(load) ? placeholders : files;

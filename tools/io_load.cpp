@@ -81,15 +81,13 @@ IoPattern parse_io_pattern(const std::string& name) {
 
 IoRegion::IoRegion(const std::filesystem::path& directory, unsigned index, Bytes size,
                    aio::File::Access access)
-    : IoRegion(aio::File::create_anonymous(directory, round_up(size, kMiB), access),
-               IoContent(index, round_up(size, kMiB))) {}
+    : file_(aio::File::create_anonymous(directory, round_up(size, kMiB), access)),
+      content_(index, file_.size()) {}
 
-IoRegion::IoRegion(aio::File file, IoContent content)
-    : file_(std::move(file)), content_(std::move(content)) {}
+IoRegion::IoRegion(aio::File file) : file_(std::move(file)), content_(0, file_.size()) {}
 
 IoRegion IoRegion::placeholder(Bytes size) {
-  const Bytes whole = round_up(size, kMiB);
-  return {aio::File::create_in_memory(whole), IoContent(0, whole)};
+  return IoRegion(aio::File::create_in_memory(round_up(size, kMiB)));
 }
 
 double IoResult::gb_per_second() const {
@@ -136,11 +134,12 @@ IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_v
   return result;
 }
 
-void fill_regions(std::span<IoRegion> regions, std::string_view task,
+void fill_regions(std::span<IoRegion> regions, const std::string& backend, std::string_view task,
                   const std::atomic<bool>& interrupted) {
   for (IoRegion& region : regions) {
     IoLoad load;
     load.pattern = IoPattern::write;
+    load.backend = backend;
     load.check = true;
     run_load(load, {&region, 1}, task, interrupted);
     if (fsync(region.file().descriptor()) != 0) {

@@ -38,7 +38,7 @@ class IoRegion {
   [[nodiscard]] IoContent& content() { return content_; }
 
  private:
-  IoRegion(aio::File file, IoContent content);
+  explicit IoRegion(aio::File file);
 
   aio::File file_;
   IoContent content_;
@@ -85,7 +85,7 @@ IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_v
                   const std::atomic<bool>& interrupted);
 
 /// Writes each region in full, untimed, so that reads find data and writes overwrite blocks.
-void fill_regions(std::span<IoRegion> regions, std::string_view task,
+void fill_regions(std::span<IoRegion> regions, const std::string& backend, std::string_view task,
                   const std::atomic<bool>& interrupted);
 
 /// Reads all of it and compares. Throws Error(io).

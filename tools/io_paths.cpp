@@ -7,7 +7,6 @@
 
 #include "ballast/aio/file_system.h"
 #include "ballast/core/error.h"
-#include "ballast/core/units.h"
 
 #include "tools/io_content.h"
 
@@ -39,6 +38,14 @@ std::string describe_path(const std::filesystem::path& path) {
   const std::string against = aio::unsuited_for_swap(file_system, path);
   return fmt::format("{}: {}{}{}{}{}", path.string(), file_system.type, free.empty() ? "" : ", ",
                      free, against.empty() ? "" : "\n  unsuited for swapping: ", against);
+}
+
+Bytes read_size(const std::string& text, std::string_view option) {
+  try {
+    return parse_bytes(text);
+  } catch (const Error& error) {
+    throw error.with_context(option);
+  }
 }
 
 std::string json_string(std::string_view text) {

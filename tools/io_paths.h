@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/core/units.h"
+
 namespace ballast::tools {
 
 /// The folders to measure, absolute. Throws Error(usage) when one is given twice or there are too
@@ -14,6 +16,9 @@ std::vector<std::filesystem::path> measured_paths(const std::vector<std::string>
 
 /// "/data: ext4, 71.9 GiB free", and what speaks against it.
 std::string describe_path(const std::filesystem::path& path);
+
+/// parse_bytes with `option` in its error.
+Bytes read_size(const std::string& text, std::string_view option);
 
 /// `text` as a JSON string, quotes included.
 std::string json_string(std::string_view text);

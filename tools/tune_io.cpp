@@ -50,7 +50,7 @@ std::vector<std::string> usable_backends() {
 Bytes checked_size(const TuneIoArguments& a, const std::vector<IoSetting>& settings) {
   Bytes in_flight = 0;
   for (const IoSetting& setting : settings) in_flight = std::max(in_flight, setting.in_flight());
-  const Bytes size = parse_bytes(a.size);
+  const Bytes size = read_size(a.size, "tune io: --size");
   if (size < in_flight || size > IoContent::kLargestFile) {
     throw Error(ErrorCategory::usage, fmt::format("{}: --size: must be from {} to {}, got {}",
                                                   kTask, format_bytes(in_flight),
@@ -200,7 +200,7 @@ void run_tune_io(const TuneIoArguments& a) {
     regions.emplace_back(path, static_cast<unsigned>(regions.size()), size,
                          aio::File::Access::direct);
   }
-  fill_regions(regions, kTask, interrupted());
+  fill_regions(regions, backends.front(), kTask, interrupted());
 
   IoTuning tuning;
   std::vector<std::vector<IoTrial>> trials;
