@@ -367,8 +367,8 @@ class SeveralPaths(SwapTest):
                 self.assertEqual(list(way.iterdir()), [])
         line = (self.path / "known/metrics.jsonl").read_text().splitlines()[-1]
         one = (self.path / "one/metrics.jsonl").read_text().splitlines()[-1]
-        for key in ("nvme_bytes_written", "peak_bytes"):
-            self.assertEqual(json.loads(line)[key], json.loads(one)[key])
+        # Not nvme_bytes_written: updates of the last step may still be under way at its line.
+        self.assertEqual(json.loads(line)["peak_bytes"], json.loads(one)["peak_bytes"])
 
 
 if __name__ == "__main__":
