@@ -196,6 +196,7 @@ void run_tune_io(const TuneIoArguments& a) {
   const Bytes size = checked_size(a, settings_to_try(backends));
   if (!a.config.empty()) check_writable_config(a.config);
   std::vector<IoRegion> regions;
+  regions.reserve(paths.size());
   for (const auto& path : paths) {
     regions.emplace_back(path, static_cast<unsigned>(regions.size()), size,
                          aio::File::Access::direct);
