@@ -7,7 +7,7 @@ packages="g++ meson ninja-build pkg-config libfmt-dev nlohmann-json3-dev libcli1
 libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libhwloc-dev"
 # --tests adds what tools/test.sh needs besides.
 [ "${1:-}" = "--tests" ] && packages="$packages libgtest-dev clang clang-format
-clang-tidy libclang-rt-dev libomp-dev"
+clang-tidy libclang-rt-dev libomp-dev strace"
 
 missing=""
 for package in $packages; do

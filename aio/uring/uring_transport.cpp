@@ -100,9 +100,15 @@ class UringTransport final : public Transport {
   }
 
  private:
-  /// There always is one: the ring has an entry for each block and the wake event.
+  /// There always is one: the ring has an entry for each block and the wake event. But a kernel
+  /// thread that submits frees the entries of a batch when it has begun all of it, and the first
+  /// may be back before that.
   io_uring_sqe* next_entry() {
     io_uring_sqe* sqe = io_uring_get_sqe(ring_.get());
+    const bool frees_late = (ring_.get()->flags & IORING_SETUP_SQPOLL) != 0;
+    while (sqe == nullptr && frees_late && io_uring_sqring_wait(ring_.get()) >= 0) {
+      sqe = io_uring_get_sqe(ring_.get());
+    }
     expects(sqe != nullptr, "more blocks in flight than the aio queue's depth");
     return sqe;
   }

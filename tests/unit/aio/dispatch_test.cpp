@@ -137,6 +137,7 @@ TEST_F(DispatchOrder, ABlockAboveTheBoundOnBytesTravelsAlone) {
     BlockQueue queue("recording", {.block_bytes = 1000, .depth = 7, .in_flight_bytes = 10},
                      [&](unsigned) { return std::make_unique<RecordingTransport>(record); });
     std::vector<Ticket> tickets;
+    tickets.reserve(10);
     for (int i = 0; i < 10; ++i) tickets.push_back(queue.submit(request(Direction::read, 0, 2500)));
     for (const Ticket ticket : tickets) EXPECT_TRUE(queue.wait(ticket).ok());
   }

@@ -19,9 +19,9 @@ Block block(Direction direction, std::size_t length = 64 * kKiB) {
 }
 
 /// Errors that `plan` inflicts on `count` starts in `direction`.
-std::vector<int> errors(FaultPlan& plan, Direction direction, int count) {
-  std::vector<int> found;
-  for (int i = 0; i < count; ++i) found.push_back(plan(block(direction)).error_number);
+std::vector<int> errors(FaultPlan& plan, Direction direction, std::size_t count) {
+  std::vector<int> found(count);
+  for (int& error : found) error = plan(block(direction)).error_number;
   return found;
 }
 

@@ -142,8 +142,10 @@ void expect_order(const std::string& faults, const std::vector<std::size_t>& exp
     transport.reap(finished, 1, kLong);
   }
   std::vector<std::size_t> order;
-  for (const Block* block : finished)
+  order.reserve(finished.size());
+  for (const Block* block : finished) {
     order.push_back(static_cast<std::size_t>(block - blocks.data()));
+  }
   EXPECT_EQ(order, expected) << faults;
 }
 

@@ -108,12 +108,12 @@ TEST_F(GivingUp, KeepsTheLeaseUntilTheLastOfItsBlocksIsBack) {
 
 TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
   // The transport of such a queue lives on: so must what this one refers to.
-  static auto* const gate = new test::Gate;
+  auto* const gate = new test::Gate;
   std::atomic<int> released = 0;
   std::atomic<int> others = 0;
   {
     BlockQueue queue("gate", impatient_,
-                     [](unsigned) { return std::make_unique<test::GateTransport>(*gate); });
+                     [&](unsigned) { return std::make_unique<test::GateTransport>(*gate); });
     (void)queue.submit(request(Direction::write, 0, 20, [&] { ++released; }));
     gate->wait_for_starts(2);
     // Finds no room at the device before that is given up, nor after.
