@@ -6,6 +6,7 @@
 #include <cmath>
 #include <exception>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -114,14 +115,19 @@ IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_v
   const double cpu_before = cpu_seconds();
   const auto start = Clock::now();
   std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < producers.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        producers[i]->run(start);
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    });
+  const auto carry_out = [&](std::size_t i) {
+    try {
+      producers[i]->run(start);
+    } catch (...) {
+      failures[i] = std::current_exception();
+    }
+  };
+  try {
+    for (std::size_t i = 0; i < producers.size(); ++i) threads.emplace_back(carry_out, i);
+  } catch (const std::system_error& error) {
+    stop.store(true);
+    failures.back() = std::make_exception_ptr(Error(
+        ErrorCategory::io, fmt::format("{}: cannot start a thread", task), error.code().value()));
   }
   for (std::thread& thread : threads) thread.join();
   const double cpu = cpu_seconds() - cpu_before;
