@@ -25,7 +25,7 @@ struct Entry {
   std::string (*probe)();
   Make make;
   unsigned max_depth;
-  bool automatic;  ///< a choice for "auto"
+  bool moves_data;  ///< else never a choice for "auto"
 };
 
 std::string probe_threads() {
@@ -63,7 +63,10 @@ bool disabled(std::string_view name) {
 }
 
 Backend probe(const Entry& entry) {
-  Backend backend{.name = std::string(entry.name), .usable = false, .reason = {}};
+  Backend backend{.name = std::string(entry.name),
+                  .usable = false,
+                  .moves_data = entry.moves_data,
+                  .reason = {}};
   if (disabled(entry.name)) {
     backend.reason = "disabled by the environment variable BALLAST_IO_DISABLE";
     return backend;
@@ -89,7 +92,7 @@ std::unique_ptr<Queue> make_first_usable(const QueueOptions& options,
                                          const Registration& registration) {
   std::string refusals;
   for (const Entry& entry : kBackends) {
-    if (!entry.automatic) continue;
+    if (!entry.moves_data) continue;
     Backend backend = probe(entry);
     if (backend.usable) {
       try {

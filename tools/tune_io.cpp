@@ -38,7 +38,7 @@ std::vector<std::string> usable_backends() {
   std::vector<std::string> names;
   std::string reasons;
   for (const aio::Backend& backend : aio::probe_backends()) {
-    if (backend.usable && backend.name != "null") names.push_back(backend.name);
+    if (backend.usable && backend.moves_data) names.push_back(backend.name);
     if (!backend.usable) reasons += fmt::format("; {}: {}", backend.name, backend.reason);
   }
   if (names.empty()) {

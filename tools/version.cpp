@@ -19,6 +19,7 @@ void print_version() {
   fmt::print("  {:<17} self; mpi, nccl: not built in\n", "communicators");
   std::string backends;
   for (const auto& backend : aio::probe_backends()) {
+    if (!backend.moves_data) continue;
     if (!backends.empty()) backends += "; ";
     backends += backend.name;
     if (!backend.usable) backends += " (refused: " + backend.reason + ")";

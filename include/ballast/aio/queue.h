@@ -118,6 +118,7 @@ struct Registration {
 struct Backend {
   std::string name;
   bool usable = false;
+  bool moves_data = true;  ///< false: only measures the queue
   std::string reason;  ///< why not, or what was chosen ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN")
 };
 
