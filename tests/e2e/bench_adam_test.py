@@ -14,6 +14,8 @@ import sys
 import time
 import unittest
 
+from one_line import assert_one_line
+
 BALLAST = ""
 
 FIELDS = {"variant", "isa", "threads", "params", "bytes_per_param", "repeats", "median_seconds",
@@ -51,12 +53,7 @@ class BenchAdam(unittest.TestCase):
         return json.loads(done.stdout)
 
     def assert_fails(self, done, status, *words):
-        lines = done.stderr.splitlines()
-        self.assertEqual(len(lines), 1, done.stderr)
-        self.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
-        self.assertEqual(done.returncode, status, done.stderr)
+        assert_one_line(self, done, status, words)
         self.assertEqual(done.stdout, "")
 
     # What works.

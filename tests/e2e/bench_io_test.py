@@ -16,6 +16,8 @@ import tempfile
 import time
 import unittest
 
+from one_line import assert_one_line
+
 BALLAST = ""
 PROJECT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -48,12 +50,7 @@ class BenchIo(unittest.TestCase):
         return json.loads(done.stdout)
 
     def assert_fails(self, done, status, *words, table=False):
-        lines = [line for line in done.stderr.splitlines() if "injecting faults" not in line]
-        self.assertEqual(len(lines), 1, done.stderr)
-        self.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
-        self.assertEqual(done.returncode, status, done.stderr)
+        assert_one_line(self, done, status, words, ignored="injecting faults")
         if not table:
             self.assertEqual(done.stdout, "")
 

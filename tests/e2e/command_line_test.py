@@ -19,6 +19,8 @@ import tempfile
 import time
 import unittest
 
+from one_line import assert_one_line
+
 BALLAST = ""
 
 TINY = {
@@ -63,13 +65,7 @@ class CommandLine(unittest.TestCase):
 
     def assert_fails(self, done, status, *words):
         """One line on stderr that starts as promised and holds `words`; the exit status."""
-        lines = [line for line in done.stderr.splitlines()
-                 if not line.startswith("ballast: warning:")]
-        self.assertEqual(len(lines), 1, done.stderr)
-        self.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
-        self.assertEqual(done.returncode, status, done.stderr)
+        assert_one_line(self, done, status, words, ignored="ballast: warning:")
         self.assert_nothing_left()
 
     def assert_nothing_left(self):

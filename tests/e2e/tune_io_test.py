@@ -15,6 +15,8 @@ import sys
 import tempfile
 import unittest
 
+from one_line import assert_one_line
+
 BALLAST = ""
 
 # The comments, the odd spaces and the number's form have to survive.
@@ -76,12 +78,7 @@ class TuneIo(unittest.TestCase):
         return json.loads(done.stdout)
 
     def assert_fails(self, done, status, *words):
-        lines = done.stderr.splitlines()
-        self.assertEqual(len(lines), 1, done.stderr)
-        self.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)
-        for word in words:
-            self.assertIn(word, lines[0])
-        self.assertEqual(done.returncode, status, done.stderr)
+        assert_one_line(self, done, status, words)
         self.assertEqual(done.stdout, "")
 
     def assert_is_what_was_tuned(self, aio, tuning):
