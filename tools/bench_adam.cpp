@@ -21,6 +21,7 @@
 #include "ballast/memory/topology.h"
 
 #include "tools/bench_adam_data.h"
+#include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {
@@ -191,13 +192,6 @@ double seconds_of(const auto& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// The value that `share` of the values are at or below (nearest rank).
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  const double rank = std::ceil(share * static_cast<double>(values.size()));
-  return values[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
 }
 
 AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <exception>
 #include <memory>
 #include <system_error>
@@ -18,6 +17,7 @@
 #include "ballast/core/suggest.h"
 
 #include "tools/io_producer.h"
+#include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {
@@ -35,15 +35,6 @@ double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
-}
-
-/// The value that `share` of them are at or below (nearest rank). Reorders.
-double quantile(std::vector<float>& values, double share) {
-  if (values.empty()) return 0.0;
-  const double rank = std::max(1.0, std::ceil(share * static_cast<double>(values.size())));
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(rank) - 1;
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
 }
 
 IoResult sum(const std::vector<std::unique_ptr<IoProducer>>& producers, Clock::time_point start) {

@@ -55,15 +55,20 @@ class SwapTest(unittest.TestCase):
                               cwd=self.path, env=environment, capture_output=True, text=True,
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
-    def start(self, **config):
-        """A run without end, two steps of which are done."""
-        process = subprocess.Popen([BALLAST, "train", self.config(steps=FOR_EVER, **config)],
-                                   cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True)
+    def launch(self, ready, what, **config):
+        """A run that goes on while the test does; waits until `ready` of its metrics, or its end."""
+        process = subprocess.Popen([BALLAST, "train", self.config(**config)], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
         metrics = self.path / "run/metrics.jsonl"
-        self.wait_for(lambda: process.poll() is not None or
-                      metrics.exists() and metrics.read_text().count("\n") >= 2, "two steps")
+        self.wait_for(lambda: process.poll() is not None or ready(metrics), what)
+        return process
+
+    def start(self, **config):
+        """A run without end, two steps of which are done."""
+        process = self.launch(
+            lambda metrics: metrics.exists() and metrics.read_text().count("\n") >= 2, "two steps",
+            steps=FOR_EVER, **config)
         self.assertIsNone(process.poll(), "the run ended early")
         return process
 
@@ -218,11 +223,7 @@ class SmallDisk(SwapTest):
     def test_a_disk_that_fills_up_later_does_not_matter(self):
         self.mount(16)
         quiet = self.losses(self.train(steps=30, out="quiet"), "quiet")
-        process = subprocess.Popen([BALLAST, "train", self.config(steps=30)], cwd=self.path,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(self.end, process)
-        metrics = self.path / "run/metrics.jsonl"
-        self.wait_for(lambda: process.poll() is not None or metrics.exists(), "the first fill")
+        process = self.launch(lambda metrics: metrics.exists(), "the first fill", steps=30)
         filler = self.disk / "filler"
         with open(filler, "wb", buffering=0) as file:
             with self.assertRaises(OSError):
@@ -262,11 +263,7 @@ class WhileRunning(SwapTest):
 
     def test_a_removed_directory_does_not_matter(self):
         quiet = self.losses(self.train(steps=30, out="quiet"), "quiet")
-        process = subprocess.Popen([BALLAST, "train", self.config(steps=30)], cwd=self.path,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(self.end, process)
-        metrics = self.path / "run/metrics.jsonl"
-        self.wait_for(lambda: process.poll() is not None or metrics.exists(), "the first fill")
+        process = self.launch(lambda metrics: metrics.exists(), "the first fill", steps=30)
         self.swap.rmdir()
         self.assertEqual(self.losses(self.finish(process)), quiet)
 

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace ballast::tools {
+
+/// The value that `share` (0 to 1) of `values` are at or below, by the nearest rank; 0 when there
+/// are none. Reorders `values`.
+template <class T>
+double quantile(std::vector<T>& values, double share) {
+  if (values.empty()) return 0.0;
+  const double rank = std::max(1.0, std::ceil(share * static_cast<double>(values.size())));
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(rank) - 1;
+  std::nth_element(values.begin(), at, values.end());
+  return static_cast<double>(*at);
+}
+
+}  // namespace ballast::tools
