@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ballast/schedule/plan.h"
+#include "ballast/schedule/timeline.h"
 
 namespace ballast::schedule {
 
@@ -26,6 +27,8 @@ struct ExecutorOptions {
   /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to shake out
   /// missing edges.
   std::optional<std::uint64_t> delay_seed;
+  /// Called with every finished operation, one call at a time. Must be quick.
+  std::function<void(const Span&)> observer;
   /// When set and true, no further operation starts and waits throw Error(interrupted).
   const std::atomic<bool>* interrupted = nullptr;
 };
@@ -37,7 +40,7 @@ class Executor {
  public:
   /// Performs one operation and returns when it is finished; throws Error on failure. Called from
   /// several threads, one operation per lane at a time.
-  using Handler = std::function<void(const Operation& operation, std::uint64_t step)>;
+  using Handler = std::function<void(const Operation& operation, std::uint64_t run)>;
   /// Names an operation in error messages.
   using Namer = std::function<std::string(const Operation&)>;
 
@@ -47,10 +50,11 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Queues a run of `plan` (which must outlive it) as step number `step`. Waits while two runs are
-  /// unfinished, and for all of them when the last one ran another plan. Throws what an operation
-  /// threw, with the operation named; the executor runs nothing more after that.
-  void submit(const Plan& plan, std::uint64_t step);
+  /// Queues a run of `plan` (which must outlive the executor) as number `run`, above all before.
+  /// Any plan of the schedule may follow any other: what orders their operations is seam(). Waits
+  /// while two runs are unfinished. Throws what an operation threw, with the operation named; the
+  /// executor runs nothing more after that.
+  void submit(const Plan& plan, std::uint64_t run);
 
   /// Blocks until operation `id` of the last submitted run is finished. Throws like submit().
   void wait(OpId id);

@@ -34,27 +34,34 @@ std::string_view to_string(Lane lane) noexcept;
 
 /// What an operation does. The lane says where; the roles of its buffers say with what.
 enum class Action : std::uint8_t {
-  upload_batch,        ///< tokens and targets of one micro-batch, host to device
-  fetch_weights,       ///< NVMe to host staging
-  upload_weights,      ///< host (home or staging) to device
-  forward,             ///< one block, one micro-batch
-  evaluate_head,       ///< the last block's loss without gradients
-  train_head,          ///< the last block forward and backward in one
-  offload_activation,  ///< a block's input, device to host
-  upload_activation,   ///< the same, back
-  clear_gradient,      ///< accumulators of one block to zero
-  backward,            ///< one block, one micro-batch, recompute included
-  pack_gradient,       ///< accumulators to the training type, with statistics
-  offload_gradient,    ///< packed gradient, device to host
-  offload_results,     ///< losses and gradient statistics, device to host
-  gate,                ///< norm over all blocks, clip coefficient, skip decision
-  fetch_states,        ///< optimizer states, NVMe to host staging
-  offload_weights,     ///< weights, device to host
-  update_on_host,      ///< Adam on a block in host memory
-  update_on_device,    ///< Adam on a block in device memory
-  writeback_weights,   ///< host staging to NVMe
+  upload_batch,          ///< tokens and targets of one micro-batch, host to device
+  fetch_weights,         ///< NVMe to host staging
+  upload_weights,        ///< host (home or staging) to device
+  gather_weights,        ///< shards of all ranks to whole weights on the device
+  forward,               ///< one block, one micro-batch
+  evaluate_head,         ///< the last block's loss without gradients
+  train_head,            ///< the last block forward and backward in one
+  offload_activation,    ///< a block's input, device to host
+  writeback_activation,  ///< the same, host staging to NVMe
+  fetch_activation,      ///< the same, back to host staging
+  upload_activation,     ///< the same, back to the device
+  clear_gradient,        ///< accumulators of one block to zero
+  backward,              ///< one block, one micro-batch, recompute included
+  pack_gradient,         ///< accumulators to the training type, with statistics
+  reduce_gradient,       ///< packed gradients of all ranks to their sum, whole or in shards
+  offload_gradient,      ///< packed gradient, device to host
+  offload_statistics,    ///< gradient statistics of one block, device to host
+  offload_losses,        ///< losses of all micro-batches, device to host
+  gate,                  ///< loss and norm over all blocks, clip coefficient, skip decision
+  fetch_states,          ///< optimizer states, NVMe to host staging
+  offload_weights,       ///< weights, device to host
+  update_on_host,        ///< the optimizer on a block in host memory
+  update_on_device,      ///< the optimizer on a block in device memory
+  writeback_weights,     ///< host staging to NVMe
   writeback_states
 };
+
+inline constexpr std::size_t kActionCount = 25;
 
 std::string_view to_string(Action action) noexcept;
 
@@ -89,7 +96,7 @@ struct Buffer {
 /// What a buffer is to an operation.
 enum class Role : std::uint8_t {
   weights,           ///< on the side where the operation works
-  weights_source,    ///< what weights are copied from
+  weights_source,    ///< what weights are copied or gathered from
   tied_weights,      ///< block 0's weights, for the head
   batch,             ///< tokens and targets of a micro-batch, device
   batch_source,      ///< the same, host
@@ -99,11 +106,14 @@ enum class Role : std::uint8_t {
   accumulator,       ///< fp32 gradient sums of the block
   tied_accumulator,  ///< fp32 gradient sums of the tied matrix from the head
   gradient,          ///< packed gradient
-  gradient_source,   ///< what it is copied from
+  gradient_source,   ///< what it is copied or reduced from
   states,            ///< remainder and moments
   states_source,
-  results,       ///< losses and statistics, device
-  results_host,  ///< the same, host
+  statistics,         ///< of the block's packed gradient
+  statistics_source,  ///< what they are copied from
+  losses,             ///< of all micro-batches
+  losses_source,      ///< what they are copied from
+  verdict,            ///< what the gate decided; no bytes, an order only
   workspace
 };
 
@@ -120,32 +130,50 @@ struct Operation {
   Lane lane = Lane::compute;
   std::uint32_t block = 0;
   std::uint32_t micro = 0;  ///< micro-batch, where it matters
-  Bytes bytes = 0;          ///< moved by copies and transfers
-  double flops = 0.0;       ///< of matrix products
+  /// 1 when it is done on behalf of the run before: the updates that a gated step leaves behind.
+  std::uint32_t lag = 0;
+  Bytes bytes = 0;     ///< moved by copies, transfers and collectives, on this rank
+  double flops = 0.0;  ///< of matrix products
+  Bytes traffic = 0;   ///< memory read and written by what is no matrix product
   std::vector<Use> uses;
-  /// Operations of the same step that must be finished first; all smaller than this one's id.
+  /// Operations of the same plan that must be finished first; all smaller than this one's id.
   std::vector<OpId> after;
-  /// Operations of the previous run of the same plan that must be finished first.
-  std::vector<OpId> after_previous;
 
   /// The buffer in `role`, kNoBuffer when there is none.
   [[nodiscard]] BufferId buffer(Role role) const;
 };
 
-/// A step as data. `operations` is in an order that respects all edges; each lane runs its
-/// operations in that order.
+/// How a plan begins and ends with one buffer: what the order across two runs is derived from.
+struct Boundary {
+  BufferId buffer = kNoBuffer;
+  OpId first_writer = kNoOp;
+  std::vector<OpId> first_readers;  ///< before the first write
+  OpId last_writer = kNoOp;
+  std::vector<OpId> last_readers;  ///< behind the last write
+};
+
+/// One run's operations as data, in an order that respects all edges; each lane runs its operations
+/// in that order.
 struct Plan {
   std::string name;  ///< "training step", "evaluation"
   std::vector<Operation> operations;
+  std::vector<Boundary> boundaries;  ///< by buffer id, the buffers in use only
   std::uint32_t micro_batches = 0;
-  OpId gate = kNoOp;  ///< results of the step are known when this one is done
+  OpId gate = kNoOp;            ///< results are known when this one is done; kNoOp: it has none
+  bool applies_updates = false;  ///< begins with the updates that the run before left
+  bool leaves_updates = false;   ///< the next run must apply this one's updates
 
   /// Sum of bytes over the operations of `lane`.
   [[nodiscard]] Bytes bytes_on(Lane lane) const;
   [[nodiscard]] double flops() const;
 };
 
-/// Which blocks there are and how large everything about them is.
+/// For each operation of `next` the operations of `before` that must be finished first when the two
+/// run one after the other without a barrier between them. Empty for most operations; those that
+/// the common lane implies are left out.
+std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
+
+/// How large everything about one block is, whole (not a rank's part of it).
 struct BlockWork {
   std::string name;
   Bytes weight_bytes = 0;       ///< in the training type
@@ -153,6 +181,7 @@ struct BlockWork {
   Bytes gradient_bytes = 0;     ///< packed
   Bytes state_bytes = 0;        ///< remainder and moments
   double forward_flops = 0.0;   ///< per micro-batch
+  Bytes update_traffic = 0;     ///< memory that one update reads and writes
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.
@@ -162,22 +191,30 @@ struct Workload {
   Bytes tied_accumulator_bytes = 0;
   Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
   Bytes batch_bytes = 0;       ///< tokens and targets of one micro-batch
-  Bytes results_bytes = 0;     ///< losses of all micro-batches and statistics of all blocks
+  Bytes losses_bytes = 0;      ///< losses of all micro-batches
+  Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
-  std::uint32_t micro_batches = 1;             ///< per training step
+  std::uint64_t micro_batch_tokens = 0;
+  std::uint32_t micro_batches = 1;             ///< per training step, on each rank
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
+  std::uint32_t world = 1;                     ///< ranks
+  std::uint32_t stage = 0;                     ///< of ZeRO, 0 to 3; means nothing to one rank
+
+  [[nodiscard]] std::uint64_t tokens_per_step() const {
+    return micro_batch_tokens * micro_batches * world;
+  }
 };
 
 /// Where the states of one block live between uses.
 struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
+  Tier activations = Tier::device;  ///< the block's input between forward and backward
   friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
 };
 
 struct Placement {
   std::vector<BlockPlacement> blocks;
-  bool activations_on_host = false;
 };
 
 enum class Order : std::uint8_t {
@@ -185,21 +222,36 @@ enum class Order : std::uint8_t {
   micro_batch_major  ///< every block of a micro-batch before the next micro-batch
 };
 
+enum class Update : std::uint8_t {
+  gated,  ///< once the norm of all gradients is known: under the next step's forward pass
+  eager   ///< as soon as the block's own gradient is complete: inside the backward pass
+};
+
 struct Options {
   Order order = Order::layer_major;
-  std::uint32_t weight_slots = 2;     ///< device buffers for weights in transit, at least 2
-  std::uint32_t staging_buffers = 3;  ///< host buffers for NVMe transfers per kind, at least 1
+  Update update = Update::gated;
+  std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 2
+  std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1
+  std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
+  std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
+  friend bool operator==(const Options&, const Options&) = default;
 };
 
 /// The whole schedule of a run: every buffer it will ever use, and its plans over them.
+///
+/// A run of gated steps is: first, steady, steady, ..., flush. A steady step applies the updates of
+/// the step before under its own forward pass; flush applies them without a step, before an
+/// evaluation, a checkpoint and the end. Eager steps leave nothing behind: steady is all there is.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan training;
-  Plan evaluation;
-  std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;     ///< per block: where states live between steps
-  std::vector<BufferId> batch_host;     ///< per micro-batch: tokens and targets on the host
-  BufferId workspace = kNoBuffer;       ///< device
+  Plan first;       ///< a training step that finds no updates waiting
+  Plan steady;      ///< a training step behind another one
+  Plan flush;       ///< only the waiting updates; no operations when eager
+  Plan evaluation;  ///< comes behind flush
+  std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
+  std::vector<BufferId> state_home;   ///< per block: where states live between steps
+  std::vector<BufferId> batch_host;   ///< per micro-batch: tokens and targets on the host
+  BufferId workspace = kNoBuffer;     ///< device
   BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
   BufferId state_staging = kNoBuffer;   ///< a host passing place for NVMe states, if any
 
@@ -211,10 +263,16 @@ struct Schedule {
 /// placement or the options make no sense (wrong number of blocks, too few slots).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
 
-/// Checks what must hold of any plan: edges point backwards, and any two operations that use a
-/// buffer, one of them writing, are ordered by edges or by their common lane, within a step and
-/// across two runs of the plan. Returns one line per breach.
-std::vector<std::string> find_hazards(const Schedule& schedule, const Plan& plan);
+/// A training step over the same buffers with fewer micro-batches (1 to the workload's): the last,
+/// partial batch of an epoch. `applies_updates`: behind another gated step.
+Plan build_partial_step(const Workload& workload, const Placement& placement,
+                        const Options& options, std::uint32_t micro_batches, bool applies_updates);
+
+/// Checks what must hold of any run of `plans` one after the other: edges point backwards, and any
+/// two operations that use a buffer, one of them writing, are ordered by edges, by seams or by
+/// their common lane. Returns one line per breach.
+std::vector<std::string> find_hazards(const Schedule& schedule,
+                                      const std::vector<const Plan*>& plans);
 
 /// "backward of layer 3, micro-batch 1": for messages and traces.
 std::string describe(const Operation& operation, const Workload& workload);
