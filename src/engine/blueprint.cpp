@@ -16,10 +16,12 @@ namespace {
 struct Wish {
   config::TierChoice weights;
   config::TierChoice optimizer;
+  config::TierChoice activations;
 };
 
 std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
-  std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier});
+  std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier,
+                                    config.ballast.activations});
   for (const auto& rule : config.ballast.placement) {
     if (rule.last_block >= blocks) {
       throw Error(ErrorCategory::config,
@@ -30,6 +32,7 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) 
     for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
       if (rule.weights) wishes[b].weights = rule.weights;
       if (rule.optimizer) wishes[b].optimizer = rule.optimizer;
+      if (rule.activations) wishes[b].activations = rule.activations;
     }
   }
   return wishes;
@@ -61,6 +64,20 @@ StateFormat state_format(const config::Config& config) {
                                               : Format::f32};
 }
 
+schedule::Options schedule_options(const config::Config& config) {
+  schedule::Options options;
+  if (config.ballast.order == "micro_batch_major") {
+    options.order = schedule::Order::micro_batch_major;
+  }
+  if (config.ballast.update == "eager") options.update = schedule::Update::eager;
+  const auto count = [](std::uint64_t wanted, std::uint32_t standard) {
+    return wanted > 0 ? static_cast<std::uint32_t>(wanted) : standard;
+  };
+  options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
+  options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
+  return options;
+}
+
 /// Fills in what the wishes leave open.
 class Planner {
  public:
@@ -72,9 +89,11 @@ class Planner {
   void place() {
     auto& blocks = blueprint_.placement.blocks;
     for (const Wish& wish : wishes_) {
-      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme)});
+      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
+                        wish.activations.value_or(Tier::nvme)});
     }
     for (const Tier tier : {Tier::host, Tier::device}) {
+      promote(&schedule::BlockPlacement::activations, &Wish::activations, tier);
       promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
       promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
     }
@@ -158,7 +177,8 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
                            .accumulator_bytes = block.elements * size_of(DType::f32),
                            .gradient_bytes = block.elements * size_of(type),
                            .state_bytes = layout.state_bytes,
-                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length)});
+                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length),
+                           .update_traffic = layout.update_traffic});
   }
   const model::ModelConfig& config = model.config;
   work.tied = config.tie_embeddings;
@@ -167,8 +187,9 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
   }
   work.activation_bytes = shape.tokens() * config.hidden_size * size_of(type);
   work.batch_bytes = 2 * shape.tokens() * sizeof(std::int32_t);
-  work.results_bytes =
-      micro_batches * sizeof(double) + model.blocks.size() * sizeof(model::GradientStats);
+  work.losses_bytes = micro_batches * sizeof(double);
+  work.statistics_bytes = sizeof(model::GradientStats);
+  work.micro_batch_tokens = shape.tokens();
   work.workspace_bytes = workspace_bytes;
   work.micro_batches = static_cast<std::uint32_t>(micro_batches);
   work.evaluation_micro_batches = static_cast<std::uint32_t>(evaluation_micro_batches);
@@ -197,13 +218,7 @@ Blueprint draw_blueprint(const config::Config& config, const model::Architecture
   blueprint.workload =
       make_workload(blueprint.model, blueprint.type, blueprint.states, blueprint.shape,
                     blueprint.micro_batches, evaluation, workspace_bytes);
-  blueprint.placement.activations_on_host = config.ballast.activations_on_host;
-  blueprint.options.order = config.ballast.order == "micro_batch_major"
-                                ? schedule::Order::micro_batch_major
-                                : schedule::Order::layer_major;
-  const std::uint64_t buffers =
-      std::max(config.zero.optimizer.buffer_count, config.zero.parameters.buffer_count);
-  if (buffers > 0) blueprint.options.staging_buffers = static_cast<std::uint32_t>(buffers);
+  blueprint.options = schedule_options(config);
   Planner(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
   blueprint.ledger.require_fit(budgets);
   return blueprint;
@@ -232,8 +247,7 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
                                 codes ? "in 8 bits" : "first in bf16"));
   }
-  lines.push_back(fmt::format("{:<17} on {}", "activations",
-                              blueprint.placement.activations_on_host ? "host" : "device"));
+  describe("activations", &schedule::BlockPlacement::activations);
   return lines;
 }
 
