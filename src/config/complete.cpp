@@ -180,13 +180,22 @@ void check_activations(const Json& root, const Document& document) {
                                                                                : Json();
   };
   const Json theirs = given("activation_checkpointing", "cpu_checkpointing");
-  const Json ours = given("ballast", "activations_on_host");
-  if (!theirs.is_null() && !ours.is_null() && theirs != ours) {
+  const Json ours = given("ballast", "activations");
+  if (theirs.is_null() || ours.is_null()) return;
+  const bool on_host = ours == "host" || ours == "cpu";
+  if (theirs != on_host) {
     document.fail("activation_checkpointing.cpu_checkpointing",
-                  fmt::format("is {}, but ballast.activations_on_host, the same setting, is {}; "
-                              "remove one",
+                  fmt::format("is {}, but ballast.activations, the same setting, is {}; remove one",
                               theirs.dump(), ours.dump()));
   }
+}
+
+void check_update(const Config& c, const Document& document) {
+  if (c.ballast.update != "eager" || c.gradient_clipping == 0.0) return;
+  document.fail("ballast.update",
+                fmt::format("\"eager\" updates a block before the norm of all gradients is known, "
+                            "but gradient_clipping is {}; set it to 0 or use \"gated\"",
+                            c.gradient_clipping));
 }
 
 }  // namespace
@@ -201,6 +210,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_aio(config.aio, document);
   note_unused_paths(config);
   check_activations(document.root(), document);
+  check_update(config, document);
 }
 
 }  // namespace ballast::config

@@ -93,7 +93,8 @@ Section rule_keys(PlacementRule& rule) {
   };
   return {{"blocks", [&rule](const Value& value) { read_blocks(value, rule); }, write_blocks},
           rule_tier("weights", rule.weights),
-          rule_tier("optimizer", rule.optimizer)};
+          rule_tier("optimizer", rule.optimizer),
+          rule_tier("activations", rule.activations)};
 }
 
 Key placement_key(std::vector<PlacementRule>& rules) {
@@ -105,8 +106,8 @@ Key placement_key(std::vector<PlacementRule>& rules) {
       PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (!item.json().contains("blocks")) item.fail("names no blocks; add \"blocks\"");
-      if (!rule.weights && !rule.optimizer) {
-        item.fail("places nothing; add \"weights\" or \"optimizer\"");
+      if (!rule.weights && !rule.optimizer && !rule.activations) {
+        item.fail("places nothing; add \"weights\", \"optimizer\" or \"activations\"");
       }
       rules.push_back(rule);
     }
@@ -119,13 +120,22 @@ Key placement_key(std::vector<PlacementRule>& rules) {
   return {"placement", read, write};
 }
 
-Key update_key(std::string& update) {
-  Key key = choice("update", update, {"gated"});
-  key.read = [read = std::move(key.read)](const Value& value) {
-    if (value.json() == "eager") value.fail("\"eager\" is not in this version; use \"gated\"");
-    read(value);
+Key activations_key(TierChoice& tier) {
+  Key key = rule_tier("activations", tier);
+  key.read = [read = std::move(key.read), &tier](const Value& value) {
+    tier.reset();
+    if (!value.is_auto()) read(value);
   };
+  key.write = [&tier] { return tier ? Json(to_string(*tier)) : Json("auto"); };
   return key;
+}
+
+Key delay_seed_key(std::optional<std::uint64_t>& seed) {
+  return {"delay_seed",
+          [&seed](const Value& value) {
+            seed = value.whole({0, std::numeric_limits<std::uint64_t>::max()});
+          },
+          [&seed] { return seed ? Json(*seed) : Json(); }};
 }
 
 Key update_numa_node_key(std::optional<int>& node) {
@@ -144,9 +154,10 @@ Section ballast_keys(BallastSection& b) {
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           choice("order", b.order, {"layer_major", "micro_batch_major"}),
-          update_key(b.update),
+          choice("update", b.update, {"gated", "eager"}),
           flag("serial", b.serial),
-          flag("activations_on_host", b.activations_on_host),
+          delay_seed_key(b.delay_seed),
+          activations_key(b.activations),
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
           choice("update_isa", b.update_isa, {"auto", "scalar", "avx2", "avx512"}),
@@ -166,10 +177,15 @@ Section bf16_keys(Config& c) {
   return with_deepspeed_keys({flag("enabled", c.bf16)}, "bf16", c.ignored);
 }
 
-/// DeepSpeed's name for ballast.activations_on_host, which is the one that is printed.
+/// DeepSpeed's name for ballast.activations on the host, which is the one that is printed.
 Section activation_checkpointing_keys(Config& c) {
-  return with_deepspeed_keys({flag("cpu_checkpointing", c.ballast.activations_on_host)},
-                             "activation_checkpointing", c.ignored);
+  Key key = {"cpu_checkpointing",
+             [&c](const Value& value) {
+               if (value.flag()) c.ballast.activations = Tier::host;
+             },
+             [] { return Json(false); }};
+  return with_deepspeed_keys({accepted_only(std::move(key))}, "activation_checkpointing",
+                             c.ignored);
 }
 
 Key gradient_allreduce_op_key() {

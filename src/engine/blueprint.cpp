@@ -7,64 +7,16 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/outline.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
 namespace {
 
-/// What the config fixes for a block; empty members are for the planner.
-struct Wish {
-  config::TierChoice weights;
-  config::TierChoice optimizer;
-};
-
-std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
-  std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier});
-  for (const auto& rule : config.ballast.placement) {
-    if (rule.last_block >= blocks) {
-      throw Error(ErrorCategory::config,
-                  fmt::format("ballast.placement: block {} does not exist; the model has blocks 0 "
-                              "to {}",
-                              rule.last_block, blocks - 1));
-    }
-    for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
-      if (rule.weights) wishes[b].weights = rule.weights;
-      if (rule.optimizer) wishes[b].optimizer = rule.optimizer;
-    }
-  }
-  return wishes;
-}
-
-cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
-  using Type = config::OptimizerSection::Type;
-  switch (type) {
-    case Type::adamw:
-      break;
-    case Type::adam:
-      return cpu_adam::Optimizer::adam;
-    case Type::adagrad:
-      return cpu_adam::Optimizer::adagrad;
-    case Type::lion:
-      return cpu_adam::Optimizer::lion;
-    case Type::sgd:
-      return cpu_adam::Optimizer::sgd;
-  }
-  return cpu_adam::Optimizer::adamw;
-}
-
-StateFormat state_format(const config::Config& config) {
-  using Format = cpu_adam::Moments::Format;
-  const std::string& states = config.ballast.optimizer_states;
-  return {.optimizer = optimizer_of(config.optimizer.type),
-          .moments = states == "8bit"         ? Format::blockwise8
-                     : states == "bf16_first" ? Format::bf16_first
-                                              : Format::f32};
-}
-
-/// Fills in what the wishes leave open.
-class Planner {
+/// Fills in what the wishes leave open, without knowing any rate.
+class GreedyFill {
  public:
-  Planner(Blueprint& blueprint, const std::vector<Wish>& wishes)
+  GreedyFill(Blueprint& blueprint, const std::vector<Wish>& wishes)
       : blueprint_(blueprint), wishes_(wishes) {}
 
   /// Starts with every open choice on the slowest tier and moves blocks up, one kind and one tier
@@ -72,20 +24,21 @@ class Planner {
   void place() {
     auto& blocks = blueprint_.placement.blocks;
     for (const Wish& wish : wishes_) {
-      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme)});
+      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
+                        wish.activations.value_or(Tier::nvme)});
     }
     for (const Tier tier : {Tier::host, Tier::device}) {
+      promote(&schedule::BlockPlacement::activations, &Wish::activations, tier);
       promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
       promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
     }
-    rebuild();
   }
 
  private:
-  void rebuild() {
-    blueprint_.schedule =
-        schedule::build(blueprint_.workload, blueprint_.placement, blueprint_.options);
-    blueprint_.ledger = make_ledger(blueprint_.schedule);
+  [[nodiscard]] bool fits() const {
+    return make_ledger(schedule::list_buffers(blueprint_.workload, blueprint_.placement,
+                                              blueprint_.options))
+        .fits(blueprint_.budgets);
   }
 
   void promote(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
@@ -95,11 +48,9 @@ class Planner {
       if (wishes_[b].*wish) continue;
       const Tier before = blocks[b].*kind;
       blocks[b].*kind = tier;
-      rebuild();
-      if (!blueprint_.ledger.fits(blueprint_.budgets)) {
-        blocks[b].*kind = before;
-        return;
-      }
+      if (fits()) continue;
+      blocks[b].*kind = before;
+      return;
     }
   }
 
@@ -110,9 +61,7 @@ class Planner {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       if (!(wishes_[b].*wish)) blocks[b].*kind = tier;
     }
-    if (blocks == before) return true;
-    rebuild();
-    if (blueprint_.ledger.fits(blueprint_.budgets)) return true;
+    if (blocks == before || fits()) return true;
     blocks = before;
     return false;
   }
@@ -158,7 +107,8 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
                            .accumulator_bytes = block.elements * size_of(DType::f32),
                            .gradient_bytes = block.elements * size_of(type),
                            .state_bytes = layout.state_bytes,
-                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length)});
+                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length),
+                           .update_traffic = layout.update_traffic});
   }
   const model::ModelConfig& config = model.config;
   work.tied = config.tie_embeddings;
@@ -167,45 +117,32 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
   }
   work.activation_bytes = shape.tokens() * config.hidden_size * size_of(type);
   work.batch_bytes = 2 * shape.tokens() * sizeof(std::int32_t);
-  work.results_bytes =
-      micro_batches * sizeof(double) + model.blocks.size() * sizeof(model::GradientStats);
+  work.losses_bytes = micro_batches * sizeof(double);
+  work.statistics_bytes = sizeof(model::GradientStats);
+  work.micro_batch_tokens = shape.tokens();
   work.workspace_bytes = workspace_bytes;
   work.micro_batches = static_cast<std::uint32_t>(micro_batches);
   work.evaluation_micro_batches = static_cast<std::uint32_t>(evaluation_micro_batches);
   return work;
 }
 
-memory::Ledger make_ledger(const schedule::Schedule& schedule) {
+memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
   memory::Ledger ledger;
-  for (const schedule::Buffer& buffer : schedule.buffers) {
+  for (const schedule::Buffer& buffer : buffers) {
     ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
   }
   return ledger;
 }
 
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes) {
-  Blueprint blueprint;
-  blueprint.model = model;
-  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
-  blueprint.states = state_format(config);
-  blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
-  blueprint.micro_batches = config.batch.accumulation;
-  blueprint.budgets = budgets;
-  const std::uint64_t evaluation =
-      std::clamp<std::uint64_t>(config.ballast.eval_batches, 1, blueprint.micro_batches);
-  blueprint.workload =
-      make_workload(blueprint.model, blueprint.type, blueprint.states, blueprint.shape,
-                    blueprint.micro_batches, evaluation, workspace_bytes);
-  blueprint.placement.activations_on_host = config.ballast.activations_on_host;
-  blueprint.options.order = config.ballast.order == "micro_batch_major"
-                                ? schedule::Order::micro_batch_major
-                                : schedule::Order::layer_major;
-  const std::uint64_t buffers =
-      std::max(config.zero.optimizer.buffer_count, config.zero.parameters.buffer_count);
-  if (buffers > 0) blueprint.options.staging_buffers = static_cast<std::uint32_t>(buffers);
-  Planner(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
+                         const memory::Budgets& budgets, Bytes workspace_bytes,
+                         std::uint32_t world) {
+  Blueprint blueprint = outline(config, model, budgets, workspace_bytes, world);
+  GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size(), world)).place();
+  blueprint.ledger = make_ledger(
+      schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
   blueprint.ledger.require_fit(budgets);
+  blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
   return blueprint;
 }
 
@@ -232,8 +169,7 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
                                 codes ? "in 8 bits" : "first in bf16"));
   }
-  lines.push_back(fmt::format("{:<17} on {}", "activations",
-                              blueprint.placement.activations_on_host ? "host" : "device"));
+  describe("activations", &schedule::BlockPlacement::activations);
   return lines;
 }
 

@@ -1,6 +1,7 @@
 #include "ballast/engine/engine.h"
 
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -96,22 +97,33 @@ class Engine::Impl {
         [this](const schedule::Operation& operation) {
           return schedule::describe(operation, blueprint_.workload);
         },
-        schedule::ExecutorOptions{.serial = config_.ballast.serial, .interrupted = interrupted_});
+        schedule::ExecutorOptions{.serial = config_.ballast.serial,
+                                  .delay_seed = config_.ballast.delay_seed,
+                                  .observer =
+                                      [this](const schedule::Span& span) {
+                                        if (auto* timeline = timeline_.load())
+                                          timeline->spans.push_back(span);
+                                      },
+                                  .interrupted = interrupted_});
   }
 
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                         double learning_rate) {
-    const StepContext& context = run(blueprint_.schedule.training, tokens, targets, learning_rate);
+    const schedule::Plan& plan = training_plan(tokens.size() / blueprint_.shape.tokens());
+    const StepContext& context = run(plan, tokens, targets, learning_rate);
+    pending_updates_ = plan.leaves_updates;
     if (!context.result.skipped) ++updates_;
     return context.result;
   }
 
   double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
+    flush();
     return run(blueprint_.schedule.evaluation, tokens, targets, 0.0).result.loss;
   }
 
   void finish() {
     expects(executor_ != nullptr, "engine: not started");
+    flush();
     executor_->drain();
   }
 
@@ -136,6 +148,8 @@ class Engine::Impl {
     return hash_states(*machine_);
   }
 
+  void record(schedule::Timeline* timeline) { timeline_ = timeline; }
+
   const Blueprint& blueprint() const { return blueprint_; }
   device::Device& device() { return *device_; }
   std::string_view io_backend() const { return store_ ? store_->io_backend() : ""; }
@@ -143,6 +157,33 @@ class Engine::Impl {
   std::uint64_t updates() const { return updates_; }
 
  private:
+  /// The plan of a training step with so many micro-batches.
+  const schedule::Plan& training_plan(std::size_t micro_batches) {
+    const schedule::Schedule& schedule = blueprint_.schedule;
+    if (micro_batches == blueprint_.micro_batches) {
+      return pending_updates_ || blueprint_.options.update == schedule::Update::eager
+                 ? schedule.steady
+                 : schedule.first;
+    }
+    expects(micro_batches > 0 && micro_batches < blueprint_.micro_batches,
+            "engine: wrong batch size");
+    const auto key = std::make_pair(micro_batches, pending_updates_);
+    const auto found = partial_steps_.find(key);
+    if (found != partial_steps_.end()) return found->second;
+    return partial_steps_
+        .emplace(key, schedule::build_partial_step(
+                          blueprint_.workload, blueprint_.placement, blueprint_.options,
+                          static_cast<std::uint32_t>(micro_batches), pending_updates_))
+        .first->second;
+  }
+
+  /// Starts the updates that the last step left.
+  void flush() {
+    if (!pending_updates_) return;
+    executor_->submit(blueprint_.schedule.flush, ++runs_);
+    pending_updates_ = false;
+  }
+
   /// Copies the batch in, submits the plan and waits for its gate.
   const StepContext& run(const schedule::Plan& plan, std::span<const std::int32_t> tokens,
                          std::span<const std::int32_t> targets, double learning_rate) {
@@ -150,8 +191,7 @@ class Engine::Impl {
     const std::size_t per_micro = blueprint_.shape.tokens();
     const std::size_t wanted = per_micro * plan.micro_batches;
     expects(tokens.size() == wanted && targets.size() == wanted, "engine: wrong batch size");
-    // The last run's gate is behind us: its batches are uploaded, and the updates of the run before
-    // it, whose context is taken over here, are done.
+    // The gate of the last run with batches is behind us, so they are uploaded.
     for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
       const std::size_t bytes = per_micro * sizeof(std::int32_t);
       std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
@@ -160,7 +200,6 @@ class Engine::Impl {
     const std::uint64_t number = ++runs_;
     StepContext& context = machine_->context(number);
     context = {};
-    context.training = &plan == &blueprint_.schedule.training;
     context.micro_batches = plan.micro_batches;
     context.hyper = make_hyper(blueprint_, config_.optimizer, learning_rate, updates_ + 1);
     executor_->submit(plan, number);
@@ -181,8 +220,12 @@ class Engine::Impl {
   std::optional<Machine> machine_;
   std::unique_ptr<schedule::Executor> executor_;
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
+  /// By number of micro-batches and whether updates wait.
+  std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;
   std::uint64_t runs_ = 0;
   std::uint64_t updates_ = 0;
+  bool pending_updates_ = false;  ///< the last step's updates have not been submitted
+  std::atomic<schedule::Timeline*> timeline_ = nullptr;
 };
 
 Engine::Engine(const config::Config& config, const std::atomic<bool>* interrupted)
@@ -200,6 +243,9 @@ std::string_view Engine::io_backend() const {
 }
 std::string_view Engine::update_isa() const {
   return impl_->update_isa();
+}
+void Engine::record(schedule::Timeline* timeline) {
+  impl_->record(timeline);
 }
 void Engine::start(const WeightSource& source) {
   impl_->start(source);

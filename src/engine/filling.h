@@ -39,8 +39,8 @@ struct Move {
 
 using Program = std::vector<Move>;
 
-/// Places the blocks of one workload within budgets: what is open starts on NVMe, and the moves of a
-/// program take it up. A pure function of its arguments.
+/// Places the blocks of one workload within budgets: what is open starts on NVMe, and the moves of
+/// a program take it up. A pure function of its arguments.
 class Filler {
  public:
   /// All must outlive the filler.

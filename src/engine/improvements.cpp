@@ -28,9 +28,8 @@ class Improvements {
     faster_parts();
     constexpr double kWorthSaying = 1.02;
     std::erase_if(found_, [](const Variant& v) { return v.speedup < kWorthSaying; });
-    std::stable_sort(found_.begin(), found_.end(), [](const Variant& a, const Variant& b) {
-      return a.speedup > b.speedup;
-    });
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Variant& a, const Variant& b) { return a.speedup > b.speedup; });
     return std::move(found_);
   }
 
@@ -76,8 +75,7 @@ class Improvements {
     config.ballast.placement.clear();
     config.zero.parameters.buffer_count = 0;
     config.zero.optimizer.buffer_count = 0;
-    attempt("\"auto\" for every tier and buffer_count", config, question_.budgets,
-            question_.rates);
+    attempt("\"auto\" for every tier and buffer_count", config, question_.budgets, question_.rates);
   }
 
   void larger_budgets() {
@@ -125,14 +123,6 @@ class Improvements {
 
 std::vector<Variant> find_improvements_with(const Decision& decision, const Question& question) {
   return Improvements(decision, question).find();
-}
-
-std::vector<Variant> find_improvements(const Decision& decision, const config::Config& config,
-                                       const model::Architecture& model,
-                                       const memory::Budgets& budgets,
-                                       const schedule::Rates& rates, std::uint32_t world) {
-  return find_improvements_with(
-      decision, {config, model, budgets, rates, world, workspace_on(config, model, rates)});
 }
 
 }  // namespace ballast::engine

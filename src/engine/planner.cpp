@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ballast/core/error.h"
-#include "ballast/model/compute.h"
 
 #include "src/engine/outline.h"
 #include "src/engine/planner.h"
@@ -22,8 +21,8 @@ using schedule::BlockPlacement;
 Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind) {
   std::array<std::size_t, 3> count{};
   for (const BlockPlacement& block : blocks) ++count.at(static_cast<std::size_t>(block.*kind));
-  return kTiers.at(static_cast<std::size_t>(std::max_element(count.begin(), count.end()) -
-                                            count.begin()));
+  return kTiers.at(
+      static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
 /// Says `placement` as sections and, where blocks differ from them, rules over ranges of blocks.
@@ -65,8 +64,8 @@ Decision conclude(const Question& question, config::Config config, std::size_t s
   const model::MicroBatchShape shape = {config.batch.micro_batch, config.data.sequence_length};
   decision.blueprint = draw_blueprint(config, question.model, question.budgets,
                                       question.workspace_of(shape), question.world);
-  decision.prediction = schedule::simulate(decision.blueprint.schedule, decision.blueprint.workload,
-                                           question.rates);
+  decision.prediction =
+      schedule::simulate(decision.blueprint.schedule, decision.blueprint.workload, question.rates);
   decision.config = std::move(config);
   decision.simulated = simulated + 1;
   return decision;
@@ -88,7 +87,7 @@ Decision predict(const Question& question) {
 bool leaves_choices(const config::Config& config) {
   if (config.batch.automatic) return true;
   const std::size_t blocks = config.model.num_layers + 2;
-  const std::vector<Wish> wishes = read_wishes(config, blocks);
+  const std::vector<Wish> wishes = read_wishes(config, blocks, 1);
   for (std::size_t b = 0; b < blocks; ++b) {
     const bool keeps_input = b > 0 && b + 1 < blocks;
     if (!wishes[b].weights || !wishes[b].optimizer) return true;
@@ -103,22 +102,6 @@ Decision decide_with(const Question& question) {
   const std::optional<Trial> best = search.run();
   if (!best) throw Error(ErrorCategory::memory, explain_refusal(question));
   return conclude(question, settle(question, *best), search.simulated());
-}
-
-WorkspaceOf workspace_on(const config::Config& config, const model::Architecture& model,
-                         const schedule::Rates& rates) {
-  const bool host = config.ballast.device == "host" || rates.shared_cores > 0;
-  return [&model, type = config.bf16 ? DType::bf16 : DType::f32,
-          device = host ? "host" : "cuda"](model::MicroBatchShape shape) {
-    return model::workspace_bytes(model, type, shape, device);
-  };
-}
-
-Decision decide(const config::Config& config, const model::Architecture& model,
-                const memory::Budgets& budgets, const schedule::Rates& rates,
-                std::uint32_t world) {
-  return decide_with(
-      {config, model, budgets, rates, world, workspace_on(config, model, rates)});
 }
 
 }  // namespace ballast::engine

@@ -101,9 +101,10 @@ void add_tiers(const config::Config& config, std::vector<Change>& changes) {
 }
 
 void add_everything_open(const config::Config& config, std::vector<Change>& changes) {
-  Change change = {"\"auto\" for offload_param.device, offload_optimizer.device and "
-                   "ballast.activations",
-                   config};
+  Change change = {
+      "\"auto\" for offload_param.device, offload_optimizer.device and "
+      "ballast.activations",
+      config};
   change.config.zero.parameters.tier = std::nullopt;
   change.config.zero.optimizer.tier = std::nullopt;
   change.config.ballast.activations = std::nullopt;
@@ -154,13 +155,13 @@ std::string what_is_missing(const memory::Budgets& budgets, const memory::Ledger
   for (const memory::LedgerLine& line : ledger.lines()) {
     if (line.tier == tier && (largest == nullptr || line.bytes > largest->bytes)) largest = &line;
   }
-  return fmt::format("the {} budget of {} is {} too small: the run needs at least {}, most of it "
-                     "'{}' ({})",
-                     to_string(tier),
-                     format_bytes(tier == Tier::device ? budgets.device : budgets.host),
-                     format_bytes(above(tier)), format_bytes(ledger.total(tier)),
-                     largest == nullptr ? "" : largest->kind,
-                     format_bytes(largest == nullptr ? 0 : largest->bytes));
+  return fmt::format(
+      "the {} budget of {} is {} too small: the run needs at least {}, most of it "
+      "'{}' ({})",
+      to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
+      format_bytes(above(tier)), format_bytes(ledger.total(tier)),
+      largest == nullptr ? "" : largest->kind,
+      format_bytes(largest == nullptr ? 0 : largest->bytes));
 }
 
 }  // namespace

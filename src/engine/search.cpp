@@ -27,9 +27,9 @@ std::size_t least_operations(const Setting& setting) {
 /// Equal for points that give the same schedule.
 std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                    const schedule::Placement& placement) {
-  std::string key = fmt::format("{}/{}/{}/{}/{}/", micro_batch, options.weight_slots,
-                                options.weight_staging, options.state_staging,
-                                options.activation_staging);
+  std::string key =
+      fmt::format("{}/{}/{}/{}/{}/", micro_batch, options.weight_slots, options.weight_staging,
+                  options.state_staging, options.activation_staging);
   for (const auto& block : placement.blocks) {
     key += static_cast<char>('a' + 9 * static_cast<int>(block.weights) +
                              3 * static_cast<int>(block.optimizer) +
@@ -127,7 +127,7 @@ Setting::Setting(const Question& question, std::uint64_t size)
                               question.model, question.budgets,
                               question.workspace_of({size, question.config.data.sequence_length}),
                               question.world)),
-      wishes(read_wishes(question.config, question.model.blocks.size())),
+      wishes(read_wishes(question.config, question.model.blocks.size(), question.world)),
       filler(outline.workload, wishes, budgets) {}
 
 Search::Search(const Question& question) : question_(question) {

@@ -63,6 +63,7 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
   first_exponents = places.take(first.bytes > 0 ? exponents : 0);
   second_exponents = places.take(second.bytes > 0 ? exponents : 0);
   state_bytes = round_up(places.end(), kPage);
+  update_traffic = elements * arrays.bytes_per_element();
 }
 
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {

@@ -31,7 +31,8 @@ struct StateLayout {
   StateArray first_exponents;  ///< of codes
   StateArray second_exponents;
   Bytes weight_bytes;
-  Bytes state_bytes;  ///< whole pages
+  Bytes state_bytes;     ///< whole pages
+  Bytes update_traffic;  ///< memory that an update reads and writes
 };
 
 /// Layout of block `block`.

@@ -142,6 +142,21 @@ void initialize_tensor(Machine& machine, const WeightSource& source,
   }
 }
 
+/// Takes the NVMe homes of activations into use, as those of states are: what is written later only
+/// overwrites.
+void fill_activations(Machine& machine) {
+  const auto& schedule = machine.blueprint.schedule;
+  if (schedule.activation_staging == schedule::kNoBuffer) return;
+  const HostBytes zeros = machine.store.host(schedule.activation_staging,
+                                             schedule.buffers[schedule.activation_staging].bytes);
+  std::memset(zeros.data(), 0, zeros.size());
+  for (schedule::BufferId id = 0; id < schedule.buffers.size(); ++id) {
+    const schedule::Buffer& buffer = schedule.buffers[id];
+    const bool there = buffer.kind == schedule::Kind::activations && buffer.tier == Tier::nvme;
+    if (there) machine.store.writeback(id, zeros);
+  }
+}
+
 }  // namespace
 
 void initialize_states(Machine& machine, const WeightSource& source) {
@@ -158,6 +173,7 @@ void initialize_states(Machine& machine, const WeightSource& source) {
     weights.save();
     states.save();
   }
+  fill_activations(machine);
 }
 
 std::vector<float> read_master(Machine& machine, std::size_t block,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "ballast/core/error.h"
@@ -25,8 +26,10 @@ class Step {
   void fetch_weights() { fetch(Role::weights_source, Role::weights, work().weight_bytes, false); }
   /// States are read ahead of their update; the weights of a pass are wanted sooner.
   void fetch_states() { fetch(Role::states_source, Role::states, work().state_bytes, true); }
+  void fetch_activation() { fetch(Role::input, Role::output, swapped_bytes(), false); }
   void writeback_weights() { writeback(Role::weights_source, Role::weights, work().weight_bytes); }
   void writeback_states() { writeback(Role::states_source, Role::states, work().state_bytes); }
+  void writeback_activation() { writeback(Role::input, Role::output, swapped_bytes()); }
 
   // upload, offload: host and device
   void upload_batch() {
@@ -38,8 +41,12 @@ class Step {
   void offload_weights() { offload(Role::weights_source, Role::weights, work().weight_bytes); }
   void offload_activation() { offload(Role::input, Role::output, activation_bytes()); }
   void offload_gradient() { offload(Role::gradient_source, Role::gradient, work().gradient_bytes); }
-  void offload_results() {
-    offload(Role::results, Role::results_host, machine_.blueprint.workload.results_bytes);
+  void offload_statistics() {
+    offload(Role::statistics_source, Role::statistics,
+            machine_.blueprint.workload.statistics_bytes);
+  }
+  void offload_losses() {
+    offload(Role::losses_source, Role::losses, machine_.blueprint.workload.losses_bytes);
   }
 
   // compute
@@ -76,8 +83,7 @@ class Step {
 
   void train_head() {
     auto& stream = *machine_.compute_stream;
-    const auto scale =
-        static_cast<float>(1.0 / static_cast<double>(machine_.blueprint.tokens_per_step()));
+    const auto scale = static_cast<float>(1.0 / static_cast<double>(tokens_in_step()));
     machine_.compute.head_train(stream, weights(), tied_weights(),
                                 device(Role::input, activation_bytes()), targets(), scale,
                                 device(Role::gradient_flow, activation_bytes()), accumulator(),
@@ -94,8 +100,9 @@ class Step {
 
   void pack_gradient() {
     auto& stream = *machine_.compute_stream;
-    machine_.compute.pack_gradient(stream, accumulator(), tied_accumulator(),
-                                   device(Role::gradient, work().gradient_bytes), stats());
+    machine_.compute.pack_gradient(
+        stream, accumulator(), tied_accumulator(), device(Role::gradient, work().gradient_bytes),
+        view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats))));
     stream.synchronize();
   }
 
@@ -103,21 +110,19 @@ class Step {
   /// Loss, global norm (blocks in order, in double) and what follows from it: the clip coefficient
   /// of DeepSpeed, norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
-    const auto& blueprint = machine_.blueprint;
-    const HostBytes bytes = host(Role::results_host, blueprint.workload.results_bytes);
+    const HostBytes bytes = host(Role::losses, machine_.blueprint.workload.losses_bytes);
     const auto* losses = reinterpret_cast<const double*>(bytes.data());
     double loss = 0.0;
     for (std::uint32_t m = 0; m < context_.micro_batches; ++m) loss += losses[m];
-    context_.result.loss =
-        loss / static_cast<double>(context_.micro_batches * blueprint.shape.tokens());
-    if (!context_.training) return;
-    const auto* stats =
-        reinterpret_cast<const model::GradientStats*>(losses + blueprint.micro_batches);
+    context_.result.loss = loss / static_cast<double>(tokens_in_step());
+    if (!has(Role::statistics)) return;
     double squares = 0.0;
     std::uint64_t non_finite = 0;
-    for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-      squares += stats[b].sum_of_squares;
-      non_finite += stats[b].non_finite;
+    for (const schedule::Use& use : operation_.uses) {
+      if (use.role != Role::statistics) continue;
+      const model::GradientStats block = statistics(use.buffer);
+      squares += block.sum_of_squares;
+      non_finite += block.non_finite;
     }
     const double norm = std::sqrt(squares);
     context_.result.grad_norm = norm;
@@ -128,7 +133,7 @@ class Step {
   }
 
   void update_on_host() {
-    if (context_.result.skipped) return;
+    if (!allowed()) return;
     update(host(Role::weights, work().weight_bytes).data(),
            host(Role::states, work().state_bytes).data(),
            host(Role::gradient, work().gradient_bytes).data());
@@ -136,7 +141,7 @@ class Step {
 
   /// On the host device, device memory is the processor's own and the host kernel does the work.
   void update_on_device() {
-    if (context_.result.skipped) return;
+    if (!allowed()) return;
     expects(machine_.device.kind() == "host", "update on this device is not in this version");
     update(device(Role::weights, work().weight_bytes).raw(),
            device(Role::states, work().state_bytes).raw(),
@@ -149,6 +154,11 @@ class Step {
   }
   [[nodiscard]] Bytes activation_bytes() const {
     return machine_.blueprint.workload.activation_bytes;
+  }
+  /// Of an activation on its way to or from NVMe.
+  [[nodiscard]] Bytes swapped_bytes() const { return round_up(activation_bytes(), kPage); }
+  [[nodiscard]] std::uint64_t tokens_in_step() const {
+    return context_.micro_batches * machine_.blueprint.shape.tokens();
   }
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
     return machine_.store.host(operation_.buffer(role), bytes);
@@ -179,17 +189,25 @@ class Step {
   [[nodiscard]] DeviceView<const std::int32_t> tokens() const { return batch_part(0); }
   [[nodiscard]] DeviceView<const std::int32_t> targets() const { return batch_part(1); }
 
-  /// Results in device memory: a loss per micro-batch, then the statistics of each block.
-  [[nodiscard]] DeviceBytes results() const {
-    return device(Role::results, machine_.blueprint.workload.results_bytes);
-  }
   [[nodiscard]] DeviceView<double> loss() const {
-    return view_as<double>(results().subview(operation_.micro * sizeof(double), sizeof(double)));
+    const DeviceBytes all = device(Role::losses, machine_.blueprint.workload.losses_bytes);
+    return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
   }
-  [[nodiscard]] DeviceView<model::GradientStats> stats() const {
-    const std::size_t start = machine_.blueprint.micro_batches * sizeof(double) +
-                              operation_.block * sizeof(model::GradientStats);
-    return view_as<model::GradientStats>(results().subview(start, sizeof(model::GradientStats)));
+  [[nodiscard]] model::GradientStats statistics(schedule::BufferId buffer) const {
+    model::GradientStats found;
+    std::memcpy(&found, machine_.store.host(buffer, sizeof found).data(), sizeof found);
+    return found;
+  }
+
+  /// Whether the update may happen. Behind the gate, that is the gate's decision. Without it
+  /// (eager) other blocks of the step are updated already when a gradient turns out not to be
+  /// finite, so that the step cannot be skipped as a whole.
+  [[nodiscard]] bool allowed() const {
+    if (!has(Role::statistics)) return !context_.result.skipped;
+    if (statistics(operation_.buffer(Role::statistics)).non_finite == 0) return true;
+    throw Error(ErrorCategory::numeric,
+                "the gradient is not finite, and blocks behind this one are updated already; use "
+                "ballast.update \"gated\", which skips such steps, or lower the learning rate");
   }
 
   void fetch(Role from, Role to, Bytes bytes, bool ahead) {
@@ -219,8 +237,8 @@ class Step {
 
 }  // namespace
 
-void perform(Machine& machine, const Operation& operation, std::uint64_t step_number) {
-  Step step(machine, operation, machine.context(step_number));
+void perform(Machine& machine, const Operation& operation, std::uint64_t run) {
+  Step step(machine, operation, machine.context(run - operation.lag));
   switch (operation.action) {
     case Action::upload_batch:
       return step.upload_batch();
@@ -246,8 +264,17 @@ void perform(Machine& machine, const Operation& operation, std::uint64_t step_nu
       return step.pack_gradient();
     case Action::offload_gradient:
       return step.offload_gradient();
-    case Action::offload_results:
-      return step.offload_results();
+    case Action::offload_statistics:
+      return step.offload_statistics();
+    case Action::offload_losses:
+      return step.offload_losses();
+    case Action::writeback_activation:
+      return step.writeback_activation();
+    case Action::fetch_activation:
+      return step.fetch_activation();
+    case Action::gather_weights:
+    case Action::reduce_gradient:
+      throw Error(ErrorCategory::state, "more than one rank is not in this version");
     case Action::gate:
       return step.gate();
     case Action::fetch_states:

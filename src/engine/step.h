@@ -17,7 +17,6 @@ namespace ballast::engine {
 /// What one submitted plan carries besides tensors. Written by the caller before the plan is
 /// submitted and by the gate; read by operations behind the gate and, after it, by the caller.
 struct StepContext {
-  bool training = true;
   std::uint32_t micro_batches = 0;
   cpu_adam::Hyper hyper;
   StepResult result;
@@ -35,14 +34,15 @@ struct Machine {
   std::unique_ptr<device::Stream> compute_stream;
   std::unique_ptr<device::Stream> upload_stream;
   std::unique_ptr<device::Stream> offload_stream;
-  /// By step number modulo two: the updates of a step run under the next one.
-  std::array<StepContext, 2> contexts;
+  /// By number of the run. A gated update reads that of the run before its own, which is under way
+  /// until the next one but two is submitted.
+  std::array<StepContext, 4> contexts;
 
-  StepContext& context(std::uint64_t step) { return contexts[step % contexts.size()]; }
+  StepContext& context(std::uint64_t run) { return contexts[run % contexts.size()]; }
 };
 
 /// Performs one operation of a plan and returns when it is finished: the step, told lane by lane.
 /// Throws Error.
-void perform(Machine& machine, const schedule::Operation& operation, std::uint64_t step);
+void perform(Machine& machine, const schedule::Operation& operation, std::uint64_t run);
 
 }  // namespace ballast::engine

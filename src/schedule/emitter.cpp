@@ -19,20 +19,21 @@ void Emitter::add_edge(std::vector<OpId>& edges, OpId from, const Operation& to)
 OpId Emitter::emit(Operation operation) {
   const auto id = static_cast<OpId>(plan_.operations.size());
   for (const Use& use : operation.uses) {
-    const History& past = history_[use.buffer];
+    const Boundary& past = history_[use.buffer];
     add_edge(operation.after, past.last_writer, operation);
     if (!use.writes) continue;
-    for (const OpId reader : past.readers) add_edge(operation.after, reader, operation);
+    for (const OpId reader : past.last_readers) add_edge(operation.after, reader, operation);
   }
   for (const Use& use : operation.uses) {
-    History& past = history_[use.buffer];
+    Boundary& past = history_[use.buffer];
+    past.buffer = use.buffer;
     if (use.writes) {
       if (past.first_writer == kNoOp) past.first_writer = id;
       past.last_writer = id;
-      past.readers.clear();
+      past.last_readers.clear();
     } else {
       if (past.first_writer == kNoOp) past.first_readers.push_back(id);
-      past.readers.push_back(id);
+      past.last_readers.push_back(id);
     }
   }
   plan_.operations.push_back(std::move(operation));
@@ -40,15 +41,8 @@ OpId Emitter::emit(Operation operation) {
 }
 
 Plan Emitter::finish() {
-  for (const History& past : history_) {
-    if (past.last_writer == kNoOp) continue;
-    for (const OpId reader : past.first_readers) {
-      Operation& operation = plan_.operations[reader];
-      add_edge(operation.after_previous, past.last_writer, operation);
-    }
-    Operation& writer = plan_.operations[past.first_writer];
-    add_edge(writer.after_previous, past.last_writer, writer);
-    for (const OpId reader : past.readers) add_edge(writer.after_previous, reader, writer);
+  for (Boundary& past : history_) {
+    if (past.buffer != kNoBuffer) plan_.boundaries.push_back(std::move(past));
   }
   return std::move(plan_);
 }

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -24,22 +25,24 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+using Seam = std::vector<std::vector<OpId>>;
+
 /// One submitted plan.
 struct Run {
   const Plan* plan = nullptr;
-  std::uint64_t step = 0;
+  std::uint64_t number = 0;
   std::vector<char> done;
   std::size_t remaining = 0;
   std::shared_ptr<Run> previous;  ///< until this run is finished itself
+  const Seam* seam = nullptr;     ///< between the previous run and this one
 
-  [[nodiscard]] bool finished() const { return remaining == 0; }
-  [[nodiscard]] bool ready(const Operation& operation) const {
-    for (const OpId id : operation.after) {
-      if (done[id] == 0) return false;
+  [[nodiscard]] bool ready(OpId id) const {
+    for (const OpId before : plan->operations[id].after) {
+      if (done[before] == 0) return false;
     }
     if (previous == nullptr) return true;
-    for (const OpId id : operation.after_previous) {
-      if (previous->done[id] == 0) return false;
+    for (const OpId before : (*seam)[id]) {
+      if (previous->done[before] == 0) return false;
     }
     return true;
   }
@@ -61,10 +64,12 @@ struct Executor::State {
   std::condition_variable changed;
   std::array<std::deque<Item>, kLaneCount> queues;
   std::shared_ptr<Run> last;
+  std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::size_t unfinished_runs = 0;
   std::exception_ptr failure;
   bool stopping = false;
   LaneTotals totals;
+  Clock::time_point birth = Clock::now();
   std::vector<std::thread> threads;
 
   [[nodiscard]] bool interrupted() const {
@@ -90,38 +95,48 @@ struct Executor::State {
     }
   }
 
+  const Seam& seam_between(const Plan& before, const Plan& next) {
+    const auto key = std::make_pair(&before, &next);
+    const auto found = seams.find(key);
+    return found != seams.end() ? found->second
+                                : seams.emplace(key, seam(before, next)).first->second;
+  }
+
   void delay(const Run& run, OpId id) const {
     if (!options.delay_seed) return;
-    const auto word = random_u64(*options.delay_seed, run.step, id);
+    const auto word = random_u64(*options.delay_seed, run.number, id);
     std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
   }
 
+  [[nodiscard]] double now() const { return seconds_since(birth); }
+
   /// Runs one operation without the lock; returns its failure, named.
-  std::exception_ptr perform(const Run& run, OpId id, double& busy) const {
-    const Operation& operation = run.plan->operations[id];
+  std::exception_ptr perform(const Run& run, Span& span) const {
+    const Operation& operation = span.operation();
     std::exception_ptr result;
-    delay(run, id);
-    const auto start = Clock::now();
+    delay(run, span.op);
+    span.start = now();
     try {
-      handler(operation, run.step);
+      handler(operation, run.number);
     } catch (const Error& error) {
       result = std::make_exception_ptr(error.with_context(namer(operation)));
     } catch (const std::exception& error) {
       result = std::make_exception_ptr(
           Error(ErrorCategory::state, namer(operation) + ": " + error.what()));
     }
-    busy = seconds_since(start);
+    span.end = now();
     return result;
   }
 
   /// With the lock held: books a finished operation.
-  void complete(Run& run, OpId id, double busy, const std::exception_ptr& error) {
-    const Operation& operation = run.plan->operations[id];
+  void complete(Run& run, const Span& span, const std::exception_ptr& error) {
+    const Operation& operation = span.operation();
     const auto lane = static_cast<std::size_t>(operation.lane);
-    totals.busy_seconds[lane] += busy;
+    totals.busy_seconds[lane] += span.end - span.start;
     totals.bytes[lane] += operation.bytes;
+    if (options.observer) options.observer(span);
     if (error && !failure) failure = error;
-    run.done[id] = 1;
+    run.done[span.op] = 1;
     if (--run.remaining == 0) {
       run.previous.reset();
       --unfinished_runs;
@@ -136,9 +151,8 @@ struct Executor::State {
       changed.wait(lock, [&] { return stopping || (!queue.empty() && !failure); });
       if (stopping) return;
       const Item item = queue.front();
-      const Operation& operation = item.run->plan->operations[item.id];
       const auto waiting_since = Clock::now();
-      changed.wait(lock, [&] { return stopping || failure || item.run->ready(operation); });
+      changed.wait(lock, [&] { return stopping || failure || item.run->ready(item.id); });
       totals.stalled_seconds[lane] += seconds_since(waiting_since);
       if (stopping) return;
       if (failure) continue;
@@ -149,19 +163,19 @@ struct Executor::State {
       }
       queue.pop_front();
       lock.unlock();
-      double busy = 0.0;
-      const auto error = perform(*item.run, item.id, busy);
+      Span span = {item.run->plan, item.id, item.run->number, 0.0, 0.0};
+      const auto error = perform(*item.run, span);
       lock.lock();
-      complete(*item.run, item.id, busy, error);
+      complete(*item.run, span, error);
     }
   }
 
   void run_serially(const std::shared_ptr<Run>& run) {
     for (OpId id = 0; id < run->plan->operations.size(); ++id) {
-      double busy = 0.0;
-      const auto error = perform(*run, id, busy);
+      Span span = {run->plan, id, run->number, 0.0, 0.0};
+      const auto error = perform(*run, span);
       const std::scoped_lock lock(mutex);
-      complete(*run, id, busy, error);
+      complete(*run, span, error);
       throw_failure();
     }
   }
@@ -189,18 +203,20 @@ Executor::~Executor() {
   for (auto& thread : state_->threads) thread.join();
 }
 
-void Executor::submit(const Plan& plan, std::uint64_t step) {
+void Executor::submit(const Plan& plan, std::uint64_t number) {
   auto run = std::make_shared<Run>();
   run->plan = &plan;
-  run->step = step;
+  run->number = number;
   run->done.assign(plan.operations.size(), 0);
   run->remaining = plan.operations.size();
+  if (plan.operations.empty()) return;
   {
     std::unique_lock lock(state_->mutex);
-    const bool same_plan = state_->last != nullptr && state_->last->plan == &plan;
-    const std::size_t allowed = same_plan ? 1 : 0;
-    state_->wait_for(lock, [&] { return state_->unfinished_runs <= allowed; });
-    if (same_plan) run->previous = state_->last;
+    state_->wait_for(lock, [&] { return state_->unfinished_runs <= 1; });
+    if (state_->last != nullptr) {
+      run->previous = state_->last;
+      run->seam = &state_->seam_between(*state_->last->plan, plan);
+    }
     state_->last = run;
     ++state_->unfinished_runs;
     if (!state_->options.serial) {

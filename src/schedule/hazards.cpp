@@ -8,23 +8,35 @@
 namespace ballast::schedule {
 namespace {
 
-/// For every operation of two consecutive runs, the set of those that are finished before it.
+/// For every operation of consecutive runs, the set of those that are finished before it.
 class Ancestors {
  public:
-  explicit Ancestors(const Plan& plan)
-      : count_(plan.operations.size()), sets_(2 * count_, std::vector<bool>(2 * count_)) {
+  explicit Ancestors(const std::vector<const Plan*>& plans) {
+    std::size_t count = 0;
+    for (const Plan* plan : plans) count += plan->operations.size();
+    sets_.assign(count, std::vector<bool>(count));
     std::array<std::size_t, kLaneCount> last{};
     last.fill(kNone);
-    for (std::size_t node = 0; node < 2 * count_; ++node) {
-      const std::size_t run = node / count_;
-      const Operation& operation = plan.operations[node % count_];
-      for (const OpId id : operation.after) include(node, run * count_ + id);
-      if (run == 1) {
-        for (const OpId id : operation.after_previous) include(node, id);
+    std::size_t start = 0;
+    std::size_t start_before = 0;
+    for (std::size_t run = 0; run < plans.size(); ++run) {
+      const auto& operations = plans[run]->operations;
+      std::vector<std::vector<OpId>> joins(operations.size());
+      if (run > 0) joins = seam(*plans[run - 1], *plans[run]);
+      for (OpId id = 0; id < operations.size(); ++id) {
+        const std::size_t node = start + id;
+        for (const OpId before : operations[id].after) include(node, start + before);
+        for (const OpId before : joins[id]) include(node, start_before + before);
+        std::size_t& in_lane = last[static_cast<std::size_t>(operations[id].lane)];
+        if (in_lane != kNone) include(node, in_lane);
+        in_lane = node;
+        // A third run is not submitted before the first is finished.
+        if (run > 1) {
+          for (std::size_t i = 0; i < start_before; ++i) sets_[node][i] = true;
+        }
       }
-      std::size_t& in_lane = last[static_cast<std::size_t>(operation.lane)];
-      if (in_lane != kNone) include(node, in_lane);
-      in_lane = node;
+      start_before = start;
+      start += operations.size();
     }
   }
 
@@ -37,13 +49,12 @@ class Ancestors {
 
   void include(std::size_t node, std::size_t before) {
     if (before >= node) return;  // reported as an edge that does not point backwards
-    for (std::size_t i = 0; i < 2 * count_; ++i) {
+    for (std::size_t i = 0; i < sets_.size(); ++i) {
       if (sets_[before][i]) sets_[node][i] = true;
     }
     sets_[node][before] = true;
   }
 
-  std::size_t count_;
   std::vector<std::vector<bool>> sets_;
 };
 
@@ -54,20 +65,23 @@ struct Access {
 
 }  // namespace
 
-std::vector<std::string> find_hazards(const Schedule& schedule, const Plan& plan) {
+std::vector<std::string> find_hazards(const Schedule& schedule,
+                                      const std::vector<const Plan*>& plans) {
   std::vector<std::string> breaches;
-  const std::size_t count = plan.operations.size();
   std::map<BufferId, std::vector<Access>> accesses;
-  for (std::size_t node = 0; node < 2 * count; ++node) {
-    const Operation& operation = plan.operations[node % count];
-    for (const Use& use : operation.uses) accesses[use.buffer].push_back({node, use.writes});
-    for (const OpId id : operation.after) {
-      if (id >= node % count && node < count) {
-        breaches.push_back(fmt::format("operation {} waits for the later operation {}", node, id));
+  std::size_t node = 0;
+  for (const Plan* plan : plans) {
+    for (OpId id = 0; id < plan->operations.size(); ++id, ++node) {
+      const Operation& operation = plan->operations[id];
+      for (const Use& use : operation.uses) accesses[use.buffer].push_back({node, use.writes});
+      for (const OpId before : operation.after) {
+        if (before < id) continue;
+        breaches.push_back(fmt::format("{}: operation {} waits for the later operation {}",
+                                       plan->name, id, before));
       }
     }
   }
-  const Ancestors ancestors(plan);
+  const Ancestors ancestors(plans);
   for (const auto& [buffer, list] : accesses) {
     for (std::size_t j = 0; j < list.size(); ++j) {
       for (std::size_t i = 0; i < j; ++i) {

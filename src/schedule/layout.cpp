@@ -4,13 +4,15 @@
 
 #include <fmt/format.h>
 
+#include "src/schedule/rank_sizes.h"
+
 namespace ballast::schedule {
 namespace {
 
 class LayoutMaker {
  public:
   LayoutMaker(const Workload& workload, const Placement& placement, const Options& options)
-      : work_(workload), place_(placement), options_(options) {}
+      : work_(workload), place_(placement), options_(options), rank_(workload) {}
 
   Layout make() {
     homes();
@@ -24,10 +26,10 @@ class LayoutMaker {
   }
 
  private:
-  using SizeOf = Bytes BlockWork::*;
-
-  [[nodiscard]] std::size_t blocks() const { return work_.blocks.size(); }
-  [[nodiscard]] const BlockPlacement& at(std::size_t block) const { return place_.blocks[block]; }
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(work_.blocks.size());
+  }
+  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
     layout_.buffers.push_back({std::move(name), tier, kind, bytes});
@@ -38,131 +40,180 @@ class LayoutMaker {
                                   std::size_t count) {
     std::vector<BufferId> slots;
     if (bytes == 0) return slots;
+    slots.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {
       slots.push_back(add(fmt::format("{} {}", name, i), tier, kind, bytes));
     }
     return slots;
   }
 
-  /// Largest `size` among the blocks for which `wanted` holds, and how many they are.
-  template <class Wanted>
-  [[nodiscard]] std::pair<Bytes, std::size_t> largest(SizeOf size, Wanted wanted) const {
-    Bytes bytes = 0;
-    std::size_t count = 0;
-    for (std::size_t b = 0; b < blocks(); ++b) {
+  struct Need {
+    Bytes bytes = 0;        ///< of the largest
+    std::size_t count = 0;  ///< of blocks
+  };
+
+  /// What the blocks for which `wanted` holds need, `size` being the bytes of one.
+  template <class Size, class Wanted>
+  [[nodiscard]] Need need(Size size, Wanted wanted) const {
+    Need found;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!wanted(at(b))) continue;
-      bytes = std::max(bytes, work_.blocks[b].*size);
-      ++count;
+      found.bytes = std::max(found.bytes, size(b));
+      ++found.count;
     }
-    return {bytes, count};
+    return found;
   }
 
   void homes() {
-    for (std::size_t b = 0; b < blocks(); ++b) {
-      const BlockWork& block = work_.blocks[b];
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      const std::string& name = work_.blocks[b].name;
       layout_.weight_home.push_back(
-          add(block.name + " weights", at(b).weights, Kind::weights, block.weight_bytes));
+          add(name + " weights", at(b).weights, Kind::weights, rank_.weights(b)));
       layout_.state_home.push_back(
-          add(block.name + " states", at(b).optimizer, Kind::states, block.state_bytes));
+          add(name + " states", at(b).optimizer, Kind::states, rank_.states(b)));
     }
   }
 
   void weight_passage() {
-    const auto [bytes, count] = largest(&BlockWork::weight_bytes, [](const BlockPlacement& p) {
-      return p.weights != Tier::device;
+    const bool split = rank_.splits_weights();
+    const auto passes = [split](const BlockPlacement& p) {
+      return split || p.weights != Tier::device;
+    };
+    const auto whole = [this](std::uint32_t b) { return work_.blocks[b].weight_bytes; };
+    const auto own = [this](std::uint32_t b) { return rank_.updated_weights(b); };
+    const Need slots = need(whole, passes);
+    const bool tied_in_transit = work_.tied && passes(at(0));
+    const std::size_t wanted = options_.weight_slots + (tied_in_transit ? 1 : 0);
+    layout_.weight_slots = add_slots("weights in transit", Tier::device, Kind::staging, slots.bytes,
+                                     std::min(wanted, slots.count));
+    if (rank_.splits_states()) {
+      // A rank's part on its way into a gather: from below the device, or back from its update.
+      const Need shards = need(own, [split](const BlockPlacement& p) {
+        return split ? p.weights != Tier::device : p.optimizer != Tier::device;
+      });
+      layout_.shard_slots = add_slots("weight shards in transit", Tier::device, Kind::staging,
+                                      shards.bytes, std::min<std::size_t>(2, shards.count));
+    }
+    const Need staged = need(own, [](const BlockPlacement& p) {
+      const bool borrowed = p.weights == Tier::device && p.optimizer != Tier::device;
+      return p.weights == Tier::nvme || borrowed;
     });
-    const bool tied_in_transit = work_.tied && at(0).weights != Tier::device;
-    const std::size_t slots = options_.weight_slots + (tied_in_transit ? 1 : 0);
-    layout_.weight_slots =
-        add_slots("weights in transit", Tier::device, Kind::staging, bytes, std::min(slots, count));
-    const auto [staged, staged_count] =
-        largest(&BlockWork::weight_bytes, [](const BlockPlacement& p) {
-          const bool to_nvme = p.weights == Tier::nvme;
-          const bool borrowed = p.weights == Tier::device && p.optimizer != Tier::device;
-          return to_nvme || borrowed;
-        });
     layout_.weight_staging =
-        add_slots("weight staging", Tier::host, Kind::staging, staged,
-                  std::min<std::size_t>(options_.staging_buffers, staged_count));
+        add_slots("weight staging", Tier::host, Kind::staging, staged.bytes,
+                  std::min<std::size_t>(options_.weight_staging, staged.count));
   }
 
   void state_passage() {
-    const auto [bytes, count] = largest(
-        &BlockWork::state_bytes, [](const BlockPlacement& p) { return p.optimizer == Tier::nvme; });
-    layout_.state_staging = add_slots("state staging", Tier::host, Kind::staging, bytes,
-                                      std::min<std::size_t>(options_.staging_buffers, count));
+    const Need staged = need([this](std::uint32_t b) { return rank_.states(b); },
+                             [](const BlockPlacement& p) { return p.optimizer == Tier::nvme; });
+    layout_.state_staging = add_slots("state staging", Tier::host, Kind::staging, staged.bytes,
+                                      std::min<std::size_t>(options_.state_staging, staged.count));
   }
 
   void gradients() {
-    for (std::size_t b = 0; b < blocks(); ++b) {
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      const std::string& name = work_.blocks[b].name;
       const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-      layout_.gradient.push_back(add(work_.blocks[b].name + " gradient", side, Kind::gradients,
-                                     work_.blocks[b].gradient_bytes));
+      layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients, rank_.gradient(b)));
+      layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
+                                              Tier::device, Kind::batch, work_.statistics_bytes));
+      layout_.statistics_host.push_back(
+          add(name + " gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes));
     }
-    const auto [packed, count] = largest(&BlockWork::gradient_bytes, [](const BlockPlacement& p) {
-      return p.optimizer != Tier::device;
-    });
-    layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging, packed,
-                                       std::min<std::size_t>(2, count));
+    const auto off_device = [](const BlockPlacement& p) { return p.optimizer != Tier::device; };
+    const bool several = rank_.several();
+    const Need packed = need([this](std::uint32_t b) { return work_.blocks[b].gradient_bytes; },
+                             [&](const BlockPlacement& p) { return several || off_device(p); });
+    layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging,
+                                       packed.bytes, std::min<std::size_t>(2, packed.count));
+    if (several) {
+      const Need reduced = need([this](std::uint32_t b) { return rank_.gradient(b); }, off_device);
+      layout_.reduced_slots = add_slots("reduced gradients in transit", Tier::device, Kind::staging,
+                                        reduced.bytes, std::min<std::size_t>(2, reduced.count));
+    }
     accumulators();
-    if (work_.tied) {
-      layout_.tied_accumulator =
-          add("tied accumulator", Tier::device, Kind::accumulators, work_.tied_accumulator_bytes);
-    }
   }
 
   void accumulators() {
     if (options_.order == Order::layer_major) {
-      const Bytes bytes =
-          largest(&BlockWork::accumulator_bytes, [](const BlockPlacement&) { return true; }).first;
-      const BufferId shared = add("gradient accumulator", Tier::device, Kind::accumulators, bytes);
+      const Need largest =
+          need([this](std::uint32_t b) { return work_.blocks[b].accumulator_bytes; },
+               [](const BlockPlacement&) { return true; });
+      const BufferId shared =
+          add("gradient accumulator", Tier::device, Kind::accumulators, largest.bytes);
       layout_.accumulator.assign(blocks(), shared);
-      return;
+    } else {
+      for (const BlockWork& block : work_.blocks) {
+        layout_.accumulator.push_back(add(block.name + " accumulator", Tier::device,
+                                          Kind::accumulators, block.accumulator_bytes));
+      }
     }
-    for (const BlockWork& block : work_.blocks) {
-      layout_.accumulator.push_back(add(block.name + " accumulator", Tier::device,
-                                        Kind::accumulators, block.accumulator_bytes));
-    }
+    if (!work_.tied) return;
+    layout_.tied_accumulator =
+        add("tied accumulator", Tier::device, Kind::accumulators, work_.tied_accumulator_bytes);
   }
 
   void activations() {
     const bool layer_major = options_.order == Order::layer_major;
     const std::uint32_t together = layer_major ? work_.micro_batches : 1;
-    const Tier tier = place_.activations_on_host ? Tier::host : Tier::device;
     layout_.input_home.resize(blocks());
-    for (std::size_t b = 1; b < blocks(); ++b) {
-      // The head consumes its input at once, so that one never leaves the device.
-      const bool leaves = tier == Tier::host && b + 1 < blocks();
-      for (std::uint32_t m = 0; m < together; ++m) {
-        if (tier == Tier::host && !leaves) continue;
-        layout_.input_home[b].push_back(add(fmt::format("input of {}, {}", work_.blocks[b].name, m),
-                                            tier, Kind::activations, work_.activation_bytes));
-      }
+    std::size_t leaving = 0;
+    std::size_t to_nvme = 0;
+    for (std::uint32_t b = 1; b + 1 < blocks(); ++b) {
+      const bool leaves = input_leaves(place_, b);
+      leaving += leaves ? 1 : 0;
+      to_nvme += leaves && at(b).activations == Tier::nvme ? together : 0;
+      add_inputs(b, leaves ? at(b).activations : Tier::device, together);
     }
-    if (tier == Tier::host) {
+    if (leaving == 0) add_inputs(blocks() - 1, Tier::device, together);
+    if (leaving > 0) {
       layout_.activation_slots = add_slots("activations in transit", Tier::device,
                                            Kind::activations, work_.activation_bytes, together + 2);
     }
+    layout_.activation_staging =
+        add_slots("activation staging", Tier::host, Kind::staging, swapped_input_bytes(work_),
+                  std::min<std::size_t>(options_.activation_staging, to_nvme));
     layout_.flow = add_slots("activation gradient", Tier::device, Kind::activations,
                              work_.activation_bytes, together);
+  }
+
+  void add_inputs(std::uint32_t block, Tier tier, std::uint32_t count) {
+    const Bytes bytes = tier == Tier::nvme ? swapped_input_bytes(work_) : work_.activation_bytes;
+    for (std::uint32_t m = 0; m < count; ++m) {
+      layout_.input_home[block].push_back(
+          add(fmt::format("input of {}, {}", work_.blocks[block].name, m), tier, Kind::activations,
+              bytes));
+    }
   }
 
   void batch() {
     layout_.batch_host =
         add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, work_.micro_batches);
-    layout_.batch_device = add_slots("batch on device", Tier::device, Kind::batch,
+    layout_.batch_device = add_slots("batch on the device", Tier::device, Kind::batch,
                                      work_.batch_bytes, work_.micro_batches);
-    layout_.results_device = add("results", Tier::device, Kind::batch, work_.results_bytes);
-    layout_.results_host = add("results on host", Tier::host, Kind::batch, work_.results_bytes);
+    layout_.losses_device =
+        add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
+    layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);
+    layout_.verdict = add("verdict", Tier::host, Kind::batch, 0);
   }
 
   const Workload& work_;
   const Placement& place_;
   const Options& options_;
+  RankSizes rank_;
   Layout layout_;
 };
 
 }  // namespace
+
+bool input_leaves(const Placement& placement, std::uint32_t block) {
+  return block > 0 && block + 1 < placement.blocks.size() &&
+         placement.blocks[block].activations != Tier::device;
+}
+
+Bytes swapped_input_bytes(const Workload& workload) {
+  return round_up(workload.activation_bytes, kPage);
+}
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options) {
   return LayoutMaker(workload, placement, options).make();

@@ -16,26 +16,40 @@ struct Layout {
   std::vector<BufferId> state_home;
   std::vector<BufferId> gradient;     ///< packed, on the side where the block is updated
   std::vector<BufferId> accumulator;  ///< the same one for all blocks in layer-major order
+  std::vector<BufferId> statistics_device;
+  std::vector<BufferId> statistics_host;
 
-  // Passing places, taken in turn.
-  std::vector<BufferId> weight_slots;      ///< device
-  std::vector<BufferId> weight_staging;    ///< host
-  std::vector<BufferId> state_staging;     ///< host
-  std::vector<BufferId> gradient_slots;    ///< device, packed gradients on their way to the host
-  std::vector<BufferId> activation_slots;  ///< device, when activations live on the host
+  // Passing places.
+  std::vector<BufferId> weight_slots;        ///< device, whole weights
+  std::vector<BufferId> shard_slots;         ///< device, this rank's part before a gather
+  std::vector<BufferId> weight_staging;      ///< host
+  std::vector<BufferId> state_staging;       ///< host
+  std::vector<BufferId> gradient_slots;      ///< device, packed gradients on their way
+  std::vector<BufferId> reduced_slots;       ///< device, the same once reduced over ranks
+  std::vector<BufferId> activation_slots;    ///< device, for activations that leave it
+  std::vector<BufferId> activation_staging;  ///< host, for activations on NVMe
 
   // One per micro-batch.
   std::vector<BufferId> batch_host;
   std::vector<BufferId> batch_device;
   std::vector<BufferId> flow;  ///< gradient of the activation between two blocks
-  /// [block][micro-batch], block >= 1: the block's input where it waits for the backward pass.
+  /// [block][micro-batch], block >= 1: the block's input where it waits for the backward pass. None
+  /// for a head whose input passes through activation_slots.
   std::vector<std::vector<BufferId>> input_home;
 
   BufferId tied_accumulator = kNoBuffer;
-  BufferId results_device = kNoBuffer;
-  BufferId results_host = kNoBuffer;
+  BufferId losses_device = kNoBuffer;
+  BufferId losses_host = kNoBuffer;
+  BufferId verdict = kNoBuffer;
   BufferId workspace = kNoBuffer;
 };
+
+/// Whether the input of `block` leaves the device between forward and backward. The head consumes
+/// its input at once, so that one never does.
+bool input_leaves(const Placement& placement, std::uint32_t block);
+
+/// Of the input of a block on NVMe: whole pages.
+Bytes swapped_input_bytes(const Workload& workload);
 
 /// Lays out the buffers of `workload` under `placement`.
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options);

@@ -11,26 +11,31 @@ std::string_view to_string(Lane lane) noexcept {
 }
 
 std::string_view to_string(Action action) noexcept {
-  constexpr std::array<std::string_view, 20> kNames = {"upload batch",
-                                                       "fetch weights",
-                                                       "upload weights",
-                                                       "forward",
-                                                       "evaluate",
-                                                       "forward and backward",
-                                                       "offload activation",
-                                                       "upload activation",
-                                                       "clear gradient",
-                                                       "backward",
-                                                       "pack gradient",
-                                                       "offload gradient",
-                                                       "offload results",
-                                                       "gate",
-                                                       "fetch states",
-                                                       "offload weights",
-                                                       "update",
-                                                       "update on the device",
-                                                       "writeback weights",
-                                                       "writeback states"};
+  constexpr std::array<std::string_view, kActionCount> kNames = {"upload batch",
+                                                                 "fetch weights",
+                                                                 "upload weights",
+                                                                 "gather weights",
+                                                                 "forward",
+                                                                 "forward",
+                                                                 "forward and backward",
+                                                                 "offload activation",
+                                                                 "writeback activation",
+                                                                 "fetch activation",
+                                                                 "upload activation",
+                                                                 "clear gradient",
+                                                                 "backward",
+                                                                 "pack gradient",
+                                                                 "reduce gradient",
+                                                                 "offload gradient",
+                                                                 "offload statistics",
+                                                                 "offload losses",
+                                                                 "gate",
+                                                                 "fetch states",
+                                                                 "offload weights",
+                                                                 "update",
+                                                                 "update on the device",
+                                                                 "writeback weights",
+                                                                 "writeback states"};
   return kNames[static_cast<std::size_t>(action)];
 }
 
@@ -75,7 +80,7 @@ std::string describe(const Operation& operation, const Workload& workload) {
   switch (operation.action) {
     case Action::upload_batch:
       return fmt::format("{}, micro-batch {}", text, operation.micro);
-    case Action::offload_results:
+    case Action::offload_losses:
     case Action::gate:
       return text;
     case Action::forward:
@@ -84,6 +89,8 @@ std::string describe(const Operation& operation, const Workload& workload) {
     case Action::backward:
     case Action::offload_activation:
     case Action::upload_activation:
+    case Action::writeback_activation:
+    case Action::fetch_activation:
       return fmt::format("{} of {}, micro-batch {}", text, workload.blocks[operation.block].name,
                          operation.micro);
     default:

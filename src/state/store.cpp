@@ -27,7 +27,8 @@ bool moves_to_or_from_nvme(const schedule::Operation& operation) {
 std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
                                       const std::function<HostBytes(schedule::BufferId)>& place) {
   std::set<schedule::BufferId> ids;
-  for (const auto* plan : {&schedule.training, &schedule.evaluation}) {
+  for (const auto* plan :
+       {&schedule.first, &schedule.steady, &schedule.flush, &schedule.evaluation}) {
     for (const auto& operation : plan->operations) {
       if (!moves_to_or_from_nvme(operation)) continue;
       for (const auto& use : operation.uses) {

@@ -89,7 +89,7 @@ struct BatchSection {
 struct OffloadSection {
   TierChoice tier = Tier::device;                ///< device: none | cpu | nvme | auto
   std::vector<std::filesystem::path> nvme_path;  ///< folders; none: the run directory
-  std::uint64_t buffer_count = 0;                ///< staging buffers; 0: the engine's default
+  std::uint64_t buffer_count = 0;                ///< host staging buffers; 0: the engine's default
 };
 
 struct ZeroSection {
@@ -130,6 +130,7 @@ struct PlacementRule {
   std::uint64_t last_block = 0;  ///< inclusive
   std::optional<Tier> weights;
   std::optional<Tier> optimizer;
+  std::optional<Tier> activations;  ///< of the block's input
 };
 
 /// `ballast`: what DeepSpeed has no name for.
@@ -138,10 +139,13 @@ struct BallastSection {
   Bytes device_bytes = 0;       ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;         ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   std::string order = "layer_major";  ///< layer_major or micro_batch_major
-  std::string update = "gated";       ///< gated (eager: not in this version)
+  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   bool serial = false;
-  bool activations_on_host = false;  ///< also activation_checkpointing.cpu_checkpointing
-  int compute_threads = 0;           ///< 0: all CPUs
+  std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
+  /// Where blocks' inputs wait for the backward pass; activation_checkpointing.cpu_checkpointing
+  /// stands for host.
+  TierChoice activations = Tier::device;
+  int compute_threads = 0;  ///< 0: all CPUs
   int update_threads = 0;
   std::string update_isa = "auto";      ///< auto, scalar, avx2, avx512
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any

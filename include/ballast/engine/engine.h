@@ -12,6 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/schedule/executor.h"
+#include "ballast/schedule/timeline.h"
 
 namespace ballast::engine {
 
@@ -57,9 +58,14 @@ class Engine {
   /// when empty. Before any step.
   void start(const WeightSource& source = {});
 
-  /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab).
-  /// `learning_rate` applies to this step's update. Returns when loss and norm are known; updates
-  /// may still run under the next step's forward pass.
+  /// From now on appends every operation to `timeline`, which must outlive the engine or the next
+  /// call; nullptr stops it. To be read when nothing runs.
+  void record(schedule::Timeline* timeline);
+
+  /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab),
+  /// the blueprint's number of micro-batches or, for a last, partial batch, fewer; the gradient is
+  /// the mean over the tokens given. `learning_rate` applies to this step's update. Returns when
+  /// loss and norm are known; gated updates run under the next step's forward pass.
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                         double learning_rate);
 

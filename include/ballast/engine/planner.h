@@ -44,7 +44,7 @@ struct Variant {
 /// 2%.
 std::vector<Variant> find_improvements(const Decision& decision, const config::Config& config,
                                        const model::Architecture& model,
-                                       const memory::Budgets& budgets,
-                                       const schedule::Rates& rates, std::uint32_t world = 1);
+                                       const memory::Budgets& budgets, const schedule::Rates& rates,
+                                       std::uint32_t world = 1);
 
 }  // namespace ballast::engine

@@ -24,11 +24,11 @@ struct Rates {
   std::string name;  ///< "this machine", "one node of 8 H100"
 
   // Compute, in the training type.
-  Curve forward;                         ///< a transformer layer
-  Curve backward;                        ///< a transformer layer, recompute included
-  Curve head;                            ///< the head in training, forward and backward
+  Curve forward;                          ///< a transformer layer
+  Curve backward;                         ///< a transformer layer, recompute included
+  Curve head;                             ///< the head in training, forward and backward
   double device_memory_per_second = 0.0;  ///< bytes: clearing, packing, embedding, device updates
-  double launch_seconds = 0.0;           ///< of every operation of any lane, before it does anything
+  double launch_seconds = 0.0;  ///< of every operation of any lane, before it does anything
 
   // Update on the host.
   double update_per_second = 0.0;  ///< bytes of memory traffic (Operation::traffic)
@@ -51,10 +51,10 @@ struct Rates {
   /// Cores that the lanes of the host device share; 0: they do not (a GPU computes). Then compute,
   /// update and copies run at full speed only as long as their threads together find cores.
   unsigned shared_cores = 0;
-  unsigned compute_threads = 0;         ///< of the compute lane, when cores are shared
-  unsigned update_threads = 0;          ///< of the update lane, when cores are shared
-  double link_cores = 0.0;              ///< cores that a copy at full speed keeps busy
-  double io_cores = 0.0;                ///< cores that a transfer at full speed keeps busy (checksums)
+  unsigned compute_threads = 0;  ///< of the compute lane, when cores are shared
+  unsigned update_threads = 0;   ///< of the update lane, when cores are shared
+  double link_cores = 0.0;       ///< cores that a copy at full speed keeps busy
+  double io_cores = 0.0;         ///< cores that a transfer at full speed keeps busy (checksums)
 
   // What one rank may use, for machines that are not here; 0: not said.
   Bytes device_bytes = 0;

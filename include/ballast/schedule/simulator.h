@@ -12,7 +12,7 @@ namespace ballast::schedule {
 
 /// What a run of training steps will be like once it has settled.
 struct Prediction {
-  double step_seconds = 0.0;  ///< from gate to gate
+  double step_seconds = 0.0;                         ///< from gate to gate
   std::array<double, kLaneCount> busy_seconds{};     ///< per step
   std::array<double, kLaneCount> stalled_seconds{};  ///< per step: waiting for inputs
   std::array<Bytes, kLaneCount> bytes{};             ///< per step

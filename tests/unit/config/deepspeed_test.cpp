@@ -39,7 +39,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
   EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::host));
   EXPECT_EQ(c.aio.block_size, 256 * kKiB);
   EXPECT_EQ(c.aio.queue_depth, 32U);
-  EXPECT_TRUE(c.ballast.activations_on_host);
+  EXPECT_EQ(c.ballast.activations, TierChoice(Tier::host));
   const auto paths = ignored_paths(c);
   for (const char* path :
        {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size",
@@ -130,11 +130,11 @@ TEST(DeepSpeedConfig, DeprecatedCpuOffloadIsMapped) {
 
 TEST(DeepSpeedConfig, CpuCheckpointingMeansActivationsOnHost) {
   const std::string theirs = "activation_checkpointing.cpu_checkpointing=true";
-  EXPECT_TRUE(parse_text(kMinimal, {theirs}).ballast.activations_on_host);
-  EXPECT_TRUE(parse_text(kMinimal, {theirs, "ballast.activations_on_host=true"})
-                  .ballast.activations_on_host);
-  EXPECT_NE(error_of(kMinimal, {theirs, "ballast.activations_on_host=false"})
-                .find("is true, but ballast.activations_on_host, the same setting, is false"),
+  const TierChoice host = Tier::host;
+  EXPECT_EQ(parse_text(kMinimal, {theirs}).ballast.activations, host);
+  EXPECT_EQ(parse_text(kMinimal, {theirs, "ballast.activations=host"}).ballast.activations, host);
+  EXPECT_NE(error_of(kMinimal, {theirs, "ballast.activations=nvme"})
+                .find("is true, but ballast.activations, the same setting, is \"nvme\""),
             std::string::npos);
 }
 

@@ -90,7 +90,8 @@ Config unusual() {
                .order = "micro_batch_major",
                .update = "gated",
                .serial = true,
-               .activations_on_host = true,
+               .delay_seed = 26,
+               .activations = Tier::nvme,
                .compute_threads = 3,
                .update_threads = 4,
                .update_isa = "avx512",
@@ -100,7 +101,8 @@ Config unusual() {
                .placement = {{.first_block = 1,
                               .last_block = 2,
                               .weights = Tier::host,
-                              .optimizer = std::nullopt}},
+                              .optimizer = std::nullopt,
+                              .activations = Tier::nvme}},
                .steps = 21,
                .seed = 22,
                .eval_every = 23,
@@ -170,7 +172,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.host_bytes, b.host_bytes);
   EXPECT_EQ(a.order, b.order);
   EXPECT_EQ(a.serial, b.serial);
-  EXPECT_EQ(a.activations_on_host, b.activations_on_host);
+  EXPECT_EQ(a.delay_seed, b.delay_seed);
+  EXPECT_EQ(a.activations, b.activations);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
   EXPECT_EQ(a.update_isa, b.update_isa);
@@ -182,6 +185,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.placement[0].last_block, 2U);
   EXPECT_EQ(a.placement[0].weights, b.placement[0].weights);
   EXPECT_EQ(a.placement[0].optimizer, b.placement[0].optimizer);
+  EXPECT_EQ(a.placement[0].activations, b.placement[0].activations);
   EXPECT_EQ(a.steps, b.steps);
   EXPECT_EQ(a.seed, b.seed);
   EXPECT_EQ(a.eval_every, b.eval_every);

@@ -52,7 +52,7 @@ inline std::vector<std::string> samples() {
                   "any_file_system": true, "paths": [{"path": "b", "queue_depth": 4,
                   "read_gbps": 3.5, "write_gbps": 1e-3}, {"path": "/a"}]})"),
           with(R"("ballast": {"device": "host", "device_bytes": "1.5GiB", "host_bytes": "auto",
-                  "order": "micro_batch_major", "serial": true, "activations_on_host": true,
+                  "order": "micro_batch_major", "serial": true, "activations": "host",
                   "compute_threads": 2, "update_threads": "auto", "update_isa": "avx2",
                   "link_gbps": 12.5, "steps": 100, "seed": 18446744073709551615,
                   "placement": [{"blocks": "all", "weights": "cpu"},

@@ -164,8 +164,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{"model.family", "lama",
                 "expected one of gpt2, llama, got the string \"lama\" (did you mean 'llama'?)"},
-        Refusal{"ballast.update", "eager", "\"eager\" is not in this version; use \"gated\""},
-        Refusal{"ballast.update", "x", "expected gated, got the string \"x\""},
+        Refusal{"ballast.update", "eager",
+                "\"eager\" updates a block before the norm of all gradients is known, but "
+                "gradient_clipping is 1; set it to 0 or use \"gated\""},
+        Refusal{"ballast.update", "x", "expected one of gated, eager, got the string \"x\""},
         Refusal{"scheduler.type", "WarmupLr",
                 "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "
                 "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
@@ -239,7 +241,8 @@ TEST(ConfigRefusal, OfPlacementRules) {
   EXPECT_EQ(message(R"({"weights": "host"})"),
             "c.json: ballast.placement[0]: names no blocks; add \"blocks\"");
   EXPECT_EQ(message(R"({"blocks": 1})"),
-            "c.json: ballast.placement[0]: places nothing; add \"weights\" or \"optimizer\"");
+            "c.json: ballast.placement[0]: places nothing; add \"weights\", \"optimizer\" or "
+            "\"activations\"");
   EXPECT_EQ(message(R"({"blocks": "3-1", "weights": "host"})"),
             "c.json: ballast.placement[0].blocks: the range 3-1 ends before it starts");
   EXPECT_EQ(message(R"({"blocks": "0-4", "weights": "host"})"),

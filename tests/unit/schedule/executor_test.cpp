@@ -40,10 +40,11 @@ std::vector<std::uint64_t> run(const Schedule& schedule, const ExecutorOptions& 
   FakeMachine machine(schedule.buffers.size());
   Executor executor([&](const Operation& op, std::uint64_t step) { machine.perform(op, step); },
                     [](const Operation&) { return std::string("operation"); }, options);
-  for (std::uint64_t step = 1; step <= 4; ++step) {
-    executor.submit(schedule.training, step);
-    executor.wait(schedule.training.gate);
-    if (step == 2) executor.submit(schedule.evaluation, step);
+  std::uint64_t run = 0;
+  for (const Plan* plan : {&schedule.first, &schedule.steady, &schedule.steady, &schedule.flush,
+                           &schedule.evaluation, &schedule.first, &schedule.steady}) {
+    executor.submit(*plan, ++run);
+    if (plan->gate != kNoOp) executor.wait(plan->gate);
   }
   executor.drain();
   return machine.values();
@@ -79,14 +80,14 @@ TEST(Executor, AFailedOperationStopsTheRunAndIsNamed) {
         },
         [](const Operation&) { return std::string("the gate"); }, {.serial = serial});
     try {
-      executor.submit(schedule.training, 1);
+      executor.submit(schedule.first, 1);
       executor.drain();
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.category(), ErrorCategory::numeric);
       EXPECT_STREQ(error.what(), "the gate: no norm");
     }
-    EXPECT_THROW(executor.submit(schedule.training, 2), Error);
+    EXPECT_THROW(executor.submit(schedule.first, 2), Error);
     EXPECT_EQ(after_failure, 0);
   }
 }
@@ -100,25 +101,25 @@ TEST(Executor, AnInterruptEndsTheWaitWithoutFinishingTheStep) {
         if (++ran == 3) interrupted = true;
       },
       [](const Operation&) { return std::string("operation"); }, {.interrupted = &interrupted});
-  executor.submit(schedule.training, 1);
+  executor.submit(schedule.first, 1);
   try {
     executor.drain();
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::interrupted);
   }
-  EXPECT_LT(ran, schedule.training.operations.size());
+  EXPECT_LT(ran, schedule.first.operations.size());
 }
 
 TEST(Executor, CountsBytesAndBusyTimePerLane) {
   const Schedule schedule = small_schedule();
   Executor executor([](const Operation&, std::uint64_t) {},
                     [](const Operation&) { return std::string("operation"); }, {});
-  executor.submit(schedule.training, 1);
+  executor.submit(schedule.first, 1);
   executor.drain();
   const LaneTotals totals = executor.totals();
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    EXPECT_EQ(totals.bytes[lane], schedule.training.bytes_on(kLanes[lane]));
+    EXPECT_EQ(totals.bytes[lane], schedule.first.bytes_on(kLanes[lane]));
   }
 }
 

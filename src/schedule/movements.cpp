@@ -1,0 +1,191 @@
+#include "src/schedule/movements.h"
+
+#include <algorithm>
+
+namespace ballast::schedule {
+
+Movements::Movements(std::string name, const Workload& workload, const Placement& placement,
+                     const Options& options, const Layout& layout, std::uint32_t micro_batches)
+    : work_(workload),
+      place_(placement),
+      options_(options),
+      layout_(layout),
+      rank_(workload),
+      emitter_(std::move(name), layout.buffers.size(), micro_batches),
+      slots_(layout.weight_slots),
+      weight_staging_(layout.weight_staging),
+      shard_slots_(layout.shard_slots),
+      gradient_slots_(layout.gradient_slots),
+      reduced_slots_(layout.reduced_slots),
+      activation_slots_(layout.activation_slots),
+      activation_staging_(layout.activation_staging),
+      ordinal_(workload.blocks.size(), 0) {
+  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    if (at(b).optimizer == Tier::nvme) swapped_.push_back(b);
+  }
+  if (options.update == Update::eager) std::reverse(swapped_.begin(), swapped_.end());
+  for (std::uint32_t i = 0; i < swapped_.size(); ++i) ordinal_[swapped_[i]] = i;
+}
+
+OpId Movements::emit(Action action, Lane lane, std::uint32_t block, std::uint32_t micro,
+                     std::vector<Use> uses, Bytes bytes, double flops, Bytes traffic) {
+  Operation operation;
+  operation.action = action;
+  operation.lane = lane;
+  operation.block = block;
+  operation.micro = micro;
+  operation.bytes = bytes;
+  operation.flops = flops;
+  operation.traffic = traffic;
+  operation.uses = std::move(uses);
+  return emitter_.emit(std::move(operation));
+}
+
+void Movements::upload_batch(std::uint32_t micro) {
+  emit(Action::upload_batch, Lane::upload, 0, micro,
+       {{Role::batch_source, layout_.batch_host[micro], false},
+        {Role::batch, layout_.batch_device[micro], true}},
+       work_.batch_bytes);
+}
+
+// Weights.
+
+BufferId Movements::weights_on_device(std::uint32_t block) {
+  const BufferId home = layout_.weight_home[block];
+  const Tier tier = at(block).weights;
+  if (tier == Tier::device && !rank_.splits_weights()) return home;
+  const auto [slot, fill] = slots_.take(block);
+  if (!fill) return slot;
+  BufferId source = tier == Tier::nvme ? weights_in_staging(block) : home;
+  if (!rank_.splits_weights()) {
+    upload_weights(block, source, slot, rank_.weights(block));
+    return slot;
+  }
+  if (tier != Tier::device) {
+    const BufferId shard = shard_slots_.next();
+    upload_weights(block, source, shard, rank_.weights(block));
+    source = shard;
+  }
+  gather_weights(block, source, slot);
+  return slot;
+}
+
+/// Weights that live on NVMe, on the host: what an update or an earlier fetch left there serves.
+BufferId Movements::weights_in_staging(std::uint32_t block) {
+  const auto [staging, fill] = weight_staging_.take(block);
+  if (fill) {
+    emit(
+        Action::fetch_weights, Lane::fetch, block, 0,
+        {{Role::weights_source, layout_.weight_home[block], false}, {Role::weights, staging, true}},
+        rank_.weights(block));
+  }
+  return staging;
+}
+
+void Movements::upload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes) {
+  emit(Action::upload_weights, Lane::upload, block, 0,
+       {{Role::weights_source, from, false}, {Role::weights, to, true}}, bytes);
+}
+
+void Movements::offload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes) {
+  emit(Action::offload_weights, Lane::offload, block, 0,
+       {{Role::weights_source, from, false}, {Role::weights, to, true}}, bytes);
+}
+
+/// `from` may be `to`: then every rank's part is in its place already.
+void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
+  std::vector<Use> uses = {{Role::weights, to, true}};
+  if (from != to) uses.push_back({Role::weights_source, from, false});
+  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses),
+       rank_.exchanged(work_.blocks[block].weight_bytes));
+}
+
+// Activations.
+
+std::uint32_t Movements::input_index(std::uint32_t micro) const {
+  return options_.order == Order::layer_major ? micro : 0;
+}
+
+BufferId Movements::place_for_input(std::uint32_t block, std::uint32_t micro) {
+  const auto& homes = layout_.input_home[block];
+  if (homes.empty() || input_leaves(place_, block)) return activation_slots_.next();
+  return homes[input_index(micro)];
+}
+
+void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId place) {
+  if (!input_leaves(place_, block)) return;
+  const BufferId home = layout_.input_home[block][input_index(micro)];
+  const bool to_nvme = at(block).activations == Tier::nvme;
+  const BufferId host = to_nvme ? activation_staging_.next() : home;
+  emit(Action::offload_activation, Lane::offload, block, micro,
+       {{Role::input, place, false}, {Role::output, host, true}}, work_.activation_bytes);
+  if (!to_nvme) return;
+  emit(Action::writeback_activation, Lane::writeback, block, micro,
+       {{Role::input, host, false}, {Role::output, home, true}}, swapped_input_bytes(work_));
+}
+
+BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro) {
+  const BufferId home = layout_.input_home[block][input_index(micro)];
+  if (!input_leaves(place_, block)) return home;
+  BufferId host = home;
+  if (at(block).activations == Tier::nvme) {
+    host = activation_staging_.next();
+    emit(Action::fetch_activation, Lane::fetch, block, micro,
+         {{Role::input, home, false}, {Role::output, host, true}}, swapped_input_bytes(work_));
+  }
+  const BufferId slot = activation_slots_.next();
+  emit(Action::upload_activation, Lane::upload, block, micro,
+       {{Role::input, host, false}, {Role::output, slot, true}}, work_.activation_bytes);
+  return slot;
+}
+
+// Gradients.
+
+void Movements::deliver_gradient(std::uint32_t block) {
+  const BlockWork& size = work_.blocks[block];
+  const bool on_device = at(block).optimizer == Tier::device;
+  const BufferId home = layout_.gradient[block];
+  BufferId packed = on_device && !rank_.several() ? home : gradient_slots_.next();
+  std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], false},
+                           {Role::gradient, packed, true},
+                           {Role::statistics, layout_.statistics_device[block], true}};
+  Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
+  if (work_.tied && block == 0) {
+    uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, false});
+    traffic += work_.tied_accumulator_bytes;
+  }
+  emit(Action::pack_gradient, Lane::compute, block, 0, std::move(uses), 0, 0.0, traffic);
+  if (rank_.several()) {
+    const BufferId reduced = on_device ? home : reduced_slots_.next();
+    // An all-reduce is a reduce-scatter and an all-gather.
+    const Bytes once = rank_.exchanged(size.gradient_bytes);
+    emit(Action::reduce_gradient, Lane::reduce, block, 0,
+         {{Role::gradient_source, packed, false}, {Role::gradient, reduced, true}},
+         rank_.splits_states() ? once : 2 * once);
+    packed = reduced;
+  }
+  if (!on_device) {
+    emit(Action::offload_gradient, Lane::offload, block, 0,
+         {{Role::gradient_source, packed, false}, {Role::gradient, home, true}},
+         rank_.gradient(block));
+  }
+  emit(Action::offload_statistics, Lane::offload, block, 0,
+       {{Role::statistics_source, layout_.statistics_device[block], false},
+        {Role::statistics, layout_.statistics_host[block], true}},
+       work_.statistics_bytes);
+}
+
+OpId Movements::gate(bool training) {
+  emit(Action::offload_losses, Lane::offload, 0, 0,
+       {{Role::losses_source, layout_.losses_device, false},
+        {Role::losses, layout_.losses_host, true}},
+       work_.losses_bytes);
+  std::vector<Use> uses = {{Role::losses, layout_.losses_host, false},
+                           {Role::verdict, layout_.verdict, true}};
+  if (training) {
+    for (const BufferId id : layout_.statistics_host) uses.push_back({Role::statistics, id, false});
+  }
+  return emit(Action::gate, Lane::update, 0, 0, std::move(uses));
+}
+
+}  // namespace ballast::schedule

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+namespace ballast::schedule {
+
+/// Takes buffers in turn.
+class Ring {
+ public:
+  explicit Ring(const std::vector<BufferId>& buffers) : buffers_(buffers) {}
+  BufferId next() { return buffers_[position_++ % buffers_.size()]; }
+
+ private:
+  const std::vector<BufferId>& buffers_;
+  std::size_t position_ = 0;
+};
+
+/// Passing places for one kind of data of blocks and what they hold: the least recently used one is
+/// taken for the next block, a block that is still there is not moved again.
+class Passage {
+ public:
+  explicit Passage(const std::vector<BufferId>& buffers) {
+    slots_.reserve(buffers.size());
+    for (const BufferId id : buffers) slots_.push_back({id, kEmpty});
+  }
+
+  /// The buffer of `block` and whether it must be filled first. Marks it most recently used.
+  std::pair<BufferId, bool> take(std::uint32_t block) {
+    auto found = std::find_if(slots_.begin(), slots_.end(),
+                              [&](const Slot& slot) { return slot.block == block; });
+    const bool fill = found == slots_.end();
+    if (fill) found = slots_.begin();
+    Slot slot = *found;
+    slot.block = block;
+    slots_.erase(found);
+    slots_.push_back(slot);
+    return {slot.buffer, fill};
+  }
+
+ private:
+  static constexpr std::uint32_t kEmpty = ~0U;
+  struct Slot {
+    BufferId buffer;
+    std::uint32_t block;
+  };
+  std::vector<Slot> slots_;  ///< least recently used first
+};
+
+}  // namespace ballast::schedule

@@ -1,0 +1,134 @@
+#include <algorithm>
+
+#include "src/schedule/movements.h"
+
+// The part of Movements that brings states, weights and gradients together for an update.
+
+namespace ballast::schedule {
+
+BufferId Movements::state_slot(std::uint32_t block) const {
+  return layout_.state_staging[ordinal_[block] % layout_.state_staging.size()];
+}
+
+std::uint32_t Movements::states_ahead() const {
+  return static_cast<std::uint32_t>(std::min(swapped_.size(), layout_.state_staging.size()));
+}
+
+void Movements::fetch_states_ahead(std::uint32_t ordinal) {
+  fetch_states(swapped_[ordinal], 0);
+}
+
+void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
+  Operation operation;
+  operation.action = Action::fetch_states;
+  operation.lane = Lane::fetch;
+  operation.block = block;
+  operation.lag = lag;
+  operation.bytes = rank_.states(block);
+  operation.uses = {{Role::states_source, layout_.state_home[block], false},
+                    {Role::states, state_slot(block), true}};
+  emitter_.emit(std::move(operation));
+}
+
+/// The states of `block` in host memory: at home, read ahead, or fetched now.
+BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t lag) {
+  if (at(block).optimizer == Tier::host) return layout_.state_home[block];
+  if (ordinal_[block] >= states_ahead()) fetch_states(block, lag);
+  return state_slot(block);
+}
+
+/// What an update waits for besides its data: the gate, or just its own block's statistics.
+Use Movements::permission(std::uint32_t block) const {
+  if (options_.update == Update::gated) return {Role::verdict, layout_.verdict, false};
+  return {Role::statistics, layout_.statistics_host[block], false};
+}
+
+void Movements::update(std::uint32_t block, std::uint32_t lag) {
+  if (at(block).optimizer == Tier::device) {
+    update_on_device(block, lag);
+  } else {
+    update_on_host(block, lag);
+  }
+}
+
+void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
+  const bool split = rank_.splits_weights();
+  const Tier home = at(block).weights;
+  const BufferId home_buffer = layout_.weight_home[block];
+  Operation operation;
+  // A rank updates its own part: of its shard at home on the device, or of the whole weights.
+  const BufferId weights = home == Tier::device ? home_buffer
+                           : split              ? shard_slots_.next()
+                                                : weights_on_device(block);
+  if (home != Tier::device && split) {
+    const BufferId source = home == Tier::nvme ? weights_in_staging(block) : home_buffer;
+    upload_weights(block, source, weights, rank_.weights(block));
+  }
+  operation.action = Action::update_on_device;
+  operation.lane = Lane::compute;
+  operation.block = block;
+  operation.lag = lag;
+  operation.traffic = rank_.update_traffic(block);
+  operation.uses = {{Role::weights, weights, true},
+                    {Role::states, layout_.state_home[block], true},
+                    {Role::gradient, layout_.gradient[block], false},
+                    permission(block)};
+  emitter_.emit(std::move(operation));
+  if (rank_.splits_states() && !split) gather_weights(block, weights, weights);
+  if (home == Tier::host) offload_weights(block, weights, home_buffer, rank_.weights(block));
+  if (home == Tier::nvme) {
+    const BufferId staging = weight_staging_.take(block).first;
+    offload_weights(block, weights, staging, rank_.weights(block));
+    writeback(Action::writeback_weights, block, staging, lag);
+  }
+}
+
+void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
+  const BlockPlacement& home = at(block);
+  const BufferId states = states_on_host(block, lag);
+  BufferId weights = layout_.weight_home[block];
+  if (home.weights == Tier::nvme) weights = weights_in_staging(block);
+  if (home.weights == Tier::device) {
+    weights = weight_staging_.take(block).first;
+    offload_weights(block, layout_.weight_home[block], weights, rank_.updated_weights(block));
+  }
+  Operation operation;
+  operation.action = Action::update_on_host;
+  operation.lane = Lane::update;
+  operation.block = block;
+  operation.lag = lag;
+  operation.traffic = rank_.update_traffic(block);
+  operation.uses = {{Role::weights, weights, true},
+                    {Role::states, states, true},
+                    {Role::gradient, layout_.gradient[block], false},
+                    permission(block)};
+  emitter_.emit(std::move(operation));
+  if (home.weights == Tier::device) return_weights(block, weights);
+  if (home.weights == Tier::nvme) writeback(Action::writeback_weights, block, weights, lag);
+  if (home.optimizer == Tier::nvme) writeback(Action::writeback_states, block, states, lag);
+}
+
+/// Updated weights back to their home on the device; every rank's part to every other.
+void Movements::return_weights(std::uint32_t block, BufferId staging) {
+  const BufferId home = layout_.weight_home[block];
+  const bool whole = !rank_.splits_states() || rank_.splits_weights();
+  const BufferId to = whole ? home : shard_slots_.next();
+  upload_weights(block, staging, to, rank_.updated_weights(block));
+  if (!whole) gather_weights(block, to, home);
+}
+
+void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag) {
+  const bool weights = action == Action::writeback_weights;
+  const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
+  Operation operation;
+  operation.action = action;
+  operation.lane = Lane::writeback;
+  operation.block = block;
+  operation.lag = lag;
+  operation.bytes = weights ? rank_.weights(block) : rank_.states(block);
+  operation.uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
+                    {weights ? Role::weights : Role::states, home, true}};
+  emitter_.emit(std::move(operation));
+}
+
+}  // namespace ballast::schedule
