@@ -17,7 +17,7 @@ using schedule::Lane;
 constexpr std::size_t kFewest = 8;
 constexpr schedule::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
 /// Two plans that the simulator sees this close together are equally fast.
-constexpr double kTie = 0.998;
+constexpr double kTie = 0.999;
 
 /// Operations of a step, as far as they can be known before it is built.
 std::size_t least_operations(const Setting& setting) {
@@ -266,17 +266,20 @@ void Search::judge(Trial trial, const schedule::Schedule& schedule) {
   trial.tokens_per_second =
       static_cast<double>(workload.tokens_per_step()) / prediction.step_seconds;
   trial.written = schedule.steady.bytes_on(Lane::writeback);
+  for (const Lane lane : schedule::kLanes) trial.moved_bytes += schedule.steady.bytes_on(lane);
   trial.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
   setting.best = std::max(setting.best, trial.tokens_per_second);
   best_tokens_per_second_ = std::max(best_tokens_per_second_, trial.tokens_per_second);
   trials_.push_back(std::move(trial));
 }
 
-/// Of those that are as good as equally fast: what writes least to NVMe, then what takes the least
-/// memory, then what was tried first.
+/// Of those that are as good as equally fast: what writes least to NVMe, then what moves the fewest
+/// bytes, then what takes the least memory, then what was tried first.
 const Trial* Search::best() const {
   const Trial* best = nullptr;
-  const auto cost = [](const Trial& trial) { return std::tuple(trial.written, trial.memory); };
+  const auto cost = [](const Trial& trial) {
+    return std::tuple(trial.written, trial.moved_bytes, trial.memory);
+  };
   for (const Trial& trial : trials_) {
     if (trial.tokens_per_second < kTie * best_tokens_per_second_) continue;
     if (best == nullptr || cost(trial) < cost(*best)) best = &trial;

@@ -71,8 +71,9 @@ struct Trial {
   schedule::Placement placement;
   std::vector<std::size_t> moved;  ///< blocks, per move of the program
   double tokens_per_second = 0.0;
-  Bytes written = 0;  ///< to NVMe per step
-  Bytes memory = 0;   ///< device and host together
+  Bytes written = 0;      ///< to NVMe per step
+  Bytes moved_bytes = 0;  ///< on all lanes per step
+  Bytes memory = 0;       ///< device and host together
 };
 
 /// Looks for the placement, micro-batch size and buffer counts with the most tokens per second: the
