@@ -95,7 +95,7 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
 std::size_t Filler::least_excess(const Placement& placement, const Move& move,
                                  const std::vector<std::size_t>& blocks, std::size_t most,
                                  const schedule::Options& options) const {
-  constexpr std::size_t kTries = 16;
+  constexpr std::size_t kTries = 4;
   std::size_t best = 0;
   Bytes least = excess(placement, options);
   const std::size_t stride = std::max<std::size_t>(1, most / kTries);

@@ -27,7 +27,9 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
 /// How near to fitting `question` comes with everything that it leaves open.
 Nearest come_nearest(const Question& question) {
   Nearest nearest;
-  const std::vector<Program> programs = basic_programs();
+  constexpr std::size_t kPrograms = 12;
+  std::vector<Program> programs = basic_programs();
+  programs.resize(std::min(programs.size(), kPrograms));
   std::vector<std::uint64_t> sizes = micro_batch_sizes(question);
   // The smallest first: they need the least. Layouts of very many micro-batches are slow to add up.
   std::reverse(sizes.begin(), sizes.end());
@@ -138,9 +140,8 @@ std::string larger_budgets(const Question& question, const memory::Ledger& ledge
     if (needed <= budget) continue;
     const config::BallastSection& ballast = question.config.ballast;
     const bool named = (device ? ballast.device_bytes : ballast.host_bytes) > 0;
-    text += fmt::format("{}{}{}_bytes of {}", text.empty() ? "" : " and ",
-                        named ? "ballast." : "a machine with ballast.", to_string(tier),
-                        format_enough(needed));
+    text += fmt::format(fmt::runtime(named ? "{}ballast.{}_bytes \"{}\"" : "{}{} memory of {}"),
+                        text.empty() ? "" : " with ", to_string(tier), format_enough(needed));
   }
   return text;
 }

@@ -146,6 +146,7 @@ std::optional<Trial> Search::run() {
 
 void Search::try_basic(bool smallest_buffers) {
   constexpr std::size_t kProbation = 4;
+  constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
   const std::vector<Program> programs = basic_programs();
   for (std::size_t p = 0; p < programs.size(); ++p) {
@@ -154,6 +155,7 @@ void Search::try_basic(bool smallest_buffers) {
       // Very many, very small micro-batches are a way out when nothing else fits.
       if (!trials_.empty() && least_operations(*setting) > question_.work_limit / 16) continue;
       if (p >= kProbation && setting->best < kHopeless * best_tokens_per_second_) continue;
+      if (p >= kGivenUp && setting->best == 0.0) continue;
       schedule::Options options = setting->outline.options;
       if (smallest_buffers) {
         if (question_.config.zero.optimizer.buffer_count == 0) options.state_staging = 1;

@@ -215,9 +215,10 @@ TEST(PlannerRefusal, NamesTheLineAndABudgetThatIsEnough) {
   const Asked asked({}, {2 * kMiB, 64 * kMiB});
   const std::string message = asked.refusal();
   EXPECT_EQ(message.rfind("the device budget of 2.00 MiB is ", 0), 0U) << message;
-  const auto found = message.find("ballast.device_bytes of ");
+  const std::string words = "; device memory of ";
+  const auto found = message.find(words);
   ASSERT_NE(found, std::string::npos) << message;
-  const auto start = found + std::string("ballast.device_bytes of ").size();
+  const auto start = found + words.size();
   const auto end = message.find(" would fit");
   Asked raised = asked;
   raised.budgets.device = parse_bytes(message.substr(start, end - start));
