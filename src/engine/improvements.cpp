@@ -52,7 +52,10 @@ class Improvements {
       const double speed = speed_of(decide_with(changed));
       found_.push_back({std::move(change), speed, speed / now_});
     } catch (const Error& error) {
-      if (error.category() != ErrorCategory::memory) throw;  // it does not fit: no suggestion
+      // It does not fit, or needs what the machine lacks: no suggestion.
+      const bool expected =
+          error.category() == ErrorCategory::memory || error.category() == ErrorCategory::config;
+      if (!expected) throw;
     }
   }
 

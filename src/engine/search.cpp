@@ -139,6 +139,7 @@ Search::Search(const Question& question) : question_(question) {
 std::optional<Trial> Search::run() {
   try_basic(false);
   if (trials_.empty()) try_basic(true);
+  if (trials_.empty() && lacking_) throw Error(*lacking_);
   if (trials_.empty()) return std::nullopt;
   refine();
   return *best();
@@ -238,8 +239,19 @@ void Search::attempt(const Point& point) {
   trial.placement = setting.filler.fill(point.program, point.options, &trial.moved);
   if (setting.filler.excess(trial.placement, point.options) > 0) return;
   if (!seen_.insert(key_of(setting.micro_batch, point.options, trial.placement)).second) return;
-  const schedule::Workload& workload = setting.outline.workload;
-  const schedule::Schedule schedule = schedule::build(workload, trial.placement, point.options);
+  try {
+    evaluate(std::move(trial));
+  } catch (const Error& error) {
+    // A machine without drives, say: other plans may do without.
+    if (error.category() != ErrorCategory::config) throw;
+    if (!lacking_) lacking_ = error;
+  }
+}
+
+void Search::evaluate(Trial trial) {
+  const schedule::Workload& workload = trial.point.setting->outline.workload;
+  const schedule::Schedule schedule =
+      schedule::build(workload, trial.placement, trial.point.options);
   constexpr std::size_t kPlansBuilt = 3;
   work_ += kPlansBuilt * schedule.steady.operations.size();
   if (worth_simulating(schedule, workload)) judge(std::move(trial), schedule);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/schedule/rates.h"
 #include "ballast/schedule/simulator.h"
@@ -83,7 +84,7 @@ class Search {
  public:
   explicit Search(const Question& question);
 
-  /// None when nothing fits.
+  /// None when nothing fits. Throws Error(config) when the rates lack what all that fits needs.
   std::optional<Trial> run();
 
   /// Plans that were simulated.
@@ -97,6 +98,7 @@ class Search {
   void vary_program(const Trial& trial, std::vector<Point>& points) const;
   void attempt(const Point& point);
   [[nodiscard]] bool out_of_work() const;
+  void evaluate(Trial trial);
   [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
                                       const schedule::Workload& workload) const;
   void judge(Trial trial, const schedule::Schedule& schedule);
@@ -106,6 +108,7 @@ class Search {
   std::vector<std::unique_ptr<Setting>> settings_;
   std::vector<Trial> trials_;
   std::set<std::string> seen_;
+  std::optional<Error> lacking_;  ///< the first rate that was not there
   double best_tokens_per_second_ = 0.0;
   std::size_t simulated_ = 0;
   std::size_t work_ = 0;  ///< operations built and simulated

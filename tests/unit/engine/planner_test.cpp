@@ -191,6 +191,45 @@ TEST(Planner, PredictsANamedConfigAsItIs) {
   EXPECT_EQ(decision.config.zero.optimizer.buffer_count, 0U);
 }
 
+TEST(Planner, DoesWithoutDrivesWhereThereAreNone) {
+  Asked asked({}, kRoomy);
+  asked.rates.read_per_second = asked.rates.write_per_second = asked.rates.mixed_per_second = 0.0;
+  EXPECT_EQ(asked.decide().blueprint.ledger.total(Tier::nvme), 0U);
+  asked.config = make_config({"zero_optimization.offload_optimizer.device=nvme"});
+  try {
+    static_cast<void>(asked.decide());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    EXPECT_NE(std::string(error.what()).find("test machine"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Planner, NamesWhatWouldHelp) {
+  const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
+                     "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
+                    kTight);
+  const Decision decision = asked.decide();
+  const std::vector<Variant> variants = find_improvements_with(decision, asked.question());
+  ASSERT_FALSE(variants.empty());
+  EXPECT_TRUE(std::is_sorted(variants.begin(), variants.end(),
+                             [](const Variant& a, const Variant& b) {
+                               return a.speedup > b.speedup;
+                             }));
+  const auto named = [&](const std::string& words) {
+    return std::any_of(variants.begin(), variants.end(), [&](const Variant& variant) {
+      return variant.change.find(words) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(named("4x the tokens per step (train_batch_size 4)"));
+  EXPECT_TRUE(named("twice the drives"));
+  for (const Variant& variant : variants) {
+    EXPECT_GE(variant.speedup, 1.02) << variant.change;
+    EXPECT_NEAR(variant.tokens_per_second, variant.speedup * speed(decision),
+                1e-9 * variant.tokens_per_second);
+  }
+}
+
 TEST(Planner, SplitsTheBatchOverRanks) {
   Asked asked({"zero_optimization.stage=3"}, kRoomy);
   asked.world = 4;
