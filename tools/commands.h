@@ -14,6 +14,7 @@ using Action = std::function<void()>;
 
 /// Each adds a subcommand to `app`; when chosen it sets `action`.
 void add_train(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_tune(CLI::App& app, Action& action);

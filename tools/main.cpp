@@ -99,6 +99,7 @@ int run(int argc, char** argv) {
   app.add_flag("-v,--verbose", verbose, "Log why backends were chosen");
   Action action;
   add_train(app, action);
+  add_plan(app, action);
   add_tokenize(app, action);
   add_bench(app, action);
   add_tune(app, action);

@@ -1,6 +1,3 @@
-#include <chrono>
-#include <cstdlib>
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -16,6 +13,7 @@
 
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/run_directory.h"
 
 namespace ballast::tools {
 namespace {
@@ -29,32 +27,6 @@ struct TrainArguments {
   bool serial = false;
   bool print_config = false;
 };
-
-/// $XDG_STATE_HOME/ballast, or its usual place, or one for users without a home.
-std::filesystem::path state_home() {
-  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state == '/') {
-    return std::filesystem::path(state) / "ballast";
-  }
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
-    return std::filesystem::path(home) / ".local/state/ballast";
-  }
-  return "/var/tmp/ballast";
-}
-
-/// A run directory named after the config and the time.
-std::filesystem::path default_run_directory(const std::filesystem::path& config) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local = {};
-  localtime_r(&now, &local);
-  std::array<char, 32> stamp{};
-  std::strftime(stamp.data(), stamp.size(), "%Y%m%d-%H%M%S", &local);
-  const auto base = state_home() / fmt::format("{}-{}", config.stem().string(), stamp.data());
-  auto directory = base;
-  for (int i = 2; std::filesystem::exists(directory); ++i) {
-    directory = fmt::format("{}-{}", base.string(), i);
-  }
-  return directory;
-}
 
 config::Config load_config(const TrainArguments& arguments) {
   config::Config config = config::load(arguments.config, arguments.overrides);

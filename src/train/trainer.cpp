@@ -13,6 +13,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/memory/budget.h"
+#include "ballast/train/choices.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
@@ -307,7 +308,8 @@ class Trainer {
 
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace) {
-  Trainer(config, observer, interrupted, trace).run();
+  const config::Config decided = decide_choices(config);
+  Trainer(decided, observer, interrupted, trace).run();
 }
 
 }  // namespace ballast::train

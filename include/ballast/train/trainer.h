@@ -68,10 +68,11 @@ struct TraceRequest {
   std::uint64_t steps = 10;    ///< the first ones, their updates included
 };
 
-/// Trains as `config` says: plans, opens the data, allocates, steps, evaluates, writes
-/// metrics.jsonl into config.ballast.out (made if need be). `interrupted` (may be null) ends the
-/// run with Error(interrupted). Throws Error; what it had allocated is gone then, swap file
-/// included. The trace is written once its steps are done, or when the run fails before that.
+/// Trains as `config` says: lets the planner decide what it leaves open, plans, opens the data,
+/// allocates, steps, evaluates, writes metrics.jsonl into config.ballast.out (made if need be).
+/// `interrupted` (may be null) ends the run with Error(interrupted). Throws Error; what it had
+/// allocated is gone then, swap file included. The trace is written once its steps are done, or
+/// when the run fails before that.
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace = {});
 

@@ -1,0 +1,82 @@
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/config/config.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/engine/calibrate.h"
+#include "ballast/train/forecast.h"
+#include "ballast/train/rates_file.h"
+#include "ballast/train/trace.h"
+
+#include "tools/commands.h"
+#include "tools/run_directory.h"
+
+namespace ballast::tools {
+namespace {
+
+struct PlanArguments {
+  std::filesystem::path config;
+  std::vector<std::string> overrides;
+  std::filesystem::path rates;
+  std::filesystem::path trace;
+  std::uint32_t world = 1;
+  bool json = false;
+};
+
+schedule::Rates rates_for(const PlanArguments& arguments, config::Config config) {
+  if (!arguments.rates.empty()) return train::load_rates(arguments.rates);
+  if (arguments.world > 1) {
+    throw Error(ErrorCategory::usage,
+                "--world needs --rates FILE: what ranks exchange cannot be measured here "
+                "(configs/rates has machines)");
+  }
+  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
+  return engine::calibrate(config, engine::make_architecture(config));
+}
+
+void run_plan(const PlanArguments& arguments) {
+  const config::Config config =
+      config::load(arguments.config, arguments.overrides, arguments.world);
+  for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
+  if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
+  const schedule::Rates rates = rates_for(arguments, config);
+  const train::Forecast forecast = train::make_forecast(config, rates, arguments.world);
+  if (!arguments.trace.empty()) train::write_forecast_trace(arguments.trace, forecast);
+  if (arguments.json) {
+    fmt::print("{}\n", train::to_json(forecast));
+    return;
+  }
+  fmt::print("ballast plan {}\n", arguments.config.string());
+  for (const std::string& line : train::describe(forecast)) fmt::print("{}\n", line);
+  if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  auto arguments = std::make_shared<PlanArguments>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Say whether CONFIG fits and how fast it will be, without a run");
+  command->add_option("CONFIG", arguments->config, "JSON config (see configs/README.md)")
+      ->required();
+  command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
+      ->allow_extra_args(false);
+  command->add_option("--rates", arguments->rates,
+                      "Machine to plan for (configs/rates); default: this one");
+  command->add_option("--world", arguments->world, "Ranks that share the batch")
+      ->check(CLI::Range(1U, 1U << 20U))
+      ->capture_default_str();
+  command->add_option("--trace", arguments->trace,
+                      "Write the simulated timeline, for ui.perfetto.dev");
+  command->add_flag("--json", arguments->json, "Print a JSON object");
+  command->callback([&action, arguments] { action = [arguments] { run_plan(*arguments); }; });
+}
+
+}  // namespace ballast::tools
