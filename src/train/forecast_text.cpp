@@ -26,6 +26,20 @@ void add(Lines& lines, std::string_view name, const std::string& text) {
   lines.push_back(fmt::format("  {:<17} {}", name, text));
 }
 
+/// Passing places on the host, where there are any.
+void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
+  const schedule::Schedule& schedule = blueprint.schedule;
+  std::string text;
+  const auto add_count = [&](schedule::BufferId used, std::uint32_t count, std::string_view what) {
+    if (used == schedule::kNoBuffer) return;
+    text += fmt::format("{}{} for {}", text.empty() ? "" : ", ", count, what);
+  };
+  add_count(schedule.weight_staging, blueprint.options.weight_staging, "weights");
+  add_count(schedule.state_staging, blueprint.options.state_staging, "optimizer states");
+  add_count(schedule.activation_staging, blueprint.options.activation_staging, "activations");
+  if (!text.empty()) add(lines, "staging buffers", text);
+}
+
 void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const schedule::Workload& work = blueprint.workload;
@@ -43,10 +57,7 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   for (const std::string& line : engine::describe_placement(blueprint)) {
     lines.push_back("  " + line);
   }
-  const schedule::Options& options = blueprint.options;
-  add(lines, "buffers",
-      fmt::format("{} for weights, {} for optimizer states", options.weight_staging,
-                  options.state_staging));
+  describe_buffers(blueprint, lines);
   lines.push_back(work.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);

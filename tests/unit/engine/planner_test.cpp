@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/ledger.h"
+#include "ballast/schedule/zero_memory.h"
 
 #include "src/engine/outline.h"
 
@@ -246,6 +247,54 @@ TEST(Planner, SplitsTheBatchOverRanks) {
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
     EXPECT_NE(std::string(error.what()).find("16 sequences"), std::string::npos) << error.what();
+  }
+}
+
+/// What a rank holds of the states of a 7.5B-parameter model, all on the device.
+schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& parameters) {
+  const config::Config config =
+      make_config({"model.hidden_size=4096", "model.num_layers=37", "model.num_heads=32",
+                   "train_batch_size=1024", "train_micro_batch_size_per_gpu=1",
+                   "gradient_accumulation_steps=" + std::to_string(1024 / world),
+                   "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
+  const model::Architecture model = make_architecture(config);
+  parameters = static_cast<double>(model.parameters());
+  const Blueprint drawn = outline(config, model, {}, 0, world);
+  const schedule::Placement placement = {
+      std::vector<schedule::BlockPlacement>(model.blocks.size())};
+  const memory::Ledger ledger =
+      make_ledger(schedule::list_buffers(drawn.workload, placement, drawn.options));
+  schedule::StateBytes bytes = {0.0, 0.0, 0.0};
+  for (const memory::LedgerLine& line : ledger.lines()) {
+    if (line.tier != Tier::device) continue;
+    const auto size = static_cast<double>(line.bytes);
+    if (line.kind == to_string(schedule::Kind::weights)) bytes.weights = size;
+    if (line.kind == to_string(schedule::Kind::gradients)) bytes.gradients = size;
+    if (line.kind == to_string(schedule::Kind::states)) bytes.optimizer = size;
+  }
+  return bytes;
+}
+
+TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
+  for (const std::uint32_t world : {1U, 4U, 16U, 64U, 256U, 1024U}) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      double parameters = 0.0;
+      const schedule::StateBytes ours = ledger_of_rank(world, stage, parameters);
+      EXPECT_NEAR(parameters, 7.5e9, 0.1e9);
+      const auto expected = [&](int at) {
+        return schedule::zero_memory(parameters, world, at, schedule::kOwnStateBytes);
+      };
+      // Whole pages of each block, and arrays that lie apart.
+      constexpr double kPadding = 0.01;
+      const auto expect_near = [&](double bytes, double exact) {
+        EXPECT_GE(bytes, exact) << world << " ranks, stage " << stage;
+        EXPECT_LE(bytes, exact * (1.0 + kPadding)) << world << " ranks, stage " << stage;
+      };
+      expect_near(ours.weights, expected(stage).weights);
+      expect_near(ours.optimizer, expected(stage).optimizer);
+      // Here gradients are reduced to shards as soon as they are packed, in stage 1 too.
+      expect_near(ours.gradients, expected(std::max(stage, 2)).gradients);
+    }
   }
 }
 

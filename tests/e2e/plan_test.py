@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Asks `ballast plan` as a person would, mistakes included.
+
+    plan_test.py PATH_OF_BALLAST
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from one_line import assert_one_line
+
+BALLAST = ""
+
+CONFIG = {
+    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 3,
+              "num_heads": 4, "num_kv_heads": 2},
+    # Neither the data nor the folder to swap to exists.
+    "data": {"text": ["no/such/text.txt"], "sequence_length": 32},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme",
+                                                            "nvme_path": "no/such/disk"}},
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 2,
+    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
+                "out": "run"},
+}
+RATES = {
+    "name": "a quick machine",
+    "forward": [{"tokens": 64, "tflops": 5}, {"tokens": 1024, "tflops": 20}],
+    "backward": [{"tokens": 64, "tflops": 5}, {"tokens": 1024, "tflops": 20}],
+    "head": [{"tokens": 64, "tflops": 5}],
+    "device_memory_gbps": 900, "launch_us": 5, "update_gbps": 40,
+    "upload_gbps": 20, "offload_gbps": 20,
+    "read_gbps": 3, "write_gbps": 2, "mixed_gbps": 4, "io_latency_us": 80,
+    "fabric_gbps": 100, "network_gbps": 10, "ranks_per_node": 4,
+    "device_memory": "24GiB", "host_memory": "64GiB", "nvme_space": "1TB",
+    "drive_writes_tb": 1200,
+}
+ALL_AUTO = ("zero_optimization.offload_optimizer.device=auto",
+            "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
+            "train_micro_batch_size_per_gpu=auto")
+
+
+def settings(*assignments):
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+class Plan(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="ballast-e2e-")
+        self.addCleanup(directory.cleanup)
+        self.path = pathlib.Path(directory.name)
+        self.config = self.path / "config.json"
+        self.config.write_text(json.dumps(CONFIG))
+        self.rates = self.path / "rates.json"
+        self.rates.write_text(json.dumps(RATES))
+
+    def ballast(self, *arguments):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.path / "cache")}
+        return subprocess.run([BALLAST, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=300, cwd=self.path, check=False, env=environment)
+
+    def plan(self, *arguments):
+        return self.ballast("plan", self.config, "--rates", self.rates, *arguments)
+
+    def planned(self, *arguments):
+        done = self.plan("--json", *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        return json.loads(done.stdout)
+
+    # What works.
+
+    def test_json_has_what_scripts_rely_on(self):
+        plan = self.planned()
+        self.assertGreater(plan["predicted_step_seconds"], 0)
+        self.assertAlmostEqual(plan["tokens_per_second"],
+                               8 * 32 / plan["predicted_step_seconds"], delta=1)
+        self.assertIn(plan["bottleneck"], plan["lanes"])
+        self.assertIn(plan["second_bottleneck"], plan["lanes"])
+        self.assertNotEqual(plan["bottleneck"], plan["second_bottleneck"])
+        for line in plan["ledger"]:
+            self.assertEqual(sorted(line), ["bytes", "kind", "tier"])
+        for tier, peak in plan["peak_bytes"].items():
+            self.assertEqual(
+                peak, sum(line["bytes"] for line in plan["ledger"] if line["tier"] == tier))
+        self.assertGreater(plan["nvme_bytes_written"], 0)
+        self.assertEqual(plan["wear"]["rated_bytes"], 1200e12)
+        self.assertEqual(plan["bandwidth_run"],
+                         max(plan["tokens_to_hide"].values()) > plan["tokens_per_step"])
+
+    def test_text_is_for_a_terminal(self):
+        done = self.plan(*settings(*ALL_AUTO))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in ("a quick machine", "memory (peak)", "prediction", "bottleneck", "T* "):
+            self.assertIn(word, done.stdout)
+        for line in done.stdout.splitlines():
+            if not line.startswith("ballast plan "):
+                self.assertLessEqual(len(line), 80, line)
+
+    def test_writes_nothing_but_what_was_asked_for(self):
+        before = sorted(self.path.rglob("*"))
+        self.planned()
+        self.assertEqual(sorted(self.path.rglob("*")), before)
+
+    def test_trace_is_the_simulated_one(self):
+        trace = self.path / "trace.json"
+        self.planned("--trace", trace)
+        events = json.loads(trace.read_text())["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        self.assertGreater(len(slices), 10)
+        names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+        self.assertEqual(names, ["simulated"])
+
+    def test_what_was_decided_is_a_config_that_leaves_nothing_open(self):
+        tight = ("ballast.device_bytes=1200KiB", "ballast.host_bytes=1500KiB")
+        plan = self.planned(*settings(*ALL_AUTO, *tight))
+        self.assertGreater(plan["simulated"], 1)
+        self.assertEqual(plan["micro_batch"] * plan["accumulation"], 8)
+        self.config.write_text(json.dumps(plan["config"]))
+        again = self.planned()
+        self.assertEqual(again["simulated"], 1)
+        for key in ("ledger", "placement", "predicted_step_seconds", "micro_batch"):
+            self.assertEqual(again[key], plan[key], key)
+
+    def test_budgets_left_open_are_those_of_the_rates(self):
+        plan = self.planned(*settings("ballast.device_bytes=auto", "ballast.host_bytes=auto"))
+        self.assertEqual(plan["budgets"], {"device": 24 << 30, "host": 64 << 30})
+
+    def test_a_rank_holds_its_part(self):
+        """Weights, states and gradients of a rank as in Table 1 of the ZeRO paper, with 2, 10 and 2
+        bytes per parameter; the states are padded to pages and arrays lie apart."""
+        home = settings("zero_optimization.offload_optimizer.device=none",
+                        "zero_optimization.offload_param.device=none",
+                        "model.hidden_size=768", "ballast.device_bytes=1GiB")
+        alone = self.planned(*home)
+        parameters = alone["parameters"]
+        for stage in (0, 1, 2, 3):
+            for world in (2, 4):
+                plan = self.planned(*home, *settings(f"zero_optimization.stage={stage}"),
+                                    "--world", world)
+                lines = {line["kind"]: line["bytes"] for line in plan["ledger"]
+                         if line["tier"] == "device"}
+                # Gradients are reduced to shards as soon as they are packed, from stage 1 on.
+                expected = {"weights": (2, stage >= 3), "optimizer states": (10, stage >= 1),
+                            "gradients": (2, stage >= 1)}
+                for kind, (each, split) in expected.items():
+                    exact = parameters * each / (world if split else 1)
+                    self.assertGreaterEqual(lines[kind], exact, (kind, stage, world))
+                    self.assertLess(lines[kind], 1.05 * exact, (kind, stage, world))
+
+    def test_ranks_share_the_batch(self):
+        plan = self.planned("--world", 4)
+        self.assertEqual(plan["world"], 4)
+        self.assertEqual(plan["accumulation"], 1)
+        self.assertEqual(plan["tokens_per_step"], 8 * 32)
+        self.assertGreater(plan["lanes"]["reduce"]["bytes"], 0)
+
+    def test_this_machine_is_measured_when_no_rates_are_given(self):
+        plan = self.ballast("plan", self.config, "--json",
+                            *settings("zero_optimization.offload_optimizer.device=cpu"))
+        self.assertEqual(plan.returncode, 0, plan.stderr)
+        self.assertGreater(json.loads(plan.stdout)["predicted_step_seconds"], 0)
+
+    def test_train_decides_what_is_left_open(self):
+        (self.path / "no/such").mkdir(parents=True)
+        (self.path / "no/such/text.txt").write_text("the quick brown fox. " * 400)
+        done = self.ballast(
+            "train", self.config,
+            *settings(*ALL_AUTO, "aio.any_file_system=true", "ballast.device_bytes=1200KiB",
+                      "ballast.host_bytes=1500KiB",
+                      "zero_optimization.offload_optimizer.nvme_path=no"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("plans simulated", done.stderr)
+
+    # Mistakes: one line each.
+
+    def test_what_does_not_fit_is_said_with_a_way_out(self):
+        done = self.plan(*settings("ballast.host_bytes=1MiB", "model.hidden_size=128"))
+        assert_one_line(self, done, 1, ["host budget of 1.00 MiB", "too small", "would fit"])
+
+    def test_mistakes_are_one_line(self):
+        missing = self.path / "none.json"
+        broken = self.path / "broken.json"
+        broken.write_text("{")
+        cases = [
+            (["plan", missing], 2, ["none.json"]),
+            (["plan", self.config, "--rates", missing], None, ["none.json"]),
+            (["plan", self.config, "--rates", broken], 2, ["broken.json"]),
+            (["plan", self.config, "--set", "balast.steps=3"], 2, ["balast", "ballast"]),
+            (["plan", self.config, "--rates", self.rates, "--world", "3"], 2,
+             ["train_batch_size", "3 ranks"]),
+            (["plan", self.config, "--rates", self.rates, "--world", "0"], 2, ["--world"]),
+            (["plan", self.config, "--world", "4"], 2, ["--rates"]),
+            (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 1,
+             ["no/t.json"]),
+            (["plan"], 2, ["CONFIG"]),
+            (["plna", self.config], 2, ["plan"]),
+        ]
+        for arguments, status, words in cases:
+            with self.subTest(arguments=arguments):
+                done = self.ballast(*arguments)
+                assert_one_line(self, done, done.returncode if status is None else status, words)
+                self.assertNotEqual(done.returncode, 0)
+
+    def test_a_machine_that_lacks_a_rate_is_named(self):
+        self.rates.write_text(json.dumps({key: value for key, value in RATES.items()
+                                          if key != "read_gbps"}))
+        assert_one_line(self, self.plan(), 2, ["a quick machine", "read_gbps"])
+
+    def test_drives_that_are_too_small_are_named(self):
+        self.rates.write_text(json.dumps({**RATES, "nvme_space": "1MB"}))
+        assert_one_line(self, self.plan(), 1, ["a quick machine", "drives"])
+
+
+if __name__ == "__main__":
+    BALLAST = sys.argv.pop(1)
+    unittest.main()
