@@ -55,10 +55,10 @@ std::string describe_paths(const config::Config& config) {
   for (const state::SwapPath& path : options.paths) {
     // A run directory has another name in every run.
     const auto place = path.made_later ? path.directory.parent_path() : path.directory;
-    text += fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place.string(),
-                        path.io.backend, path.io.block_bytes, path.io.depth,
-                        path.io.in_flight_bytes, path.io.sqpoll, path.io.iopoll, path.read_gbps,
-                        path.write_gbps);
+    text +=
+        fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place.string(),
+                    path.io.backend, path.io.block_bytes, path.io.depth, path.io.in_flight_bytes,
+                    path.io.sqpoll, path.io.iopoll, path.read_gbps, path.write_gbps);
   }
   return text +
          (options.access == aio::File::Access::buffered ? "through the page cache" : "direct");
@@ -132,10 +132,10 @@ std::string calibration_key(const config::Config& config, const model::Architect
                      ballast.update_threads, ballast.update_isa, to_string(cpu_adam::active()),
                      ballast.update_numa_node.value_or(-1), ballast.optimizer_states,
                      static_cast<int>(config.optimizer.type), ballast.link_gbps);
-  key += fmt::format("{} {} hidden {} intermediate {} heads {} of {} vocabulary {} tied {} blocks {} ",
-                     config.bf16 ? "bf16" : "fp32", to_string(m.family), m.hidden_size,
-                     m.intermediate_size, m.num_heads, m.num_kv_heads, m.vocab_size,
-                     m.tie_embeddings, model.blocks.size());
+  key += fmt::format(
+      "{} {} hidden {} intermediate {} heads {} of {} vocabulary {} tied {} blocks {} ",
+      config.bf16 ? "bf16" : "fp32", to_string(m.family), m.hidden_size, m.intermediate_size,
+      m.num_heads, m.num_kv_heads, m.vocab_size, m.tie_embeddings, model.blocks.size());
   key += fmt::format("length {} micro-batch {}; swap {}", config.data.sequence_length,
                      config.batch.micro_batch, describe_paths(config));
   return key;

@@ -67,9 +67,7 @@ class Kernels {
 
   [[nodiscard]] double tokens() const { return static_cast<double>(shape_.tokens()); }
 
-  double forward_flops() const {
-    return model_.forward_flops(1, shape_.sequences, shape_.length);
-  }
+  double forward_flops() const { return model_.forward_flops(1, shape_.sequences, shape_.length); }
   double head_flops() const {
     return 3.0 * model_.forward_flops(2, shape_.sequences, shape_.length);
   }
@@ -84,10 +82,9 @@ class Kernels {
   }
   double head_seconds() {
     return seconds([&] {
-      compute_->head_train(*stream_, head_weights_, tied_weights_, in_,
-                           view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), view_as<float>(tied_gradient_),
-                           view_as<double>(loss_));
+      compute_->head_train(
+          *stream_, head_weights_, tied_weights_, in_, view_as<std::int32_t>(targets_), 1e-3F, out_,
+          view_as<float>(head_gradient_), view_as<float>(tied_gradient_), view_as<double>(loss_));
     });
   }
 
@@ -138,8 +135,7 @@ class Kernels {
     auto values = type_ == DType::bf16 ? pattern<Bf16>(scale) : pattern<float>(scale);
     for (std::size_t done = 0; done < bytes.size();) {
       const std::size_t size = std::min(values.size(), bytes.size() - done);
-      device_->copy_to_device(*stream_, bytes.subview(done, size),
-                              HostBytes(values).first(size));
+      device_->copy_to_device(*stream_, bytes.subview(done, size), HostBytes(values).first(size));
       done += size;
     }
     stream_->synchronize();
@@ -153,8 +149,8 @@ class Kernels {
     };
     const double once = median_seconds({.least = 1, .most = 1}, [&] { several(1); });
     if (once >= kLong) return once;
-    const auto together = std::clamp<std::size_t>(
-        static_cast<std::size_t>(kShort / once), 1, kMostTogether);
+    const auto together =
+        std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
     const Patience patience = {.seconds = together > 1 ? 0.01 : 0.3, .least = 3, .most = 5};
     return median_seconds(patience, [&] { several(together); }) / static_cast<double>(together);
   }
@@ -172,8 +168,8 @@ class Kernels {
 /// What an operation costs that does nothing: two lanes taking turns, each with a device stream.
 double launch_seconds(const config::Config& config) {
   constexpr std::uint32_t kTurns = 200;
-  const auto device = device::make_device(
-      {.kind = config.ballast.device, .budget = kPage, .compute_threads = 1});
+  const auto device =
+      device::make_device({.kind = config.ballast.device, .budget = kPage, .compute_threads = 1});
   const auto stream = device->make_stream("calibration");
   schedule::Plan plan;
   for (std::uint32_t i = 0; i < kTurns; ++i) {
@@ -188,10 +184,11 @@ double launch_seconds(const config::Config& config) {
   };
   schedule::Executor executor(nothing, [](const auto&) { return std::string("calibration"); }, {});
   std::uint64_t run = 0;
-  return median_seconds({.least = 3, .most = 3}, [&] {
-           executor.submit(plan, ++run);
-           executor.drain();
-         }) /
+  return median_seconds({.least = 3, .most = 3},
+                        [&] {
+                          executor.submit(plan, ++run);
+                          executor.drain();
+                        }) /
          kTurns;
 }
 
@@ -233,8 +230,8 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
   Growing head(rates.head);
   for (const std::uint64_t size : sizes(sample.config)) {
     const bool own = size == sample.config.batch.micro_batch;
-    const double flops = sample.blueprint.model.forward_flops(
-        1, size, sample.config.data.sequence_length);
+    const double flops =
+        sample.blueprint.model.forward_flops(1, size, sample.config.data.sequence_length);
     const bool layer = backward.wants(3.0 * flops, own);
     if (!layer) continue;
     Kernels kernels(sample, size);

@@ -86,8 +86,8 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   const double seconds = median_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
     std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
     std::byte* const states = weights + layout.weight_bytes;
-    updater.step(hyper, make_shard(sample.blueprint, 1, weights, states,
-                                   states + layout.state_bytes));
+    updater.step(hyper,
+                 make_shard(sample.blueprint, 1, weights, states, states + layout.state_bytes));
     ++hyper.step;
   });
   rates.update_per_second = static_cast<double>(layout.update_traffic) / seconds;

@@ -7,8 +7,8 @@
 namespace ballast::engine {
 namespace {
 
-/// What the kernels need. This build's are the host device's; for a machine that is not here theirs,
-/// on one thread, stand in for the real ones.
+/// What the kernels need. This build's are the host device's; for a machine that is not here
+/// theirs, on one thread, stand in for the real ones.
 WorkspaceOf workspace_on(const config::Config& config, const model::Architecture& model,
                          const schedule::Rates& rates) {
   const bool here = rates.shared_cores > 0;

@@ -115,9 +115,9 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
   const Decision decision = asked.decide();
   const config::Config again =
       config::parse(config::print(decision.config), "/elsewhere", "printed", {});
-  const Blueprint drawn = draw_blueprint(
-      again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
-      workspace({again.batch.micro_batch, again.data.sequence_length}));
+  const Blueprint drawn =
+      draw_blueprint(again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
+                     workspace({again.batch.micro_batch, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
   EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
@@ -128,11 +128,11 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
 }
 
 TEST(Planner, KeepsWhatTheConfigNames) {
-  const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
-                     "zero_optimization.offload_optimizer.buffer_count=4",
-                     "train_micro_batch_size_per_gpu=2",
-                     R"(ballast.placement=[{"blocks": "3-4", "weights": "host"}])"},
-                    kRoomy);
+  const Asked asked(
+      {"zero_optimization.offload_optimizer.device=nvme",
+       "zero_optimization.offload_optimizer.buffer_count=4", "train_micro_batch_size_per_gpu=2",
+       R"(ballast.placement=[{"blocks": "3-4", "weights": "host"}])"},
+      kRoomy);
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.config.batch.micro_batch, 2U);
   EXPECT_EQ(decision.config.batch.accumulation, 8U);
@@ -145,14 +145,14 @@ TEST(Planner, KeepsWhatTheConfigNames) {
 }
 
 TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
-  for (const memory::Budgets& budgets : {kTight, memory::Budgets{20 * kMiB, 6 * kMiB},
-                                         memory::Budgets{10 * kMiB, 40 * kMiB}}) {
+  for (const memory::Budgets& budgets :
+       {kTight, memory::Budgets{20 * kMiB, 6 * kMiB}, memory::Budgets{10 * kMiB, 40 * kMiB}}) {
     const Asked asked({}, budgets);
     const double chosen = speed(asked.decide());
     for (const std::uint64_t size : {1U, 2U, 4U, 8U, 16U}) {
       config::Config config = with_micro_batches(asked.config, size, 1);
-      for (const config::TierChoice tier : {config::TierChoice(), config::TierChoice(Tier::nvme),
-                                            config::TierChoice(Tier::host)}) {
+      for (const config::TierChoice tier :
+           {config::TierChoice(), config::TierChoice(Tier::nvme), config::TierChoice(Tier::host)}) {
         config.zero.optimizer.tier = tier;
         try {
           const Blueprint other =
@@ -240,15 +240,15 @@ TEST(PlannerRefusal, FindsASmallerMicroBatch) {
 }
 
 TEST(PlannerRefusal, FindsATierBelow) {
-  const Asked asked({"zero_optimization.offload_optimizer.device=none",
-                     "train_micro_batch_size_per_gpu=1"},
-                    {20 * kMiB, 64 * kMiB});
+  const Asked asked(
+      {"zero_optimization.offload_optimizer.device=none", "train_micro_batch_size_per_gpu=1"},
+      {20 * kMiB, 64 * kMiB});
   const std::string message = asked.refusal();
   EXPECT_NE(message.find("offload_optimizer.device \"cpu\" would fit"), std::string::npos)
       << message;
-  const Asked poor({"zero_optimization.offload_optimizer.device=cpu",
-                    "train_micro_batch_size_per_gpu=1"},
-                   {20 * kMiB, 12 * kMiB});
+  const Asked poor(
+      {"zero_optimization.offload_optimizer.device=cpu", "train_micro_batch_size_per_gpu=1"},
+      {20 * kMiB, 12 * kMiB});
   EXPECT_NE(poor.refusal().find("offload_optimizer.device \"nvme\" would fit"), std::string::npos)
       << poor.refusal();
 }
