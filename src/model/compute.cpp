@@ -12,9 +12,8 @@ namespace {
 
 void require_host(std::string_view kind) {
   if (kind == "host") return;
-  throw Error(
-      ErrorCategory::device,
-      fmt::format("device '{}' has no model kernels in this build; use device host", kind));
+  throw Error(ErrorCategory::device,
+              fmt::format("device '{}' has no model kernels in this build; use device host", kind));
 }
 
 void require_type(DType type) {

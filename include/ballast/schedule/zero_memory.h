@@ -12,7 +12,8 @@ struct StateBytes {
 };
 
 /// As the ZeRO paper counts mixed-precision Adam: its K is an fp32 master weight and two moments.
-inline constexpr StateBytes kPaperStateBytes = {.weights = 2.0, .gradients = 2.0, .optimizer = 12.0};
+inline constexpr StateBytes kPaperStateBytes = {
+    .weights = 2.0, .gradients = 2.0, .optimizer = 12.0};
 /// As this engine stores bf16 AdamW: the master's other 16 bits and two fp32 moments.
 inline constexpr StateBytes kOwnStateBytes = {.weights = 2.0, .gradients = 2.0, .optimizer = 10.0};
 
