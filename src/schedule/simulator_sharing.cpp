@@ -25,10 +25,7 @@ bool contains(LaneSet set, std::size_t lane) {
 
 Sharing::Sharing(const Rates& rates) : cores_(rates.shared_cores) {
   set_threads(rates);
-  const double both = rates.read_per_second + rates.write_per_second;
-  if (both > 0.0 && rates.mixed_per_second > 0.0) {
-    disk_speed_ = std::min(1.0, rates.mixed_per_second / both);
-  }
+  set_disk(rates);
   table_.reserve(LaneSet{1} << kLaneCount);
   for (LaneSet working = 0; working < LaneSet{1} << kLaneCount; ++working) {
     table_.push_back(share(working));
@@ -49,6 +46,18 @@ void Sharing::set_threads(const Rates& rates) {
   for (const Lane lane : {Lane::fetch, Lane::writeback}) {
     set(lane, std::ceil(rates.io_cores), rates.io_cores);
   }
+}
+
+/// Reading and writing get the same bytes per second, as far as each can use them.
+void Sharing::set_disk(const Rates& rates) {
+  const double read = rates.read_per_second;
+  const double write = rates.write_per_second;
+  const double mixed = rates.mixed_per_second;
+  if (!(read > 0.0 && write > 0.0 && mixed > 0.0)) return;
+  const double slower = std::min({mixed / 2.0, read, write});
+  const double faster = std::min(std::max(read, write), mixed - slower);
+  read_speed_ = (read < write ? slower : faster) / read;
+  write_speed_ = (read < write ? faster : slower) / write;
 }
 
 /// The part of a core that every thread gets if it can use it: as the kernel deals cores out, those
@@ -85,7 +94,8 @@ Speeds Sharing::share(LaneSet working) const {
     speeds[lane] = 1.0;
     if (threads_[lane].each > core) speeds[lane] = core / threads_[lane].each;
     if (contains(kDisk, lane) && (working & kDisk) == kDisk) {
-      speeds[lane] = std::min(speeds[lane], disk_speed_);
+      const bool reading = lane == index(Lane::fetch);
+      speeds[lane] = std::min(speeds[lane], reading ? read_speed_ : write_speed_);
     }
     if (contains(kNetwork, lane) && (working & kNetwork) == kNetwork) {
       speeds[lane] = std::min(speeds[lane], 0.5);
@@ -97,12 +107,14 @@ Speeds Sharing::share(LaneSet working) const {
 std::vector<Sharing::Demand> Sharing::demands(const std::array<double, kLaneCount>& work) const {
   const double reading = work[index(Lane::fetch)];
   const double writing = work[index(Lane::writeback)];
+  const double both = std::min(reading / read_speed_, writing / write_speed_);
+  const double rest = std::max(reading - both * read_speed_, writing - both * write_speed_);
   // As much as possible at once, unless one after the other is quicker even so.
-  const double together = std::min(reading, writing) * std::min(2.0, 1.0 / disk_speed_);
+  const double disk = std::min(both + rest, reading + writing);
   const double gathering = work[index(Lane::gather)];
   const double reducing = work[index(Lane::reduce)];
   std::vector<Demand> found = {
-      {reading >= writing ? Lane::fetch : Lane::writeback, together + std::abs(reading - writing)},
+      {reading >= writing ? Lane::fetch : Lane::writeback, disk},
       {gathering >= reducing ? Lane::gather : Lane::reduce, gathering + reducing}};
   if (cores_ == 0.0) return found;
   Demand all;

@@ -43,12 +43,14 @@ class Sharing {
   };
 
   void set_threads(const Rates& rates);
+  void set_disk(const Rates& rates);
   [[nodiscard]] Speeds share(LaneSet working) const;
   [[nodiscard]] double core_share(LaneSet working) const;
 
   double cores_ = 0.0;  ///< 0: not shared
   std::array<Threads, kLaneCount> threads_{};
-  double disk_speed_ = 1.0;  ///< of reading and writing, both at work
+  double read_speed_ = 1.0;   ///< with a write at work
+  double write_speed_ = 1.0;  ///< with a read at work
   std::vector<Speeds> table_;
 };
 

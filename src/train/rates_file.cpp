@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
@@ -19,6 +18,7 @@
 
 #include "src/train/posix_file.h"
 #include "src/train/rates_text.h"
+#include "src/train/replaced_file.h"
 
 namespace ballast::train {
 namespace {
@@ -218,23 +218,6 @@ std::string read_text(const std::filesystem::path& path) {
   return text;
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  const std::filesystem::path partial = fmt::format("{}.tmp-{}", path.string(), ::getpid());
-  try {
-    const Descriptor file = open_file(partial, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io);
-    write_fully(file, partial, std::as_bytes(std::span(text)));
-    sync_file(file, partial);
-    std::filesystem::rename(partial, path);
-  } catch (const std::filesystem::filesystem_error& error) {
-    ::unlink(partial.c_str());
-    throw Error(ErrorCategory::io, fmt::format("cannot write {}", path.string()),
-                error.code().value());
-  } catch (const Error&) {
-    ::unlink(partial.c_str());
-    throw;
-  }
-}
-
 }  // namespace
 
 Rates load_rates(const std::filesystem::path& file) {
@@ -254,7 +237,9 @@ void save_rates(const std::filesystem::path& file, const Rates& rates) {
     if (value.empty()) continue;
     text += fmt::format("{}\"{}\": {}", text.empty() ? "{\n  " : ",\n  ", key.name, value);
   }
-  write_text(file, text + "\n}\n");
+  ReplacedFile replaced(file);
+  replaced.write(text + "\n}\n");
+  replaced.commit();
 }
 
 }  // namespace ballast::train

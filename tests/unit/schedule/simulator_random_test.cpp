@@ -34,7 +34,8 @@ Rates random_rates(std::uint64_t seed) {
   rates.offload_per_second = pick();
   rates.read_per_second = pick();
   rates.write_per_second = pick();
-  rates.mixed_per_second = std::max(rates.read_per_second, rates.write_per_second);
+  // No slower than one after the other, byte for byte.
+  rates.mixed_per_second = 2.0 / (1.0 / rates.read_per_second + 1.0 / rates.write_per_second);
   rates.launch_seconds = 0.001;
   rates.io_latency_seconds = 0.002;
   if (random() % 2 == 0) {

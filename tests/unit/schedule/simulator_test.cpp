@@ -139,6 +139,25 @@ TEST(Simulator, ReadingAndWritingShareTheDisk) {
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::writeback), 3.0);
 }
 
+TEST(Simulator, ReadingAndWritingGetTheSameBytesPerSecond) {
+  Hand hand;
+  const OpId read = hand.add(Lane::fetch, 12.0);
+  const OpId write = hand.add(Lane::writeback, 4.0);
+  Rates rates = unit_rates();
+  rates.read_per_second = 4.0;
+  rates.write_per_second = 2.0;
+  rates.mixed_per_second = 2.0;  // one for each
+  Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 6.0);
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::fetch), 5.0);  // one after the other
+  rates.mixed_per_second = 5.0;  // writing takes 2 of it and can use no more
+  prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 3.5);
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::fetch), 3.5);
+}
+
 TEST(Simulator, BothAtOnceAreNoFasterThanEachAlone) {
   Hand hand;
   hand.add(Lane::fetch, 6.0);

@@ -194,7 +194,7 @@ TEST(RatesFile, WhatIsNoFileOfRatesIsRefused) {
 
 TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
   const TempDir dir;
-  expect_error(ErrorCategory::io, {"cannot open"},
+  expect_error(ErrorCategory::io, {"cannot write"},
                [&] { save_rates(dir.path() / "none" / "rates.json", {}); });
   std::filesystem::create_directories(dir.path() / "taken" / "inside");
   expect_error(ErrorCategory::io, {"cannot write", "taken"},
