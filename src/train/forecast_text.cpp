@@ -18,6 +18,11 @@ std::string seconds_text(double seconds) {
   return seconds < 1.0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
+/// "2.4", "3.54k".
+std::string speed_text(double per_second) {
+  return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
+}
+
 double of(const std::array<double, schedule::kLaneCount>& values, Lane lane) {
   return values.at(static_cast<std::size_t>(lane));
 }
@@ -90,7 +95,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   lines.emplace_back("prediction");
   add(lines, "step",
       fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
-                  format_count(forecast.tokens_per_second)));
+                  speed_text(forecast.tokens_per_second)));
   if (!prediction.bounds.empty()) add(lines, "bottleneck", bound_text(forecast, 0));
   if (prediction.bounds.size() > 1) add(lines, "second", bound_text(forecast, 1));
   describe_lanes(forecast, lines);
