@@ -190,6 +190,13 @@ void check_activations(const Json& root, const Document& document) {
   }
 }
 
+void check_buffers(const BallastSection& b, const Document& document) {
+  if (b.device_weight_buffers != 1) return;
+  document.fail("ballast.device_weight_buffers",
+                "must be at least 2, one to compute with while the other is filled; 0 leaves it to "
+                "the engine");
+}
+
 void check_update(const Config& c, const Document& document) {
   if (c.ballast.update != "eager" || c.gradient_clipping == 0.0) return;
   document.fail("ballast.update",
@@ -211,6 +218,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   note_unused_paths(config);
   check_activations(document.root(), document);
   check_update(config, document);
+  check_buffers(config.ballast, document);
 }
 
 }  // namespace ballast::config

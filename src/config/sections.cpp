@@ -158,6 +158,8 @@ Section ballast_keys(BallastSection& b) {
           flag("serial", b.serial),
           delay_seed_key(b.delay_seed),
           activations_key(b.activations),
+          whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
+          whole("activation_buffers", b.activation_buffers, {0, 1024}),
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
           choice("update_isa", b.update_isa, {"auto", "scalar", "avx2", "avx512"}),

@@ -78,7 +78,10 @@ class Improvements {
     config.ballast.placement.clear();
     config.zero.parameters.buffer_count = 0;
     config.zero.optimizer.buffer_count = 0;
-    attempt("\"auto\" for every tier and buffer_count", config, question_.budgets, question_.rates);
+    config.ballast.device_weight_buffers = 0;
+    config.ballast.activation_buffers = 0;
+    attempt("\"auto\" for every tier, buffers left open", config, question_.budgets,
+            question_.rates);
   }
 
   void larger_budgets() {

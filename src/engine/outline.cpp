@@ -46,6 +46,8 @@ schedule::Options schedule_options(const config::Config& config) {
   };
   options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
   options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
+  options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
+  options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
   return options;
 }
 

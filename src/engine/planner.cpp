@@ -54,6 +54,8 @@ config::Config settle(const Question& question, const Trial& trial) {
   name_placement(config, trial.placement.blocks);
   config.zero.optimizer.buffer_count = trial.point.options.state_staging;
   config.zero.parameters.buffer_count = trial.point.options.weight_staging;
+  config.ballast.device_weight_buffers = trial.point.options.weight_slots;
+  config.ballast.activation_buffers = trial.point.options.activation_staging;
   return config;
 }
 

@@ -17,13 +17,6 @@ struct Nearest {
   memory::Ledger ledger;
 };
 
-schedule::Options smallest_buffers(const config::Config& config, schedule::Options options) {
-  if (config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
-  if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
-  options.activation_staging = 1;
-  return options;
-}
-
 /// How near to fitting `question` comes with everything that it leaves open.
 Nearest come_nearest(const Question& question) {
   Nearest nearest;

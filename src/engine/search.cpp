@@ -83,6 +83,14 @@ config::Config with_micro_batches(const config::Config& config, std::uint64_t si
   return changed;
 }
 
+schedule::Options smallest_buffers(const config::Config& config, schedule::Options options) {
+  if (config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
+  if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
+  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 2;
+  if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
+  return options;
+}
+
 std::vector<Program> basic_programs() {
   const auto move = [](Part part, Tier tier, Pattern pattern = Pattern::first) {
     // The inputs of the last blocks are the first that the backward pass wants back.
@@ -145,7 +153,7 @@ std::optional<Trial> Search::run() {
   return *best();
 }
 
-void Search::try_basic(bool smallest_buffers) {
+void Search::try_basic(bool few_buffers) {
   constexpr std::size_t kProbation = 4;
   constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
@@ -158,11 +166,7 @@ void Search::try_basic(bool smallest_buffers) {
       if (p >= kProbation && setting->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && setting->best == 0.0) continue;
       schedule::Options options = setting->outline.options;
-      if (smallest_buffers) {
-        if (question_.config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
-        if (question_.config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
-        options.activation_staging = 1;
-      }
+      if (few_buffers) options = smallest_buffers(question_.config, options);
       attempt({setting.get(), options, programs[p]});
     }
   }
@@ -202,6 +206,10 @@ void Search::vary_buffers(const Trial& trial, std::vector<Point>& points) const 
     if (states) with(&Options::state_staging);
     if (weights) with(&Options::weight_staging);
     if (states && weights) with(&Options::state_staging, &Options::weight_staging);
+    if (question_.config.ballast.device_weight_buffers == 0 && count > 1) {
+      with(&Options::weight_slots);
+    }
+    if (question_.config.ballast.activation_buffers == 0) with(&Options::activation_staging);
   }
 }
 

@@ -42,6 +42,9 @@ std::vector<std::uint64_t> micro_batch_sizes(const Question& question);
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
+/// `options` with as few passing places as `config` allows.
+schedule::Options smallest_buffers(const config::Config& config, schedule::Options options);
+
 /// The fillings that are tried of every micro-batch size, the most promising first.
 std::vector<Program> basic_programs();
 
@@ -91,7 +94,7 @@ class Search {
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
-  void try_basic(bool smallest_buffers);
+  void try_basic(bool few_buffers);
   void refine();
   [[nodiscard]] std::vector<Point> neighbours(const Trial& trial) const;
   void vary_buffers(const Trial& trial, std::vector<Point>& points) const;

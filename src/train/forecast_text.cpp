@@ -212,8 +212,11 @@ std::string to_json(const Forecast& forecast) {
   out["accumulation"] = blueprint.micro_batches;
   out["tokens_per_step"] = blueprint.workload.tokens_per_step();
   out["placement"] = placement_json(blueprint.placement);
-  out["weight_buffers"] = blueprint.options.weight_staging;
-  out["state_buffers"] = blueprint.options.state_staging;
+  const schedule::Options& options = blueprint.options;
+  out["buffers"] = {{"weights", options.weight_staging},
+                    {"states", options.state_staging},
+                    {"activations", options.activation_staging},
+                    {"device_weights", options.weight_slots}};
   out["lanes"] = lanes_json(prediction);
   out["bounds"] = bounds_json(prediction);
   add_wear_json(forecast, out);

@@ -145,7 +145,9 @@ struct BallastSection {
   /// Where blocks' inputs wait for the backward pass; activation_checkpointing.cpu_checkpointing
   /// stands for host.
   TierChoice activations = Tier::device;
-  int compute_threads = 0;  ///< 0: all CPUs
+  std::uint64_t device_weight_buffers = 0;  ///< weights in transit; 0: the engine's default
+  std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default
+  int compute_threads = 0;                  ///< 0: all CPUs
   int update_threads = 0;
   std::string update_isa = "auto";      ///< auto, scalar, avx2, avx512
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any

@@ -92,6 +92,8 @@ Config unusual() {
                .serial = true,
                .delay_seed = 26,
                .activations = Tier::nvme,
+               .device_weight_buffers = 6,
+               .activation_buffers = 7,
                .compute_threads = 3,
                .update_threads = 4,
                .update_isa = "avx512",
@@ -174,6 +176,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.serial, b.serial);
   EXPECT_EQ(a.delay_seed, b.delay_seed);
   EXPECT_EQ(a.activations, b.activations);
+  EXPECT_EQ(a.device_weight_buffers, b.device_weight_buffers);
+  EXPECT_EQ(a.activation_buffers, b.activation_buffers);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
   EXPECT_EQ(a.update_isa, b.update_isa);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/schedule/zero_memory.h"
@@ -168,6 +169,49 @@ TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
       }
     }
   }
+}
+
+/// Any placement, micro-batch size and buffers that come to mind; false when they do not fit.
+bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_second) {
+  std::uint64_t drawn = 0;
+  const auto below = [&](std::uint64_t n) { return random_u64(seed, drawn++, 0) % n; };
+  const auto tier = [&] { return kTiers.at(below(3)); };
+  const std::uint64_t size = std::uint64_t{1} << below(5);
+  Blueprint other = outline(with_micro_batches(asked.config, size, 1), asked.model, asked.budgets,
+                            workspace({size, 64}), 1);
+  other.options.state_staging = static_cast<std::uint32_t>(1 + below(6));
+  other.options.weight_staging = static_cast<std::uint32_t>(1 + below(6));
+  const schedule::BlockPlacement most = {tier(), tier(), tier()};
+  const std::uint64_t changed = below(3) * below(asked.model.blocks.size());
+  schedule::Placement placement{
+      std::vector<schedule::BlockPlacement>(asked.model.blocks.size(), most)};
+  for (std::uint64_t i = 0; i < changed; ++i) {
+    placement.blocks.at(below(placement.blocks.size())) = {tier(), tier(), tier()};
+  }
+  if (!make_ledger(schedule::list_buffers(other.workload, placement, other.options))
+           .fits(asked.budgets)) {
+    return false;
+  }
+  const schedule::Schedule schedule = schedule::build(other.workload, placement, other.options);
+  tokens_per_second = static_cast<double>(other.workload.tokens_per_step()) /
+                      schedule::simulate(schedule, other.workload, asked.rates).step_seconds;
+  return true;
+}
+
+TEST(Planner, IsAtLeastAsFastAsAnyPlanDrawnAtRandom) {
+  std::size_t fitting = 0;
+  for (const memory::Budgets& budgets :
+       {kTight, memory::Budgets{10 * kMiB, 40 * kMiB}, memory::Budgets{20 * kMiB, 20 * kMiB}}) {
+    const Asked asked({}, budgets);
+    const double chosen = speed(asked.decide());
+    for (std::uint64_t seed = 0; seed < 300; ++seed) {
+      double other = 0.0;
+      if (!draw_at_random(asked, seed, other)) continue;
+      ++fitting;
+      EXPECT_GE(chosen, 0.995 * other) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(fitting, 100U);
 }
 
 TEST(Planner, GivesTheSameAnswerTwice) {
