@@ -3,17 +3,17 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/host_stream.h"
 
 #include "src/model/host/factories.h"
 
 namespace ballast::model {
 namespace {
 
-void require_host(const device::Device& device) {
-  if (device.kind() == "host") return;
+void require_host(std::string_view kind) {
+  if (kind == "host") return;
   throw Error(ErrorCategory::device,
-              fmt::format("device '{}' has no model kernels in this build; use device host",
-                          device.kind()));
+              fmt::format("device '{}' has no model kernels in this build; use device host", kind));
 }
 
 void require_type(DType type) {
@@ -22,29 +22,41 @@ void require_type(DType type) {
               fmt::format("{} is no training type; choose f32 or bf16", to_string(type)));
 }
 
-}  // namespace
-
-std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape) {
-  require_host(device);
-  require_type(type);
+void require_shape(const ModelConfig& config, MicroBatchShape shape) {
   if (shape.sequences == 0 || shape.length == 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("a micro-batch of {} sequences of {} tokens is empty", shape.sequences,
                             shape.length));
   }
-  const ModelConfig& config = model.config;
   if (config.family == Family::gpt2 && shape.length > config.max_sequence) {
     throw Error(ErrorCategory::config,
                 fmt::format("sequences of {} tokens, but the model has only {} positions; raise "
                             "model.max_sequence or shorten data.sequence_length",
                             shape.length, config.max_sequence));
   }
+}
+
+}  // namespace
+
+std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
+                                      MicroBatchShape shape) {
+  require_host(device.kind());
+  require_type(type);
+  require_shape(model.config, shape);
   return host::make_host_compute(device, model, type, shape);
 }
 
+Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
+                      std::string_view device_kind, int compute_threads) {
+  require_host(device_kind);
+  require_type(type);
+  require_shape(model.config, shape);
+  const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
+  return host::host_workspace_bytes(model, type, shape, static_cast<std::size_t>(threads));
+}
+
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {
-  require_host(device);
+  require_host(device.kind());
   require_type(type);
   return host::measure_host_gemm_peak(device, type, seconds);
 }

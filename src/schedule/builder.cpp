@@ -277,7 +277,11 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   schedule.flush = builder("updates", 0).flush();
   schedule.evaluation = builder("evaluation", workload.evaluation_micro_batches).evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
-  if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
+  for (const BufferId id : layout.state_staging) {
+    const bool larger = schedule.state_staging == kNoBuffer ||
+                        layout.buffers[id].bytes > layout.buffers[schedule.state_staging].bytes;
+    if (larger) schedule.state_staging = id;
+  }
   if (!layout.activation_staging.empty()) {
     schedule.activation_staging = layout.activation_staging.front();
   }
@@ -287,6 +291,12 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   schedule.state_home = std::move(layout.state_home);
   schedule.buffers = std::move(layout.buffers);
   return schedule;
+}
+
+std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
+                                 const Options& options) {
+  check_arguments(workload, placement, options);
+  return std::move(make_layout(workload, placement, options).buffers);
 }
 
 Plan build_partial_step(const Workload& workload, const Placement& placement,

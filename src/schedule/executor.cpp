@@ -33,8 +33,10 @@ struct Run {
   std::uint64_t number = 0;
   std::vector<char> done;
   std::size_t remaining = 0;
-  std::shared_ptr<Run> previous;  ///< until this run is finished itself
+  std::shared_ptr<Run> previous;  ///< until it is finished and a next one is submitted
   const Seam* seam = nullptr;     ///< between the previous run and this one
+
+  [[nodiscard]] bool finished() const { return remaining == 0; }
 
   [[nodiscard]] bool ready(OpId id) const {
     for (const OpId before : plan->operations[id].after) {
@@ -137,10 +139,7 @@ struct Executor::State {
     if (options.observer) options.observer(span);
     if (error && !failure) failure = error;
     run.done[span.op] = 1;
-    if (--run.remaining == 0) {
-      run.previous.reset();
-      --unfinished_runs;
-    }
+    if (--run.remaining == 0) --unfinished_runs;
     changed.notify_all();
   }
 
@@ -212,8 +211,12 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
   if (plan.operations.empty()) return;
   {
     std::unique_lock lock(state_->mutex);
-    state_->wait_for(lock, [&] { return state_->unfinished_runs <= 1; });
     if (state_->last != nullptr) {
+      // A seam orders two neighbours only, so what came before the last run must be over. It can
+      // outlast the last run: an evaluation ends while states are still written back.
+      std::shared_ptr<Run>& before_last = state_->last->previous;
+      state_->wait_for(lock, [&] { return before_last == nullptr || before_last->finished(); });
+      before_last.reset();
       run->previous = state_->last;
       run->seam = &state_->seam_between(*state_->last->plan, plan);
     }

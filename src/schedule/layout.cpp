@@ -104,10 +104,16 @@ class LayoutMaker {
   }
 
   void state_passage() {
-    const Need staged = need([this](std::uint32_t b) { return rank_.states(b); },
-                             [](const BlockPlacement& p) { return p.optimizer == Tier::nvme; });
-    layout_.state_staging = add_slots("state staging", Tier::host, Kind::staging, staged.bytes,
-                                      std::min<std::size_t>(options_.state_staging, staged.count));
+    const std::vector<std::uint32_t> swapped = swapped_blocks(place_, options_);
+    std::vector<Bytes> sizes(std::min<std::size_t>(options_.state_staging, swapped.size()), 0);
+    for (std::size_t i = 0; i < swapped.size(); ++i) {
+      Bytes& size = sizes[i % sizes.size()];
+      size = std::max(size, rank_.states(swapped[i]));
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      layout_.state_staging.push_back(
+          add(fmt::format("state staging {}", i), Tier::host, Kind::staging, sizes[i]));
+    }
   }
 
   void gradients() {
@@ -209,6 +215,15 @@ class LayoutMaker {
 bool input_leaves(const Placement& placement, std::uint32_t block) {
   return block > 0 && block + 1 < placement.blocks.size() &&
          placement.blocks[block].activations != Tier::device;
+}
+
+std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options) {
+  std::vector<std::uint32_t> swapped;
+  for (std::uint32_t b = 0; b < placement.blocks.size(); ++b) {
+    if (placement.blocks[b].optimizer == Tier::nvme) swapped.push_back(b);
+  }
+  if (options.update == Update::eager) std::reverse(swapped.begin(), swapped.end());
+  return swapped;
 }
 
 Bytes swapped_input_bytes(const Workload& workload) {

@@ -23,7 +23,7 @@ struct Layout {
   std::vector<BufferId> weight_slots;        ///< device, whole weights
   std::vector<BufferId> shard_slots;         ///< device, this rank's part before a gather
   std::vector<BufferId> weight_staging;      ///< host
-  std::vector<BufferId> state_staging;       ///< host
+  std::vector<BufferId> state_staging;       ///< host, each as large as what passes through it
   std::vector<BufferId> gradient_slots;      ///< device, packed gradients on their way
   std::vector<BufferId> reduced_slots;       ///< device, the same once reduced over ranks
   std::vector<BufferId> activation_slots;    ///< device, for activations that leave it
@@ -47,6 +47,10 @@ struct Layout {
 /// Whether the input of `block` leaves the device between forward and backward. The head consumes
 /// its input at once, so that one never does.
 bool input_leaves(const Placement& placement, std::uint32_t block);
+
+/// The blocks whose states live on NVMe, in the order of their updates. Number i of them passes
+/// through state_staging[i % count].
+std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options);
 
 /// Of the input of a block on NVMe: whole pages.
 Bytes swapped_input_bytes(const Workload& workload);

@@ -1,7 +1,5 @@
 #include "src/schedule/movements.h"
 
-#include <algorithm>
-
 namespace ballast::schedule {
 
 Movements::Movements(std::string name, const Workload& workload, const Placement& placement,
@@ -19,11 +17,8 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       reduced_slots_(layout.reduced_slots),
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
+      swapped_(swapped_blocks(placement, options)),
       ordinal_(workload.blocks.size(), 0) {
-  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    if (at(b).optimizer == Tier::nvme) swapped_.push_back(b);
-  }
-  if (options.update == Update::eager) std::reverse(swapped_.begin(), swapped_.end());
   for (std::uint32_t i = 0; i < swapped_.size(); ++i) ordinal_[swapped_[i]] = i;
 }
 

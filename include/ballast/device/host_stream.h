@@ -13,6 +13,10 @@
 
 namespace ballast::device {
 
+/// Threads of a kernel on the host device when nobody says: the CPUs that this process may use,
+/// fewer if the user's OMP_NUM_THREADS says so.
+int default_compute_threads();
+
 /// A stream of the host device: one thread that runs enqueued functions in order. Host kernels
 /// (src/model/host) are enqueued here.
 class HostStream final : public Stream {

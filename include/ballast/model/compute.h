@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/view.h"
@@ -91,6 +92,12 @@ class Compute {
 /// device's kind has no kernels.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape);
+
+/// What Compute::workspace_bytes() of a device of that kind will be: asked of the same kernels
+/// without a device or any of its memory. `compute_threads` as in device::DeviceOptions. Throws
+/// like make_compute().
+Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
+                      std::string_view device_kind, int compute_threads = 0);
 
 /// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
 /// products on the device, measured for about `seconds`. What utilisation is a share of.

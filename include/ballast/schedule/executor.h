@@ -52,8 +52,8 @@ class Executor {
 
   /// Queues a run of `plan` (which must outlive the executor) as number `run`, above all before.
   /// Any plan of the schedule may follow any other: what orders their operations is seam(). Waits
-  /// while two runs are unfinished. Throws what an operation threw, with the operation named; the
-  /// executor runs nothing more after that.
+  /// until the last run but one is finished. Throws what an operation threw, with the operation
+  /// named; the executor runs nothing more after that.
   void submit(const Plan& plan, std::uint64_t run);
 
   /// Blocks until operation `id` of the last submitted run is finished. Throws like submit().

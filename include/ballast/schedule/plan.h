@@ -244,16 +244,16 @@ struct Options {
 /// evaluation, a checkpoint and the end. Eager steps leave nothing behind: steady is all there is.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan first;                               ///< a training step that finds no updates waiting
-  Plan steady;                              ///< a training step behind another one
-  Plan flush;                               ///< only the waiting updates; no operations when eager
-  Plan evaluation;                          ///< comes behind flush
-  std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;         ///< per block: where states live between steps
-  std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
-  BufferId workspace = kNoBuffer;           ///< device
-  BufferId weight_staging = kNoBuffer;      ///< a host passing place for NVMe weights, if any
-  BufferId state_staging = kNoBuffer;       ///< a host passing place for NVMe states, if any
+  Plan first;                           ///< a training step that finds no updates waiting
+  Plan steady;                          ///< a training step behind another one
+  Plan flush;                           ///< only the waiting updates; no operations when eager
+  Plan evaluation;                      ///< comes behind flush
+  std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
+  std::vector<BufferId> state_home;     ///< per block: where states live between steps
+  std::vector<BufferId> batch_host;     ///< per micro-batch: tokens and targets on the host
+  BufferId workspace = kNoBuffer;       ///< device
+  BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
+  BufferId state_staging = kNoBuffer;   ///< the largest host passing place for NVMe states, if any
   BufferId activation_staging = kNoBuffer;  ///< a host passing place for NVMe activations, if any
 
   /// Sum of the buffers of `tier`.
@@ -263,6 +263,10 @@ struct Schedule {
 /// Builds the schedule. A pure function: no clock, no hardware. Throws Error(config) when the
 /// placement or the options make no sense (wrong number of blocks, too few slots).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
+
+/// The buffers that build() gives, without its plans: what a placement costs.
+std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
+                                 const Options& options);
 
 /// A training step over the same buffers with fewer micro-batches (1 to the workload's): the last,
 /// partial batch of an epoch. `applies_updates`: behind another gated step.

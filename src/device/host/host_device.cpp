@@ -17,11 +17,6 @@
 namespace ballast::device {
 namespace {
 
-/// The CPUs this process may use, fewer if the user's OMP_NUM_THREADS says so.
-int default_threads() {
-  return std::clamp(omp_get_max_threads(), 1, usable_cpus());
-}
-
 HostStream& as_host(Stream& stream) {
   auto* host = dynamic_cast<HostStream*>(&stream);
   expects(host != nullptr, "a stream of another device was given to the host device");
@@ -65,7 +60,7 @@ class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
       : arena_(options.budget, "memory of the host device (ballast.device_bytes)"),
-        threads_(options.compute_threads > 0 ? options.compute_threads : default_threads()),
+        threads_(options.compute_threads > 0 ? options.compute_threads : default_compute_threads()),
         link_gbps_(options.link_gbps) {
     if (options.budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
   }
@@ -130,6 +125,10 @@ class HostDevice final : public Device {
 };
 
 }  // namespace
+
+int default_compute_threads() {
+  return std::clamp(omp_get_max_threads(), 1, usable_cpus());
+}
 
 std::unique_ptr<Device> make_host_device(const DeviceOptions& options) {
   return std::make_unique<HostDevice>(options);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "ballast/model/compute.h"
@@ -9,6 +10,10 @@ namespace ballast::model::host {
 /// Kernels for the host device; arguments as make_compute(), checked by the caller.
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
                                            DType type, MicroBatchShape shape);
+
+/// workspace_bytes() of the host device whose kernels have so many threads.
+Bytes host_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
+                           std::size_t threads);
 
 /// measure_gemm_peak() of the host device.
 double measure_host_gemm_peak(device::Device& device, DType type, double seconds);

@@ -276,13 +276,22 @@ class HostCompute final : public Compute {
   GradientStats* partial_ = nullptr;
 };
 
+std::unique_ptr<Compute> make_with_threads(const Architecture& model, DType type,
+                                           MicroBatchShape shape, std::size_t threads) {
+  if (type == DType::f32) return std::make_unique<HostCompute<float>>(model, shape, threads);
+  return std::make_unique<HostCompute<Bf16>>(model, shape, threads);
+}
+
 }  // namespace
 
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
                                            DType type, MicroBatchShape shape) {
-  const std::size_t threads = threads_of(device);
-  if (type == DType::f32) return std::make_unique<HostCompute<float>>(model, shape, threads);
-  return std::make_unique<HostCompute<Bf16>>(model, shape, threads);
+  return make_with_threads(model, type, shape, threads_of(device));
+}
+
+Bytes host_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
+                           std::size_t threads) {
+  return make_with_threads(model, type, shape, threads)->workspace_bytes();
 }
 
 }  // namespace ballast::model::host

@@ -162,6 +162,90 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
   EXPECT_EQ(engine.state_hash(), before);
 }
 
+TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
+  Engine engine(config({"ballast.update=eager", "gradient_clipping=0"}), nullptr);
+  engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
+    std::fill(out.begin(), out.end(), 0.01F);
+    if (tensor.name.ends_with("up_proj.weight")) {
+      out[0] = std::numeric_limits<float>::infinity();
+    }
+  });
+  try {
+    engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+    engine.finish();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::numeric);
+    const std::string message = error.what();
+    EXPECT_NE(message.find("update on the device of "), std::string::npos) << message;
+    EXPECT_NE(message.find("ballast.update \"gated\""), std::string::npos) << message;
+  }
+}
+
+/// Losses, norms and states of whole and partial steps, with an evaluation in between.
+struct PartialRun {
+  std::vector<double> numbers;
+  std::uint64_t states = 0;
+  bool operator==(const PartialRun&) const = default;
+};
+
+TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
+  const auto run = [&](const std::vector<std::string>& overrides) {
+    Engine engine(config(overrides), nullptr);
+    engine.start();
+    PartialRun result;
+    const std::size_t whole = engine.blueprint().tokens_per_step();
+    for (const std::size_t parts : {3U, 3U, 1U, 3U, 2U, 2U, 3U}) {
+      auto tokens = ids(engine, static_cast<int>(parts));
+      auto targets = ids(engine, 9);
+      tokens.resize(whole / 3 * parts);
+      targets.resize(whole / 3 * parts);
+      const StepResult step = engine.train_step(tokens, targets, 0.01);
+      result.numbers.insert(result.numbers.end(), {step.loss, step.grad_norm});
+      if (parts == 2U) {
+        result.numbers.push_back(engine.evaluate(ids(engine, 1), ids(engine, 2)));
+      }
+    }
+    result.states = engine.state_hash();
+    return result;
+  };
+  const PartialRun expected = run({"ballast.serial=true"});
+  EXPECT_EQ(run({}), expected);
+  EXPECT_EQ(run({kWeights + "nvme", kOptimizer + "nvme", "ballast.activations=nvme"}), expected);
+  EXPECT_EQ(run({kWeights + "cpu", kOptimizer + "nvme", "ballast.order=micro_batch_major"}),
+            expected);
+}
+
+TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
+  Engine whole(config({"gradient_accumulation_steps=1"}), nullptr);
+  Engine part(config(), nullptr);
+  whole.start();
+  part.start();
+  const auto tokens = ids(whole, 1);
+  const auto targets = ids(whole, 2);
+  const StepResult expected = whole.train_step(tokens, targets, 0.01);
+  const StepResult result = part.train_step(tokens, targets, 0.01);
+  EXPECT_EQ(result.loss, expected.loss);
+  EXPECT_EQ(result.grad_norm, expected.grad_norm);
+  EXPECT_EQ(part.state_hash(), whole.state_hash());
+}
+
+TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
+  Engine engine(config({kOptimizer + "nvme"}), nullptr);
+  schedule::Timeline timeline;
+  engine.record(&timeline);
+  engine.start();
+  engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+  engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+  engine.finish();
+  const std::size_t blocks = engine.blueprint().model.blocks.size();
+  std::vector<std::size_t> updates(4, 0);
+  for (const schedule::Span& span : timeline.spans) {
+    if (span.operation().action == schedule::Action::update_on_host) ++updates.at(span.run);
+  }
+  EXPECT_EQ(updates, (std::vector<std::size_t>{0, 0, blocks, blocks}));
+}
+
 TEST_F(EngineTest, AStepChangesTheStates) {
   Engine engine(config(), nullptr);
   engine.start();

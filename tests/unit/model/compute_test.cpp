@@ -166,6 +166,37 @@ TEST(Workspace, GrowsLinearlyWithTheSequence) {
   EXPECT_LT(bytes(16384) / bytes(8192), 2.01);
 }
 
+TEST(Workspace, IsKnownWithoutADevice) {
+  device::DeviceOptions options;
+  options.kind = "host";
+  options.budget = kMiB;
+  for (const int threads : {0, 1, 3}) {
+    options.compute_threads = threads;
+    const auto device = device::make_device(options);
+    for (const auto& config : {test::small_gpt2(), test::small_llama()}) {
+      const Architecture model = build_architecture(config);
+      for (const DType type : {DType::f32, DType::bf16}) {
+        for (const std::uint64_t sequences : {1, 5}) {
+          const MicroBatchShape shape{sequences, 33};
+          EXPECT_EQ(workspace_bytes(model, type, shape, "host", threads),
+                    make_compute(*device, model, type, shape)->workspace_bytes());
+        }
+      }
+    }
+  }
+}
+
+TEST(Workspace, IsRefusedWhereTheKernelsAre) {
+  const Architecture model = build_architecture(test::small_gpt2());
+  const auto refuses = [&](DType type, MicroBatchShape shape, std::string_view kind) {
+    EXPECT_THROW(static_cast<void>(workspace_bytes(model, type, shape, kind)), Error);
+  };
+  refuses(DType::bf16, {1, 16}, "cuda");
+  refuses(DType::bf16, {0, 16}, "host");
+  refuses(DType::bf16, {1, 81}, "host");
+  refuses(DType::f16, {1, 16}, "host");
+}
+
 TEST(GemmPeak, IsARate) {
   device::DeviceOptions options;
   options.kind = "host";

@@ -1,0 +1,351 @@
+#include "ballast/schedule/simulator.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/schedule/simulator_costs.h"
+#include "src/schedule/simulator_sharing.h"
+
+namespace ballast::schedule {
+namespace {
+
+constexpr std::size_t index(Lane lane) {
+  return static_cast<std::size_t>(lane);
+}
+
+/// For each of a number of operations those that wait for it.
+class Followers {
+ public:
+  Followers() = default;
+
+  /// `after`: for each waiting operation those that it waits for, below `count`.
+  template <class After>
+  Followers(std::size_t count, std::size_t waiting, After after) : begin_(count + 1, 0) {
+    for (OpId id = 0; id < waiting; ++id) {
+      for (const OpId before : after(id)) ++begin_[before + 1];
+    }
+    for (std::size_t i = 0; i < count; ++i) begin_[i + 1] += begin_[i];
+    ids_.resize(begin_.back());
+    std::vector<std::size_t> next(begin_.begin(), begin_.end() - 1);
+    for (OpId id = 0; id < waiting; ++id) {
+      for (const OpId before : after(id)) ids_[next[before]++] = id;
+    }
+  }
+
+  template <class Visit>
+  void of(OpId id, Visit visit) const {
+    for (std::size_t i = begin_[id]; i < begin_[id + 1]; ++i) visit(ids_[i]);
+  }
+
+ private:
+  std::vector<std::size_t> begin_;
+  std::vector<OpId> ids_;
+};
+
+/// What does not change from run to run of a plan.
+struct PlanTable {
+  PlanTable(const Plan& source, const Workload& workload, const Rates& rates)
+      : plan(&source),
+        followers(
+            source.operations.size(), source.operations.size(),
+            [&](OpId id) -> const std::vector<OpId>& { return source.operations[id].after; }) {
+    costs.reserve(source.operations.size());
+    inputs.reserve(source.operations.size());
+    for (OpId id = 0; id < source.operations.size(); ++id) {
+      const Operation& operation = source.operations[id];
+      costs.push_back(cost_of(operation, workload, rates));
+      inputs.push_back(static_cast<std::uint32_t>(operation.after.size()));
+      queues[index(operation.lane)].push_back(id);
+    }
+  }
+
+  const Plan* plan;
+  Followers followers;
+  std::vector<Cost> costs;
+  std::vector<std::uint32_t> inputs;  ///< operations of the plan that each one waits for
+  std::array<std::vector<OpId>, kLaneCount> queues;
+};
+
+/// One submitted plan.
+struct Run {
+  explicit Run(const PlanTable& source)
+      : table(&source),
+        missing(source.inputs),
+        done(source.inputs.size(), 0),
+        remaining(source.inputs.size()) {}
+
+  const PlanTable* table;
+  std::vector<std::uint32_t> missing;  ///< inputs that are not there yet
+  std::vector<char> done;
+  std::size_t remaining;
+  const Followers* next = nullptr;  ///< those of the next run, once it is submitted
+
+  [[nodiscard]] bool passed_gate() const {
+    const OpId gate = table->plan->gate;
+    return gate == kNoOp ? remaining == 0 : done[gate] != 0;
+  }
+};
+
+/// A lane's place in its queue, and the operation it is at.
+struct LaneState {
+  std::size_t run = 0;
+  std::size_t position = 0;
+  bool busy = false;
+  double start = 0.0;
+  Cost left;
+};
+
+struct Totals {
+  std::array<double, kLaneCount> busy{};
+  std::array<double, kLaneCount> stalled{};
+};
+
+/// The run of events.
+class Simulation {
+ public:
+  Simulation(const Schedule& schedule, const Workload& workload, const Rates& rates,
+             const SimulationOptions& options)
+      : options_(options),
+        total_(std::size_t{options.warm_up} + options.measured),
+        first_(first_plan(schedule), workload, rates),
+        steady_(schedule.steady, workload, rates),
+        sharing_(rates) {
+    runs_.reserve(total_);
+    if (total_ > 1) behind_first_ = join(first_, steady_);
+    if (total_ > 2) behind_steady_ = join(steady_, steady_);
+  }
+
+  /// Until every operation of every run is done.
+  void play() {
+    if (options_.warm_up == 0) window_begin_ = 0.0;
+    while (true) {
+      submit();
+      start();
+      if (!step()) break;
+    }
+    if (runs_.size() < total_ || runs_.back().remaining > 0) refuse_deadlock();
+  }
+
+  Prediction take_prediction() {
+    Prediction result;
+    const double steps = options_.measured;
+    result.step_seconds = (window_end_ - window_begin_) / steps;
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      result.busy_seconds[lane] = totals_.busy[lane] / steps;
+      result.stalled_seconds[lane] = totals_.stalled[lane] / steps;
+      Bytes bytes = 0;
+      for (std::size_t run = options_.warm_up; run < total_; ++run) {
+        bytes += runs_[run].table->plan->bytes_on(kLanes[lane]);
+      }
+      result.bytes[lane] = bytes / options_.measured;
+    }
+    result.bounds = bounds();
+    result.timeline = std::move(timeline_);
+    return result;
+  }
+
+ private:
+  static const Plan& first_plan(const Schedule& schedule) {
+    return schedule.first.operations.empty() ? schedule.steady : schedule.first;
+  }
+
+  static Followers join(const PlanTable& before, const PlanTable& next) {
+    const auto edges = seam(*before.plan, *next.plan);
+    return {before.inputs.size(), edges.size(),
+            [&](OpId id) -> const std::vector<OpId>& { return edges[id]; }};
+  }
+
+  /// Like a caller who waits for each run's gate before submitting the next, while the executor
+  /// takes it as soon as no more than one other is unfinished.
+  void submit() {
+    while (runs_.size() < total_) {
+      const std::size_t number = runs_.size();
+      if (number >= 1 && !runs_[number - 1].passed_gate()) return;
+      if (number >= 2 && runs_[number - 2].remaining > 0) return;
+      runs_.emplace_back(number == 0 ? first_ : steady_);
+      if (number == 0) continue;
+      Run& before = runs_[number - 1];
+      before.next = number == 1 ? &behind_first_ : &behind_steady_;
+      for (OpId id = 0; id < before.done.size(); ++id) {
+        if (before.done[id] != 0) continue;
+        before.next->of(id, [&](OpId waiting) { ++runs_[number].missing[waiting]; });
+      }
+    }
+  }
+
+  /// Whether `lane` has an operation before it; moves on to the next run at the end of one.
+  bool has_next(LaneState& lane, std::size_t number) const {
+    while (lane.run < runs_.size()) {
+      if (lane.position < runs_[lane.run].table->queues[number].size()) return true;
+      if (lane.run + 1 == runs_.size()) return false;
+      ++lane.run;
+      lane.position = 0;
+    }
+    return false;
+  }
+
+  [[nodiscard]] OpId operation_of(const LaneState& lane, std::size_t number) const {
+    return runs_[lane.run].table->queues[number][lane.position];
+  }
+
+  void start() {
+    stalled_ = 0;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      LaneState& lane = lanes_[number];
+      if (lane.busy || !has_next(lane, number)) continue;
+      const Run& run = runs_[lane.run];
+      const OpId id = operation_of(lane, number);
+      if (run.missing[id] > 0) {
+        stalled_ |= lane_bit(number);
+        continue;
+      }
+      lane.busy = true;
+      lane.start = now_;
+      lane.left = run.table->costs[id];
+    }
+  }
+
+  /// To the next time at which an operation ends, or goes from its lead to its work. False when
+  /// none is running.
+  bool step() {
+    LaneSet running = 0;
+    LaneSet working = 0;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if (!lanes_[number].busy) continue;
+      running |= lane_bit(number);
+      if (lanes_[number].left.lead <= 0.0) working |= lane_bit(number);
+    }
+    if (running == 0) return false;
+    const Speeds& speeds = sharing_.speeds(working);
+    std::array<double, kLaneCount> until{};
+    double nearest = std::numeric_limits<double>::infinity();
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      const LaneState& lane = lanes_[number];
+      if (!lane.busy) continue;
+      until[number] = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work / speeds[number];
+      nearest = std::min(nearest, until[number]);
+    }
+    account(nearest, running);
+    now_ += nearest;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      LaneState& lane = lanes_[number];
+      if (!lane.busy) continue;
+      double& left = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work;
+      const double speed = lane.left.lead > 0.0 ? 1.0 : speeds[number];
+      left = until[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
+      if (lane.left.lead <= 0.0 && lane.left.work <= 0.0) complete(number);
+    }
+    return true;
+  }
+
+  void account(double seconds, LaneSet running) {
+    const bool inside = now_ >= window_begin_ && now_ < window_end_;
+    if (!inside) return;
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if ((running & lane_bit(number)) != 0) totals_.busy[number] += seconds;
+      if ((stalled_ & lane_bit(number)) != 0) totals_.stalled[number] += seconds;
+    }
+  }
+
+  void complete(std::size_t number) {
+    LaneState& lane = lanes_[number];
+    const OpId id = operation_of(lane, number);
+    Run& run = runs_[lane.run];
+    run.done[id] = 1;
+    --run.remaining;
+    run.table->followers.of(id, [&](OpId waiting) { --run.missing[waiting]; });
+    if (run.next != nullptr) {
+      Run& next = runs_[lane.run + 1];
+      run.next->of(id, [&](OpId waiting) { --next.missing[waiting]; });
+    }
+    if (options_.timeline && lane.run >= options_.warm_up) {
+      timeline_.spans.push_back({run.table->plan, id, lane.run, lane.start, now_});
+    }
+    mark_gates();
+    lane.busy = false;
+    ++lane.position;
+  }
+
+  void mark_gates() {
+    while (gates_ < runs_.size() && runs_[gates_].passed_gate()) {
+      ++gates_;
+      if (gates_ == options_.warm_up) window_begin_ = now_;
+      if (gates_ == total_) window_end_ = now_;
+    }
+  }
+
+  [[noreturn]] void refuse_deadlock() const {
+    for (std::size_t number = 0; number < kLaneCount; ++number) {
+      if ((stalled_ & lane_bit(number)) == 0) continue;
+      const LaneState& lane = lanes_[number];
+      throw Error(ErrorCategory::state,
+                  fmt::format("simulator: operation {} of '{}' waits for ever on lane {}",
+                              operation_of(lane, number), runs_[lane.run].table->plan->name,
+                              to_string(kLanes[number])));
+    }
+    throw Error(ErrorCategory::state, "simulator: a plan never reaches its gate");
+  }
+
+  [[nodiscard]] std::vector<Prediction::Bound> bounds() const;
+
+  SimulationOptions options_;
+  std::size_t total_;
+  PlanTable first_;
+  PlanTable steady_;
+  Sharing sharing_;
+  Followers behind_first_;
+  Followers behind_steady_;
+
+  double now_ = 0.0;
+  std::vector<Run> runs_;
+  std::array<LaneState, kLaneCount> lanes_{};
+  LaneSet stalled_ = 0;
+  std::size_t gates_ = 0;  ///< runs that have passed theirs
+  double window_begin_ = std::numeric_limits<double>::infinity();
+  double window_end_ = std::numeric_limits<double>::infinity();
+  Totals totals_;
+  Timeline timeline_;
+};
+
+/// Each lane by what it does in a step; of those that share a resource the one that takes most of
+/// it stands for all, if together they take longer.
+std::vector<Prediction::Bound> Simulation::bounds() const {
+  const PlanTable& table = total_ > 1 ? steady_ : first_;
+  std::array<double, kLaneCount> alone{};
+  std::array<double, kLaneCount> work{};
+  for (OpId id = 0; id < table.costs.size(); ++id) {
+    const std::size_t lane = index(table.plan->operations[id].lane);
+    alone[lane] += table.costs[id].seconds();
+    work[lane] += table.costs[id].work;
+  }
+  auto seconds = alone;
+  for (const auto& [lane, together] : sharing_.demands(work)) {
+    seconds[index(lane)] = std::max(seconds[index(lane)], together);
+  }
+  std::vector<Prediction::Bound> found;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (seconds[lane] > 0.0) found.push_back({kLanes[lane], seconds[lane]});
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+  return found;
+}
+
+}  // namespace
+
+Prediction simulate(const Schedule& schedule, const Workload& workload, const Rates& rates,
+                    const SimulationOptions& options) {
+  expects(options.measured > 0, "simulator: at least one step must count");
+  expects(!schedule.steady.operations.empty(), "simulator: a step without operations");
+  check_sharing(schedule, rates);
+  Simulation simulation(schedule, workload, rates, options);
+  simulation.play();
+  return simulation.take_prediction();
+}
+
+}  // namespace ballast::schedule

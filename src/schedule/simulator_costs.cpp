@@ -1,0 +1,128 @@
+#include "src/schedule/simulator_costs.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/schedule/simulator.h"
+
+namespace ballast::schedule {
+namespace {
+
+[[noreturn]] void refuse(const Rates& rates, std::string_view key, std::string_view reason) {
+  throw Error(ErrorCategory::config,
+              fmt::format("rates '{}': {} is missing, but {}", rates.name, key, reason));
+}
+
+/// A rate and what a rates file calls it.
+struct Rate {
+  double per_second;
+  std::string_view key;
+  std::string_view reason;  ///< why a plan needs it
+};
+
+double seconds_for(double amount, const Rate& rate, const Rates& rates) {
+  if (amount == 0.0) return 0.0;
+  if (!(rate.per_second > 0.0)) refuse(rates, rate.key, rate.reason);
+  return amount / rate.per_second;
+}
+
+/// Bytes per second that one rank receives. A collective over several nodes crosses the fabric of
+/// each as well: the slower of the two bounds it.
+Rate between_ranks(const Workload& workload, const Rates& rates) {
+  const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
+                       "the ranks of a node exchange weights or gradients"};
+  if (workload.world <= rates.ranks_per_node) return fabric;
+  const Rate network = {rates.network_per_second, "network_gbps",
+                        "ranks of several nodes exchange weights or gradients"};
+  const bool fabric_counts = rates.ranks_per_node > 1;
+  return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
+}
+
+Rate of_bytes(Lane lane, const Workload& workload, const Rates& rates) {
+  switch (lane) {
+    case Lane::upload:
+      return {rates.upload_per_second, "upload_gbps", "the plan copies from host to device"};
+    case Lane::offload:
+      return {rates.offload_per_second, "offload_gbps", "the plan copies from device to host"};
+    case Lane::fetch:
+      return {rates.read_per_second, "read_gbps", "the plan fetches from NVMe"};
+    case Lane::writeback:
+      return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
+    default:
+      return between_ranks(workload, rates);
+  }
+}
+
+Rate of_traffic(Lane lane, const Rates& rates) {
+  if (lane == Lane::update) {
+    return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
+  }
+  return {rates.device_memory_per_second, "device_memory_gbps",
+          "the plan clears, packs or updates on the device"};
+}
+
+Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {
+  const auto at = [&](const Curve& curve) {
+    return curve.empty() ? 0.0 : rate_at(curve, static_cast<double>(workload.micro_batch_tokens));
+  };
+  switch (operation.action) {
+    case Action::train_head:
+    case Action::evaluate_head:
+      return {at(rates.head), "head", "the plan computes a loss"};
+    case Action::backward:
+      return {at(rates.backward), "backward", "the plan computes gradients"};
+    default:
+      return {at(rates.forward), "forward", "the plan computes layers"};
+  }
+}
+
+bool uses(const Schedule& schedule, Lane lane) {
+  const auto on_lane = [lane](const Operation& operation) { return operation.lane == lane; };
+  const auto in = [&](const Plan& plan) {
+    return std::any_of(plan.operations.begin(), plan.operations.end(), on_lane);
+  };
+  return in(schedule.first) || in(schedule.steady);
+}
+
+}  // namespace
+
+Cost cost_of(const Operation& operation, const Workload& workload, const Rates& rates) {
+  Cost cost;
+  cost.lead = rates.launch_seconds;
+  if (operation.lane == Lane::fetch || operation.lane == Lane::writeback) {
+    cost.lead += rates.io_latency_seconds;
+  }
+  if (operation.bytes > 0) {
+    cost.work += seconds_for(static_cast<double>(operation.bytes),
+                             of_bytes(operation.lane, workload, rates), rates);
+  }
+  if (operation.flops > 0.0) {
+    cost.work += seconds_for(operation.flops, of_flops(operation, workload, rates), rates);
+  }
+  if (operation.traffic > 0) {
+    cost.work += seconds_for(static_cast<double>(operation.traffic),
+                             of_traffic(operation.lane, rates), rates);
+  }
+  return cost;
+}
+
+void check_sharing(const Schedule& schedule, const Rates& rates) {
+  const bool mixed = uses(schedule, Lane::fetch) && uses(schedule, Lane::writeback);
+  if (mixed && !(rates.mixed_per_second > 0.0)) {
+    refuse(rates, "mixed_gbps", "the plan reads from and writes to NVMe at once");
+  }
+  if (rates.shared_cores == 0) return;
+  if (rates.compute_threads == 0) refuse(rates, "compute_threads", "shared_cores is given");
+  if (rates.update_threads == 0 && uses(schedule, Lane::update)) {
+    refuse(rates, "update_threads", "shared_cores is given");
+  }
+}
+
+double seconds_alone(const Operation& operation, const Workload& workload, const Rates& rates) {
+  return cost_of(operation, workload, rates).seconds();
+}
+
+}  // namespace ballast::schedule

@@ -1,0 +1,120 @@
+#include "src/schedule/simulator_sharing.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ballast::schedule {
+namespace {
+
+constexpr std::size_t index(Lane lane) {
+  return static_cast<std::size_t>(lane);
+}
+
+constexpr LaneSet set_of(Lane a, Lane b) {
+  return lane_bit(index(a)) | lane_bit(index(b));
+}
+
+constexpr LaneSet kDisk = set_of(Lane::fetch, Lane::writeback);
+constexpr LaneSet kNetwork = set_of(Lane::gather, Lane::reduce);
+
+bool contains(LaneSet set, std::size_t lane) {
+  return (set & lane_bit(lane)) != 0;
+}
+
+}  // namespace
+
+Sharing::Sharing(const Rates& rates) : cores_(rates.shared_cores) {
+  set_threads(rates);
+  const double both = rates.read_per_second + rates.write_per_second;
+  if (both > 0.0 && rates.mixed_per_second > 0.0) {
+    disk_speed_ = std::min(1.0, rates.mixed_per_second / both);
+  }
+  table_.reserve(LaneSet{1} << kLaneCount);
+  for (LaneSet working = 0; working < LaneSet{1} << kLaneCount; ++working) {
+    table_.push_back(share(working));
+  }
+}
+
+/// A lane alone gets whatever it can use: its rate was measured so.
+void Sharing::set_threads(const Rates& rates) {
+  if (rates.shared_cores == 0) return;
+  const auto set = [this](Lane lane, double count, double busy) {
+    if (count > 0.0) threads_[index(lane)] = {count, std::min(busy, cores_) / count};
+  };
+  set(Lane::compute, rates.compute_threads, rates.compute_threads);
+  set(Lane::update, rates.update_threads, rates.update_threads);
+  for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce}) {
+    set(lane, std::ceil(rates.link_cores), rates.link_cores);
+  }
+  for (const Lane lane : {Lane::fetch, Lane::writeback}) {
+    set(lane, std::ceil(rates.io_cores), rates.io_cores);
+  }
+}
+
+/// The part of a core that every thread gets if it can use it: as the kernel deals cores out, those
+/// that want less leave the rest to the others.
+double Sharing::core_share(LaneSet working) const {
+  std::vector<Threads> wanting;
+  double wanted = 0.0;
+  double count = 0.0;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (!contains(working, lane) || threads_[lane].count == 0.0) continue;
+    wanting.push_back(threads_[lane]);
+    wanted += threads_[lane].count * threads_[lane].each;
+    count += threads_[lane].count;
+  }
+  if (wanted <= cores_) return 1.0;
+  std::sort(wanting.begin(), wanting.end(),
+            [](const Threads& a, const Threads& b) { return a.each < b.each; });
+  double left = cores_;
+  double core = 0.0;
+  for (const Threads& threads : wanting) {
+    core = left / count;
+    if (threads.each >= core) break;
+    left -= threads.count * threads.each;
+    count -= threads.count;
+  }
+  return core;
+}
+
+Speeds Sharing::share(LaneSet working) const {
+  const double core = core_share(working);
+  Speeds speeds{};
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (!contains(working, lane)) continue;
+    speeds[lane] = 1.0;
+    if (threads_[lane].each > core) speeds[lane] = core / threads_[lane].each;
+    if (contains(kDisk, lane) && (working & kDisk) == kDisk) {
+      speeds[lane] = std::min(speeds[lane], disk_speed_);
+    }
+    if (contains(kNetwork, lane) && (working & kNetwork) == kNetwork) {
+      speeds[lane] = std::min(speeds[lane], 0.5);
+    }
+  }
+  return speeds;
+}
+
+std::vector<Sharing::Demand> Sharing::demands(const std::array<double, kLaneCount>& work) const {
+  const double reading = work[index(Lane::fetch)];
+  const double writing = work[index(Lane::writeback)];
+  // As much as possible at once, unless one after the other is quicker even so.
+  const double together = std::min(reading, writing) * std::min(2.0, 1.0 / disk_speed_);
+  const double gathering = work[index(Lane::gather)];
+  const double reducing = work[index(Lane::reduce)];
+  std::vector<Demand> found = {
+      {reading >= writing ? Lane::fetch : Lane::writeback, together + std::abs(reading - writing)},
+      {gathering >= reducing ? Lane::gather : Lane::reduce, gathering + reducing}};
+  if (cores_ == 0.0) return found;
+  Demand all;
+  double most = 0.0;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    const double taken = work[lane] * threads_[lane].count * threads_[lane].each / cores_;
+    if (taken > most) all.lane = kLanes[lane];
+    most = std::max(most, taken);
+    all.seconds += taken;
+  }
+  found.push_back(all);
+  return found;
+}
+
+}  // namespace ballast::schedule

@@ -1,0 +1,307 @@
+#include "ballast/schedule/simulator.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/unit/schedule/unit_rates.h"
+
+namespace ballast::schedule {
+namespace {
+
+Action action_of(Lane lane) {
+  constexpr std::array<Action, kLaneCount> kActions = {
+      Action::forward,        Action::upload_weights,  Action::offload_gradient,
+      Action::gather_weights, Action::reduce_gradient, Action::update_on_host,
+      Action::fetch_states,   Action::writeback_states};
+  return kActions[static_cast<std::size_t>(lane)];
+}
+
+/// A plan written by hand; edges and boundaries too.
+class Hand {
+ public:
+  /// An operation of `seconds` on the machine above.
+  OpId add(Lane lane, double seconds, std::vector<OpId> after = {}) {
+    Operation operation;
+    operation.lane = lane;
+    operation.action = action_of(lane);
+    operation.after = std::move(after);
+    if (lane == Lane::compute) {
+      operation.flops = seconds;
+    } else if (lane == Lane::update) {
+      operation.traffic = static_cast<Bytes>(seconds);
+    } else {
+      operation.bytes = static_cast<Bytes>(seconds);
+    }
+    plan_.operations.push_back(std::move(operation));
+    return static_cast<OpId>(plan_.operations.size() - 1);
+  }
+
+  Hand& gate(OpId id) {
+    plan_.gate = id;
+    return *this;
+  }
+  /// `reader` of the next run waits for `writer` of this one.
+  Hand& carry(OpId writer, OpId reader) {
+    const auto buffer = static_cast<BufferId>(plan_.boundaries.size());
+    plan_.boundaries.push_back({buffer, writer, {reader}, writer, {}});
+    return *this;
+  }
+
+  [[nodiscard]] Schedule schedule() const {
+    Schedule schedule;
+    schedule.steady = plan_;
+    return schedule;
+  }
+
+ private:
+  Plan plan_;
+};
+
+constexpr SimulationOptions kOneRun = {.warm_up = 0, .measured = 1, .timeline = true};
+
+Workload nothing() {
+  return {};
+}
+
+Prediction run_once(const Hand& hand, const Rates& rates = unit_rates()) {
+  return simulate(hand.schedule(), nothing(), rates, kOneRun);
+}
+
+const Span& span_of(const Prediction& prediction, OpId op, std::uint64_t run = 0) {
+  const auto& spans = prediction.timeline.spans;
+  return *std::find_if(spans.begin(), spans.end(),
+                       [&](const Span& span) { return span.op == op && span.run == run; });
+}
+
+double at(const std::array<double, kLaneCount>& values, Lane lane) {
+  return values[static_cast<std::size_t>(lane)];
+}
+
+double bound_of(const Prediction& prediction, Lane lane) {
+  for (const auto& bound : prediction.bounds) {
+    if (bound.lane == lane) return bound.seconds;
+  }
+  return 0.0;
+}
+
+TEST(Simulator, AChainTakesTheSumOfItsOperations) {
+  Hand hand;
+  const OpId fetch = hand.add(Lane::fetch, 3.0);
+  const OpId upload = hand.add(Lane::upload, 2.0, {fetch});
+  const OpId compute = hand.add(Lane::compute, 5.0, {upload});
+  const Prediction prediction = run_once(hand);
+  EXPECT_DOUBLE_EQ(prediction.step_seconds, 10.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, upload).start, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute).start, 5.0);
+  EXPECT_DOUBLE_EQ(at(prediction.stalled_seconds, Lane::compute), 5.0);
+  EXPECT_DOUBLE_EQ(at(prediction.stalled_seconds, Lane::upload), 3.0);
+  EXPECT_DOUBLE_EQ(at(prediction.stalled_seconds, Lane::fetch), 0.0);
+  EXPECT_DOUBLE_EQ(at(prediction.busy_seconds, Lane::upload), 2.0);
+  EXPECT_EQ(prediction.bytes[static_cast<std::size_t>(Lane::fetch)], 3U);
+}
+
+TEST(Simulator, LanesThatShareNothingOverlapInFull) {
+  Hand hand;
+  hand.add(Lane::compute, 7.0);
+  hand.add(Lane::upload, 5.0);
+  hand.add(Lane::offload, 6.0);  // the link has two directions
+  hand.add(Lane::update, 4.0);
+  EXPECT_DOUBLE_EQ(run_once(hand).step_seconds, 7.0);
+}
+
+TEST(Simulator, AnOperationBlocksThoseBehindItOnItsLane) {
+  Hand hand;
+  const OpId slow = hand.add(Lane::compute, 4.0);
+  hand.add(Lane::upload, 1.0, {slow});
+  const OpId ready = hand.add(Lane::upload, 2.0);
+  const Prediction prediction = run_once(hand);
+  EXPECT_DOUBLE_EQ(span_of(prediction, ready).start, 5.0);
+  EXPECT_DOUBLE_EQ(prediction.step_seconds, 7.0);
+}
+
+TEST(Simulator, ReadingAndWritingShareTheDisk) {
+  Hand hand;
+  const OpId read = hand.add(Lane::fetch, 6.0);
+  const OpId write = hand.add(Lane::writeback, 3.0);
+  Rates rates = unit_rates();
+  rates.mixed_per_second = 1.5;  // three quarters of both
+  const Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 7.0);  // 3 of 6 done by then, and 3 alone
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::fetch), 7.0);
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::writeback), 3.0);
+}
+
+TEST(Simulator, BothAtOnceAreNoFasterThanEachAlone) {
+  Hand hand;
+  hand.add(Lane::fetch, 6.0);
+  hand.add(Lane::writeback, 3.0);
+  Rates rates = unit_rates();
+  rates.mixed_per_second = 5.0;
+  EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 6.0);
+}
+
+TEST(Simulator, GatherAndReduceShareTheLinesBetweenRanks) {
+  Hand hand;
+  hand.add(Lane::gather, 4.0);
+  hand.add(Lane::reduce, 2.0);
+  const Prediction prediction = run_once(hand);
+  EXPECT_DOUBLE_EQ(prediction.step_seconds, 6.0);
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::gather), 6.0);
+}
+
+TEST(Simulator, ComputeAndUpdateShareCoresByTheirThreads) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 6.0);
+  const OpId update = hand.add(Lane::update, 2.0);
+  const Prediction half = run_once(hand, with_cores(2, 2, 2));
+  EXPECT_DOUBLE_EQ(span_of(half, update).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(half, compute).end, 8.0);
+  EXPECT_DOUBLE_EQ(bound_of(half, Lane::compute), 8.0);
+  const Prediction third = run_once(hand, with_cores(2, 2, 1));  // 2 cores for 3 threads
+  EXPECT_DOUBLE_EQ(span_of(third, update).end, 3.0);
+  EXPECT_DOUBLE_EQ(span_of(third, compute).end, 7.0);
+  EXPECT_DOUBLE_EQ(run_once(hand, with_cores(4, 2, 2)).step_seconds, 6.0);
+  EXPECT_DOUBLE_EQ(run_once(hand, unit_rates()).step_seconds, 6.0);
+}
+
+TEST(Simulator, ALaneThatNeedsLittleOfACoreGetsIt) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 7.0);
+  const OpId upload = hand.add(Lane::upload, 4.0);
+  Rates rates = with_cores(2, 2, 2);
+  rates.link_cores = 0.5;
+  const Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, upload).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 8.0);  // 1.5 of 2 cores for 4 s
+}
+
+TEST(Simulator, MoreThreadsThanCoresAreNoSlowerAloneThanMeasured) {
+  Hand hand;
+  hand.add(Lane::compute, 5.0);
+  EXPECT_DOUBLE_EQ(run_once(hand, with_cores(2, 8, 2)).step_seconds, 5.0);
+}
+
+TEST(Simulator, LaunchAndLatencyAreNotShared) {
+  Hand hand;
+  hand.add(Lane::fetch, 2.0);
+  hand.add(Lane::writeback, 2.0);
+  Rates rates = unit_rates();
+  rates.mixed_per_second = 1.0;
+  rates.launch_seconds = 0.25;
+  rates.io_latency_seconds = 0.75;
+  EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 1.0 + 4.0);
+}
+
+TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 4.0);
+  const OpId gate = hand.add(Lane::update, 0.0, {compute});
+  const OpId write = hand.add(Lane::writeback, 3.0, {gate});  // behind the gate
+  hand.gate(gate);
+  const SimulationOptions three = {.warm_up = 1, .measured = 2, .timeline = true};
+  const Prediction free = simulate(hand.schedule(), nothing(), unit_rates(), three);
+  EXPECT_DOUBLE_EQ(free.step_seconds, 4.0);  // the write runs under the next step
+  EXPECT_DOUBLE_EQ(span_of(free, write, 1).start, 8.0);
+  EXPECT_DOUBLE_EQ(at(free.busy_seconds, Lane::writeback), 3.0);
+  EXPECT_EQ(free.bytes[static_cast<std::size_t>(Lane::writeback)], 3U);
+
+  hand.carry(write, compute);
+  const Prediction tied = simulate(hand.schedule(), nothing(), unit_rates(), three);
+  EXPECT_DOUBLE_EQ(tied.step_seconds, 7.0);
+  EXPECT_DOUBLE_EQ(at(tied.stalled_seconds, Lane::compute), 3.0);
+}
+
+TEST(Simulator, NoMoreThanTwoRunsAreUnfinished) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 1.0);
+  const OpId gate = hand.add(Lane::update, 0.0, {compute});
+  hand.add(Lane::writeback, 5.0, {gate});
+  hand.gate(gate);
+  const Prediction prediction = simulate(hand.schedule(), nothing(), unit_rates(),
+                                         {.warm_up = 0, .measured = 4, .timeline = true});
+  // The writes of the first run end at 6: only then the third can be submitted.
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute, 1).start, 1.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute, 2).start, 6.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute, 3).start, 11.0);
+}
+
+TEST(Simulator, AStepBeginsAsTheFirstOneAndGoesOnAsTheSteadyOne) {
+  Hand first;
+  first.gate(first.add(Lane::compute, 10.0));
+  Hand steady;
+  steady.gate(steady.add(Lane::compute, 2.0));
+  Schedule schedule = steady.schedule();
+  schedule.first = first.schedule().steady;
+  const auto seconds = [&](std::uint32_t warm_up, std::uint32_t measured) {
+    return simulate(schedule, nothing(), unit_rates(), {warm_up, measured}).step_seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds(0, 1), 10.0);
+  EXPECT_DOUBLE_EQ(seconds(0, 2), 6.0);
+  EXPECT_DOUBLE_EQ(seconds(2, 3), 2.0);
+}
+
+TEST(Simulator, BoundsComeLargestFirst) {
+  Hand hand;
+  hand.add(Lane::upload, 2.0);
+  hand.add(Lane::compute, 7.0);
+  hand.add(Lane::offload, 3.0);
+  const Prediction prediction = run_once(hand);
+  ASSERT_EQ(prediction.bounds.size(), 3U);
+  EXPECT_EQ(prediction.bounds[0].lane, Lane::compute);
+  EXPECT_EQ(prediction.bounds[1].lane, Lane::offload);
+  EXPECT_EQ(prediction.bounds[2].lane, Lane::upload);
+  EXPECT_DOUBLE_EQ(prediction.bounds[1].seconds, 3.0);
+}
+
+TEST(Simulator, APlanThatCannotGoOnIsAnError) {
+  Hand hand;
+  hand.add(Lane::compute, 1.0, {1});
+  hand.add(Lane::upload, 1.0, {0});
+  EXPECT_THROW(run_once(hand), Error);
+}
+
+std::string refusal(const Hand& hand, const Rates& rates) {
+  try {
+    run_once(hand, rates);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Simulator, ARateThatIsMissingIsNamed) {
+  Rates rates = unit_rates();
+  rates.name = "laptop";
+  rates.read_per_second = 0.0;
+  Hand reading;
+  reading.add(Lane::fetch, 1.0);
+  EXPECT_EQ(refusal(reading, rates),
+            "rates 'laptop': read_gbps is missing, but the plan fetches from NVMe");
+  rates.forward.clear();
+  Hand computing;
+  computing.add(Lane::compute, 1.0);
+  EXPECT_EQ(refusal(computing, rates),
+            "rates 'laptop': forward is missing, but the plan computes layers");
+  rates = unit_rates();
+  rates.mixed_per_second = 0.0;
+  EXPECT_EQ(refusal(reading, rates), "");
+  reading.add(Lane::writeback, 1.0);
+  EXPECT_EQ(refusal(reading, rates),
+            "rates 'unit': mixed_gbps is missing, but the plan reads from and writes to NVMe at "
+            "once");
+  rates = with_cores(2, 0, 1);
+  EXPECT_EQ(refusal(computing, rates),
+            "rates 'unit': compute_threads is missing, but shared_cores is given");
+}
+
+}  // namespace
+}  // namespace ballast::schedule
