@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "ballast/core/cpu.h"
@@ -30,7 +31,11 @@ std::vector<std::byte> pattern(float scale) {
   auto* values = reinterpret_cast<T*>(bytes.data());
   for (std::size_t i = 0; i < kValues; ++i) {
     const float unit = static_cast<float>(random_u64(1, i) % 20001) / 10000.0F - 1.0F;
-    values[i] = T(unit * scale);
+    if constexpr (std::is_same_v<T, Bf16>) {
+      values[i] = to_bf16(unit * scale);
+    } else {
+      values[i] = unit * scale;
+    }
   }
   return bytes;
 }

@@ -125,14 +125,15 @@ void read_keys(const std::string& file, const std::string& path, const RatesValu
   std::vector<std::string> names;
   names.reserve(keys.size());
   for (const Key& key : keys) names.push_back(key.name);
-  for (const auto& [name, value] : object.members) {
+  for (std::size_t i = 0; i < object.keys.size(); ++i) {
+    const std::string& name = object.keys[i];
     const Place place = {file, path.empty() ? name : path + "." + name};
     const auto found = std::find(names.begin(), names.end(), name);
     if (found == names.end()) {
       constexpr std::size_t kLongestName = 64;
       place.fail("unknown key" + (name.size() > kLongestName ? "" : did_you_mean(name, names)));
     }
-    keys[static_cast<std::size_t>(found - names.begin())].read(place, value);
+    keys[static_cast<std::size_t>(found - names.begin())].read(place, object.elements[i]);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -55,11 +56,11 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
   bool end_array() override { return close(); }
 
   bool key(std::string& value) override {
-    auto& members = open_.back()->members;
-    const bool known = std::any_of(members.begin(), members.end(),
-                                   [&](const auto& member) { return member.first == value; });
-    if (known) fail(fmt::format("{}: given twice", printable(value)));
-    members.emplace_back(value, RatesValue());
+    auto& keys = open_.back()->keys;
+    if (std::find(keys.begin(), keys.end(), value) != keys.end()) {
+      fail(fmt::format("{}: given twice", printable(value)));
+    }
+    keys.push_back(value);
     return true;
   }
 
@@ -89,11 +90,7 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
 
   RatesValue* place(RatesValue value) {
     if (open_.empty()) return &(root_ = std::move(value));
-    RatesValue& parent = *open_.back();
-    if (parent.type == RatesValue::Type::array) {
-      return &parent.elements.emplace_back(std::move(value));
-    }
-    return &(parent.members.back().second = std::move(value));
+    return &open_.back()->elements.emplace_back(std::move(value));
   }
   bool add(RatesValue value) {
     place(std::move(value));

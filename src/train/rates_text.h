@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace ballast::train {
@@ -12,9 +11,9 @@ namespace ballast::train {
 struct RatesValue {
   enum class Type { none, flag, number, text, array, object };
   Type type = Type::none;
-  std::string text;  ///< of a string; the digits of a number
-  std::vector<RatesValue> elements;
-  std::vector<std::pair<std::string, RatesValue>> members;
+  std::string text;                  ///< of a string; the digits of a number
+  std::vector<std::string> keys;     ///< of an object, in the order of the text
+  std::vector<RatesValue> elements;  ///< of an array, or of an object by key
 
   /// "the string \"fast\"", "-3", "an array": for "got ...".
   [[nodiscard]] std::string described() const;

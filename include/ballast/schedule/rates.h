@@ -19,7 +19,8 @@ struct CurvePoint {
 using Curve = std::vector<CurvePoint>;
 
 /// What a machine does per second: measured on it (a calibration) or taken from a file. All rates
-/// are those of one rank working alone; what ranks and lanes share is said beside them.
+/// are what one rank gets while the other ranks of its node work too, each lane alone; what lanes
+/// share is said beside them.
 struct Rates {
   std::string name;  ///< "this machine", "one node of 8 H100"
 
@@ -37,7 +38,8 @@ struct Rates {
   double upload_per_second = 0.0;
   double offload_per_second = 0.0;
 
-  // NVMe, bytes per second: reading alone, writing alone, and both at once (their sum).
+  // NVMe, bytes per second: reading alone, writing alone, and both at once (their sum; each gets
+  // half, as far as it can use that much).
   double read_per_second = 0.0;
   double write_per_second = 0.0;
   double mixed_per_second = 0.0;
@@ -45,7 +47,7 @@ struct Rates {
 
   // Between ranks: bytes per second that one rank receives in a collective.
   double fabric_per_second = 0.0;   ///< inside a node
-  double network_per_second = 0.0;  ///< between nodes, per rank
+  double network_per_second = 0.0;  ///< over several nodes
   unsigned ranks_per_node = 1;
 
   /// Cores that the lanes of the host device share; 0: they do not (a GPU computes). Then compute,

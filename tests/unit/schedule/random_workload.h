@@ -1,12 +1,32 @@
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <random>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/schedule/plan.h"
 
 namespace ballast::schedule {
+
+/// Numbers of a seed.
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : random_(seed) {}
+  /// From `low` to `high`, both included.
+  std::uint64_t pick(std::uint64_t low, std::uint64_t high) {
+    return low + random_() % (high - low + 1);
+  }
+  std::uint32_t pick32(std::uint32_t low, std::uint32_t high) {
+    return static_cast<std::uint32_t>(pick(low, high));
+  }
+  bool toss() { return pick(0, 1) == 1; }
+
+ private:
+  std::mt19937_64 random_;
+};
 
 /// A schedule problem: any sizes, placements and options that build() accepts.
 struct Problem {
@@ -15,15 +35,23 @@ struct Problem {
   Options options;
 };
 
+inline Options random_options(Dice& dice) {
+  Options options;
+  options.order = dice.toss() ? Order::layer_major : Order::micro_batch_major;
+  options.update = dice.toss() ? Update::gated : Update::eager;
+  options.weight_slots = dice.pick32(2, 4);
+  options.weight_staging = dice.pick32(1, 4);
+  options.state_staging = dice.pick32(1, 4);
+  options.activation_staging = dice.pick32(1, 4);
+  return options;
+}
+
 inline Problem random_problem(std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::uint64_t low, std::uint64_t high) {
-    return low + random() % (high - low + 1);
-  };
+  Dice dice(seed);
   Problem problem;
-  const auto blocks = pick(2, 7);
+  const auto blocks = dice.pick(2, 7);
   for (std::uint64_t b = 0; b < blocks; ++b) {
-    const Bytes elements = pick(1, 20) * 2048;
+    const Bytes elements = dice.pick(1, 20) * 2048;
     problem.workload.blocks.push_back({.name = fmt::format("block {}", b),
                                        .weight_bytes = 2 * elements,
                                        .accumulator_bytes = 4 * elements,
@@ -31,28 +59,74 @@ inline Problem random_problem(std::uint64_t seed) {
                                        .state_bytes = 10 * elements,
                                        .forward_flops = b == 0 ? 0.0 : 100.0,
                                        .update_traffic = 26 * elements});
-    problem.placement.blocks.push_back({.weights = kTiers[pick(0, 2)],
-                                        .optimizer = kTiers[pick(0, 2)],
-                                        .activations = kTiers[pick(0, 2)]});
+    problem.placement.blocks.push_back({.weights = kTiers[dice.pick(0, 2)],
+                                        .optimizer = kTiers[dice.pick(0, 2)],
+                                        .activations = kTiers[dice.pick(0, 2)]});
   }
-  problem.workload.tied = pick(0, 1) == 1;
-  problem.workload.tied_accumulator_bytes = problem.workload.tied ? 4096 : 0;
-  problem.workload.activation_bytes = pick(1, 4) * 4096;
-  problem.workload.batch_bytes = 512;
-  problem.workload.losses_bytes = 64;
-  problem.workload.statistics_bytes = 16;
-  problem.workload.micro_batch_tokens = 128;
-  problem.workload.workspace_bytes = 8192;
-  problem.workload.micro_batches = static_cast<std::uint32_t>(pick(1, 4));
-  problem.workload.evaluation_micro_batches =
-      static_cast<std::uint32_t>(pick(1, problem.workload.micro_batches));
-  problem.options.order = pick(0, 1) == 1 ? Order::layer_major : Order::micro_batch_major;
-  problem.options.weight_slots = static_cast<std::uint32_t>(pick(2, 4));
-  problem.options.update = pick(0, 1) == 1 ? Update::gated : Update::eager;
-  problem.options.weight_staging = static_cast<std::uint32_t>(pick(1, 3));
-  problem.options.state_staging = static_cast<std::uint32_t>(pick(1, 3));
-  problem.options.activation_staging = static_cast<std::uint32_t>(pick(1, 3));
+  Workload& work = problem.workload;
+  work.tied = dice.toss();
+  work.tied_accumulator_bytes = work.tied ? 4096 : 0;
+  work.activation_bytes = dice.pick(1, 16) * 1024;
+  work.batch_bytes = 512;
+  work.losses_bytes = 64;
+  work.statistics_bytes = 16;
+  work.micro_batch_tokens = 128;
+  work.workspace_bytes = 8192;
+  work.micro_batches = dice.pick32(1, 5);
+  work.evaluation_micro_batches = dice.pick32(1, work.micro_batches);
+  problem.options = random_options(dice);
   return problem;
+}
+
+/// The same for several ranks and any stage; weights stay on the device where they must.
+inline Problem random_problem_of_ranks(std::uint64_t seed) {
+  Problem problem = random_problem(seed);
+  Dice dice(seed + 1'000'003);
+  problem.workload.world = dice.pick32(2, 9);
+  problem.workload.stage = dice.pick32(0, 3);
+  if (problem.workload.stage < 3) {
+    for (BlockPlacement& block : problem.placement.blocks) block.weights = Tier::device;
+  }
+  return problem;
+}
+
+/// Runs one after the other as a training loop submits them: steps, now and then of fewer
+/// micro-batches, and evaluations, with flushes where waiting updates must be applied.
+struct RunSequence {
+  std::deque<Plan> partial;  ///< plans that the schedule does not have
+  std::vector<const Plan*> runs;
+};
+
+inline RunSequence random_runs(const Problem& problem, const Schedule& schedule, std::uint64_t seed,
+                               std::size_t count) {
+  Dice dice(seed + 7'000'001);
+  RunSequence sequence;
+  const bool gated = problem.options.update == Update::gated;
+  bool waiting = false;
+  const auto flush = [&] {
+    if (waiting) sequence.runs.push_back(&schedule.flush);
+    waiting = false;
+  };
+  while (sequence.runs.size() < count) {
+    const auto what = dice.pick(0, 5);
+    if (what == 0) {
+      flush();
+      sequence.runs.push_back(&schedule.evaluation);
+      continue;
+    }
+    if (what == 1) flush();
+    if (what == 2) {
+      sequence.partial.push_back(
+          build_partial_step(problem.workload, problem.placement, problem.options,
+                             dice.pick32(1, problem.workload.micro_batches), waiting));
+      sequence.runs.push_back(&sequence.partial.back());
+    } else {
+      sequence.runs.push_back(waiting || !gated ? &schedule.steady : &schedule.first);
+    }
+    waiting = gated;
+  }
+  flush();
+  return sequence;
 }
 
 }  // namespace ballast::schedule

@@ -171,7 +171,7 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
   Workload& workload = problem.workload;
   workload.activation_bytes = 2 * kTokens * kWidth;
   workload.batch_bytes = 8 * kTokens;
-  workload.losses_bytes = 4 * micro_batches;
+  workload.losses_bytes = Bytes{4} * micro_batches;
   workload.statistics_bytes = 16;
   workload.workspace_bytes = kGiB;
   workload.micro_batch_tokens = kTokens;

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/schedule/simulator.h"
+
 #include "src/train/rates_text.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
@@ -86,7 +88,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
   const TempDir dir;
   const auto file = dir.path() / "rates.json";
   std::mt19937_64 random(1);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 100; ++i) {
     const auto any = [&] {
       // All magnitudes, all 52 bits of the mantissa.
       return std::ldexp(1.0 + static_cast<double>(random() >> 12) * 0x1p-52,
@@ -200,6 +202,70 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
   expect_error(ErrorCategory::io, {"cannot write", "taken"},
                [&] { save_rates(dir.path() / "taken", {}); });
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+/// Ranks of a node and more, weights and states below the device: every lane has work.
+schedule::Schedule demanding_schedule(schedule::Workload& workload) {
+  workload.blocks.assign(4, {"block", 1 << 20, 2 << 20, 1 << 20, 5 << 20, 1e9, 13 << 20});
+  workload.activation_bytes = kMiB;
+  workload.batch_bytes = workload.losses_bytes = workload.statistics_bytes = 4096;
+  workload.micro_batch_tokens = 512;
+  workload.micro_batches = 2;
+  workload.stage = 3;
+  schedule::Placement placement;
+  placement.blocks.assign(4, {Tier::nvme, Tier::nvme, Tier::nvme});
+  placement.blocks[1] = {Tier::host, Tier::host, Tier::host};
+  placement.blocks[2] = {Tier::device, Tier::device, Tier::device};
+  return schedule::build(workload, placement, {});
+}
+
+TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
+  const std::filesystem::path folder = std::filesystem::path(BALLAST_CONFIGS) / "rates";
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    ++files;
+    const Rates rates = load_rates(entry.path());
+    EXPECT_NE(rates.name, entry.path().stem().string());
+    EXPECT_GT(rates.device_bytes, 0U) << entry;
+    EXPECT_GT(rates.host_bytes, rates.device_bytes) << entry;
+    EXPECT_GT(rates.nvme_bytes, rates.host_bytes) << entry;
+    EXPECT_GT(rates.drive_writes_bytes, static_cast<double>(rates.nvme_bytes)) << entry;
+    schedule::Workload workload;
+    workload.world =
+        rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
+    const auto schedule = demanding_schedule(workload);
+    EXPECT_GT(simulate(schedule, workload, rates).step_seconds, 0.0) << entry;
+    // And one node more than there are.
+    if (rates.network_per_second > 0.0) continue;
+    workload.world *= 2;
+    const auto larger = demanding_schedule(workload);
+    expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
+                 [&] { simulate(larger, workload, rates); });
+  }
+  EXPECT_EQ(files, 3U);
+}
+
+TEST(RatesFile, EveryKeyStandsInTheReadme) {
+  const TempDir dir;
+  Rates rates;  // nothing at its default, so that every key is written
+  rates.forward = rates.backward = rates.head = {{1.0, 1.0}};
+  rates.device_memory_per_second = rates.launch_seconds = rates.update_per_second = 1.0;
+  rates.upload_per_second = rates.offload_per_second = 1.0;
+  rates.read_per_second = rates.write_per_second = rates.mixed_per_second = 1.0;
+  rates.io_latency_seconds = rates.fabric_per_second = rates.network_per_second = 1.0;
+  rates.ranks_per_node = rates.shared_cores = 2;
+  rates.compute_threads = rates.update_threads = 2;
+  rates.link_cores = rates.io_cores = rates.drive_writes_bytes = 1.0;
+  rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
+  save_rates(dir.path() / "rates.json", rates);
+  const std::string readme =
+      text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
+  const auto written = parse_rates_text("rates", text_of(dir.path() / "rates.json"));
+  EXPECT_EQ(written.keys.size(), 25U);
+  for (const std::string& key : written.keys) {
+    EXPECT_NE(readme.find("`" + key + "`"), std::string::npos) << key;
+  }
 }
 
 }  // namespace

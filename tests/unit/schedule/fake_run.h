@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+#include "ballast/schedule/timeline.h"
+
+namespace ballast::schedule {
+
+/// A device that computes with numbers in place of tensors: every operation mixes what it reads
+/// into what it writes, so that a missing edge changes the result.
+class FakeMachine {
+ public:
+  explicit FakeMachine(std::size_t buffers) : values_(buffers, 1) {}
+
+  /// What `operation` of run `run` makes of what it reads now.
+  [[nodiscard]] std::uint64_t read(const Operation& operation, std::uint64_t run) const {
+    std::uint64_t mix = (static_cast<std::uint64_t>(operation.action) << 32) ^
+                        (operation.block * 8191U) ^ (operation.micro * 131U) ^ (run << 48);
+    for (const Use& use : operation.uses) mix = (mix ^ values_[use.buffer]) * 0x9E3779B97F4A7C15U;
+    return mix;
+  }
+  void write(const Operation& operation, std::uint64_t mix) {
+    for (const Use& use : operation.uses) {
+      if (use.writes) values_[use.buffer] = mix ^ use.buffer;
+    }
+  }
+  void perform(const Operation& operation, std::uint64_t run) {
+    write(operation, read(operation, run));
+  }
+
+  [[nodiscard]] const std::vector<std::uint64_t>& values() const { return values_; }
+
+ private:
+  std::vector<std::uint64_t> values_;
+};
+
+/// The spans of `runs` on a machine whose operations take random times, in the order of the plans:
+/// each starts as soon as the executor's rules allow. Runs are numbered from 1.
+std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed);
+
+/// What a FakeMachine holds after `spans`: reads happen when an operation starts, writes when it
+/// ends.
+std::vector<std::uint64_t> result_of(const Schedule& schedule, const std::vector<Span>& spans);
+
+/// The same one operation after the other.
+std::vector<std::uint64_t> serial_result(const Schedule& schedule,
+                                         const std::vector<const Plan*>& runs);
+
+/// Uses of one buffer that overlap in time, or happen in another order than that of the plans, one
+/// of them writing. One line each.
+std::vector<std::string> find_conflicts(const Schedule& schedule, const std::vector<Span>& spans);
+
+/// Passing places as leases: taken by the operation that fills them, returned by the last one that
+/// uses what is in them. One line for each that is filled in vain or while it is still in use, and
+/// for each tier that at some instant holds more than the schedule's bytes.
+std::vector<std::string> find_lease_breaches(const Schedule& schedule,
+                                             const std::vector<Span>& spans);
+
+}  // namespace ballast::schedule

@@ -1,0 +1,332 @@
+#include "tests/unit/schedule/interpreter.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace ballast::schedule {
+namespace {
+
+std::string show(const Content& content) {
+  constexpr std::array<std::string_view, 13> kNames = {
+      "nothing",          "weights", "states",  "batch",      "activation", "flow",   "accumulator",
+      "tied accumulator", "packed",  "reduced", "statistics", "losses",     "verdict"};
+  return fmt::format("{} (block {}, micro {}, number {}, extent {})",
+                     kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
+                     content.number, static_cast<int>(content.extent));
+}
+
+}  // namespace
+
+Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
+    : problem_(problem),
+      work_(problem.workload),
+      schedule_(schedule),
+      held_(schedule.buffers.size()),
+      updates_(problem.workload.blocks.size(), 0) {
+  if (work_.world > 1 && work_.stage >= 1) own_ = Extent::part;
+  if (work_.world > 1 && work_.stage >= 3) home_ = Extent::part;
+  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home_};
+    held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
+  }
+}
+
+void Interpreter::run(const Plan& plan) {
+  plan_ = &plan;
+  ++run_;
+  training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
+                          [](const Operation& op) { return op.action == Action::train_head; });
+  for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
+    held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
+  }
+  for (const Operation& op : plan.operations) {
+    seen_uses_ = 0;
+    perform(op);
+    if (seen_uses_ != op.uses.size()) complain(op, "uses what it does not need");
+  }
+  if (!training_) return;
+  ++steps_;
+  last_training_run_ = run_;
+}
+
+void Interpreter::finish() {
+  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    const Content weights = {What::weights, b, 0, steps_, home_};
+    const Content states = {What::states, b, 0, steps_, own_};
+    for (const auto& [home, wanted] : {std::pair{schedule_.weight_home[b], weights},
+                                       std::pair{schedule_.state_home[b], states}}) {
+      if (held_[home] == wanted) continue;
+      complaints_.push_back(
+          fmt::format("at the end a home holds {}, not {}", show(held_[home]), show(wanted)));
+    }
+  }
+}
+
+void Interpreter::perform(const Operation& op) {
+  const Content input = of_run(What::activation, op, op.micro);
+  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
+  switch (op.action) {
+    case Action::upload_batch:
+      return copy(op, Role::batch_source, Role::batch, {What::batch, 0, op.micro, run_});
+    case Action::fetch_weights:
+    case Action::upload_weights:
+    case Action::offload_weights:
+    case Action::writeback_weights:
+      return move_weights(op);
+    case Action::gather_weights:
+      return gather(op);
+    case Action::forward:
+      return forward(op);
+    case Action::evaluate_head:
+    case Action::train_head:
+      return head(op);
+    case Action::offload_activation:
+    case Action::writeback_activation:
+    case Action::fetch_activation:
+    case Action::upload_activation:
+      return copy(op, Role::input, Role::output, input);
+    case Action::clear_gradient:
+      return clear(op);
+    case Action::backward:
+      return backward(op);
+    case Action::pack_gradient:
+      return pack(op);
+    case Action::reduce_gradient:
+      need(op, Role::gradient_source, of_run(What::packed, op));
+      return put(op, Role::gradient, gradient(op, run_));
+    case Action::offload_gradient:
+      return copy(op, Role::gradient_source, Role::gradient, gradient(op, run_));
+    case Action::offload_statistics:
+      return copy(op, Role::statistics_source, Role::statistics, of_run(What::statistics, op));
+    case Action::offload_losses:
+      return copy(op, Role::losses_source, Role::losses,
+                  {What::losses, 0, plan_->micro_batches, run_});
+    case Action::gate:
+      return gate(op);
+    case Action::fetch_states:
+    case Action::writeback_states:
+      return copy(op, Role::states_source, Role::states, states);
+    case Action::update_on_host:
+    case Action::update_on_device:
+      return update(op);
+  }
+}
+
+void Interpreter::move_weights(const Operation& op) {
+  const BufferId source = op.buffer(Role::weights_source);
+  // What is offloaded is this rank's part to update, even where the device has all of it.
+  const bool to_update = op.action == Action::offload_weights;
+  const bool shard = source != kNoBuffer && held_[source].extent == Extent::part;
+  const Extent held = shard ? Extent::part : Extent::whole;
+  need(op, Role::weights_source, weights(op.block, to_update ? home_ : held));
+  put(op, Role::weights, weights(op.block, to_update ? own_ : held));
+}
+
+void Interpreter::gather(const Operation& op) {
+  if (op.buffer(Role::weights_source) == kNoBuffer) {
+    need(op, Role::weights, weights(op.block, Extent::torn));
+    --seen_uses_;
+  } else {
+    need(op, Role::weights_source, weights(op.block, Extent::part));
+  }
+  put(op, Role::weights, weights(op.block, Extent::whole));
+}
+
+void Interpreter::forward(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  if (op.block == 0) {
+    need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  } else {
+    need(op, Role::input, of_run(What::activation, op, op.micro));
+    pass(op, Role::workspace);
+  }
+  put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
+}
+
+void Interpreter::head(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  need(op, Role::input, of_run(What::activation, op, op.micro));
+  need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  pass(op, Role::workspace);
+  if (work_.tied) {
+    need(op, Role::tied_weights, weights(0, Extent::whole));
+    if (updates_[0] != steps_) complain(op, "runs with tied weights of another step");
+  }
+  const Content losses = {What::losses, 0, op.micro, run_};
+  if (op.micro > 0 && held_[op.buffer(Role::losses)] != losses) {
+    complain(op, "adds to losses that lack a micro-batch");
+  }
+  put(op, Role::losses, {What::losses, 0, op.micro + 1, run_});
+  if (op.action == Action::evaluate_head) return;
+  put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
+  for (const auto& [role, what] : {std::pair{Role::accumulator, What::accumulator},
+                                   std::pair{Role::tied_accumulator, What::tied_accumulator}}) {
+    if (role == Role::tied_accumulator && !work_.tied) continue;
+    need(op, role, of_run(what, op, op.micro));
+    --seen_uses_;
+    put(op, role, of_run(what, op, op.micro + 1));
+  }
+}
+
+void Interpreter::clear(const Operation& op) {
+  put(op, Role::accumulator, of_run(What::accumulator, op));
+  if (work_.tied && op.block + 1 == work_.blocks.size()) {
+    put(op, Role::tied_accumulator, of_run(What::tied_accumulator, op));
+  }
+}
+
+void Interpreter::backward(const Operation& op) {
+  need(op, Role::gradient_flow, {What::flow, op.block + 1, op.micro, run_});
+  need(op, Role::accumulator, of_run(What::accumulator, op, op.micro));
+  seen_uses_ -= 2;
+  if (op.block == 0) {
+    need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  } else {
+    current_weights_in_use(op, op.block);
+    need(op, Role::input, of_run(What::activation, op, op.micro));
+    pass(op, Role::workspace);
+  }
+  put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
+  put(op, Role::accumulator, of_run(What::accumulator, op, op.micro + 1));
+}
+
+void Interpreter::pack(const Operation& op) {
+  need(op, Role::accumulator, of_run(What::accumulator, op, plan_->micro_batches));
+  if (work_.tied && op.block == 0) {
+    need(op, Role::tied_accumulator,
+         {What::tied_accumulator, static_cast<std::uint32_t>(work_.blocks.size() - 1),
+          plan_->micro_batches, run_});
+  }
+  put(op, Role::gradient, of_run(What::packed, op));
+  put(op, Role::statistics, of_run(What::statistics, op));
+}
+
+void Interpreter::gate(const Operation& op) {
+  need(op, Role::losses, {What::losses, 0, plan_->micro_batches, run_});
+  put(op, Role::verdict, {What::verdict, 0, 0, run_});
+  if (!training_) return;
+  std::uint32_t block = 0;
+  for (const Use& use : op.uses) {
+    if (use.role != Role::statistics) continue;
+    ++seen_uses_;
+    if (held_[use.buffer] != Content{What::statistics, block++, 0, run_}) {
+      complain(op, "judges statistics of another gradient");
+    }
+  }
+  if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
+}
+
+void Interpreter::update(const Operation& op) {
+  const bool gated = problem_.options.update == Update::gated;
+  const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
+  const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
+  if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
+  if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
+  // Several ranks with whole weights: each updates its part of them, the others' are old.
+  const bool in_place = op.action == Action::update_on_device && home_ != own_;
+  const Extent found = in_place ? Extent::whole : own_;
+  need(op, Role::weights, weights(op.block, found));
+  need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+  seen_uses_ -= 2;
+  need(op, Role::gradient, gradient(op, run));
+  if (gated) {
+    need(op, Role::verdict, {What::verdict, 0, 0, run});
+  } else {
+    need(op, Role::statistics, {What::statistics, op.block, 0, run});
+  }
+  ++updates_[op.block];
+  put(op, Role::weights, weights(op.block, in_place ? Extent::torn : own_));
+  put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+}
+
+Content Interpreter::weights(std::uint32_t block, Extent extent) const {
+  return {What::weights, block, 0, updates_[block], extent};
+}
+
+Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro) const {
+  return {what, op.block, micro, run_};
+}
+
+Content Interpreter::gradient(const Operation& op, std::uint64_t run) const {
+  if (work_.world == 1) return {What::packed, op.block, 0, run};
+  return {What::reduced, op.block, 0, run, own_};
+}
+
+Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
+  return extent == Extent::part ? whole / work_.world : whole;
+}
+
+Bytes Interpreter::size(const Content& content) const {
+  const BlockWork& block = work_.blocks.at(content.block);
+  switch (content.what) {
+    case What::nothing:
+    case What::verdict:
+      return 0;
+    case What::weights:
+      return part_of(block.weight_bytes, content.extent);
+    case What::states:
+      return part_of(block.state_bytes, content.extent);
+    case What::batch:
+      return work_.batch_bytes;
+    case What::activation:
+    case What::flow:
+      return work_.activation_bytes;
+    case What::accumulator:
+      return block.accumulator_bytes;
+    case What::tied_accumulator:
+      return work_.tied_accumulator_bytes;
+    case What::packed:
+    case What::reduced:
+      return part_of(block.gradient_bytes, content.extent);
+    case What::statistics:
+      return work_.statistics_bytes;
+    case What::losses:
+      return work_.losses_bytes;
+  }
+  return 0;
+}
+
+void Interpreter::copy(const Operation& op, Role from, Role to, const Content& content) {
+  need(op, from, content);
+  put(op, to, content);
+}
+
+void Interpreter::current_weights_in_use(const Operation& op, std::uint32_t block) {
+  need(op, Role::weights, weights(block, Extent::whole));
+  if (updates_[block] != steps_) complain(op, "runs with weights of another step");
+}
+
+void Interpreter::need(const Operation& op, Role role, const Content& content) {
+  const BufferId id = op.buffer(role);
+  ++seen_uses_;
+  if (id == kNoBuffer) return complain(op, "lacks " + show(content));
+  if (held_[id] == content) return;
+  complain(op, fmt::format("needs {}, finds {} in '{}'", show(content), show(held_[id]),
+                           schedule_.buffers[id].name));
+}
+
+void Interpreter::put(const Operation& op, Role role, const Content& content) {
+  const auto use =
+      std::find_if(op.uses.begin(), op.uses.end(), [role](const Use& u) { return u.role == role; });
+  ++seen_uses_;
+  if (use == op.uses.end()) return complain(op, "has no place for " + show(content));
+  if (!use->writes) complain(op, "does not say that it writes " + show(content));
+  const Buffer& buffer = schedule_.buffers[use->buffer];
+  if (size(content) > buffer.bytes) {
+    complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));
+  }
+  held_[use->buffer] = content;
+}
+
+void Interpreter::pass(const Operation& op, Role role) {
+  ++seen_uses_;
+  if (op.buffer(role) == kNoBuffer) complain(op, "lacks a buffer");
+}
+
+void Interpreter::complain(const Operation& op, const std::string& what) {
+  complaints_.push_back(
+      fmt::format("run {} ({}): {} {}", run_, plan_->name, describe(op, work_), what));
+}
+
+}  // namespace ballast::schedule

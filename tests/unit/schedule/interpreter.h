@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+#include "tests/unit/schedule/random_workload.h"
+
+namespace ballast::schedule {
+
+/// What a buffer holds, by meaning.
+struct Content {
+  enum class What : std::uint8_t {
+    nothing,
+    weights,           ///< number: updates applied
+    states,            ///< number: updates applied
+    batch,             ///< number: run
+    activation,        ///< input of `block`; number: run
+    flow,              ///< gradient of the input of `block`; number: run
+    accumulator,       ///< micro: micro-batches added so far; number: run
+    tied_accumulator,  ///< the same
+    packed,            ///< gradient of this rank's micro-batches; number: run
+    reduced,           ///< gradient over all ranks; number: run
+    statistics,        ///< number: run
+    losses,            ///< micro: micro-batches so far; number: run
+    verdict            ///< number: run
+  };
+  enum class Extent : std::uint8_t {
+    whole,
+    part,  ///< one rank's shard
+    torn   ///< all of it, but only this rank's shard is up to date
+  };
+  What what = What::nothing;
+  std::uint32_t block = 0;
+  std::uint32_t micro = 0;
+  std::uint64_t number = 0;
+  Extent extent = Extent::whole;
+  friend bool operator==(const Content&, const Content&) = default;
+};
+
+/// Runs plans in their serial order and follows what every buffer holds. It knows what each
+/// operation means, and nothing of how plans are built: an operation that finds anything but what
+/// it needs (another block's weights, those of another version, a gradient that lacks a
+/// micro-batch) is a complaint, and so is one that writes more than its buffer holds.
+class Interpreter {
+ public:
+  Interpreter(const Problem& problem, const Schedule& schedule);
+
+  void run(const Plan& plan);
+  /// Behind the last run: every update is done, and everything is where it lives.
+  void finish();
+
+  [[nodiscard]] const std::vector<std::string>& complaints() const { return complaints_; }
+
+ private:
+  using What = Content::What;
+  using Extent = Content::Extent;
+
+  void perform(const Operation& op);
+  void move_weights(const Operation& op);
+  void gather(const Operation& op);
+  void forward(const Operation& op);
+  void head(const Operation& op);
+  void clear(const Operation& op);
+  void backward(const Operation& op);
+  void pack(const Operation& op);
+  void gate(const Operation& op);
+  void update(const Operation& op);
+
+  [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
+  [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
+  [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run) const;
+  [[nodiscard]] Bytes size(const Content& content) const;
+  [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
+
+  void copy(const Operation& op, Role from, Role to, const Content& content);
+  void current_weights_in_use(const Operation& op, std::uint32_t block);
+  void need(const Operation& op, Role role, const Content& content);
+  void put(const Operation& op, Role role, const Content& content);
+  void pass(const Operation& op, Role role);
+  void complain(const Operation& op, const std::string& what);
+
+  const Problem& problem_;
+  const Workload& work_;
+  const Schedule& schedule_;
+  Extent own_ = Extent::whole;   ///< of what this rank updates
+  Extent home_ = Extent::whole;  ///< of weights where they live
+  std::vector<Content> held_;    ///< by buffer
+  std::vector<std::uint64_t> updates_;
+  std::vector<std::string> complaints_;
+  std::uint64_t steps_ = 0;  ///< training steps before the current run
+  std::uint64_t run_ = 0;
+  std::uint64_t last_training_run_ = 0;
+  const Plan* plan_ = nullptr;
+  bool training_ = false;  ///< whether the current run is a training step
+  std::size_t seen_uses_ = 0;
+};
+
+}  // namespace ballast::schedule

@@ -1,0 +1,249 @@
+// Bytes that each lane moves in a run, counted without the builder: from sizes, placement, order
+// and the number of passing places.
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/schedule/random_workload.h"
+
+namespace ballast::schedule {
+namespace {
+
+using Volumes = std::array<Bytes, kLaneCount>;
+
+/// How often something must be brought to `places` passing places, the least recently used of which
+/// is given to whatever is not there: when that many others were used since its last use, or never.
+class Misses {
+ public:
+  explicit Misses(std::size_t places) : places_(places) {}
+
+  bool use(std::uint32_t block) {
+    const auto last = std::find(uses_.rbegin(), uses_.rend(), block);
+    const bool missing =
+        last == uses_.rend() || std::set<std::uint32_t>(uses_.rbegin(), last).size() >= places_;
+    uses_.push_back(block);
+    return missing;
+  }
+
+ private:
+  std::size_t places_;
+  std::deque<std::uint32_t> uses_;
+};
+
+/// Counts one run on one rank.
+class Counter {
+ public:
+  explicit Counter(const Problem& problem)
+      : work_(problem.workload),
+        place_(problem.placement),
+        options_(problem.options),
+        slots_(slots(problem)),
+        staging_(staging(problem)) {}
+
+  Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
+    const bool eager = options_.update == Update::eager;
+    count(Lane::upload, micro_batches * work_.batch_bytes);
+    count(Lane::offload, work_.losses_bytes);
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      count(Lane::offload, work_.statistics_bytes);
+      if (at(b).optimizer != Tier::device) count(Lane::offload, work_.blocks[b].gradient_bytes);
+      activations(b, micro_batches);
+    }
+    if (options_.order == Order::layer_major) {
+      for (std::uint32_t b = 0; b < blocks(); ++b) {
+        if (applies_updates) update(b);
+        compute(b);
+      }
+      if (eager) update(head());
+      for (std::uint32_t b = head(); b-- > 0;) {
+        if (b > 0) weights(b);
+        if (eager) update(b);
+      }
+    } else {
+      for (std::uint32_t m = 0; m < micro_batches; ++m) {
+        const bool last = m + 1 == micro_batches;
+        for (std::uint32_t b = 0; b < blocks(); ++b) {
+          if (applies_updates && m == 0) update(b);
+          compute(b);
+        }
+        if (eager && last) update(head());
+        for (std::uint32_t b = head(); b-- > 0;) {
+          if (b > 0) weights(b);
+          if (eager && last) update(b);
+        }
+      }
+    }
+    // A gated step reads the first states for the updates that follow it, and finds as many there.
+    if (eager) fetch_states(0, swapped());
+    if (!eager) fetch_states(0, ahead());
+    if (applies_updates) fetch_states(ahead(), swapped());
+    return volumes_;
+  }
+
+  Volumes flush() {
+    for (std::uint32_t b = 0; b < blocks(); ++b) update(b);
+    fetch_states(ahead(), swapped());
+    return volumes_;
+  }
+
+  Volumes evaluation() {
+    const std::uint32_t micro_batches = work_.evaluation_micro_batches;
+    count(Lane::upload, micro_batches * work_.batch_bytes);
+    count(Lane::offload, work_.losses_bytes);
+    const bool layer_major = options_.order == Order::layer_major;
+    for (std::uint32_t pass = 0; pass < (layer_major ? 1 : micro_batches); ++pass) {
+      for (std::uint32_t b = 0; b < blocks(); ++b) compute(b);
+    }
+    return volumes_;
+  }
+
+ private:
+  static std::size_t slots(const Problem& problem) {
+    const bool tied_passes =
+        problem.workload.tied && problem.placement.blocks[0].weights != Tier::device;
+    return problem.options.weight_slots + (tied_passes ? 1 : 0);
+  }
+  static std::size_t staging(const Problem& problem) { return problem.options.weight_staging; }
+
+  [[nodiscard]] std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(work_.blocks.size());
+  }
+  [[nodiscard]] std::uint32_t head() const { return blocks() - 1; }
+  [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
+  void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
+
+  /// In forward order, gated; eager, the first ones do not matter, all are read.
+  [[nodiscard]] std::size_t swapped() const {
+    return static_cast<std::size_t>(
+        std::count_if(place_.blocks.begin(), place_.blocks.end(),
+                      [](const BlockPlacement& p) { return p.optimizer == Tier::nvme; }));
+  }
+  [[nodiscard]] std::size_t ahead() const {
+    return std::min<std::size_t>(swapped(), options_.state_staging);
+  }
+  /// The states of the swapped blocks number `from` to `to`, in forward order.
+  void fetch_states(std::size_t from, std::size_t to) {
+    std::size_t number = 0;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (at(b).optimizer != Tier::nvme) continue;
+      if (number >= from && number < to) count(Lane::fetch, work_.blocks[b].state_bytes);
+      ++number;
+    }
+  }
+
+  void activations(std::uint32_t block, std::uint32_t micro_batches) {
+    if (block == 0 || block == head() || at(block).activations == Tier::device) return;
+    count(Lane::offload, micro_batches * work_.activation_bytes);
+    count(Lane::upload, micro_batches * work_.activation_bytes);
+    if (at(block).activations != Tier::nvme) return;
+    const Bytes pages = (work_.activation_bytes + 4095) / 4096 * 4096;
+    count(Lane::writeback, micro_batches * pages);
+    count(Lane::fetch, micro_batches * pages);
+  }
+
+  /// A block's weights on the device.
+  void weights(std::uint32_t block) {
+    if (at(block).weights == Tier::device || !slots_.use(block)) return;
+    if (at(block).weights == Tier::nvme) stage(block);
+    count(Lane::upload, work_.blocks[block].weight_bytes);
+  }
+  void stage(std::uint32_t block) {
+    if (staging_.use(block)) count(Lane::fetch, work_.blocks[block].weight_bytes);
+  }
+
+  void compute(std::uint32_t block) {
+    weights(block);
+    if (block == head() && work_.tied) weights(0);
+  }
+
+  void update(std::uint32_t block) {
+    const BlockPlacement& home = at(block);
+    const Bytes bytes = work_.blocks[block].weight_bytes;
+    if (home.optimizer == Tier::device) {
+      weights(block);
+      if (home.weights != Tier::device) count(Lane::offload, bytes);
+      if (home.weights == Tier::nvme) staging_.use(block);
+    } else {
+      if (home.weights == Tier::nvme) stage(block);
+      if (home.weights == Tier::device) {
+        staging_.use(block);
+        count(Lane::offload, bytes);
+        count(Lane::upload, bytes);
+      }
+    }
+    if (home.weights == Tier::nvme) count(Lane::writeback, bytes);
+    if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes);
+  }
+
+  const Workload& work_;
+  const Placement& place_;
+  const Options& options_;
+  Misses slots_;
+  Misses staging_;
+  Volumes volumes_{};
+};
+
+Volumes volumes_of(const Plan& plan) {
+  Volumes volumes{};
+  for (const Lane lane : kLanes) volumes[static_cast<std::size_t>(lane)] = plan.bytes_on(lane);
+  return volumes;
+}
+
+TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    const Problem problem = random_problem(seed);
+    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const bool gated = problem.options.update == Update::gated;
+    const std::uint32_t all = problem.workload.micro_batches;
+    const std::uint32_t some = 1 + static_cast<std::uint32_t>(seed) % all;
+    const auto counter = [&] { return Counter(problem); };
+    ASSERT_EQ(volumes_of(schedule.first), counter().training_step(all, false)) << seed;
+    ASSERT_EQ(volumes_of(schedule.steady), counter().training_step(all, gated)) << seed;
+    ASSERT_EQ(volumes_of(schedule.evaluation), counter().evaluation()) << seed;
+    ASSERT_EQ(volumes_of(schedule.flush), gated ? counter().flush() : Volumes{}) << seed;
+    const Plan partial = build_partial_step(problem.workload, problem.placement, problem.options,
+                                            some, seed % 2 == 0);
+    ASSERT_EQ(volumes_of(partial), counter().training_step(some, gated && seed % 2 == 0)) << seed;
+  }
+}
+
+/// All blocks alike, on one tier.
+Problem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
+  Problem problem = random_problem(1);
+  problem.workload.blocks.assign(8, {"block", world * Bytes{8192}, world * Bytes{16384},
+                                     world * Bytes{8192}, world * Bytes{40960}, 10.0, 53248});
+  problem.workload.tied = false;
+  problem.workload.world = world;
+  problem.workload.stage = stage;
+  problem.placement.blocks.assign(8, {Tier::device, optimizer, Tier::device});
+  problem.options = {};
+  return problem;
+}
+
+TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
+  for (const std::uint32_t world : {2U, 4U, 64U}) {
+    for (std::uint32_t stage = 0; stage <= 3; ++stage) {
+      for (const Tier optimizer : kTiers) {
+        const Problem problem = uniform(world, stage, optimizer);
+        const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
+        // Psi: all weights in the training type, of which a rank already has its own part.
+        const Bytes psi = 8 * problem.workload.blocks[0].weight_bytes;
+        const Bytes once = psi - psi / world;
+        const Bytes moved = plan.bytes_on(Lane::gather) + plan.bytes_on(Lane::reduce);
+        // Sections 7.1 and 7.2 of arXiv 1910.02054: 2 Psi up to stage 2, 3 Psi with stage 3. The
+        // embedding's weights are not needed for its own gradient, and the last blocks' are still
+        // there when the backward pass begins.
+        const Bytes block = once / 8;
+        const Bytes spared = stage == 3 ? 3 * block : 0;
+        EXPECT_EQ(moved, (stage == 3 ? 3 : 2) * once - spared) << world << ' ' << stage;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::schedule
