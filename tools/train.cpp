@@ -25,6 +25,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::filesystem::path out;
   std::uint64_t steps = 0;
+  train::TraceRequest trace;
   bool serial = false;
   bool print_config = false;
 };
@@ -78,8 +79,9 @@ void run_train(const TrainArguments& arguments) {
   for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   Console console(fmt::format("ballast train {}", arguments.config.string()),
                   config.steps_per_print);
-  train::train(config, console, &interrupted());
+  train::train(config, console, &interrupted(), arguments.trace);
   fmt::print("metrics in {}\n", (config.ballast.out / "metrics.jsonl").string());
+  if (!arguments.trace.file.empty()) fmt::print("trace in {}\n", arguments.trace.file.string());
 }
 
 }  // namespace
@@ -94,6 +96,12 @@ void add_train(CLI::App& app, Action& action) {
   command->add_option("--steps", arguments->steps, "Steps to train, in place of ballast.steps")
       ->check(CLI::PositiveNumber);
   command->add_option("--out", arguments->out, "Run directory");
+  CLI::Option* trace = command->add_option(
+      "--trace", arguments->trace.file, "Write a timeline of the first steps, for ui.perfetto.dev");
+  command->add_option("--trace-steps", arguments->trace.steps, "Steps to trace")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->needs(trace);
   command->add_flag("--serial", arguments->serial,
                     "One operation at a time; same results, for debugging");
   command->add_flag("--print-config", arguments->print_config,

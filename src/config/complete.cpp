@@ -28,6 +28,8 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
     document.fail("train_batch_size",
                   fmt::format("missing; give it or {}, or both of them", kMicro));
   }
+  // Where two of the three are named, there is nothing to choose.
+  b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
   if (b.accumulation == 0) {
     b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
   }

@@ -200,6 +200,19 @@ Key batch_key(std::string name, std::uint64_t& target) {
   return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
 }
 
+/// A key of the two that the planner may decide: "auto" asks it to, and is what is printed.
+Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) {
+  Key key = batch_key(std::move(name), target);
+  key.read = [read = std::move(key.read), &automatic](const Value& value) {
+    if (value.is_auto()) automatic = true;
+    read(value);
+  };
+  key.write = [write = std::move(key.write), &automatic] {
+    return automatic ? Json("auto") : write();
+  };
+  return key;
+}
+
 }  // namespace
 
 Section all_keys(Config& c) {
@@ -207,8 +220,8 @@ Section all_keys(Config& c) {
       {section("model", [&c] { return model_keys(c.model); }),
        section("data", [&c] { return data_keys(c.data); }),
        batch_key("train_batch_size", c.batch.train_batch),
-       batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch),
-       batch_key("gradient_accumulation_steps", c.batch.accumulation),
+       planned_batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch, c.batch.automatic),
+       planned_batch_key("gradient_accumulation_steps", c.batch.accumulation, c.batch.automatic),
        section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),

@@ -7,81 +7,16 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/outline.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
 namespace {
 
-/// What the config fixes for a block; empty members are for the planner.
-struct Wish {
-  config::TierChoice weights;
-  config::TierChoice optimizer;
-  config::TierChoice activations;
-};
-
-std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
-  std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier,
-                                    config.ballast.activations});
-  for (const auto& rule : config.ballast.placement) {
-    if (rule.last_block >= blocks) {
-      throw Error(ErrorCategory::config,
-                  fmt::format("ballast.placement: block {} does not exist; the model has blocks 0 "
-                              "to {}",
-                              rule.last_block, blocks - 1));
-    }
-    for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
-      if (rule.weights) wishes[b].weights = rule.weights;
-      if (rule.optimizer) wishes[b].optimizer = rule.optimizer;
-      if (rule.activations) wishes[b].activations = rule.activations;
-    }
-  }
-  return wishes;
-}
-
-cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
-  using Type = config::OptimizerSection::Type;
-  switch (type) {
-    case Type::adamw:
-      break;
-    case Type::adam:
-      return cpu_adam::Optimizer::adam;
-    case Type::adagrad:
-      return cpu_adam::Optimizer::adagrad;
-    case Type::lion:
-      return cpu_adam::Optimizer::lion;
-    case Type::sgd:
-      return cpu_adam::Optimizer::sgd;
-  }
-  return cpu_adam::Optimizer::adamw;
-}
-
-StateFormat state_format(const config::Config& config) {
-  using Format = cpu_adam::Moments::Format;
-  const std::string& states = config.ballast.optimizer_states;
-  return {.optimizer = optimizer_of(config.optimizer.type),
-          .moments = states == "8bit"         ? Format::blockwise8
-                     : states == "bf16_first" ? Format::bf16_first
-                                              : Format::f32};
-}
-
-schedule::Options schedule_options(const config::Config& config) {
-  schedule::Options options;
-  if (config.ballast.order == "micro_batch_major") {
-    options.order = schedule::Order::micro_batch_major;
-  }
-  if (config.ballast.update == "eager") options.update = schedule::Update::eager;
-  const auto count = [](std::uint64_t wanted, std::uint32_t standard) {
-    return wanted > 0 ? static_cast<std::uint32_t>(wanted) : standard;
-  };
-  options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
-  options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
-  return options;
-}
-
-/// Fills in what the wishes leave open.
-class Planner {
+/// Fills in what the wishes leave open, without knowing any rate.
+class GreedyFill {
  public:
-  Planner(Blueprint& blueprint, const std::vector<Wish>& wishes)
+  GreedyFill(Blueprint& blueprint, const std::vector<Wish>& wishes)
       : blueprint_(blueprint), wishes_(wishes) {}
 
   /// Starts with every open choice on the slowest tier and moves blocks up, one kind and one tier
@@ -97,14 +32,13 @@ class Planner {
       promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
       promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
     }
-    rebuild();
   }
 
  private:
-  void rebuild() {
-    blueprint_.schedule =
-        schedule::build(blueprint_.workload, blueprint_.placement, blueprint_.options);
-    blueprint_.ledger = make_ledger(blueprint_.schedule);
+  [[nodiscard]] bool fits() const {
+    return make_ledger(schedule::list_buffers(blueprint_.workload, blueprint_.placement,
+                                              blueprint_.options))
+        .fits(blueprint_.budgets);
   }
 
   void promote(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
@@ -114,11 +48,9 @@ class Planner {
       if (wishes_[b].*wish) continue;
       const Tier before = blocks[b].*kind;
       blocks[b].*kind = tier;
-      rebuild();
-      if (!blueprint_.ledger.fits(blueprint_.budgets)) {
-        blocks[b].*kind = before;
-        return;
-      }
+      if (fits()) continue;
+      blocks[b].*kind = before;
+      return;
     }
   }
 
@@ -129,9 +61,7 @@ class Planner {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       if (!(wishes_[b].*wish)) blocks[b].*kind = tier;
     }
-    if (blocks == before) return true;
-    rebuild();
-    if (blueprint_.ledger.fits(blueprint_.budgets)) return true;
+    if (blocks == before || fits()) return true;
     blocks = before;
     return false;
   }
@@ -196,31 +126,23 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
   return work;
 }
 
-memory::Ledger make_ledger(const schedule::Schedule& schedule) {
+memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
   memory::Ledger ledger;
-  for (const schedule::Buffer& buffer : schedule.buffers) {
+  for (const schedule::Buffer& buffer : buffers) {
     ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
   }
   return ledger;
 }
 
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes) {
-  Blueprint blueprint;
-  blueprint.model = model;
-  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
-  blueprint.states = state_format(config);
-  blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
-  blueprint.micro_batches = config.batch.accumulation;
-  blueprint.budgets = budgets;
-  const std::uint64_t evaluation =
-      std::clamp<std::uint64_t>(config.ballast.eval_batches, 1, blueprint.micro_batches);
-  blueprint.workload =
-      make_workload(blueprint.model, blueprint.type, blueprint.states, blueprint.shape,
-                    blueprint.micro_batches, evaluation, workspace_bytes);
-  blueprint.options = schedule_options(config);
-  Planner(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
+                         const memory::Budgets& budgets, Bytes workspace_bytes,
+                         std::uint32_t world) {
+  Blueprint blueprint = outline(config, model, budgets, workspace_bytes, world);
+  GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size(), world)).place();
+  blueprint.ledger = make_ledger(
+      schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
   blueprint.ledger.require_fit(budgets);
+  blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
   return blueprint;
 }
 

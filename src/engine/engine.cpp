@@ -148,7 +148,12 @@ class Engine::Impl {
     return hash_states(*machine_);
   }
 
-  void record(schedule::Timeline* timeline) { timeline_ = timeline; }
+  void record(schedule::Timeline* timeline) {
+    timeline_ = timeline;
+    // The executor observes with its lock held: whoever still appends to the timeline before is
+    // done once we have held it too.
+    if (executor_) static_cast<void>(executor_->totals());
+  }
 
   const Blueprint& blueprint() const { return blueprint_; }
   device::Device& device() { return *device_; }

@@ -289,6 +289,12 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   return schedule;
 }
 
+std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
+                                 const Options& options) {
+  check_arguments(workload, placement, options);
+  return std::move(make_layout(workload, placement, options).buffers);
+}
+
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates) {
   check_arguments(workload, placement, options);

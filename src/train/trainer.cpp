@@ -4,16 +4,19 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/memory/budget.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
+#include "ballast/train/trace.h"
 
 #include "src/train/advice.h"
 
@@ -21,6 +24,7 @@ namespace ballast::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::string_view kTracedProcess = "ballast train";
 
 double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
@@ -58,9 +62,11 @@ void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec
 /// One run, from data to summary.
 class Trainer {
  public:
-  Trainer(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted)
+  Trainer(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
+          const TraceRequest& trace)
       : config_(config),
         observer_(observer),
+        trace_(trace),
         engine_(config, interrupted),
         source_(std::make_shared<const TokenSource>(
             TokenSource::open(config.data, config.model.vocab_size))),
@@ -69,6 +75,7 @@ class Trainer {
 
   void run() {
     make_directory(config_.ballast.out);
+    if (!trace_.file.empty()) check_trace_file(trace_.file);
     observer_.planned(engine_.blueprint(), engine_.device().description());
     probe_gemm_peak();
     start_engine();
@@ -79,12 +86,39 @@ class Trainer {
     filled_ = engine_.totals().nvme_bytes_by_path;
     started_ = Clock::now();
     last_step_end_ = started_;
-    for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step, writer);
-    engine_.finish();
+    if (!trace_.file.empty()) engine_.record(&timeline_);
+    try {
+      for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step, writer);
+      engine_.finish();
+    } catch (...) {
+      save_what_was_traced();
+      throw;
+    }
     summarize();
   }
 
  private:
+  /// Ends the trace behind the last step that it is to hold, updates included: the run waits here.
+  void end_trace(std::uint64_t step) {
+    if (trace_.file.empty() || step != std::min(trace_.steps, config_.ballast.steps)) return;
+    engine_.finish();
+    engine_.record(nullptr);
+    trace_written_ = true;
+    write_trace(trace_.file, kTracedProcess, timeline_, engine_.blueprint().workload);
+    timeline_.spans = {};
+  }
+
+  /// For a run that ends early. Its own error matters more than one here.
+  void save_what_was_traced() {
+    engine_.record(nullptr);
+    if (trace_.file.empty() || trace_written_) return;
+    try {
+      write_trace(trace_.file, kTracedProcess, timeline_, engine_.blueprint().workload);
+    } catch (const Error& error) {
+      log(LogLevel::warning, error.what());
+    }
+  }
+
   [[nodiscard]] LoaderOptions loader_options() const {
     return {.micro_batches = config_.batch.accumulation,
             .sequences = config_.batch.micro_batch,
@@ -129,6 +163,7 @@ class Trainer {
     StepMetrics metrics = measure(step, result, rate, seconds_between(last_step_end_, now));
     training_seconds_ += metrics.step_seconds;
     last_loss_ = result.loss;
+    end_trace(step);
     count_skips(step, result);
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step == config_.ballast.steps;
@@ -247,6 +282,9 @@ class Trainer {
 
   const config::Config& config_;
   Observer& observer_;
+  const TraceRequest& trace_;
+  schedule::Timeline timeline_;  ///< of the steps to trace
+  bool trace_written_ = false;
   engine::Engine engine_;
   std::shared_ptr<const TokenSource> source_;
   TokenSplit split_;
@@ -267,8 +305,9 @@ class Trainer {
 
 }  // namespace
 
-void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted) {
-  Trainer(config, observer, interrupted).run();
+void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
+           const TraceRequest& trace) {
+  Trainer(config, observer, interrupted, trace).run();
 }
 
 }  // namespace ballast::train

@@ -26,18 +26,19 @@ std::string life(double days) {
 
 }  // namespace
 
-std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds) {
+std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds,
+                                  double rated_bytes) {
   constexpr double kDay = 86400.0;
   const Bytes all = std::accumulate(written.begin(), written.end(), Bytes{0});
   if (all == 0 || !(seconds > 0.0)) return std::nullopt;
   const auto most = static_cast<double>(*std::max_element(written.begin(), written.end()));
   return Wear{static_cast<double>(all) / seconds * kDay / kTerabyte,
-              kRatedBytes / (most / seconds * kDay)};
+              rated_bytes / (most / seconds * kDay), rated_bytes};
 }
 
 std::string describe(const Wear& wear) {
   return fmt::format("{} TB a day at this pace: a drive rated {:.0f} TBW lasts {}",
-                     short_number(wear.terabytes_per_day), kRatedBytes / kTerabyte,
+                     short_number(wear.terabytes_per_day), wear.rated_bytes / kTerabyte,
                      life(wear.days));
 }
 

@@ -81,6 +81,9 @@ struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
   std::uint64_t accumulation = 0;
+  /// "auto": how train_batch is cut into micro-batches is the planner's choice; what stands in
+  /// micro_batch and accumulation until then is one way that is right.
+  bool automatic = false;
 };
 
 struct OffloadSection {

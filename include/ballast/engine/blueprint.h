@@ -54,10 +54,11 @@ schedule::Workload make_workload(const model::Architecture& model, DType type,
 /// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds
 /// schedule and ledger. Throws Error(memory) naming the line that does not fit.
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes);
+                         const memory::Budgets& budgets, Bytes workspace_bytes,
+                         std::uint32_t world = 1);
 
-/// The buffers of `schedule` as lines by tier and kind.
-memory::Ledger make_ledger(const schedule::Schedule& schedule);
+/// `buffers` as lines by tier and kind.
+memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers);
 
 /// Where each kind of state lives, for people: "weights: 3 blocks on the device, 2 on the host";
 /// and that moments are not stored in full when they are not.

@@ -59,7 +59,7 @@ class Engine {
   void start(const WeightSource& source = {});
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next
-  /// call; nullptr stops it. To be read when nothing runs.
+  /// call; nullptr stops it. To be read when nothing runs, or behind the next call.
   void record(schedule::Timeline* timeline);
 
   /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab),

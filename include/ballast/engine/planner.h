@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
@@ -29,5 +31,20 @@ bool leaves_choices(const config::Config& config);
 Decision decide(const config::Config& config, const model::Architecture& model,
                 const memory::Budgets& budgets, const schedule::Rates& rates,
                 std::uint32_t world = 1);
+
+/// Something that could be changed, and how fast the run would then be.
+struct Variant {
+  std::string change;  ///< "train_batch_size 64: 2x the tokens per step"
+  double tokens_per_second = 0.0;
+  double speedup = 1.0;  ///< over the decision
+};
+
+/// What would make the run of `decision` faster, found by simulating changes of `config` (which the
+/// decision was made from), budgets and rates; the most useful first, nothing that gains less than
+/// 2%.
+std::vector<Variant> find_improvements(const Decision& decision, const config::Config& config,
+                                       const model::Architecture& model,
+                                       const memory::Budgets& budgets, const schedule::Rates& rates,
+                                       std::uint32_t world = 1);
 
 }  // namespace ballast::engine

@@ -264,6 +264,10 @@ struct Schedule {
 /// placement or the options make no sense (wrong number of blocks, too few slots).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
 
+/// The buffers that build() gives, without its plans: what a placement costs.
+std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
+                                 const Options& options);
+
 /// A training step over the same buffers with fewer micro-batches (1 to the workload's): the last,
 /// partial batch of an epoch. `applies_updates`: behind another gated step.
 Plan build_partial_step(const Workload& workload, const Placement& placement,

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,10 +62,17 @@ class Observer {
   virtual void finished(const RunSummary& summary) = 0;
 };
 
+/// Which steps to trace, and where to (write_trace()).
+struct TraceRequest {
+  std::filesystem::path file;  ///< "": no trace
+  std::uint64_t steps = 10;    ///< the first ones, their updates included
+};
+
 /// Trains as `config` says: plans, opens the data, allocates, steps, evaluates, writes
 /// metrics.jsonl into config.ballast.out (made if need be). `interrupted` (may be null) ends the
 /// run with Error(interrupted). Throws Error; what it had allocated is gone then, swap file
-/// included.
-void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted);
+/// included. The trace is written once its steps are done, or when the run fails before that.
+void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
+           const TraceRequest& trace = {});
 
 }  // namespace ballast::train

@@ -187,5 +187,28 @@ TEST(BatchTriplet, IsRefusedWithTheNumbersWhenItDoesNotMultiply) {
             std::string::npos);
 }
 
+TEST(BatchTriplet, IsThePlannersToCutWhereAutoLeavesAChoice) {
+  const std::string automatic = R"("train_micro_batch_size_per_gpu": "auto")";
+  const auto batch = parse_text(with(automatic)).batch;
+  EXPECT_TRUE(batch.automatic);
+  EXPECT_EQ(batch.train_batch, 8U);
+  EXPECT_EQ(batch.micro_batch * batch.accumulation, 8U);
+  EXPECT_TRUE(parse_text(with(R"("gradient_accumulation_steps": "auto")")).batch.automatic);
+  EXPECT_TRUE(
+      parse_text(with(automatic + R"(, "gradient_accumulation_steps": "auto")")).batch.automatic);
+}
+
+TEST(BatchTriplet, IsNotThePlannersToCutWhereNothingIsOpen) {
+  EXPECT_FALSE(parse_text(kMinimal).batch.automatic);
+  const auto named = parse_text(with(R"("train_micro_batch_size_per_gpu": "auto",
+                                        "gradient_accumulation_steps": 4)"))
+                         .batch;
+  EXPECT_FALSE(named.automatic);
+  EXPECT_EQ(named.micro_batch, 2U);
+  const auto whole = parse_text(batch_text({0, 2, 0, 1}), {"gradient_accumulation_steps=auto"});
+  EXPECT_FALSE(whole.batch.automatic);
+  EXPECT_EQ(whole.batch.accumulation, 1U);
+}
+
 }  // namespace
 }  // namespace ballast::config::test

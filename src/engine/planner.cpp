@@ -1,0 +1,107 @@
+#include "ballast/engine/planner.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/error.h"
+
+#include "src/engine/outline.h"
+#include "src/engine/planner.h"
+#include "src/engine/refusal.h"
+#include "src/engine/search.h"
+
+namespace ballast::engine {
+namespace {
+
+using schedule::BlockPlacement;
+
+/// The tier that most blocks have, the faster one when two are equally common.
+Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind) {
+  std::array<std::size_t, 3> count{};
+  for (const BlockPlacement& block : blocks) ++count.at(static_cast<std::size_t>(block.*kind));
+  return kTiers.at(
+      static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
+}
+
+/// Says `placement` as sections and, where blocks differ from them, rules over ranges of blocks.
+void name_placement(config::Config& config, const std::vector<BlockPlacement>& blocks) {
+  const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
+                               usual(blocks, &BlockPlacement::optimizer),
+                               usual(blocks, &BlockPlacement::activations)};
+  config.zero.parameters.tier = most.weights;
+  config.zero.optimizer.tier = most.optimizer;
+  config.ballast.activations = most.activations;
+  config.ballast.placement.clear();
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b] == most) continue;
+    config::PlacementRule rule = {.first_block = b, .last_block = b};
+    while (rule.last_block + 1 < blocks.size() && blocks[rule.last_block + 1] == blocks[b]) {
+      ++rule.last_block;
+    }
+    b = rule.last_block;
+    if (blocks[b].weights != most.weights) rule.weights = blocks[b].weights;
+    if (blocks[b].optimizer != most.optimizer) rule.optimizer = blocks[b].optimizer;
+    if (blocks[b].activations != most.activations) rule.activations = blocks[b].activations;
+    config.ballast.placement.push_back(rule);
+  }
+}
+
+config::Config settle(const Question& question, const Trial& trial) {
+  config::Config config =
+      with_micro_batches(question.config, trial.point.setting->micro_batch, question.world);
+  name_placement(config, trial.placement.blocks);
+  config.zero.optimizer.buffer_count = trial.point.options.state_staging;
+  config.zero.parameters.buffer_count = trial.point.options.weight_staging;
+  return config;
+}
+
+Decision conclude(const Question& question, config::Config config, std::size_t simulated) {
+  config.ballast.device_bytes = question.budgets.device;
+  config.ballast.host_bytes = question.budgets.host;
+  Decision decision;
+  const model::MicroBatchShape shape = {config.batch.micro_batch, config.data.sequence_length};
+  decision.blueprint = draw_blueprint(config, question.model, question.budgets,
+                                      question.workspace_of(shape), question.world);
+  decision.prediction =
+      schedule::simulate(decision.blueprint.schedule, decision.blueprint.workload, question.rates);
+  decision.config = std::move(config);
+  decision.simulated = simulated + 1;
+  return decision;
+}
+
+/// There is one plan only.
+Decision predict(const Question& question) {
+  static_cast<void>(micro_batch_sizes(question));  // checks the batch
+  try {
+    return conclude(question, question.config, 0);
+  } catch (const Error& error) {
+    if (error.category() != ErrorCategory::memory) throw;
+    throw Error(ErrorCategory::memory, explain_refusal(question));
+  }
+}
+
+}  // namespace
+
+bool leaves_choices(const config::Config& config) {
+  if (config.batch.automatic) return true;
+  const std::size_t blocks = config.model.num_layers + 2;
+  const std::vector<Wish> wishes = read_wishes(config, blocks, 1);
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const bool keeps_input = b > 0 && b + 1 < blocks;
+    if (!wishes[b].weights || !wishes[b].optimizer) return true;
+    if (keeps_input && !wishes[b].activations) return true;
+  }
+  return false;
+}
+
+Decision decide_with(const Question& question) {
+  if (!leaves_choices(question.config)) return predict(question);
+  Search search(question);
+  const std::optional<Trial> best = search.run();
+  if (!best) throw Error(ErrorCategory::memory, explain_refusal(question));
+  return conclude(question, settle(question, *best), search.simulated());
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,228 @@
+#include "ballast/train/trace.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "src/train/replaced_file.h"
+
+namespace ballast::train {
+namespace {
+
+using schedule::Lane;
+using schedule::Operation;
+using schedule::OpId;
+using schedule::Plan;
+using schedule::Span;
+
+// The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU and
+// what Perfetto takes of it: https://perfetto.dev/docs/getting-started/other-formats. Times are in
+// microseconds.
+
+constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
+
+/// Tracks from top to bottom: the way of a parameter.
+constexpr std::array<Lane, schedule::kLaneCount> kTracks = {
+    Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,
+    Lane::reduce, Lane::offload, Lane::update, Lane::writeback};
+
+std::size_t track(Lane lane) {
+  return static_cast<std::size_t>(std::find(kTracks.begin(), kTracks.end(), lane) -
+                                  kTracks.begin()) +
+         1;
+}
+
+std::string json_string(std::string_view text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+bool trains(const Plan& plan) {
+  return std::any_of(plan.operations.begin(), plan.operations.end(), [](const Operation& o) {
+    return o.action == schedule::Action::pack_gradient;
+  });
+}
+
+/// One run of the timeline and where its operations are in it.
+struct Run {
+  static constexpr std::size_t kMissing = ~std::size_t{0};
+
+  const Plan* plan = nullptr;
+  std::vector<std::size_t> span_of;  ///< by operation: index into the spans, or kMissing
+  bool trains = false;
+  std::uint64_t step = 0;  ///< training steps up to this run; 0: none yet
+};
+
+class TraceWriter {
+ public:
+  TraceWriter(const std::filesystem::path& file, std::string_view process,
+              const schedule::Timeline& timeline, const schedule::Workload& workload)
+      : file_(file), process_(json_string(process)), workload_(workload), spans_(timeline.spans) {
+    std::stable_sort(spans_.begin(), spans_.end(),
+                     [](const Span& a, const Span& b) { return a.start < b.start; });
+    if (!spans_.empty()) origin_ = spans_.front().start;
+    collect_runs();
+  }
+
+  void write() {
+    text_ = R"({"displayTimeUnit":"ns","traceEvents":[)";
+    metadata();
+    collect_arrows();
+    for (std::size_t i = 0; i < spans_.size(); ++i) {
+      slice(spans_[i]);
+      for (const std::uint64_t id : arrivals_[i]) arrow(id, spans_[i], 'f');
+      for (const std::uint64_t id : departures_[i]) arrow(id, spans_[i], 's');
+    }
+    text_ += "\n]}\n";
+    file_.write(text_);
+    file_.commit();
+  }
+
+ private:
+  void collect_runs() {
+    for (std::size_t i = 0; i < spans_.size(); ++i) {
+      Run& run = runs_[spans_[i].run];
+      if (run.plan == nullptr) {
+        run.plan = spans_[i].plan;
+        run.span_of.assign(run.plan->operations.size(), Run::kMissing);
+      }
+      run.span_of[spans_[i].op] = i;
+    }
+    std::uint64_t steps = 0;
+    for (auto& [number, run] : runs_) {
+      run.trains = trains(*run.plan);
+      steps += run.trains ? 1 : 0;
+      run.step = steps;
+    }
+  }
+
+  /// Arrows along the edges of which both ends are there.
+  void collect_arrows() {
+    arrivals_.resize(spans_.size());
+    departures_.resize(spans_.size());
+    for (const auto& [number, run] : runs_) {
+      for (OpId id = 0; id < run.plan->operations.size(); ++id) {
+        for (const OpId from : run.plan->operations[id].after) add_arrow(run, from, run, id);
+      }
+      // Only a run that directly follows is joined by a seam.
+      const auto before = runs_.find(number - 1);
+      if (before == runs_.end()) continue;
+      const auto seam = schedule::seam(*before->second.plan, *run.plan);
+      for (OpId id = 0; id < seam.size(); ++id) {
+        for (const OpId from : seam[id]) add_arrow(before->second, from, run, id);
+      }
+    }
+  }
+
+  void add_arrow(const Run& from_run, OpId from, const Run& to_run, OpId to) {
+    const std::size_t start = from_run.span_of[from];
+    const std::size_t end = to_run.span_of[to];
+    if (start == Run::kMissing || end == Run::kMissing) return;
+    ++arrows_;
+    departures_[start].push_back(arrows_);
+    arrivals_[end].push_back(arrows_);
+  }
+
+  void begin_event() {
+    if (text_.size() >= kFlushBytes) {
+      file_.write(text_);
+      text_.clear();
+    }
+    text_ += first_ ? "\n" : ",\n";
+    first_ = false;
+  }
+
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+  }
+
+  void metadata() {
+    begin_event();
+    add(R"({{"ph":"M","pid":1,"name":"process_name","args":{{"name":{}}}}})", process_);
+    for (const Lane lane : kTracks) {
+      const bool used = std::any_of(spans_.begin(), spans_.end(), [lane](const Span& span) {
+        return span.operation().lane == lane;
+      });
+      if (!used) continue;
+      begin_event();
+      add(R"({{"ph":"M","pid":1,"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})",
+          track(lane), to_string(lane));
+      begin_event();
+      add(R"({{"ph":"M","pid":1,"tid":{0},"name":"thread_sort_index","args":{{"sort_index":{0}}}}})",
+          track(lane));
+    }
+  }
+
+  [[nodiscard]] std::int64_t nanoseconds(double seconds) const {
+    return std::llround((seconds - origin_) * 1e9);
+  }
+
+  void add_time(std::string_view key, std::int64_t nanoseconds) {
+    add(R"(,"{}":{}.{:03})", key, nanoseconds / 1000, nanoseconds % 1000);
+  }
+
+  void slice(const Span& span) {
+    const Operation& operation = span.operation();
+    const Run& run = runs_.at(span.run);
+    const std::int64_t start = nanoseconds(span.start);
+    begin_event();
+    add(R"({{"ph":"X","pid":1,"tid":{},"name":{},"cat":"{}")", track(operation.lane),
+        json_string(describe(operation, workload_)), to_string(operation.action));
+    add_time("ts", start);
+    add_time("dur", nanoseconds(span.end) - start);
+    add(R"(,"args":{{"block":{},"block_name":{},"micro_batch":{},"run":{})", operation.block,
+        json_string(workload_.blocks.at(operation.block).name), operation.micro, span.run);
+    // Flushed updates belong to the last step, as those under a step's forward pass to the one
+    // before it.
+    const std::uint64_t lag = run.trains ? operation.lag : 0;
+    if (run.step > lag) add(R"(,"step":{})", run.step - lag);
+    add(R"(,"plan":{},"bytes":{},"flops":{},"traffic":{}}}}})", json_string(run.plan->name),
+        operation.bytes, operation.flops, operation.traffic);
+  }
+
+  /// An arrow leaves its slice in the last nanosecond and reaches the other one at its beginning:
+  /// a viewer looks for the slice that is open then.
+  void arrow(std::uint64_t id, const Span& span, char phase) {
+    const std::int64_t start = nanoseconds(span.start);
+    const bool leaves = phase == 's';
+    begin_event();
+    add(R"({{"ph":"{}",{}"id":{},"pid":1,"tid":{},"name":"then","cat":{})", phase,
+        leaves ? "" : R"("bp":"e",)", id, track(span.operation().lane), process_);
+    add_time("ts", leaves ? std::max(start, nanoseconds(span.end) - 1) : start);
+    text_ += '}';
+  }
+
+  ReplacedFile file_;
+  std::string process_;  ///< quoted
+  const schedule::Workload& workload_;
+  std::vector<Span> spans_;  ///< by start
+  double origin_ = 0.0;      ///< start of the first span
+  std::map<std::uint64_t, Run> runs_;
+  std::vector<std::vector<std::uint64_t>> arrivals_;    ///< by span: arrows that end there
+  std::vector<std::vector<std::uint64_t>> departures_;  ///< by span: arrows that start there
+  std::uint64_t arrows_ = 0;
+  std::string text_;
+  bool first_ = true;
+};
+
+}  // namespace
+
+void check_trace_file(const std::filesystem::path& file) {
+  const ReplacedFile probe(file);
+}
+
+void write_trace(const std::filesystem::path& file, std::string_view process,
+                 const schedule::Timeline& timeline, const schedule::Workload& workload) {
+  TraceWriter(file, process, timeline, workload).write();
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,257 @@
+#include "src/engine/planner.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/memory/ledger.h"
+
+#include "src/engine/outline.h"
+
+namespace ballast::engine {
+namespace {
+
+/// A machine on which compute is quick, so that transfers show.
+schedule::Rates machine() {
+  schedule::Rates rates;
+  rates.name = "test machine";
+  rates.forward = {{64.0, 40e9}, {1024.0, 100e9}};
+  rates.backward = rates.forward;
+  rates.head = rates.forward;
+  rates.device_memory_per_second = 20e9;
+  rates.launch_seconds = 5e-6;
+  rates.update_per_second = 10e9;
+  rates.upload_per_second = 4e9;
+  rates.offload_per_second = 4e9;
+  rates.read_per_second = 1e9;
+  rates.write_per_second = 0.8e9;
+  rates.mixed_per_second = 1.2e9;
+  rates.io_latency_seconds = 1e-4;
+  return rates;
+}
+
+config::Config make_config(const std::vector<std::string>& overrides) {
+  const std::string text = R"({
+    "model": {"family": "gpt2", "vocab_size": 512, "hidden_size": 128, "num_layers": 10,
+              "num_heads": 4},
+    "data": {"text": "unused.txt", "sequence_length": 64},
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": "auto",
+    "zero_optimization": {"offload_optimizer": {"device": "auto"},
+                          "offload_param": {"device": "auto"}},
+    "ballast": {"device": "host", "activations": "auto"}})";
+  return config::parse(text, "/base", "test", overrides);
+}
+
+/// A round number that grows with the micro-batch, as a workspace does.
+Bytes workspace(model::MicroBatchShape shape) {
+  return shape.tokens() * 4096;
+}
+
+struct Asked {
+  explicit Asked(const std::vector<std::string>& overrides = {}, memory::Budgets given = {})
+      : config(make_config(overrides)), model(make_architecture(config)), budgets(given) {}
+
+  [[nodiscard]] Question question() const {
+    return {config, model, budgets, rates, world, workspace};
+  }
+  [[nodiscard]] Decision decide() const { return decide_with(question()); }
+  /// The message of the refusal; "" when it fits.
+  [[nodiscard]] std::string refusal() const {
+    try {
+      static_cast<void>(decide());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.category(), ErrorCategory::memory);
+      return error.what();
+    }
+    return "";
+  }
+
+  config::Config config;
+  model::Architecture model;
+  memory::Budgets budgets;
+  schedule::Rates rates = machine();
+  std::uint32_t world = 1;
+};
+
+double speed(const Decision& decision) {
+  return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+         decision.prediction.step_seconds;
+}
+
+constexpr memory::Budgets kRoomy = {256 * kMiB, 256 * kMiB};
+constexpr memory::Budgets kTight = {14 * kMiB, 12 * kMiB};
+
+TEST(Planner, KeepsEverythingOnAFastDeviceWithRoom) {
+  Asked asked({}, kRoomy);
+  asked.rates.device_memory_per_second = 2e12;
+  const Decision decision = asked.decide();
+  for (const auto& block : decision.blueprint.placement.blocks) {
+    EXPECT_EQ(block.weights, Tier::device);
+    EXPECT_EQ(block.optimizer, Tier::device);
+    EXPECT_EQ(block.activations, Tier::device);
+  }
+}
+
+TEST(Planner, LeavesNothingToChoose) {
+  for (const memory::Budgets& budgets : {kRoomy, kTight, memory::Budgets{20 * kMiB, 6 * kMiB}}) {
+    const Asked asked({}, budgets);
+    EXPECT_TRUE(leaves_choices(asked.config));
+    const Decision decision = asked.decide();
+    EXPECT_FALSE(leaves_choices(decision.config));
+    EXPECT_TRUE(decision.blueprint.ledger.fits(budgets));
+    EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 16U);
+    EXPECT_EQ(decision.config.ballast.device_bytes, budgets.device);
+    EXPECT_EQ(decision.config.ballast.host_bytes, budgets.host);
+  }
+}
+
+TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
+  const Asked asked({}, kTight);
+  const Decision decision = asked.decide();
+  const config::Config again =
+      config::parse(config::print(decision.config), "/elsewhere", "printed", {});
+  const Blueprint drawn = draw_blueprint(
+      again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
+      workspace({again.batch.micro_batch, again.data.sequence_length}));
+  EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
+  EXPECT_EQ(drawn.options, decision.blueprint.options);
+  EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
+  EXPECT_EQ(drawn.ledger.lines().size(), decision.blueprint.ledger.lines().size());
+  for (const Tier tier : kTiers) {
+    EXPECT_EQ(drawn.ledger.total(tier), decision.blueprint.ledger.total(tier));
+  }
+}
+
+TEST(Planner, KeepsWhatTheConfigNames) {
+  const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
+                     "zero_optimization.offload_optimizer.buffer_count=4",
+                     "train_micro_batch_size_per_gpu=2",
+                     R"(ballast.placement=[{"blocks": "3-4", "weights": "host"}])"},
+                    kRoomy);
+  const Decision decision = asked.decide();
+  EXPECT_EQ(decision.config.batch.micro_batch, 2U);
+  EXPECT_EQ(decision.config.batch.accumulation, 8U);
+  EXPECT_EQ(decision.blueprint.options.state_staging, 4U);
+  const auto& blocks = decision.blueprint.placement.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    EXPECT_EQ(blocks[b].optimizer, Tier::nvme) << b;
+    EXPECT_EQ(blocks[b].weights == Tier::host, b == 3 || b == 4) << b;
+  }
+}
+
+TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
+  for (const memory::Budgets& budgets : {kTight, memory::Budgets{20 * kMiB, 6 * kMiB},
+                                         memory::Budgets{10 * kMiB, 40 * kMiB}}) {
+    const Asked asked({}, budgets);
+    const double chosen = speed(asked.decide());
+    for (const std::uint64_t size : {1U, 2U, 4U, 8U, 16U}) {
+      config::Config config = with_micro_batches(asked.config, size, 1);
+      for (const config::TierChoice tier : {config::TierChoice(), config::TierChoice(Tier::nvme),
+                                            config::TierChoice(Tier::host)}) {
+        config.zero.optimizer.tier = tier;
+        try {
+          const Blueprint other =
+              draw_blueprint(config, asked.model, budgets, workspace({size, 64}));
+          const double seconds =
+              schedule::simulate(other.schedule, other.workload, asked.rates).step_seconds;
+          const auto tokens = static_cast<double>(other.workload.tokens_per_step());
+          EXPECT_GE(chosen, 0.995 * tokens / seconds) << size;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.category(), ErrorCategory::memory);
+        }
+      }
+    }
+  }
+}
+
+TEST(Planner, GivesTheSameAnswerTwice) {
+  const Asked asked({}, kTight);
+  const Decision first = asked.decide();
+  const Decision second = asked.decide();
+  EXPECT_EQ(config::print(first.config), config::print(second.config));
+  EXPECT_EQ(first.prediction.step_seconds, second.prediction.step_seconds);
+  EXPECT_EQ(first.simulated, second.simulated);
+  EXPECT_GT(first.simulated, 10U);
+}
+
+TEST(Planner, PredictsANamedConfigAsItIs) {
+  const Asked asked({"zero_optimization.offload_optimizer.device=cpu",
+                     "zero_optimization.offload_param.device=cpu", "ballast.activations=device",
+                     "train_micro_batch_size_per_gpu=4"},
+                    kRoomy);
+  EXPECT_FALSE(leaves_choices(asked.config));
+  const Decision decision = asked.decide();
+  EXPECT_EQ(decision.simulated, 1U);
+  EXPECT_EQ(decision.blueprint.options, schedule::Options());
+  EXPECT_EQ(decision.config.zero.optimizer.buffer_count, 0U);
+}
+
+TEST(Planner, SplitsTheBatchOverRanks) {
+  Asked asked({"zero_optimization.stage=3"}, kRoomy);
+  asked.world = 4;
+  asked.rates.fabric_per_second = 2e9;
+  asked.rates.ranks_per_node = 4;
+  const Decision decision = asked.decide();
+  EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 4U);
+  EXPECT_EQ(decision.blueprint.workload.tokens_per_step(), 16U * 64U);
+  EXPECT_EQ(decision.blueprint.workload.world, 4U);
+  EXPECT_EQ(decision.blueprint.workload.stage, 3U);
+  asked.world = 3;
+  try {
+    static_cast<void>(asked.decide());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    EXPECT_NE(std::string(error.what()).find("16 sequences"), std::string::npos) << error.what();
+  }
+}
+
+TEST(PlannerRefusal, NamesTheLineAndABudgetThatIsEnough) {
+  const Asked asked({}, {2 * kMiB, 64 * kMiB});
+  const std::string message = asked.refusal();
+  EXPECT_EQ(message.rfind("the device budget of 2.00 MiB is ", 0), 0U) << message;
+  const std::string words = "; device memory of ";
+  const auto found = message.find(words);
+  ASSERT_NE(found, std::string::npos) << message;
+  const auto start = found + words.size();
+  const auto end = message.find(" would fit");
+  Asked raised = asked;
+  raised.budgets.device = parse_bytes(message.substr(start, end - start));
+  EXPECT_EQ(raised.refusal(), "");
+}
+
+TEST(PlannerRefusal, FindsASmallerMicroBatch) {
+  const Asked asked({"train_micro_batch_size_per_gpu=16"}, {6 * kMiB, 64 * kMiB});
+  const std::string message = asked.refusal();
+  const std::string words = "; train_micro_batch_size_per_gpu ";
+  const auto found = message.find(words);
+  ASSERT_NE(found, std::string::npos) << message;
+  const std::uint64_t size = std::stoull(message.substr(found + words.size()));
+  Asked smaller = asked;
+  smaller.config = with_micro_batches(asked.config, size, 1);
+  EXPECT_EQ(smaller.refusal(), "");
+  smaller.config = with_micro_batches(asked.config, 2 * size, 1);
+  EXPECT_NE(smaller.refusal(), "");
+}
+
+TEST(PlannerRefusal, FindsATierBelow) {
+  const Asked asked({"zero_optimization.offload_optimizer.device=none",
+                     "train_micro_batch_size_per_gpu=1"},
+                    {20 * kMiB, 64 * kMiB});
+  const std::string message = asked.refusal();
+  EXPECT_NE(message.find("offload_optimizer.device \"cpu\" would fit"), std::string::npos)
+      << message;
+  const Asked poor({"zero_optimization.offload_optimizer.device=cpu",
+                    "train_micro_batch_size_per_gpu=1"},
+                   {20 * kMiB, 12 * kMiB});
+  EXPECT_NE(poor.refusal().find("offload_optimizer.device \"nvme\" would fit"), std::string::npos)
+      << poor.refusal();
+}
+
+}  // namespace
+}  // namespace ballast::engine
