@@ -10,8 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/engine/calibrate.h"
 #include "ballast/train/forecast.h"
+#include "ballast/train/machine_rates.h"
 #include "ballast/train/rates_file.h"
 #include "ballast/train/trace.h"
 
@@ -28,6 +28,7 @@ struct PlanArguments {
   std::filesystem::path trace;
   std::uint32_t world = 1;
   bool json = false;
+  bool recalibrate = false;
 };
 
 schedule::Rates rates_for(const PlanArguments& arguments, config::Config config) {
@@ -38,7 +39,7 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return engine::calibrate(config, engine::make_architecture(config));
+  return train::machine_rates(config, engine::make_architecture(config), arguments.recalibrate);
 }
 
 void run_plan(const PlanArguments& arguments) {
@@ -68,13 +69,15 @@ void add_plan(CLI::App& app, Action& action) {
       ->required();
   command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
       ->allow_extra_args(false);
-  command->add_option("--rates", arguments->rates,
-                      "Machine to plan for (configs/rates); default: this one");
+  CLI::Option* rates = command->add_option(
+      "--rates", arguments->rates, "Machine to plan for (configs/rates); default: this one");
   command->add_option("--world", arguments->world, "Ranks that share the batch")
       ->check(CLI::Range(1U, 1U << 20U))
       ->capture_default_str();
   command->add_option("--trace", arguments->trace,
                       "Write the simulated timeline, for ui.perfetto.dev");
+  command->add_flag("--recalibrate", arguments->recalibrate, "Measure this machine anew")
+      ->excludes(rates);
   command->add_flag("--json", arguments->json, "Print a JSON object");
   command->callback([&action, arguments] { action = [arguments] { run_plan(*arguments); }; });
 }

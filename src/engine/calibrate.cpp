@@ -94,7 +94,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
 }
 
 std::size_t cold_copies(const Sample& sample, Bytes bytes) {
-  const Bytes cold = 2 * (sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache);
+  const Bytes cold = 4 * (sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
 }
 

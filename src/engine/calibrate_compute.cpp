@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <set>
 #include <type_traits>
 #include <vector>
@@ -19,6 +20,8 @@ namespace {
 constexpr double kLong = 0.5;
 /// The config's own micro-batch is left out when an operation would take longer.
 constexpr double kTooLong = 2.0;
+/// Such operations need no call to warm up.
+constexpr double kWarm = 0.1;
 /// Shorter kernels are timed several at a time.
 constexpr double kShort = 0.002;
 constexpr std::size_t kMostTogether = 64;
@@ -152,11 +155,15 @@ class Kernels {
       for (std::size_t i = 0; i < count; ++i) enqueue();
       stream_->synchronize();
     };
-    const double once = median_seconds({.least = 1, .most = 1}, [&] { several(1); });
+    const auto start = std::chrono::steady_clock::now();
+    several(1);
+    const double once =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (once >= kLong) return once;
+    if (once >= kWarm) return median_seconds({.seconds = 0.0}, [&] { several(1); });
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
-    const Patience patience = {.seconds = together > 1 ? 0.01 : 0.3, .least = 3, .most = 5};
+    const Patience patience = {.seconds = together > 1 ? 0.01 : 0.2, .least = 3};
     return median_seconds(patience, [&] { several(together); }) / static_cast<double>(together);
   }
 

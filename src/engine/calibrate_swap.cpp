@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 /// What a measurement writes at a time, at most.
 constexpr Bytes kMostBytes = 64 * kMiB;
 constexpr std::size_t kExtents = 3;
-constexpr double kSeconds = 0.4;
+constexpr double kSeconds = 0.25;
+constexpr std::size_t kMostTransfers = 16;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -99,7 +100,7 @@ double mixed_rate(Trial& trial) {
   });
   std::size_t read = 0;
   try {
-    while (since(start) < kSeconds || read == 0) {
+    while (read == 0 || (since(start) < kSeconds && read + written < 2 * kMostTransfers)) {
       trial.read(0);
       ++read;
     }
@@ -123,7 +124,7 @@ void measure_swap(const Sample& sample, schedule::Rates& rates) {
   const double read_latency = median_seconds(few, [&] { trial.read(kExtents); });
   const double write_latency = median_seconds(few, [&] { trial.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
-  const Patience patience = {.seconds = kSeconds, .least = 3, .most = 16};
+  const Patience patience = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = cpu_seconds();
   const auto start = Clock::now();
   std::size_t turn = 0;

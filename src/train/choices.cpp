@@ -6,16 +6,16 @@
 
 #include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/engine/calibrate.h"
 #include "ballast/engine/planner.h"
 #include "ballast/train/forecast.h"
+#include "ballast/train/machine_rates.h"
 
 namespace ballast::train {
 
 config::Config decide_choices(const config::Config& config) {
   if (!engine::leaves_choices(config)) return config;
   const model::Architecture model = engine::make_architecture(config);
-  const schedule::Rates rates = engine::calibrate(config, model);
+  const schedule::Rates rates = machine_rates(config, model);
   engine::Decision decision = engine::decide(config, model, budgets_of(config, rates), rates);
   const config::Config& chosen = decision.config;
   log(LogLevel::info,

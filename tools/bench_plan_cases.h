@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ballast/config/config.h"
+
+namespace ballast::tools {
+
+/// A way of running the model of `bench plan`.
+struct PlanCase {
+  std::string_view name;
+  std::string_view what;  ///< for people
+  /// Config overrides, one a word: "ballast.link_gbps=2 ballast.order=micro_batch_major".
+  std::string_view settings;
+};
+
+/// Cases that are bound by different things.
+const std::vector<PlanCase>& plan_cases();
+
+/// One way after another to run the same model within the same budgets, chosen by hand.
+const std::vector<PlanCase>& hand_made_cases();
+
+/// The config of a case: six layers of GPT-2's width, swapping to `directory`; the case's settings
+/// and then `overrides` on top. Throws Error(config).
+config::Config make_plan_config(const PlanCase& plan_case, const std::filesystem::path& directory,
+                                const std::vector<std::string>& overrides);
+
+}  // namespace ballast::tools
