@@ -1,5 +1,5 @@
-// Bytes that each lane moves in a run, counted without the builder: from sizes, placement, order and
-// the number of passing places.
+// Bytes that each lane moves in a run, counted without the builder: from sizes, placement, order
+// and the number of passing places.
 
 #include <algorithm>
 #include <array>
@@ -214,9 +214,8 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
 /// All blocks alike, on one tier.
 Problem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
   Problem problem = random_problem(1);
-  problem.workload.blocks.assign(
-      8, {"block", world * Bytes{8192}, world * Bytes{16384}, world * Bytes{8192},
-          world * Bytes{40960}, 10.0, 53248});
+  problem.workload.blocks.assign(8, {"block", world * Bytes{8192}, world * Bytes{16384},
+                                     world * Bytes{8192}, world * Bytes{40960}, 10.0, 53248});
   problem.workload.tied = false;
   problem.workload.world = world;
   problem.workload.stage = stage;
@@ -230,8 +229,7 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
     for (std::uint32_t stage = 0; stage <= 3; ++stage) {
       for (const Tier optimizer : kTiers) {
         const Problem problem = uniform(world, stage, optimizer);
-        const Plan plan =
-            build(problem.workload, problem.placement, problem.options).steady;
+        const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
         // Psi: all weights in the training type, of which a rank already has its own part.
         const Bytes psi = 8 * problem.workload.blocks[0].weight_bytes;
         const Bytes once = psi - psi / world;
