@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Traces of real runs: what is in them, and what happens to them when a run ends early.
+
+    trace_test.py PATH_OF_BALLAST
+"""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from one_line import assert_one_line
+
+BALLAST = pathlib.Path(sys.argv.pop(1)).resolve()
+STAGES = ["fetch", "upload", "gather", "compute", "reduce", "offload", "update", "writeback"]
+PATIENCE = 240
+
+TINY = {
+    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 3,
+              "num_heads": 4, "num_kv_heads": 2},
+    "data": {"text": ["text.txt"], "sequence_length": 32},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"},
+                          "offload_param": {"device": "cpu"}},
+    "aio": {"any_file_system": True},
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
+                "out": "run"},
+}
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+
+
+def nanoseconds(microseconds):
+    return round(microseconds * 1000)
+
+
+class Trace(unittest.TestCase):
+    def setUp(self):
+        self._directory = tempfile.TemporaryDirectory(prefix="ballast-trace-")
+        self.addCleanup(self._directory.cleanup)
+        self.path = pathlib.Path(self._directory.name)
+        self.file = self.path / "trace.json"
+        (self.path / "text.txt").write_text(TEXT)
+
+    def config(self, **ballast):
+        config = json.loads(json.dumps(TINY))
+        config["ballast"].update(ballast)
+        file = self.path / "config.json"
+        file.write_text(json.dumps(config))
+        return file
+
+    def train(self, *arguments, faults=None, limits=None, **ballast):
+        environment = {**os.environ, **({"BALLAST_IO_FAULTS": faults} if faults else {})}
+        return subprocess.run([BALLAST, "train", self.config(**ballast), *arguments],
+                              cwd=self.path, env=environment, capture_output=True, text=True,
+                              timeout=PATIENCE, preexec_fn=limits, check=False)
+
+    def read(self):
+        """The trace's slices by track, after checks of what must hold of every trace."""
+        events = json.loads(self.file.read_text())["traceEvents"]
+        names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        self.assertEqual(list(names.values()), [s for s in STAGES if s in names.values()])
+        tracks = {name: [] for name in names.values()}
+        for event in events:
+            if event["ph"] == "X":
+                tracks[names[event["tid"]]].append(event)
+        for slices in tracks.values():
+            for one, next_one in zip(slices, slices[1:]):
+                self.assertLessEqual(nanoseconds(one["ts"]) + nanoseconds(one["dur"]),
+                                     nanoseconds(next_one["ts"]))
+        starts = {e["id"]: e for e in events if e["ph"] == "s"}
+        ends = {e["id"]: e for e in events if e["ph"] == "f"}
+        self.assertEqual(set(starts), set(ends))
+        for number, start in starts.items():
+            self.assertLessEqual(start["ts"], ends[number]["ts"])
+            for event in (start, ends[number]):
+                self.assertTrue(any(
+                    nanoseconds(s["ts"]) <= nanoseconds(event["ts"])
+                    <= nanoseconds(s["ts"]) + nanoseconds(s["dur"])
+                    for s in tracks[names[event["tid"]]]), event)
+        self.assertTrue(not tracks or starts)
+        for left in self.path.glob("*.tmp-*"):
+            self.fail(f"{left} was left")
+        return tracks
+
+    def steps(self, tracks):
+        return {s["args"]["step"] for slices in tracks.values() for s in slices}
+
+    def losses(self):
+        lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    def test_shows_every_operation_of_the_first_steps_with_their_updates(self):
+        done = self.train("--trace", self.file, "--trace-steps", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(str(self.file), done.stdout)
+        tracks = self.read()
+        self.assertEqual(set(tracks), {"fetch", "upload", "compute", "offload", "update",
+                                       "writeback"})
+        self.assertEqual(self.steps(tracks), {1, 2})
+        # 5 blocks, 2 micro-batches, 2 steps; the head's forward and backward are one.
+        count = lambda track, kind: sum(s["cat"] == kind for s in tracks[track])
+        self.assertEqual(count("compute", "forward"), 4 * 2 * 2)
+        self.assertEqual(count("compute", "backward"), 4 * 2 * 2)
+        self.assertEqual(count("compute", "forward and backward"), 2 * 2)
+        self.assertEqual(count("update", "gate"), 2)
+        self.assertEqual(count("update", "update"), 5 * 2)
+        self.assertEqual(count("writeback", "writeback states"), 5 * 2)
+        self.assertEqual(count("fetch", "fetch states"), 5 * 2)
+        for one in tracks["writeback"]:
+            self.assertGreater(one["args"]["bytes"], 0)
+
+    def test_changes_nothing_of_the_run(self):
+        self.assertEqual(self.train(eval_every=1).returncode, 0)
+        plain = self.losses()
+        done = self.train("--trace", self.file, "--trace-steps", "2", eval_every=1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.losses(), plain)
+        self.read()
+
+    def test_holds_ten_steps_unless_told_otherwise(self):
+        self.assertEqual(self.train("--trace", self.file, steps=12).returncode, 0)
+        self.assertEqual(self.steps(self.read()), set(range(1, 11)))
+        self.assertEqual(len(self.losses()), 12)
+
+    def test_of_a_serial_run_has_no_two_operations_at_a_time(self):
+        done = self.train("--trace", self.file, "--serial")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        slices = sorted((s for track in self.read().values() for s in track),
+                        key=lambda s: s["ts"])
+        for one, next_one in zip(slices, slices[1:]):
+            self.assertLessEqual(nanoseconds(one["ts"]) + nanoseconds(one["dur"]),
+                                 nanoseconds(next_one["ts"]))
+
+    def test_a_place_that_cannot_hold_a_trace_is_found_before_the_run(self):
+        (self.path / "file").write_text("")
+        for place in ("missing/trace.json", "file/trace.json", ".", "/dev/full"):
+            done = self.train("--trace", place)
+            assert_one_line(self, done, 1, [place])
+            self.assertFalse((self.path / "run/metrics.jsonl").exists(), place)
+
+    def test_a_disk_that_fills_up_is_one_line_and_leaves_no_part(self):
+        def limits():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        config = json.loads(json.dumps(TINY))
+        config["zero_optimization"] = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+        file = self.path / "on-host.json"
+        file.write_text(json.dumps(config))
+        done = subprocess.run([BALLAST, "train", file, "--trace", self.file], cwd=self.path,
+                              capture_output=True, text=True, timeout=PATIENCE,
+                              preexec_fn=limits, check=False)
+        assert_one_line(self, done, 1, [str(self.file), "File too large"])
+        self.assertEqual(list(self.path.glob("trace*")), [])
+
+    def test_trace_steps_alone_is_refused(self):
+        assert_one_line(self, self.train("--trace-steps", "2"), 2, ["--trace"])
+
+    def test_a_run_that_fails_leaves_what_it_has(self):
+        # Writes to NVMe fail late enough for a step to be done.
+        done = self.train("--trace", self.file, faults="eio:on=write:after=20:times=1", steps=9)
+        assert_one_line(self, done, 1, ["writeback"], ignored="ballast: warning:")
+        self.assertIn("compute", self.read())
+
+    def test_an_interrupted_run_leaves_what_it_has(self):
+        process = subprocess.Popen(
+            [BALLAST, "train", self.config(steps=1000000), "--trace", self.file,
+             "--trace-steps", "1000000"], cwd=self.path, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: process.poll() is not None or process.kill())
+        metrics = self.path / "run/metrics.jsonl"
+        end = time.monotonic() + PATIENCE
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+        self.assertLessEqual({1, 2, 3}, self.steps(self.read()))
+
+
+if __name__ == "__main__":
+    unittest.main()
