@@ -114,6 +114,11 @@ void check_sharing(const Schedule& schedule, const Rates& rates) {
   if (mixed && !(rates.mixed_per_second > 0.0)) {
     refuse(rates, "mixed_gbps", "the plan reads from and writes to NVMe at once");
   }
+  if (mixed && !(rates.mixed_read_share > 0.0 && rates.mixed_read_share < 1.0)) {
+    throw Error(ErrorCategory::config,
+                fmt::format("rates '{}': mixed_read_share must be above 0 and below 1, got {}",
+                            rates.name, rates.mixed_read_share));
+  }
   if (rates.shared_cores == 0) return;
   if (rates.compute_threads == 0) refuse(rates, "compute_threads", "shared_cores is given");
   if (rates.update_threads == 0 && uses(schedule, Lane::update)) {

@@ -48,16 +48,16 @@ void Sharing::set_threads(const Rates& rates) {
   }
 }
 
-/// Reading and writing get the same bytes per second, as far as each can use them.
+/// Reading and writing get their shares, and what the other one cannot use of its own.
 void Sharing::set_disk(const Rates& rates) {
   const double read = rates.read_per_second;
   const double write = rates.write_per_second;
   const double mixed = rates.mixed_per_second;
   if (!(read > 0.0 && write > 0.0 && mixed > 0.0)) return;
-  const double slower = std::min({mixed / 2.0, read, write});
-  const double faster = std::min(std::max(read, write), mixed - slower);
-  read_speed_ = (read < write ? slower : faster) / read;
-  write_speed_ = (read < write ? faster : slower) / write;
+  const double read_part = mixed * rates.mixed_read_share;
+  const double write_part = mixed - read_part;
+  read_speed_ = std::min(read, std::max(read_part, mixed - write)) / read;
+  write_speed_ = std::min(write, std::max(write_part, mixed - read)) / write;
 }
 
 /// The part of a core that every thread gets if it can use it: as the kernel deals cores out, those

@@ -78,6 +78,18 @@ Key number(std::string name, double& target, int power) {
           [&target, power] { return target == 0.0 ? "" : scaled_digits(target, power); }};
 }
 
+/// Between none and all of something; half of it when the file does not say.
+Key share(std::string name, double& target) {
+  return {std::move(name),
+          [&target](const Place& place, const RatesValue& value) {
+            target = read_number(place, value, 0);
+            if (!(target > 0.0 && target < 1.0)) {
+              place.fail(fmt::format("must be above 0 and below 1, got {}", value.text));
+            }
+          },
+          [&target] { return target == 0.5 ? "" : scaled_digits(target, 0); }};
+}
+
 Key whole(std::string name, unsigned& target, unsigned usual) {
   return {std::move(name),
           [&target, usual](const Place& place, const RatesValue& value) {
@@ -191,6 +203,7 @@ std::vector<Key> keys_of(Rates& rates) {
           number("read_gbps", rates.read_per_second, kGiga),
           number("write_gbps", rates.write_per_second, kGiga),
           number("mixed_gbps", rates.mixed_per_second, kGiga),
+          share("mixed_read_share", rates.mixed_read_share),
           number("io_latency_us", rates.io_latency_seconds, kMicro),
           number("fabric_gbps", rates.fabric_per_second, kGiga),
           number("network_gbps", rates.network_per_second, kGiga),

@@ -38,11 +38,11 @@ struct Rates {
   double upload_per_second = 0.0;
   double offload_per_second = 0.0;
 
-  // NVMe, bytes per second: reading alone, writing alone, and both at once (their sum; each gets
-  // half, as far as it can use that much).
+  // NVMe, bytes per second: reading alone, writing alone, and both at once (their sum).
   double read_per_second = 0.0;
   double write_per_second = 0.0;
   double mixed_per_second = 0.0;
+  double mixed_read_share = 0.5;  ///< of that, what reading gets; writing gets the rest
   double io_latency_seconds = 0.0;  ///< of every fetch and writeback
 
   // Between ranks: bytes per second that one rank receives in a collective.

@@ -139,7 +139,7 @@ TEST(Simulator, ReadingAndWritingShareTheDisk) {
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::writeback), 3.0);
 }
 
-TEST(Simulator, ReadingAndWritingGetTheSameBytesPerSecond) {
+TEST(Simulator, ReadingAndWritingGetTheirSharesOfTheDisk) {
   Hand hand;
   const OpId read = hand.add(Lane::fetch, 12.0);
   const OpId write = hand.add(Lane::writeback, 4.0);
@@ -151,6 +151,12 @@ TEST(Simulator, ReadingAndWritingGetTheSameBytesPerSecond) {
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 6.0);
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::fetch), 5.0);  // one after the other
+  rates.mixed_per_second = 4.0;
+  rates.mixed_read_share = 0.75;
+  prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
+  rates.mixed_read_share = 0.5;
   rates.mixed_per_second = 5.0;  // writing takes 2 of it and can use no more
   prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 2.0);
@@ -317,6 +323,10 @@ TEST(Simulator, ARateThatIsMissingIsNamed) {
   EXPECT_EQ(refusal(reading, rates),
             "rates 'unit': mixed_gbps is missing, but the plan reads from and writes to NVMe at "
             "once");
+  rates.mixed_per_second = 1.0;
+  rates.mixed_read_share = 1.0;
+  EXPECT_EQ(refusal(reading, rates),
+            "rates 'unit': mixed_read_share must be above 0 and below 1, got 1");
   rates = with_cores(2, 0, 1);
   EXPECT_EQ(refusal(computing, rates),
             "rates 'unit': compute_threads is missing, but shared_cores is given");

@@ -106,6 +106,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.read_per_second = any();
     rates.write_per_second = any();
     rates.mixed_per_second = any();
+    rates.mixed_read_share = std::ldexp(static_cast<double>(random() >> 12) + 1.0, -53);
     rates.io_latency_seconds = any();
     rates.fabric_per_second = any();
     rates.network_per_second = any();
@@ -161,6 +162,8 @@ TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
   expect_refusal(R"({"read_gbps": 1e305})", {"read_gbps: too large: 1e305"});
   expect_refusal(R"({"read_gbps": null})", {"read_gbps: expected a number, got null"});
   expect_refusal(R"({"read_gbps": 1, "read_gbps": 2})", {"read_gbps: given twice"});
+  expect_refusal(R"({"mixed_read_share": 1})",
+                 {"mixed_read_share: must be above 0 and below 1, got 1"});
   expect_refusal(R"({"ranks_per_node": 0})", {"ranks_per_node: must be at least 1"});
   expect_refusal(R"({"ranks_per_node": 1.5})", {"expected a whole number, got 1.5"});
   expect_refusal(R"({"shared_cores": 99999999999})", {"must be at most 16777216"});
@@ -253,6 +256,7 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
   rates.device_memory_per_second = rates.launch_seconds = rates.update_per_second = 1.0;
   rates.upload_per_second = rates.offload_per_second = 1.0;
   rates.read_per_second = rates.write_per_second = rates.mixed_per_second = 1.0;
+  rates.mixed_read_share = 0.25;
   rates.io_latency_seconds = rates.fabric_per_second = rates.network_per_second = 1.0;
   rates.ranks_per_node = rates.shared_cores = 2;
   rates.compute_threads = rates.update_threads = 2;
@@ -262,7 +266,7 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
   const auto written = parse_rates_text("rates", text_of(dir.path() / "rates.json"));
-  EXPECT_EQ(written.keys.size(), 25U);
+  EXPECT_EQ(written.keys.size(), 26U);
   for (const std::string& key : written.keys) {
     EXPECT_NE(readme.find("`" + key + "`"), std::string::npos) << key;
   }
