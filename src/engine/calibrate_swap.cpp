@@ -84,8 +84,9 @@ class Trial {
   std::array<std::uint64_t, kExtents + 1> versions_{};
 };
 
-/// Reads one extent while another thread writes the others; bytes per second of both together.
-double mixed_rate(Trial& trial) {
+/// Reads one extent while another thread writes the others: bytes per second of both together, and
+/// what reading gets of it.
+void measure_mixed(Trial& trial, schedule::Rates& rates) {
   std::atomic<bool> stop = false;
   std::atomic<std::size_t> written = 0;
   std::exception_ptr failure;
@@ -113,7 +114,10 @@ double mixed_rate(Trial& trial) {
   writer.join();
   if (writer_failure) std::rethrow_exception(writer_failure);
   if (failure) std::rethrow_exception(failure);
-  return static_cast<double>(read + done) * trial.bytes() / seconds;
+  // The last write is half done on average.
+  const double total = static_cast<double>(read + done) + 0.5;
+  rates.mixed_per_second = total * trial.bytes() / seconds;
+  rates.mixed_read_share = static_cast<double>(read) / total;
 }
 
 }  // namespace
@@ -136,7 +140,7 @@ void measure_swap(const Sample& sample, schedule::Rates& rates) {
   };
   rates.read_per_second = rate(read);
   rates.write_per_second = rate(write);
-  rates.mixed_per_second = mixed_rate(trial);
+  measure_mixed(trial, rates);
 }
 
 }  // namespace ballast::engine
