@@ -135,9 +135,9 @@ void print_json(const PlanCase& plan_case, const Outcome& outcome, bool first) {
   std::string lanes;
   for (const schedule::Lane lane : schedule::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
-    lanes += fmt::format(
-        R"({}"{}": {{"predicted_busy_seconds": {}, "busy_seconds": {}}})", lanes.empty() ? "" : ", ",
-        to_string(lane), outcome.predicted.busy_seconds[index], outcome.busy[index]);
+    lanes += fmt::format(R"({}"{}": {{"predicted_busy_seconds": {}, "busy_seconds": {}}})",
+                         lanes.empty() ? "" : ", ", to_string(lane),
+                         outcome.predicted.busy_seconds[index], outcome.busy[index]);
   }
   fmt::print(R"({}{{"case": "{}", "tokens": {}, "predicted_step_seconds": {}, "step_seconds": {}, )"
              R"("bottleneck": "{}", "ledger_bytes": {}, "allocated_bytes": {}, )"
@@ -193,8 +193,8 @@ void run_bench(const BenchPlanArguments& arguments) {
 void add_bench_plan(CLI::App& bench, Action& action) {
   auto arguments = std::make_shared<BenchPlanArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand(
-      "plan", "Predicted step times and memory against those of real steps");
+  CLI::App* command =
+      bench.add_subcommand("plan", "Predicted step times and memory against those of real steps");
   command->add_option("--only", a.only, "Cases, in that order (default: all)")->delimiter(',');
   command->add_flag("--list", a.list, "Say which cases there are");
   command->add_option("--steps", a.steps, "Steps to time, after two to warm up")

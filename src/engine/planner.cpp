@@ -103,7 +103,11 @@ Decision decide_with(const Question& question) {
   Search search(question);
   const std::optional<Trial> best = search.run();
   if (!best) throw Error(ErrorCategory::memory, explain_refusal(question));
-  return conclude(question, settle(question, *best), search.simulated());
+  Decision decision = conclude(question, settle(question, *best), search.simulated());
+  expects(decision.blueprint.placement.blocks == best->placement.blocks &&
+              decision.blueprint.options == best->point.options,
+          "planner: the decided config draws another plan than the one that was simulated");
+  return decision;
 }
 
 }  // namespace ballast::engine

@@ -219,5 +219,5 @@ class Plan(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BALLAST = sys.argv.pop(1)
+    BALLAST = os.path.abspath(sys.argv.pop(1))
     unittest.main()
