@@ -47,9 +47,9 @@ const std::vector<PlanCase>& plan_cases() {
        "weights=cpu optimizer=cpu link_gbps=0.5 micro=1 accumulation=1 length=128"},
       {"hidden-link", "a slow link, many tokens",
        "weights=cpu optimizer=cpu link_gbps=2 micro=4 accumulation=2"},
-      {"update", "8-bit states on the host, one update thread, few tokens",
-       "weights=cpu optimizer=cpu optimizer_states=8bit update_threads=1 micro=1 accumulation=1 "
-       "length=16"},
+      {"update", "8-bit states on the host, one update thread without vectors",
+       "weights=cpu optimizer=cpu optimizer_states=8bit update_threads=1 update_isa=scalar micro=1 "
+       "accumulation=1 length=64"},
       {"nvme-optimizer", "optimizer on NVMe, few tokens",
        "weights=cpu optimizer=nvme micro=1 accumulation=1 length=128"},
       {"nvme-all", "weights and optimizer on NVMe, few tokens",

@@ -21,6 +21,8 @@ namespace {
 
 /// Most that the output matrix of the sample and its gradient take.
 constexpr Bytes kMatrixBytes = 224 * kMiB;
+/// Most that the buffers take that are to be cold.
+constexpr Bytes kMostCold = 256 * kMiB;
 /// Caches are taken to be this large where nobody tells.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
@@ -66,13 +68,15 @@ std::string describe_paths(const config::Config& config) {
 
 }  // namespace
 
-double median_seconds(const Patience& patience, const std::function<void()>& work) {
+double median_seconds(const Patience& patience, const std::function<void()>& work,
+                      const std::function<void()>& prepare) {
   using Clock = std::chrono::steady_clock;
   work();
   std::vector<double> seconds;
   double total = 0.0;
   while (seconds.size() < patience.least ||
          (total < patience.seconds && seconds.size() < patience.most)) {
+    if (prepare) prepare();
     const auto start = Clock::now();
     work();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
@@ -94,7 +98,8 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
 }
 
 std::size_t cold_copies(const Sample& sample, Bytes bytes) {
-  const Bytes cold = 4 * (sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache);
+  const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
+  const Bytes cold = std::min(8 * cache, kMostCold);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
 }
 

@@ -106,10 +106,16 @@ class Kernels {
     });
   }
   double head_seconds() {
-    return seconds([&] {
+    const auto head = [&] {
       compute_->head_train(
           *stream_, head_weights_, tied_weights_, in_, view_as<std::int32_t>(targets_), 1e-3F, out_,
           view_as<float>(head_gradient_), view_as<float>(tied_gradient_), view_as<double>(loss_));
+    };
+    return seconds(head, [&] {
+      // The head is used once in a while only: everything else goes through the caches before.
+      for (const Layer& layer : layers_) {
+        compute_->zero(*stream_, view_as<float>(layer.gradient));
+      }
     });
   }
 
@@ -175,8 +181,8 @@ class Kernels {
     stream_->synchronize();
   }
 
-  template <class Enqueue>
-  double seconds(Enqueue enqueue) {
+  /// Of one kernel, with `between` before it, which is not counted and may do nothing.
+  double seconds(const std::function<void()>& enqueue, const std::function<void()>& between = {}) {
     const auto several = [&](std::size_t count) {
       for (std::size_t i = 0; i < count; ++i) enqueue();
       stream_->synchronize();
@@ -193,7 +199,13 @@ class Kernels {
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
     const Patience patience = {.seconds = together > 1 ? 0.02 : 0.2, .least = 3, .most = 9};
-    return median_seconds(patience, [&] { several(together); }) / static_cast<double>(together);
+    const auto work = [&] { several(together); };
+    const auto prepare = [&] {
+      if (!between) return;
+      between();
+      stream_->synchronize();
+    };
+    return median_seconds(patience, work, prepare) / static_cast<double>(together);
   }
 
   const model::Architecture& model_;

@@ -18,8 +18,10 @@ struct Patience {
   std::size_t most = 7;
 };
 
-/// Median seconds of `work` after one call that is not counted.
-double median_seconds(const Patience& patience, const std::function<void()>& work);
+/// Median seconds of `work` after one call that is not counted; `prepare`, if any, comes before
+/// each and is not counted either.
+double median_seconds(const Patience& patience, const std::function<void()>& work,
+                      const std::function<void()>& prepare = {});
 
 /// What a part of the calibration measures: one layer of the model, alone with a head of its own,
 /// in memory of its own.

@@ -56,8 +56,11 @@ Rate of_bytes(Lane lane, const Workload& workload, const Rates& rates) {
   }
 }
 
-Rate of_traffic(Lane lane, const Rates& rates) {
-  if (lane == Lane::update) {
+Rate of_traffic(const Operation& operation, const Rates& rates) {
+  // On the host device it is the same code that updates, with the same threads.
+  const bool same = rates.shared_cores > 0 && rates.update_per_second > 0.0 &&
+                    operation.action == Action::update_on_device;
+  if (operation.lane == Lane::update || same) {
     return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
   }
   return {rates.device_memory_per_second, "device_memory_gbps",
@@ -103,8 +106,8 @@ Cost cost_of(const Operation& operation, const Workload& workload, const Rates& 
     cost.work += seconds_for(operation.flops, of_flops(operation, workload, rates), rates);
   }
   if (operation.traffic > 0) {
-    cost.work += seconds_for(static_cast<double>(operation.traffic),
-                             of_traffic(operation.lane, rates), rates);
+    cost.work +=
+        seconds_for(static_cast<double>(operation.traffic), of_traffic(operation, rates), rates);
   }
   return cost;
 }

@@ -17,6 +17,9 @@ constexpr LaneSet set_of(Lane a, Lane b) {
 constexpr LaneSet kDisk = set_of(Lane::fetch, Lane::writeback);
 constexpr LaneSet kNetwork = set_of(Lane::gather, Lane::reduce);
 
+/// From which part of a core on a thread is taken to want a whole one.
+constexpr double kWhole = 0.75;
+
 bool contains(LaneSet set, std::size_t lane) {
   return (set & lane_bit(lane)) != 0;
 }
@@ -86,6 +89,19 @@ double Sharing::core_share(LaneSet working) const {
   return core;
 }
 
+/// A team of compute threads is as fast as the one that shares its core with most others: the work
+/// is cut in equal parts beforehand.
+double Sharing::team_speed(LaneSet working) const {
+  if (cores_ == 0.0) return 1.0;
+  double others = 0.0;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    const bool counts = contains(working, lane) && lane != index(Lane::compute);
+    if (counts && threads_[lane].each >= kWhole) others += threads_[lane].count;
+  }
+  const double idle = std::max(0.0, cores_ - threads_[index(Lane::compute)].count);
+  return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
+}
+
 Speeds Sharing::share(LaneSet working) const {
   const double core = core_share(working);
   Speeds speeds{};
@@ -93,6 +109,7 @@ Speeds Sharing::share(LaneSet working) const {
     if (!contains(working, lane)) continue;
     speeds[lane] = 1.0;
     if (threads_[lane].each > core) speeds[lane] = core / threads_[lane].each;
+    if (lane == index(Lane::compute)) speeds[lane] = std::min(speeds[lane], team_speed(working));
     if (contains(kDisk, lane) && (working & kDisk) == kDisk) {
       const bool reading = lane == index(Lane::fetch);
       speeds[lane] = std::min(speeds[lane], reading ? read_speed_ : write_speed_);

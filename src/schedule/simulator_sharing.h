@@ -46,6 +46,7 @@ class Sharing {
   void set_disk(const Rates& rates);
   [[nodiscard]] Speeds share(LaneSet working) const;
   [[nodiscard]] double core_share(LaneSet working) const;
+  [[nodiscard]] double team_speed(LaneSet working) const;
 
   double cores_ = 0.0;  ///< 0: not shared
   std::array<Threads, kLaneCount> threads_{};
