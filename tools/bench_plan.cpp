@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,8 @@
 #include "ballast/core/random.h"
 #include "ballast/engine/calibrate.h"
 #include "ballast/engine/engine.h"
+#include "ballast/engine/planner.h"
+#include "ballast/memory/budget.h"
 #include "ballast/schedule/simulator.h"
 
 #include "tools/bench_plan_cases.h"
@@ -33,6 +36,7 @@ struct BenchPlanArguments {
   std::vector<std::string> overrides;
   std::filesystem::path path = ".";
   std::uint64_t steps = 5;
+  bool choice = false;
   bool list = false;
   bool json = false;
 };
@@ -113,6 +117,17 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
   return outcome;
 }
 
+/// The same for what is left open of `config`, decided with the rates of this machine.
+Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
+  Outcome outcome;
+  const model::Architecture model = engine::make_architecture(config);
+  outcome.rates = engine::calibrate(config, model);
+  const memory::Budgets budgets = memory::resolve_budgets(
+      {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
+  train(engine::decide(config, model, budgets, outcome.rates).config, steps, outcome);
+  return outcome;
+}
+
 std::string_view bound_of(const Outcome& outcome) {
   return to_string(outcome.predicted.bounds.front().lane);
 }
@@ -162,6 +177,48 @@ std::vector<PlanCase> chosen_cases(const std::vector<std::string>& only) {
   return chosen;
 }
 
+/// Budgets between which there is something to choose, and few tokens: waiting shows.
+std::vector<std::string> with_budgets(const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = {"ballast.device_bytes=480MiB", "ballast.host_bytes=420MiB",
+                                  "data.sequence_length=32"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return all;
+}
+
+/// The planner's choice among those made by hand.
+void run_choice(const BenchPlanArguments& arguments) {
+  const auto directory = std::filesystem::absolute(arguments.path);
+  const auto overrides = with_budgets(arguments.overrides);
+  const auto planned = make_plan_config(planners_case(), directory, overrides);
+  const auto planners = [&] {
+    const Outcome outcome = measure_decided(planned, arguments.steps);
+    print_row(planners_case(), outcome);
+    return outcome.seconds;
+  };
+  print_head();
+  double own = planners();
+  double best = std::numeric_limits<double>::infinity();
+  std::string_view best_name;
+  std::size_t tried = 0;
+  for (const PlanCase& one : hand_made_cases()) {
+    try {
+      const Outcome outcome = measure(make_plan_config(one, directory, overrides), arguments.steps);
+      print_row(one, outcome);
+      ++tried;
+      if (outcome.seconds >= best) continue;
+      best = outcome.seconds;
+      best_name = one.name;
+    } catch (const Error& error) {
+      if (error.category() != ErrorCategory::memory) throw;
+      fmt::print("{:<17}does not fit\n", one.name);
+    }
+  }
+  // The machine may have changed its speed since the first row.
+  own = std::min(own, planners());
+  fmt::print("best of {} by hand: {}, {:.1f} ms; the planner's: {:.1f} ms, {:.2f}x as fast\n",
+             tried, best_name, 1e3 * best, 1e3 * own, best / own);
+}
+
 void run_bench(const BenchPlanArguments& arguments) {
   const std::vector<PlanCase> cases = chosen_cases(arguments.only);
   if (arguments.list) {
@@ -203,8 +260,12 @@ void add_bench_plan(CLI::App& bench, Action& action) {
   command->add_option("--path", a.path, "Directory to swap to")->capture_default_str();
   command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
       ->allow_extra_args(false);
-  command->add_flag("--json", a.json, "Print a JSON array");
-  command->callback([&action, arguments] { action = [arguments] { run_bench(*arguments); }; });
+  CLI::Option* choice = command->add_flag(
+      "--choice", a.choice, "Let the planner choose, and compare with choices made by hand");
+  command->add_flag("--json", a.json, "Print a JSON array")->excludes(choice);
+  command->callback([&action, arguments] {
+    action = [arguments] { arguments->choice ? run_choice(*arguments) : run_bench(*arguments); };
+  });
 }
 
 }  // namespace ballast::tools

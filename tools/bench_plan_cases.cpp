@@ -32,6 +32,8 @@ std::string expand(const std::string& word) {
   if (key == "weights=") return std::string(kWeights) + rest;
   if (key == "micro=") return std::string(kMicro) + rest;
   if (key == "accumulation=") return std::string(kAccumulation) + rest;
+  if (key == "batch=") return "train_batch_size=" + rest;
+  if (key == "staging=") return "zero_optimization.offload_optimizer.buffer_count=" + rest;
   if (key == "length=") return "data.sequence_length=" + rest;
   return "ballast." + word;
 }
@@ -64,6 +66,50 @@ const std::vector<PlanCase>& plan_cases() {
        "activations=nvme optimizer=nvme micro=8 accumulation=4 length=128"},
       {"eager", "optimizer on NVMe, updates inside the backward pass",
        "optimizer=nvme update=eager micro=4 accumulation=1"},
+  };
+  return cases;
+}
+
+const PlanCase& planners_case() {
+  static const PlanCase planner = {
+      "planner", "everything left to the planner",
+      "weights=auto optimizer=auto activations=auto micro=auto accumulation=auto batch=8"};
+  return planner;
+}
+
+const std::vector<PlanCase>& hand_made_cases() {
+  static const std::vector<PlanCase> cases = {
+      {"nvme-1", "all on NVMe, micro-batches of 1",
+       "weights=nvme optimizer=nvme micro=1 accumulation=8"},
+      {"nvme-2", "of 2", "weights=nvme optimizer=nvme micro=2 accumulation=4"},
+      {"nvme-4", "of 4", "weights=nvme optimizer=nvme micro=4 accumulation=2"},
+      {"nvme-8", "of 8", "weights=nvme optimizer=nvme micro=8 accumulation=1"},
+      {"states-1", "only the optimizer on NVMe, micro-batches of 1",
+       "weights=cpu optimizer=nvme micro=1 accumulation=8"},
+      {"states-2", "of 2", "weights=cpu optimizer=nvme micro=2 accumulation=4"},
+      {"states-4", "of 4", "weights=cpu optimizer=nvme micro=4 accumulation=2"},
+      {"states-8", "of 8", "weights=cpu optimizer=nvme micro=8 accumulation=1"},
+      {"resident-2", "weights on the device", "optimizer=nvme micro=2 accumulation=4"},
+      {"resident-8", "the same, one micro-batch", "optimizer=nvme micro=8 accumulation=1"},
+      {"resident-host", "the same, activations on the host",
+       "optimizer=nvme activations=host micro=8 accumulation=1"},
+      {"resident-nvme", "the same, activations on NVMe",
+       "optimizer=nvme activations=nvme micro=8 accumulation=1"},
+      {"weights-nvme", "weights on NVMe, optimizer where there is room",
+       "weights=nvme optimizer=auto micro=8 accumulation=1"},
+      {"filled-host", "weights on the host, optimizer where there is room",
+       "weights=cpu optimizer=auto micro=8 accumulation=1"},
+      {"filled-device", "weights on the device, optimizer where there is room",
+       "optimizer=auto micro=8 accumulation=1"},
+      {"filled-2", "the same with micro-batches of 2", "optimizer=auto micro=2 accumulation=4"},
+      {"deep", "the same, states read further ahead",
+       "optimizer=auto staging=4 micro=8 accumulation=1"},
+      {"shallow", "states hardly read ahead", "optimizer=nvme staging=2 micro=8 accumulation=1"},
+      {"half", "optimizer of half the layers on the host",
+       R"(weights=cpu optimizer=nvme placement=[{"blocks":"0-3","optimizer":"host"}] )"
+       "micro=8 accumulation=1"},
+      {"micro-major", "each micro-batch through all blocks",
+       "weights=cpu optimizer=nvme order=micro_batch_major micro=4 accumulation=2"},
   };
   return cases;
 }

@@ -20,8 +20,10 @@ struct PlanCase {
 /// Cases that are bound by different things.
 const std::vector<PlanCase>& plan_cases();
 
-/// One way after another to run the same model within the same budgets, chosen by hand.
+/// Ways to run the model with a batch of 8 sequences, chosen by hand, and the same left to the
+/// planner.
 const std::vector<PlanCase>& hand_made_cases();
+const PlanCase& planners_case();
 
 /// The config of a case: six layers of GPT-2's width, swapping to `directory`; the case's settings
 /// and then `overrides` on top. Throws Error(config).

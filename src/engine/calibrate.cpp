@@ -9,6 +9,8 @@
 
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/memory/topology.h"
@@ -46,8 +48,30 @@ config::Config all_on_host(config::Config config) {
   return config;
 }
 
-bool may_be_nvme(const config::TierChoice& choice) {
-  return choice.value_or(Tier::nvme) == Tier::nvme;
+/// Whether a tier of the config is one for which `wanted` holds.
+template <class Wanted>
+bool any_tier(const config::Config& config, Wanted wanted) {
+  if (wanted(config.zero.parameters.tier) || wanted(config.zero.optimizer.tier) ||
+      wanted(config.ballast.activations)) {
+    return true;
+  }
+  const auto& rules = config.ballast.placement;
+  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
+    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
+           rule.activations == Tier::nvme;
+  });
+}
+
+/// Measures the paths to swap to. Where a run may do without them, they may be unfit.
+void try_swap(const Sample& sample, schedule::Rates& rates) {
+  const bool needed =
+      any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
+  try {
+    measure_swap(sample, rates);
+  } catch (const Error& error) {
+    if (needed || error.category() != ErrorCategory::io) throw;
+    log(LogLevel::warning, fmt::format("rates: nothing is planned on NVMe: {}", error.what()));
+  }
 }
 
 std::string describe_paths(const config::Config& config) {
@@ -104,14 +128,8 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes) {
 }
 
 bool may_swap(const config::Config& config) {
-  if (may_be_nvme(config.zero.parameters.tier) || may_be_nvme(config.zero.optimizer.tier) ||
-      may_be_nvme(config.ballast.activations)) {
-    return true;
-  }
-  const auto& rules = config.ballast.placement;
-  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
-    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
-           rule.activations == Tier::nvme;
+  return any_tier(config, [](const config::TierChoice& tier) {
+    return tier.value_or(Tier::nvme) == Tier::nvme;
   });
 }
 
@@ -122,7 +140,7 @@ schedule::Rates calibrate(const config::Config& config, const model::Architectur
   measure_compute(sample, rates);
   measure_update(sample, rates);
   measure_link(sample, rates);
-  if (may_swap(config)) measure_swap(sample, rates);
+  if (may_swap(config)) try_swap(sample, rates);
   return rates;
 }
 

@@ -48,7 +48,4 @@ void measure_link(const Sample& sample, schedule::Rates& rates);
 /// NVMe as the swap space sees it.
 void measure_swap(const Sample& sample, schedule::Rates& rates);
 
-/// Whether anything of a run of `config` may lie on NVMe.
-bool may_swap(const config::Config& config);
-
 }  // namespace ballast::engine

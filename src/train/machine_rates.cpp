@@ -75,7 +75,8 @@ schedule::Rates machine_rates(const config::Config& config, const model::Archite
   }
   log(LogLevel::info, "rates: measuring this machine, which takes a few seconds");
   schedule::Rates rates = engine::calibrate(config, model);
-  if (!file.empty()) keep(file, rates, key);
+  const bool complete = rates.read_per_second > 0.0 || !engine::may_swap(config);
+  if (!file.empty() && complete) keep(file, rates, key);
   return rates;
 }
 
