@@ -22,7 +22,7 @@ const std::string kAuto = "zero_optimization.offload_optimizer.device=auto";
 
 class Calibration : public testing::Test {
  protected:
-  config::Config config(std::vector<std::string> overrides, bool bf16 = true) const {
+  config::Config config(const std::vector<std::string>& overrides, bool bf16 = true) const {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static schedule::Rates rates_of(const config::Config& config) {
