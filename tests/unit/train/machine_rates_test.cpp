@@ -117,8 +117,8 @@ TEST_F(MachineRates, DoWithoutACache) {
 TEST(RatesCacheFile, FollowsTheEnvironment) {
   const Variable no_cache("XDG_CACHE_HOME", nullptr);
   {
-    const Variable home("HOME", "/home/someone");
-    EXPECT_EQ(rates_cache_file("a").parent_path(), "/home/someone/.cache/ballast");
+    const Variable home("HOME", "/someone");
+    EXPECT_EQ(rates_cache_file("a").parent_path(), "/someone/.cache/ballast");
     EXPECT_NE(rates_cache_file("a"), rates_cache_file("b"));
   }
   const Variable no_home("HOME", nullptr);
