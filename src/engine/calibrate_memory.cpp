@@ -3,6 +3,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 
@@ -69,6 +70,16 @@ std::optional<Isa> wanted_isa(const config::Config& config) {
   return parse_isa(config.ballast.update_isa);
 }
 
+/// Numbers like those of gradients, bf16 or fp32: zeros may be quicker or slower to work on.
+void fill_gradient(HostBytes gradient) {
+  constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
+  constexpr std::uint64_t kExponent = 0x3800380038003800U;
+  auto* words = reinterpret_cast<std::uint64_t*>(gradient.data());
+  for (std::size_t i = 0; i < gradient.size() / sizeof(std::uint64_t); ++i) {
+    words[i] = (random_u64(1, i) & kSignAndFraction) | kExponent;
+  }
+}
+
 }  // namespace
 
 void measure_update(const Sample& sample, schedule::Rates& rates) {
@@ -81,6 +92,9 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;
   const std::size_t copies = cold_copies(sample, bytes);
   const Mapping memory = updater.allocate(copies * bytes);
+  for (std::size_t i = 0; i < copies; ++i) {
+    fill_gradient(memory.bytes().subspan((i + 1) * bytes - gradient, gradient));
+  }
   cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
   std::size_t next = 0;
   const double seconds = median_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
