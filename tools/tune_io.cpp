@@ -117,6 +117,10 @@ double bandwidth(const IoTuning& tuning) {
 }
 
 double tokens(double tflops, double gbps) {
+  if (gbps <= 0.0) {
+    throw Error(ErrorCategory::io,
+                "no transfer ended while reading and writing were measured; give more --seconds");
+  }
   return schedule::tokens_to_hide(schedule::kNvmeStateBytesPerParameter, 1e12 * tflops, 1e9 * gbps);
 }
 
