@@ -105,11 +105,11 @@ const std::vector<PlanCase>& hand_made_cases() {
       {"deep", "the same, states read further ahead",
        "optimizer=auto staging=4 micro=8 accumulation=1"},
       {"shallow", "states hardly read ahead", "optimizer=nvme staging=2 micro=8 accumulation=1"},
-      {"first", "optimizer of the first blocks on the host",
-       R"(weights=cpu optimizer=nvme staging=2 placement=[{"blocks":"0-1","optimizer":"host"}] )"
+      {"first", "optimizer of the first block on the host",
+       R"(weights=cpu optimizer=nvme staging=2 placement=[{"blocks":"0","optimizer":"host"}] )"
        "micro=8 accumulation=1"},
-      {"last", "optimizer of the last layers on the host",
-       R"(weights=cpu optimizer=nvme staging=2 placement=[{"blocks":"5-7","optimizer":"host"}] )"
+      {"last", "optimizer of the last layer on the host",
+       R"(weights=cpu optimizer=nvme staging=2 placement=[{"blocks":"6-7","optimizer":"host"}] )"
        "micro=8 accumulation=1"},
       {"micro-major", "each micro-batch through all blocks",
        "weights=cpu optimizer=nvme order=micro_batch_major micro=4 accumulation=2"},
