@@ -18,6 +18,8 @@ std::string_view to_string(ErrorCategory category) noexcept {
       return "memory";
     case ErrorCategory::device:
       return "device";
+    case ErrorCategory::comm:
+      return "comm";
     case ErrorCategory::state:
       return "state";
     case ErrorCategory::numeric:

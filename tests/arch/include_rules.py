@@ -25,8 +25,8 @@ MODULES = {
     "state": ["core", "aio", "device", "memory", "schedule"],
     "engine": ["core", "aio", "comm", "config", "cpu_adam", "device", "memory", "model", "schedule",
                "state"],
-    "train": ["core", "config", "engine", "memory", "model", "schedule"],
-    "tools": ["core", "aio", "config", "cpu_adam", "device", "engine", "memory", "model",
+    "train": ["core", "comm", "config", "engine", "memory", "model", "schedule"],
+    "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
               "schedule", "state", "train"],
 }
 

@@ -8,7 +8,18 @@ namespace ballast {
 
 /// What kind of thing went wrong; decides the exit status of the program (`usage` and `config`: 2,
 /// everything else: 1).
-enum class ErrorCategory { usage, config, data, io, memory, device, state, numeric, interrupted };
+enum class ErrorCategory {
+  usage,
+  config,
+  data,
+  io,
+  memory,
+  device,
+  comm,
+  state,
+  numeric,
+  interrupted
+};
 
 /// The place of a call. (std::source_location is not to be had with clang 14.)
 struct SourceLocation {

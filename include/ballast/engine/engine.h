@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/schedule/executor.h"
@@ -34,15 +35,18 @@ struct EngineTotals {
 /// Initial fp32 values of one tensor into `out` (its size). Throws Error when it has none.
 using WeightSource = std::function<void(const model::TensorSpec& tensor, std::span<float> out)>;
 
-/// Trains one model on one device: binds the schedule's operations to the modules.
-/// Not thread-safe; one caller.
+/// Trains one model on one device, or this rank's share of it on several: binds the schedule's
+/// operations to the modules. Not thread-safe; one caller. With several ranks every call below that
+/// is not const is collective: all ranks make it, in the same order.
 class Engine {
  public:
   /// Plans only, paths to swap to included (state::plan_swap); allocates nothing of the ledger yet.
   /// When `interrupted` is set and becomes true, a
-  /// step under way ends with Error(interrupted). Throws Error(config), Error(memory),
-  /// Error(io) or Error(device).
-  Engine(const config::Config& config, const std::atomic<bool>* interrupted);
+  /// step under way ends with Error(interrupted). `ranks`: the processes of the run, which must
+  /// outlive the engine and have equal configs; nullptr: this one alone. Throws Error(config),
+  /// Error(memory), Error(io), Error(device) or Error(comm).
+  Engine(const config::Config& config, const std::atomic<bool>* interrupted,
+         comm::Ranks* ranks = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -63,16 +67,18 @@ class Engine {
   void record(schedule::Timeline* timeline);
 
   /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab),
-  /// the blueprint's number of micro-batches or, for a last, partial batch, fewer; the gradient is
-  /// the mean over the tokens given. `learning_rate` applies to this step's update. Returns when
-  /// loss and norm are known; gated updates run under the next step's forward pass.
+  /// this rank's part of the batch: the blueprint's number of micro-batches or, for a last, partial
+  /// batch, fewer, equally many on all ranks. The gradient is the mean over the tokens of all
+  /// ranks, and so are the results, the same on every rank. `learning_rate` applies to this step's
+  /// update. Returns when loss and norm are known; gated updates run under the next step's forward
+  /// pass.
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                         double learning_rate);
 
   /// Number of micro-batches that evaluate() takes.
   [[nodiscard]] std::uint64_t evaluation_micro_batches() const;
-  /// Mean loss per token without training. `tokens` and `targets`: [evaluation micro-batches,
-  /// sequences, length].
+  /// Mean loss per token of all ranks without training. `tokens` and `targets`: [evaluation
+  /// micro-batches, sequences, length], this rank's.
   double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets);
 
   /// Waits until every update is done and written back.
@@ -85,8 +91,8 @@ class Engine {
   /// fp32 master weights of one tensor. Waits like finish().
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
 
-  /// XXH3 over all weights and states in block order: equal for every placement that trained the
-  /// same. Waits like finish().
+  /// XXH3 over all weights and states in block order: equal for every placement and stage that
+  /// trained the same with as many ranks. Waits like finish().
   std::uint64_t state_hash();
 
  private:

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ballast/comm/launch.h"
+#include "ballast/core/dtype.h"
+#include "ballast/core/view.h"
+#include "ballast/device/device.h"
+
+namespace ballast::comm {
+
+/// Collectives on device buffers over all ranks of a run: one channel, on which every rank makes
+/// the same calls in the same order. Calls enqueue on `stream` and return; views stay valid and
+/// untouched until the stream is synchronised, which throws what went wrong, Error(comm): a rank
+/// that did not answer within the timeout, or Error(interrupted). All sizes are whole pages (kPage)
+/// and the same on every rank.
+///
+/// A part is what one of the `world` equal parts of a buffer is to a rank; rank r's is the r-th.
+///
+/// Sums are deterministic: the elements of all ranks are added in rank order in fp32 and rounded to
+/// `type` once. So an all_reduce gives the bits of a reduce_scatter followed by an all_gather.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  /// `whole` (world x part.size() bytes) = the parts of all ranks in order. `part` may be this
+  /// rank's part of `whole`.
+  virtual void all_gather(device::Stream& stream, ConstDeviceBytes part, DeviceBytes whole) = 0;
+
+  /// `part` = the sum over ranks of this rank's part of their `whole` (world x part.size() bytes).
+  /// `part` may be this rank's part of `whole`; the rest of `whole` is not changed. `scratch`: at
+  /// least world pages of device memory for what arrives from the other ranks; more of it means
+  /// fewer rounds, up to whole.size().
+  virtual void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes part,
+                              DType type, DeviceBytes scratch) = 0;
+
+  /// `whole` = the sum over ranks. `scratch` as in reduce_scatter.
+  virtual void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
+                          DeviceBytes scratch) = 0;
+
+  /// `data` = rank `root`'s.
+  virtual void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) = 0;
+};
+
+struct JoinOptions {
+  /// How long a collective may wait for other ranks before it fails; above 0.
+  double timeout_seconds = 300.0;
+  /// When set and true, waits end with Error(interrupted).
+  const std::atomic<bool>* interrupted = nullptr;
+};
+
+/// The processes of a run, from the point of view of one of them. Its own collectives work on host
+/// memory and block; every rank makes them in the same order, from one thread at a time, which may
+/// be another one than that of the channels. They throw as described at Communicator.
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  Ranks() = default;
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  [[nodiscard]] virtual const Launch& launch() const = 0;
+  [[nodiscard]] std::uint32_t rank() const { return launch().rank; }
+  [[nodiscard]] std::uint32_t world() const { return launch().world; }
+  /// "self" or "mpi".
+  [[nodiscard]] virtual std::string_view kind() const = 0;
+
+  /// A channel for buffers of `device` (which must outlive it). Collective.
+  virtual std::unique_ptr<Communicator> make_communicator(device::Device& device) = 0;
+
+  /// `whole` (world x part.size() bytes, any size) = the parts of all ranks in order.
+  virtual void all_gather(ConstHostBytes part, HostBytes whole) = 0;
+  /// Rank 0's text on every rank.
+  virtual std::string broadcast(std::string text) = 0;
+  virtual void barrier() = 0;
+
+  /// Ends every process of the run at once with `status`; for a rank that failed while others may
+  /// be waiting for it. The caller has said why.
+  [[noreturn]] virtual void abort(int status) = 0;
+};
+
+/// Joins the run that `launch` describes. A world of 1 calls nothing of MPI. Ends MPI when the
+/// result is destroyed, unless an exception is under way. Throws Error(comm) when there is a
+/// launcher but the program was built without MPI, or when MPI does not agree with `launch`.
+std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& options);
+
+}  // namespace ballast::comm

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ballast::comm {
+
+/// How this process was started, as its launcher says in the environment.
+struct Launch {
+  std::string launcher;          ///< "mpirun (Open MPI)", "mpiexec (PMI)", "srun"; "" without one
+  std::uint32_t rank = 0;        ///< among all processes of the run
+  std::uint32_t world = 1;       ///< number of processes
+  std::uint32_t local_rank = 0;  ///< among those on this machine
+  std::uint32_t local_world = 1;
+
+  [[nodiscard]] bool first() const { return rank == 0; }
+};
+
+/// Reads the environment that mpirun (Open MPI, MPICH) and srun give to their processes. Calls
+/// nothing of MPI. Without a launcher: rank 0 of 1. Throws Error(usage), one line that names the
+/// variable, for values that contradict each other or are no numbers.
+Launch read_launch();
+
+}  // namespace ballast::comm
