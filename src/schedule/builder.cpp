@@ -233,15 +233,9 @@ class StepBuilder {
   throw Error(ErrorCategory::config, "schedule: " + message);
 }
 
-void check_ranks(const Workload& workload, const Placement& placement) {
+void check_ranks(const Workload& workload) {
   if (workload.world == 0) refuse("there is at least one rank");
   if (workload.stage > 3) refuse(fmt::format("ZeRO has stages 0 to 3, not {}", workload.stage));
-  if (workload.world == 1 || workload.stage == 3) return;
-  for (const BlockPlacement& block : placement.blocks) {
-    if (block.weights != Tier::device) {
-      refuse("weights off the device need zero_optimization.stage 3 when there are several ranks");
-    }
-  }
 }
 
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
@@ -259,7 +253,7 @@ void check_arguments(const Workload& workload, const Placement& placement, const
   if (options.weight_staging < 1 || options.state_staging < 1 || options.activation_staging < 1) {
     refuse("NVMe transfers need at least 1 staging buffer");
   }
-  check_ranks(workload, placement);
+  check_ranks(workload);
 }
 
 }  // namespace

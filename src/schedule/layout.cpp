@@ -4,10 +4,13 @@
 
 #include <fmt/format.h>
 
-#include "src/schedule/rank_sizes.h"
+#include "ballast/schedule/rank_sizes.h"
 
 namespace ballast::schedule {
 namespace {
+
+/// Most that the gradients of other ranks take while they are summed; larger ones come in rounds.
+constexpr Bytes kArriving = 32 * kMiB;
 
 class LayoutMaker {
  public:
@@ -79,22 +82,21 @@ class LayoutMaker {
     const auto passes = [split](const BlockPlacement& p) {
       return split || p.weights != Tier::device;
     };
-    const auto whole = [this](std::uint32_t b) { return work_.blocks[b].weight_bytes; };
-    const auto own = [this](std::uint32_t b) { return rank_.updated_weights(b); };
-    const Need slots = need(whole, passes);
+    const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
     const bool tied_in_transit = work_.tied && passes(at(0));
     const std::size_t wanted = options_.weight_slots + (tied_in_transit ? 1 : 0);
     layout_.weight_slots = add_slots("weights in transit", Tier::device, Kind::staging, slots.bytes,
                                      std::min(wanted, slots.count));
-    if (rank_.splits_states()) {
-      // A rank's part on its way into a gather: from below the device, or back from its update.
-      const Need shards = need(own, [split](const BlockPlacement& p) {
-        return split ? p.weights != Tier::device : p.optimizer != Tier::device;
-      });
-      layout_.shard_slots = add_slots("weight shards in transit", Tier::device, Kind::staging,
-                                      shards.bytes, std::min<std::size_t>(2, shards.count));
+    if (split) {
+      const Need parts = need([this](std::uint32_t b) { return rank_.weight_part(b); },
+                              [](const BlockPlacement& p) { return p.weights != Tier::device; });
+      layout_.part_slots = add_slots("parts of weights in transit", Tier::device, Kind::staging,
+                                     parts.bytes, std::min<std::size_t>(2, parts.count));
     }
-    const Need staged = need(own, [](const BlockPlacement& p) {
+    const auto on_host = [this](std::uint32_t b) {
+      return at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
+    };
+    const Need staged = need(on_host, [](const BlockPlacement& p) {
       const bool borrowed = p.weights == Tier::device && p.optimizer != Tier::device;
       return p.weights == Tier::nvme || borrowed;
     });
@@ -120,22 +122,25 @@ class LayoutMaker {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       const std::string& name = work_.blocks[b].name;
       const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-      layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients, rank_.gradient(b)));
+      const bool part = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
+      layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients,
+                                     part ? rank_.gradient_part(b) : rank_.whole_gradient(b)));
       layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
                                               Tier::device, Kind::batch, work_.statistics_bytes));
       layout_.statistics_host.push_back(
           add(name + " gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes));
     }
-    const auto off_device = [](const BlockPlacement& p) { return p.optimizer != Tier::device; };
-    const bool several = rank_.several();
-    const Need packed = need([this](std::uint32_t b) { return work_.blocks[b].gradient_bytes; },
-                             [&](const BlockPlacement& p) { return several || off_device(p); });
+    const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
+    const Need packed = need(whole, [this](const BlockPlacement& p) {
+      return rank_.splits_gradients() || p.optimizer != Tier::device;
+    });
     layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging,
                                        packed.bytes, std::min<std::size_t>(2, packed.count));
-    if (several) {
-      const Need reduced = need([this](std::uint32_t b) { return rank_.gradient(b); }, off_device);
-      layout_.reduced_slots = add_slots("reduced gradients in transit", Tier::device, Kind::staging,
-                                        reduced.bytes, std::min<std::size_t>(2, reduced.count));
+    if (rank_.several()) {
+      const Need all = need(whole, [](const BlockPlacement&) { return true; });
+      const Bytes least = work_.world * kPage;
+      layout_.arriving = add("gradients of other ranks", Tier::device, Kind::workspace,
+                             std::clamp(all.bytes, least, std::max(least, kArriving)));
     }
     accumulators();
   }

@@ -21,11 +21,10 @@ struct Layout {
 
   // Passing places.
   std::vector<BufferId> weight_slots;        ///< device, whole weights
-  std::vector<BufferId> shard_slots;         ///< device, this rank's part before a gather
+  std::vector<BufferId> part_slots;          ///< device, this rank's part of split weights
   std::vector<BufferId> weight_staging;      ///< host
   std::vector<BufferId> state_staging;       ///< host, each as large as what passes through it
   std::vector<BufferId> gradient_slots;      ///< device, packed gradients on their way
-  std::vector<BufferId> reduced_slots;       ///< device, the same once reduced over ranks
   std::vector<BufferId> activation_slots;    ///< device, for activations that leave it
   std::vector<BufferId> activation_staging;  ///< host, for activations on NVMe
 
@@ -38,6 +37,7 @@ struct Layout {
   std::vector<std::vector<BufferId>> input_home;
 
   BufferId tied_accumulator = kNoBuffer;
+  BufferId arriving = kNoBuffer;  ///< device, what other ranks send to be summed
   BufferId losses_device = kNoBuffer;
   BufferId losses_host = kNoBuffer;
   BufferId verdict = kNoBuffer;

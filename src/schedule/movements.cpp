@@ -12,9 +12,8 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
       weight_staging_(layout.weight_staging),
-      shard_slots_(layout.shard_slots),
+      part_slots_(layout.part_slots),
       gradient_slots_(layout.gradient_slots),
-      reduced_slots_(layout.reduced_slots),
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
       swapped_(swapped_blocks(placement, options)),
@@ -53,13 +52,13 @@ BufferId Movements::weights_on_device(std::uint32_t block) {
   if (!fill) return slot;
   BufferId source = tier == Tier::nvme ? weights_in_staging(block) : home;
   if (!rank_.splits_weights()) {
-    upload_weights(block, source, slot, rank_.weights(block));
+    upload_weights(block, {.buffer = source}, {.buffer = slot}, rank_.weights(block));
     return slot;
   }
   if (tier != Tier::device) {
-    const BufferId shard = shard_slots_.next();
-    upload_weights(block, source, shard, rank_.weights(block));
-    source = shard;
+    const BufferId part = part_slots_.next();
+    upload_weights(block, {.buffer = source}, {.buffer = part}, rank_.weights(block));
+    source = part;
   }
   gather_weights(block, source, slot);
   return slot;
@@ -77,14 +76,18 @@ BufferId Movements::weights_in_staging(std::uint32_t block) {
   return staging;
 }
 
-void Movements::upload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes) {
+void Movements::upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
   emit(Action::upload_weights, Lane::upload, block, 0,
-       {{Role::weights_source, from, false}, {Role::weights, to, true}}, bytes);
+       {{Role::weights_source, from.buffer, false, from.part},
+        {Role::weights, to.buffer, true, to.part}},
+       bytes);
 }
 
-void Movements::offload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes) {
+void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
   emit(Action::offload_weights, Lane::offload, block, 0,
-       {{Role::weights_source, from, false}, {Role::weights, to, true}}, bytes);
+       {{Role::weights_source, from.buffer, false, from.part},
+        {Role::weights, to.buffer, true, to.part}},
+       bytes);
 }
 
 /// `from` may be `to`: then every rank's part is in its place already.
@@ -92,7 +95,7 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) 
   std::vector<Use> uses = {{Role::weights, to, true}};
   if (from != to) uses.push_back({Role::weights_source, from, false});
   emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses),
-       rank_.exchanged(work_.blocks[block].weight_bytes));
+       rank_.exchanged(rank_.whole_weights(block)));
 }
 
 // Activations.
@@ -140,34 +143,45 @@ void Movements::deliver_gradient(std::uint32_t block) {
   const BlockWork& size = work_.blocks[block];
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
-  BufferId packed = on_device && !rank_.several() ? home : gradient_slots_.next();
+  BufferId packed = on_device && !rank_.splits_gradients() ? home : gradient_slots_.next();
   std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], false},
-                           {Role::gradient, packed, true},
-                           {Role::statistics, layout_.statistics_device[block], true}};
+                           {Role::gradient, packed, true}};
+  const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
+  // Of several ranks' gradients, those of the sum count.
+  if (!rank_.several()) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
   if (work_.tied && block == 0) {
     uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, false});
     traffic += work_.tied_accumulator_bytes;
   }
   emit(Action::pack_gradient, Lane::compute, block, 0, std::move(uses), 0, 0.0, traffic);
-  if (rank_.several()) {
-    const BufferId reduced = on_device ? home : reduced_slots_.next();
-    // An all-reduce is a reduce-scatter and an all-gather.
-    const Bytes once = rank_.exchanged(size.gradient_bytes);
-    emit(Action::reduce_gradient, Lane::reduce, block, 0,
-         {{Role::gradient_source, packed, false}, {Role::gradient, reduced, true}},
-         rank_.splits_states() ? once : 2 * once);
-    packed = reduced;
-  }
+  if (rank_.several()) packed = reduce_gradient(block, packed);
   if (!on_device) {
     emit(Action::offload_gradient, Lane::offload, block, 0,
-         {{Role::gradient_source, packed, false}, {Role::gradient, home, true}},
-         rank_.gradient(block));
+         {{Role::gradient_source, packed, false, rank_.splits_states()},
+          {Role::gradient, home, true}},
+         rank_.updated_gradient(block));
   }
   emit(Action::offload_statistics, Lane::offload, block, 0,
        {{Role::statistics_source, layout_.statistics_device[block], false},
         {Role::statistics, layout_.statistics_host[block], true}},
        work_.statistics_bytes);
+}
+
+/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's part
+/// alone. Returns where the sum is.
+BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
+  const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients();
+  const BufferId reduced = moves ? layout_.gradient[block] : packed;
+  std::vector<Use> uses = {{Role::gradient, reduced, true, !moves && rank_.splits_states()},
+                           {Role::statistics, layout_.statistics_device[block], true},
+                           {Role::workspace, layout_.arriving, true}};
+  if (moves) uses.push_back({Role::gradient_source, packed, false});
+  // An all-reduce is a reduce-scatter and an all-gather.
+  const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
+  emit(Action::reduce_gradient, Lane::reduce, block, 0, std::move(uses),
+       rank_.splits_states() ? once : 2 * once);
+  return reduced;
 }
 
 OpId Movements::gate(bool training) {

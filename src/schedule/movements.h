@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "ballast/schedule/plan.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/schedule/emitter.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/passage.h"
-#include "src/schedule/rank_sizes.h"
 
 namespace ballast::schedule {
 
@@ -53,10 +53,16 @@ class Movements {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
 
+  /// Whether a rank updates just its part of weights that it keeps whole (stages 1 and 2).
+  [[nodiscard]] bool updates_part() const {
+    return rank_.splits_states() && !rank_.splits_weights();
+  }
   BufferId weights_in_staging(std::uint32_t block);
-  void upload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes);
-  void offload_weights(std::uint32_t block, BufferId from, BufferId to, Bytes bytes);
+  void upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
+  void offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
   void gather_weights(std::uint32_t block, BufferId from, BufferId to);
+
+  BufferId reduce_gradient(std::uint32_t block, BufferId packed);
 
   [[nodiscard]] BufferId state_slot(std::uint32_t block) const;
   BufferId states_on_host(std::uint32_t block, std::uint32_t lag);
@@ -64,7 +70,7 @@ class Movements {
   [[nodiscard]] Use permission(std::uint32_t block) const;
   void update_on_device(std::uint32_t block, std::uint32_t lag);
   void update_on_host(std::uint32_t block, std::uint32_t lag);
-  void return_weights(std::uint32_t block, BufferId staging);
+  void return_weights(std::uint32_t block, BufferId updated);
   void writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag);
 
   const Workload& work_;
@@ -75,9 +81,8 @@ class Movements {
   Emitter emitter_;
   Passage slots_;
   Passage weight_staging_;
-  Ring shard_slots_;
+  Ring part_slots_;
   Ring gradient_slots_;
-  Ring reduced_slots_;
   Ring activation_slots_;
   Ring activation_staging_;
   std::vector<std::uint32_t> swapped_;  ///< blocks with states on NVMe, in update order

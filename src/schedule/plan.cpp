@@ -1,5 +1,7 @@
 #include "ballast/schedule/plan.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace ballast::schedule {
@@ -46,11 +48,10 @@ std::string_view to_string(Kind kind) noexcept {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-BufferId Operation::buffer(Role role) const {
-  for (const Use& use : uses) {
-    if (use.role == role) return use.buffer;
-  }
-  return kNoBuffer;
+Use Operation::use(Role role) const {
+  const auto found =
+      std::find_if(uses.begin(), uses.end(), [role](const Use& use) { return use.role == role; });
+  return found == uses.end() ? Use{.role = role} : *found;
 }
 
 Bytes Plan::bytes_on(Lane lane) const {

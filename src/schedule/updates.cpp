@@ -55,30 +55,33 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const bool split = rank_.splits_weights();
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
-  Operation operation;
-  // A rank updates its own part: of its shard at home on the device, or of the whole weights.
+  // A rank updates its own part: of split weights the one it has, else its part of the whole.
   const BufferId weights = home == Tier::device ? home_buffer
-                           : split              ? shard_slots_.next()
+                           : split              ? part_slots_.next()
                                                 : weights_on_device(block);
   if (home != Tier::device && split) {
     const BufferId source = home == Tier::nvme ? weights_in_staging(block) : home_buffer;
-    upload_weights(block, source, weights, rank_.weights(block));
+    upload_weights(block, {.buffer = source}, {.buffer = weights}, rank_.weights(block));
   }
+  Operation operation;
   operation.action = Action::update_on_device;
   operation.lane = Lane::compute;
   operation.block = block;
   operation.lag = lag;
-  operation.traffic = rank_.update_traffic(block);
-  operation.uses = {{Role::weights, weights, true},
+  operation.traffic = work_.blocks[block].update_traffic;
+  const bool part_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
+  operation.uses = {{Role::weights, weights, true, updates_part()},
                     {Role::states, layout_.state_home[block], true},
-                    {Role::gradient, layout_.gradient[block], false},
+                    {Role::gradient, layout_.gradient[block], false, part_of_gradient},
                     permission(block)};
   emitter_.emit(std::move(operation));
-  if (rank_.splits_states() && !split) gather_weights(block, weights, weights);
-  if (home == Tier::host) offload_weights(block, weights, home_buffer, rank_.weights(block));
+  if (updates_part()) gather_weights(block, weights, weights);
+  if (home == Tier::host) {
+    offload_weights(block, {.buffer = weights}, {.buffer = home_buffer}, rank_.weights(block));
+  }
   if (home == Tier::nvme) {
     const BufferId staging = weight_staging_.take(block).first;
-    offload_weights(block, weights, staging, rank_.weights(block));
+    offload_weights(block, {.buffer = weights}, {.buffer = staging}, rank_.weights(block));
     writeback(Action::writeback_weights, block, staging, lag);
   }
 }
@@ -86,35 +89,43 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
 void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   const BlockPlacement& home = at(block);
   const BufferId states = states_on_host(block, lag);
-  BufferId weights = layout_.weight_home[block];
+  const BufferId home_buffer = layout_.weight_home[block];
+  const bool borrowed = home.weights == Tier::device;
+  BufferId weights = home_buffer;
   if (home.weights == Tier::nvme) weights = weights_in_staging(block);
-  if (home.weights == Tier::device) {
+  if (borrowed) {
     weights = weight_staging_.take(block).first;
-    offload_weights(block, layout_.weight_home[block], weights, rank_.updated_weights(block));
+    offload_weights(block, {.buffer = home_buffer, .part = updates_part()}, {.buffer = weights},
+                    rank_.updated_weights(block));
   }
   Operation operation;
   operation.action = Action::update_on_host;
   operation.lane = Lane::update;
   operation.block = block;
   operation.lag = lag;
-  operation.traffic = rank_.update_traffic(block);
-  operation.uses = {{Role::weights, weights, true},
+  operation.traffic = work_.blocks[block].update_traffic;
+  operation.uses = {{Role::weights, weights, true, updates_part() && !borrowed},
                     {Role::states, states, true},
                     {Role::gradient, layout_.gradient[block], false},
                     permission(block)};
   emitter_.emit(std::move(operation));
-  if (home.weights == Tier::device) return_weights(block, weights);
+  return_weights(block, weights);
   if (home.weights == Tier::nvme) writeback(Action::writeback_weights, block, weights, lag);
   if (home.optimizer == Tier::nvme) writeback(Action::writeback_states, block, states, lag);
 }
 
-/// Updated weights back to their home on the device; every rank's part to every other.
-void Movements::return_weights(std::uint32_t block, BufferId staging) {
-  const BufferId home = layout_.weight_home[block];
-  const bool whole = !rank_.splits_states() || rank_.splits_weights();
-  const BufferId to = whole ? home : shard_slots_.next();
-  upload_weights(block, staging, to, rank_.updated_weights(block));
-  if (!whole) gather_weights(block, to, home);
+/// Weights `updated` on the host to their home if that is on the device; and every rank's part to
+/// every other that keeps the whole, wherever that is.
+void Movements::return_weights(std::uint32_t block, BufferId updated) {
+  const bool borrowed = at(block).weights == Tier::device;
+  if (!borrowed && !updates_part()) return;
+  const BufferId device = borrowed ? layout_.weight_home[block] : slots_.take(block).first;
+  upload_weights(block, {.buffer = updated, .part = updates_part() && !borrowed},
+                 {.buffer = device, .part = updates_part()}, rank_.updated_weights(block));
+  if (!updates_part()) return;
+  gather_weights(block, device, device);
+  if (borrowed) return;
+  offload_weights(block, {.buffer = device}, {.buffer = updated}, rank_.weights(block));
 }
 
 void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag) {

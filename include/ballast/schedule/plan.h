@@ -48,7 +48,7 @@ enum class Action : std::uint8_t {
   clear_gradient,        ///< accumulators of one block to zero
   backward,              ///< one block, one micro-batch, recompute included
   pack_gradient,         ///< accumulators to the training type, with statistics
-  reduce_gradient,       ///< packed gradients of all ranks to their sum, whole or in shards
+  reduce_gradient,       ///< packed gradients of all ranks to their sum, with its statistics
   offload_gradient,      ///< packed gradient, device to host
   offload_statistics,    ///< gradient statistics of one block, device to host
   offload_losses,        ///< losses of all micro-batches, device to host
@@ -109,7 +109,7 @@ enum class Role : std::uint8_t {
   gradient_source,   ///< what it is copied or reduced from
   states,            ///< remainder and moments
   states_source,
-  statistics,         ///< of the block's packed gradient
+  statistics,         ///< of the block's packed gradient; of several ranks, of this one's part
   statistics_source,  ///< what they are copied from
   losses,             ///< of all micro-batches
   losses_source,      ///< what they are copied from
@@ -122,6 +122,7 @@ struct Use {
   Role role = Role::workspace;
   BufferId buffer = kNoBuffer;
   bool writes = false;
+  bool part = false;  ///< only this rank's part of what is whole in there; see RankSizes
 };
 
 /// One operation of a step.
@@ -139,8 +140,10 @@ struct Operation {
   /// Operations of the same plan that must be finished first; all smaller than this one's id.
   std::vector<OpId> after;
 
+  /// The use in `role`, one of no buffer when there is none.
+  [[nodiscard]] Use use(Role role) const;
   /// The buffer in `role`, kNoBuffer when there is none.
-  [[nodiscard]] BufferId buffer(Role role) const;
+  [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
 };
 
 /// How a plan begins and ends with one buffer: what the order across two runs is derived from.
@@ -173,15 +176,16 @@ struct Plan {
 /// the common lane implies are left out.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
-/// How large everything about one block is, whole (not a rank's part of it).
+/// How large everything about one block is: weights and gradients whole, states and their update
+/// as one rank has them.
 struct BlockWork {
   std::string name;
   Bytes weight_bytes = 0;       ///< in the training type
   Bytes accumulator_bytes = 0;  ///< fp32
   Bytes gradient_bytes = 0;     ///< packed
-  Bytes state_bytes = 0;        ///< remainder and moments
+  Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
-  Bytes update_traffic = 0;     ///< memory that one update reads and writes
+  Bytes update_traffic = 0;     ///< memory that this rank's update reads and writes
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.

@@ -34,6 +34,9 @@ bool fills(const Operation& op, const Use& use) {
       return use.role == Role::losses && op.micro == 0;
     case Action::gather_weights:
       return op.buffer(Role::weights_source) != kNoBuffer;
+    case Action::reduce_gradient:
+      return use.role == Role::statistics ||
+             (use.role == Role::gradient && op.buffer(Role::gradient_source) != kNoBuffer);
     default:
       return use.role != Role::workspace;
   }

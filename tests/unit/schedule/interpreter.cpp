@@ -26,6 +26,7 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       updates_(problem.workload.blocks.size(), 0) {
   if (work_.world > 1 && work_.stage >= 1) own_ = Extent::part;
   if (work_.world > 1 && work_.stage >= 3) home_ = Extent::part;
+  if (own_ == Extent::part) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home_};
     held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
@@ -93,10 +94,9 @@ void Interpreter::perform(const Operation& op) {
     case Action::pack_gradient:
       return pack(op);
     case Action::reduce_gradient:
-      need(op, Role::gradient_source, of_run(What::packed, op));
-      return put(op, Role::gradient, gradient(op, run_));
+      return reduce(op);
     case Action::offload_gradient:
-      return copy(op, Role::gradient_source, Role::gradient, gradient(op, run_));
+      return offload_gradient(op);
     case Action::offload_statistics:
       return copy(op, Role::statistics_source, Role::statistics, of_run(What::statistics, op));
     case Action::offload_losses:
@@ -113,14 +113,17 @@ void Interpreter::perform(const Operation& op) {
   }
 }
 
+/// Where weights are whole, a rank updates its part, and what the others have is old until all have
+/// been gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
-  const BufferId source = op.buffer(Role::weights_source);
-  // What is offloaded is this rank's part to update, even where the device has all of it.
-  const bool to_update = op.action == Action::offload_weights;
-  const bool shard = source != kNoBuffer && held_[source].extent == Extent::part;
-  const Extent held = shard ? Extent::part : Extent::whole;
-  need(op, Role::weights_source, weights(op.block, to_update ? home_ : held));
-  put(op, Role::weights, weights(op.block, to_update ? own_ : held));
+  const Use from = op.use(Role::weights_source);
+  const Use to = op.use(Role::weights);
+  const Extent held = from.buffer == kNoBuffer ? Extent::whole : held_[from.buffer].extent;
+  if (!from.part && held == Extent::torn) complain(op, "spreads parts of other ranks that are old");
+  need(op, Role::weights_source, weights(op.block, held));
+  const Extent moved = from.part ? Extent::part : held;
+  put(op, Role::weights, weights(op.block, to.part ? Extent::torn : moved));
+  if (to.part && moved != Extent::part) complain(op, "writes more than a part");
 }
 
 void Interpreter::gather(const Operation& op) {
@@ -199,7 +202,26 @@ void Interpreter::pack(const Operation& op) {
           plan_->micro_batches, run_});
   }
   put(op, Role::gradient, of_run(What::packed, op));
+  if (work_.world == 1) put(op, Role::statistics, of_run(What::statistics, op));
+}
+
+/// In place, or to this rank's part.
+void Interpreter::reduce(const Operation& op) {
+  const bool in_place = op.buffer(Role::gradient_source) == kNoBuffer;
+  need(op, in_place ? Role::gradient : Role::gradient_source, of_run(What::packed, op));
+  if (in_place) {
+    --seen_uses_;
+    need_part(op, Role::gradient, sums_ == Extent::torn);
+  }
+  put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::part));
   put(op, Role::statistics, of_run(What::statistics, op));
+  pass(op, Role::workspace);
+}
+
+void Interpreter::offload_gradient(const Operation& op) {
+  need_part(op, Role::gradient_source, sums_ == Extent::torn);
+  need(op, Role::gradient_source, gradient(op, run_, sums_));
+  put(op, Role::gradient, gradient(op, run_, own_));
 }
 
 void Interpreter::gate(const Operation& op) {
@@ -223,20 +245,21 @@ void Interpreter::update(const Operation& op) {
   const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
-  // Several ranks with whole weights: each updates its part of them, the others' are old.
-  const bool in_place = op.action == Action::update_on_device && home_ != own_;
-  const Extent found = in_place ? Extent::whole : own_;
+  const Use place = op.use(Role::weights);
+  const Extent found = place.part ? Extent::whole : own_;
+  if (place.part && (own_ == home_)) complain(op, "updates a part where it should not");
   need(op, Role::weights, weights(op.block, found));
   need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
   seen_uses_ -= 2;
-  need(op, Role::gradient, gradient(op, run));
+  const Extent sums = op.use(Role::gradient).part ? sums_ : own_;
+  need(op, Role::gradient, gradient(op, run, sums));
   if (gated) {
     need(op, Role::verdict, {What::verdict, 0, 0, run});
   } else {
     need(op, Role::statistics, {What::statistics, op.block, 0, run});
   }
   ++updates_[op.block];
-  put(op, Role::weights, weights(op.block, in_place ? Extent::torn : own_));
+  put(op, Role::weights, weights(op.block, place.part ? Extent::torn : own_));
   put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
 }
 
@@ -248,13 +271,17 @@ Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro)
   return {what, op.block, micro, run_};
 }
 
-Content Interpreter::gradient(const Operation& op, std::uint64_t run) const {
+Content Interpreter::gradient(const Operation& op, std::uint64_t run, Extent extent) const {
   if (work_.world == 1) return {What::packed, op.block, 0, run};
-  return {What::reduced, op.block, 0, run, own_};
+  return {What::reduced, op.block, 0, run, extent};
 }
 
 Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
-  return extent == Extent::part ? whole / work_.world : whole;
+  if (work_.world == 1) return whole;
+  // Parts are equal and whole pages, so that all of them together may be more than the block.
+  constexpr Bytes kPageBytes = 4096;
+  const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
+  return (extent == Extent::part ? 1 : work_.world) * pages * kPageBytes;
 }
 
 Bytes Interpreter::size(const Content& content) const {
@@ -266,7 +293,7 @@ Bytes Interpreter::size(const Content& content) const {
     case What::weights:
       return part_of(block.weight_bytes, content.extent);
     case What::states:
-      return part_of(block.state_bytes, content.extent);
+      return block.state_bytes;
     case What::batch:
       return work_.batch_bytes;
     case What::activation:
@@ -304,6 +331,10 @@ void Interpreter::need(const Operation& op, Role role, const Content& content) {
   if (held_[id] == content) return;
   complain(op, fmt::format("needs {}, finds {} in '{}'", show(content), show(held_[id]),
                            schedule_.buffers[id].name));
+}
+
+void Interpreter::need_part(const Operation& op, Role role, bool part) {
+  if (op.use(role).part != part) complain(op, part ? "takes the whole" : "takes just a part");
 }
 
 void Interpreter::put(const Operation& op, Role role, const Content& content) {

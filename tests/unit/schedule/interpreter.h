@@ -66,12 +66,15 @@ class Interpreter {
   void clear(const Operation& op);
   void backward(const Operation& op);
   void pack(const Operation& op);
+  void reduce(const Operation& op);
+  void offload_gradient(const Operation& op);
   void gate(const Operation& op);
   void update(const Operation& op);
 
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
-  [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run) const;
+  [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
+  void need_part(const Operation& op, Role role, bool part);
   [[nodiscard]] Bytes size(const Content& content) const;
   [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
 
@@ -87,6 +90,7 @@ class Interpreter {
   const Schedule& schedule_;
   Extent own_ = Extent::whole;   ///< of what this rank updates
   Extent home_ = Extent::whole;  ///< of weights where they live
+  Extent sums_ = Extent::whole;  ///< of reduced gradients in the place of packed ones
   std::vector<Content> held_;    ///< by buffer
   std::vector<std::uint64_t> updates_;
   std::vector<std::string> complaints_;

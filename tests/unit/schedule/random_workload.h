@@ -78,15 +78,12 @@ inline Problem random_problem(std::uint64_t seed) {
   return problem;
 }
 
-/// The same for several ranks and any stage; weights stay on the device where they must.
+/// The same for several ranks and any stage.
 inline Problem random_problem_of_ranks(std::uint64_t seed) {
   Problem problem = random_problem(seed);
   Dice dice(seed + 1'000'003);
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
-  if (problem.workload.stage < 3) {
-    for (BlockPlacement& block : problem.placement.blocks) block.weights = Tier::device;
-  }
   return problem;
 }
 

@@ -152,14 +152,15 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
   constexpr Bytes kWidth = 25600;
   constexpr Bytes kVocabulary = 51200;
   constexpr std::uint64_t kTokens = 2048;
+  constexpr std::uint32_t kWorld = 512;
   const auto add = [&](const std::string& name, Bytes elements, double flops) {
     problem.workload.blocks.push_back({.name = name,
                                        .weight_bytes = 2 * elements,
                                        .accumulator_bytes = 4 * elements,
                                        .gradient_bytes = 2 * elements,
-                                       .state_bytes = 10 * elements,
+                                       .state_bytes = 10 * elements / kWorld,
                                        .forward_flops = flops,
-                                       .update_traffic = 26 * elements});
+                                       .update_traffic = 26 * elements / kWorld});
   };
   const auto dense = [](Bytes elements) {
     return 2.0 * static_cast<double>(elements) * static_cast<double>(kTokens);
@@ -176,7 +177,7 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
   workload.workspace_bytes = kGiB;
   workload.micro_batch_tokens = kTokens;
   workload.micro_batches = micro_batches;
-  workload.world = 512;
+  workload.world = kWorld;
   workload.stage = 3;
   problem.placement.blocks.assign(workload.blocks.size(), {Tier::host, Tier::nvme, Tier::host});
   problem.options.state_staging = 4;
