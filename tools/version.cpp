@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ballast/aio/queue.h"
+#include "ballast/comm/communicator.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/cpu_adam/updater.h"
@@ -16,7 +17,8 @@ namespace ballast::tools {
 void print_version() {
   fmt::print("ballast {}\n", version());
   fmt::print("  {:<17} host; cuda: not built in\n", "devices");
-  fmt::print("  {:<17} self; mpi, nccl: not built in\n", "communicators");
+  fmt::print("  {:<17} {}: not built in\n", "communicators",
+             comm::mpi_refusal().empty() ? "self, mpi; nccl" : "self; mpi, nccl");
   std::string backends;
   for (const auto& backend : aio::probe_backends()) {
     if (!backend.moves_data) continue;

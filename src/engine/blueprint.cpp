@@ -94,38 +94,6 @@ model::Architecture make_architecture(const config::Config& config) {
   return model::build_architecture(model);
 }
 
-schedule::Workload make_workload(const model::Architecture& model, DType type,
-                                 const StateFormat& states, model::MicroBatchShape shape,
-                                 std::uint64_t micro_batches,
-                                 std::uint64_t evaluation_micro_batches, Bytes workspace_bytes) {
-  schedule::Workload work;
-  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    const model::BlockSpec& block = model.blocks[b];
-    const StateLayout layout(type, states, block.elements);
-    work.blocks.push_back({.name = block.name,
-                           .weight_bytes = layout.weight_bytes,
-                           .accumulator_bytes = block.elements * size_of(DType::f32),
-                           .gradient_bytes = block.elements * size_of(type),
-                           .state_bytes = layout.state_bytes,
-                           .forward_flops = model.forward_flops(b, shape.sequences, shape.length),
-                           .update_traffic = layout.update_traffic});
-  }
-  const model::ModelConfig& config = model.config;
-  work.tied = config.tie_embeddings;
-  if (work.tied) {
-    work.tied_accumulator_bytes = config.vocab_size * config.hidden_size * size_of(DType::f32);
-  }
-  work.activation_bytes = shape.tokens() * config.hidden_size * size_of(type);
-  work.batch_bytes = 2 * shape.tokens() * sizeof(std::int32_t);
-  work.losses_bytes = micro_batches * sizeof(double);
-  work.statistics_bytes = sizeof(model::GradientStats);
-  work.micro_batch_tokens = shape.tokens();
-  work.workspace_bytes = workspace_bytes;
-  work.micro_batches = static_cast<std::uint32_t>(micro_batches);
-  work.evaluation_micro_batches = static_cast<std::uint32_t>(evaluation_micro_batches);
-  return work;
-}
-
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
   memory::Ledger ledger;
   for (const schedule::Buffer& buffer : buffers) {
@@ -135,10 +103,11 @@ memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
 }
 
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes,
-                         std::uint32_t world) {
+                         const memory::Budgets& budgets, Bytes workspace_bytes, std::uint32_t world,
+                         std::uint32_t rank) {
   Blueprint blueprint = outline(config, model, budgets, workspace_bytes, world);
-  GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size(), world)).place();
+  blueprint.rank = rank;
+  GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
   blueprint.ledger = make_ledger(
       schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
   blueprint.ledger.require_fit(budgets);

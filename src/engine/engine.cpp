@@ -50,9 +50,10 @@ Bytes EngineTotals::nvme_bytes_written() const {
 
 class Engine::Impl {
  public:
-  Impl(config::Config config, const std::atomic<bool>* interrupted)
+  Impl(config::Config config, const std::atomic<bool>* interrupted, comm::Ranks* ranks)
       : config_(std::move(config)),
         interrupted_(interrupted),
+        ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
         budgets_(memory::resolve_budgets({config_.ballast.device_bytes, config_.ballast.host_bytes},
                                          memory::available_memory())),
         device_(device::make_device({.kind = config_.ballast.device,
@@ -62,7 +63,9 @@ class Engine::Impl {
         model_(make_architecture(config_)),
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
                                      {config_.batch.micro_batch, config_.data.sequence_length})),
-        blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes())),
+        blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes(),
+                                  ranks_ == nullptr ? 1 : ranks_->world(),
+                                  ranks_ == nullptr ? 0 : ranks_->rank())),
         swap_plan_(plan_swapping(config_, blueprint_.schedule)),
         updater_({.threads = config_.ballast.update_threads,
                   .isa = wanted_isa(config_),
@@ -82,7 +85,9 @@ class Engine::Impl {
                              .compute_stream = device_->make_stream("device-compute"),
                              .upload_stream = device_->make_stream("device-upload"),
                              .offload_stream = device_->make_stream("device-offload"),
+                             .ranks = ranks_,
                              .contexts = {}});
+    if (ranks_ != nullptr) join_lanes();
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
@@ -162,6 +167,14 @@ class Engine::Impl {
   std::uint64_t updates() const { return updates_; }
 
  private:
+  /// Each lane between ranks has a channel of its own: their orders are independent.
+  void join_lanes() {
+    machine_->gathering = ranks_->make_communicator(*device_);
+    machine_->reducing = ranks_->make_communicator(*device_);
+    machine_->gather_stream = device_->make_stream("device-gather");
+    machine_->reduce_stream = device_->make_stream("device-reduce");
+  }
+
   /// The plan of a training step with so many micro-batches.
   const schedule::Plan& training_plan(std::size_t micro_batches) {
     const schedule::Schedule& schedule = blueprint_.schedule;
@@ -214,6 +227,7 @@ class Engine::Impl {
 
   config::Config config_;
   const std::atomic<bool>* interrupted_;
+  comm::Ranks* ranks_;  ///< nullptr for one rank
   memory::Budgets budgets_;
   std::unique_ptr<device::Device> device_;
   model::Architecture model_;
@@ -233,8 +247,9 @@ class Engine::Impl {
   std::atomic<schedule::Timeline*> timeline_ = nullptr;
 };
 
-Engine::Engine(const config::Config& config, const std::atomic<bool>* interrupted)
-    : impl_(std::make_unique<Impl>(config, interrupted)) {}
+Engine::Engine(const config::Config& config, const std::atomic<bool>* interrupted,
+               comm::Ranks* ranks)
+    : impl_(std::make_unique<Impl>(config, interrupted, ranks)) {}
 Engine::~Engine() = default;
 
 const Blueprint& Engine::blueprint() const {

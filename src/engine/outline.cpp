@@ -6,6 +6,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/state_layout.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -51,10 +53,44 @@ schedule::Options schedule_options(const config::Config& config) {
   return options;
 }
 
+/// Sizes of the blocks, of which this rank keeps its part of the states.
+void add_blocks(Blueprint& blueprint) {
+  schedule::Workload& work = blueprint.workload;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    const model::BlockSpec& block = blueprint.model.blocks[b];
+    work.blocks.push_back({.name = block.name,
+                           .weight_bytes = block.elements * size_of(blueprint.type),
+                           .accumulator_bytes = block.elements * size_of(DType::f32),
+                           .gradient_bytes = block.elements * size_of(blueprint.type),
+                           .forward_flops = blueprint.model.forward_flops(
+                               b, blueprint.shape.sequences, blueprint.shape.length)});
+    const StateLayout states = state_layout(blueprint, b);
+    work.blocks.back().state_bytes = states.state_bytes;
+    work.blocks.back().update_traffic = states.update_traffic;
+  }
+}
+
+void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
+  schedule::Workload& work = blueprint.workload;
+  const std::uint64_t tokens = blueprint.shape.tokens();
+  const std::uint64_t width = blueprint.model.config.hidden_size;
+  work.activation_bytes = tokens * width * size_of(blueprint.type);
+  work.batch_bytes = 2 * tokens * sizeof(std::int32_t);
+  work.losses_bytes = blueprint.micro_batches * sizeof(double);
+  work.statistics_bytes = sizeof(model::GradientStats);
+  work.micro_batch_tokens = tokens;
+  work.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
+  work.evaluation_micro_batches = static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
+  work.tied = blueprint.model.config.tie_embeddings;
+  if (work.tied) {
+    work.tied_accumulator_bytes = blueprint.model.config.vocab_size * width * size_of(DType::f32);
+  }
+}
+
 }  // namespace
 
-std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks,
-                              std::uint32_t world) {
+std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
   std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier,
                                     config.ballast.activations});
   for (const auto& rule : config.ballast.placement) {
@@ -70,10 +106,6 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks,
       if (rule.activations) wishes[b].activations = rule.activations;
     }
   }
-  if (world > 1 && config.zero.stage < 3) {
-    // Whole weights on every rank: there are no parts that could wait below the device.
-    for (Wish& wish : wishes) wish.weights = wish.weights.value_or(Tier::device);
-  }
   return wishes;
 }
 
@@ -86,13 +118,11 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;
-  const std::uint64_t evaluation =
-      std::clamp<std::uint64_t>(config.ballast.eval_batches, 1, blueprint.micro_batches);
-  blueprint.workload =
-      make_workload(blueprint.model, blueprint.type, blueprint.states, blueprint.shape,
-                    blueprint.micro_batches, evaluation, workspace_bytes);
   blueprint.workload.world = world;
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.workload.workspace_bytes = workspace_bytes;
+  add_blocks(blueprint);
+  add_batch(blueprint, config.ballast.eval_batches);
   blueprint.options = schedule_options(config);
   return blueprint;
 }

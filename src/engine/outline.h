@@ -15,10 +15,9 @@ struct Wish {
   config::TierChoice activations;
 };
 
-/// One wish per block of a model of so many, for one of `world` ranks. Throws Error(config) for a
-/// rule about a block that does not exist.
-std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks,
-                              std::uint32_t world);
+/// One wish per block of a model of so many. Throws Error(config) for a rule about a block that
+/// does not exist.
+std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks);
 
 /// What `config` says without any choice of the planner: everything of a blueprint but placement,
 /// schedule and ledger. `world` ranks share the batch.

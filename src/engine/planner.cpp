@@ -89,7 +89,7 @@ Decision predict(const Question& question) {
 bool leaves_choices(const config::Config& config) {
   if (config.batch.automatic) return true;
   const std::size_t blocks = config.model.num_layers + 2;
-  const std::vector<Wish> wishes = read_wishes(config, blocks, 1);
+  const std::vector<Wish> wishes = read_wishes(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
     const bool keeps_input = b > 0 && b + 1 < blocks;
     if (!wishes[b].weights || !wishes[b].optimizer) return true;

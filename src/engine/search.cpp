@@ -135,7 +135,7 @@ Setting::Setting(const Question& question, std::uint64_t size)
                               question.model, question.budgets,
                               question.workspace_of({size, question.config.data.sequence_length}),
                               question.world)),
-      wishes(read_wishes(question.config, question.model.blocks.size(), question.world)),
+      wishes(read_wishes(question.config, question.model.blocks.size())),
       filler(outline.workload, wishes, budgets) {}
 
 Search::Search(const Question& question) : question_(question) {

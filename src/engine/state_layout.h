@@ -35,15 +35,28 @@ struct StateLayout {
   Bytes update_traffic;  ///< memory that an update reads and writes
 };
 
-/// Layout of block `block`.
+/// The elements of a block whose states one rank keeps and updates.
+struct RankPart {
+  Elems first = 0;
+  Elems elements = 0;  ///< fewer than `room`, or none, at the block's end
+  Elems room = 0;      ///< the same for all ranks; what is behind the elements is zero
+};
+
+/// This rank's of as many parts as there are ranks. Starts on whole blocks of
+/// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of parts.
+RankPart even_part(const Blueprint& blueprint, std::size_t block);
+/// That where the stage splits states, else all of the block.
+RankPart rank_part(const Blueprint& blueprint, std::size_t block);
+
+/// Layout of what this rank keeps of block `block`.
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
 
 /// Number of block `block`'s first element when the elements of all blocks are counted in order,
 /// each block from a multiple of cpu_adam::Codes::kBlock.
 Elems first_element(const model::Architecture& model, std::size_t block);
 
-/// The shard of the whole of block `block`, whose buffers start at these addresses. The gradient's
-/// type is that of the weights.
+/// The shard of block `block` that this rank updates, which starts at these addresses. The
+/// gradient's type is that of the weights.
 cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
                            std::byte* states, const std::byte* gradient);
 

@@ -2,13 +2,17 @@
 
 #define XXH_INLINE_ALL
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 
 #include <xxhash.h>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 
@@ -17,6 +21,20 @@ namespace {
 
 constexpr Bytes kBounce = 1 * kMiB;
 constexpr Elems kPiece = Elems{1} << 20;
+
+/// A running XXH3.
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState(), &XXH3_freeState) {
+    expects(state_ != nullptr, "no memory for a checksum");
+    XXH3_64bits_reset(state_.get());
+  }
+  [[nodiscard]] XXH3_state_t& state() { return *state_; }
+  [[nodiscard]] std::uint64_t digest() const { return XXH3_64bits_digest(state_.get()); }
+
+ private:
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+};
 
 /// The home of a block's weights or states, opened for plain reading and writing by offset: NVMe
 /// homes are worked on in their host passing place, device homes through small copies.
@@ -73,11 +91,11 @@ class OpenHome {
     }
   }
 
-  void hash(XXH3_state_t& state) {
-    std::vector<std::byte> bounce(std::min(bytes_, kBounce));
-    for (Bytes done = 0; done < bytes_; done += bounce.size()) {
-      const HostBytes part = HostBytes(bounce).first(std::min<Bytes>(bounce.size(), bytes_ - done));
-      get(done, part);
+  void hash(XXH3_state_t& state, Bytes offset, Bytes size) {
+    std::vector<std::byte> bounce(std::min(size, kBounce));
+    for (Bytes done = 0; done < size; done += bounce.size()) {
+      const HostBytes part = HostBytes(bounce).first(std::min<Bytes>(bounce.size(), size - done));
+      get(offset + done, part);
       XXH3_64bits_update(&state, part.data(), part.size());
     }
   }
@@ -90,55 +108,130 @@ class OpenHome {
   HostBytes memory_;
 };
 
-OpenHome open_weights(Machine& machine, std::size_t block) {
-  const auto& schedule = machine.blueprint.schedule;
-  return {machine, schedule.weight_home[block], schedule.weight_staging,
-          state_layout(machine.blueprint, block).weight_bytes};
-}
+/// A block as this rank holds it.
+class OpenBlock {
+ public:
+  OpenBlock(Machine& machine, std::size_t block)
+      : machine_(machine),
+        layout_(state_layout(machine.blueprint, block)),
+        part_(rank_part(machine.blueprint, block)),
+        sizes_(machine.blueprint.workload),
+        block_(block),
+        whole_(machine.blueprint.model.blocks[block].elements),
+        weight_bytes_(sizes_.weights(static_cast<std::uint32_t>(block))),
+        weights_(machine, machine.blueprint.schedule.weight_home[block],
+                 machine.blueprint.schedule.weight_staging, weight_bytes_),
+        states_(machine, machine.blueprint.schedule.state_home[block],
+                machine.blueprint.schedule.state_staging, layout_.state_bytes) {}
 
-OpenHome open_states(Machine& machine, std::size_t block) {
-  const auto& schedule = machine.blueprint.schedule;
-  return {machine, schedule.state_home[block], schedule.state_staging,
-          state_layout(machine.blueprint, block).state_bytes};
-}
-
-template <class T>
-ConstHostBytes bytes_of(const std::vector<T>& values, Elems count) {
-  return {reinterpret_cast<const std::byte*>(values.data()), count * sizeof(T)};
-}
-
-/// Puts `values` at element `first` of a block: fp32 as they are, or split.
-void put_master(const StateLayout& layout, OpenHome& weights, OpenHome& states, Elems first,
-                std::span<const float> values) {
-  if (!layout.split) {
-    weights.put(first * sizeof(float), std::as_bytes(values));
-    return;
+  void clear() {
+    weights_.put_zeros(0, weight_bytes_);
+    states_.put_zeros(0, layout_.state_bytes);
   }
-  std::vector<Bf16> high(values.size());
-  std::vector<std::uint16_t> low(values.size());
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const SplitMaster split = split_master(values[i]);
-    high[i] = split.weight;
-    low[i] = split.remainder;
+  /// Both passing places are used: nothing else may be opened until save().
+  void load() {
+    weights_.load();
+    states_.load();
   }
-  weights.put(first * sizeof(Bf16), bytes_of(high, high.size()));
-  states.put(layout.remainder.offset + first * sizeof(std::uint16_t), bytes_of(low, low.size()));
-}
+  void save() {
+    weights_.save();
+    states_.save();
+  }
+
+  /// The elements whose weights are here; those of the states are among them.
+  [[nodiscard]] RankPart weights_here() const {
+    return sizes_.splits_weights() ? part_ : RankPart{0, whole_, whole_};
+  }
+  [[nodiscard]] const RankPart& part() const { return part_; }
+
+  /// Puts `values`, all of them weights that are here, at element `first` of the block.
+  void put_master(Elems first, std::span<const float> values) {
+    const Elems place = first - weights_here().first;
+    if (!layout_.split) {
+      weights_.put(place * sizeof(float), std::as_bytes(values));
+      return;
+    }
+    std::vector<Bf16> high(values.size());
+    std::vector<std::uint16_t> low(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const SplitMaster split = split_master(values[i]);
+      high[i] = split.weight;
+      low[i] = split.remainder;
+    }
+    weights_.put(place * sizeof(Bf16), std::as_bytes(std::span(high)));
+    const Elems begin = std::max(first, part_.first);
+    const Elems end = std::min(first + values.size(), part_.first + part_.elements);
+    if (begin >= end) return;
+    states_.put(layout_.remainder.offset + (begin - part_.first) * sizeof(std::uint16_t),
+                std::as_bytes(std::span(low).subspan(begin - first, end - begin)));
+  }
+
+  /// Masters of this rank's part from its element `first` on.
+  void get_master(Elems first, std::span<float> values) {
+    const Elems place = part_.first + first - weights_here().first;
+    if (!layout_.split) {
+      weights_.get(place * sizeof(float), std::as_writable_bytes(values));
+      return;
+    }
+    std::vector<Bf16> high(values.size());
+    std::vector<std::uint16_t> low(values.size());
+    weights_.get(place * sizeof(Bf16), std::as_writable_bytes(std::span(high)));
+    states_.get(layout_.remainder.offset + first * sizeof(std::uint16_t),
+                std::as_writable_bytes(std::span(low)));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = join_master({high[i], low[i]});
+  }
+
+  /// Weights and states of what is this rank's part where states are split: the same bytes in every
+  /// stage.
+  void hash_part(XXH3_state_t& state) {
+    const RankPart own = even_part(machine_.blueprint, block_);
+    const Bytes width = size_of(machine_.blueprint.type);
+    weights_.hash(state, (own.first - weights_here().first) * width, own.elements * width);
+    const Elems skipped = own.first - part_.first;
+    for (const StateArray* array : {&layout_.remainder, &layout_.first, &layout_.second}) {
+      const Bytes each = array->bytes / std::max<Elems>(layout_.elements, 1);
+      states_.hash(state, array->offset + skipped * each, own.elements * each);
+    }
+    for (const StateArray* array : {&layout_.first_exponents, &layout_.second_exponents}) {
+      if (array->bytes == 0) continue;
+      states_.hash(state, array->offset + cpu_adam::Codes::exponents_of(skipped),
+                   cpu_adam::Codes::exponents_of(own.elements));
+    }
+  }
+  /// Weights that every rank has.
+  void hash_common(XXH3_state_t& state) {
+    if (!sizes_.splits_weights()) weights_.hash(state, 0, weight_bytes_);
+  }
+
+ private:
+  Machine& machine_;
+  StateLayout layout_;
+  RankPart part_;
+  schedule::RankSizes sizes_;
+  std::size_t block_;
+  Elems whole_;
+  Bytes weight_bytes_;
+  OpenHome weights_;
+  OpenHome states_;
+};
 
 void initialize_tensor(Machine& machine, const WeightSource& source,
-                       const model::TensorSpec& tensor, const StateLayout& layout,
-                       OpenHome& weights, OpenHome& states) {
+                       const model::TensorSpec& tensor, OpenBlock& block) {
+  const RankPart here = block.weights_here();
+  const Elems begin = std::clamp(here.first, tensor.offset, tensor.offset + tensor.size);
+  const Elems end =
+      std::clamp(here.first + here.elements, tensor.offset, tensor.offset + tensor.size);
   std::vector<float> values;
   if (source) {
     values.resize(tensor.size);
     source(tensor, values);
-    put_master(layout, weights, states, tensor.offset, values);
+    block.put_master(begin, std::span(values).subspan(begin - tensor.offset, end - begin));
     return;
   }
-  for (Elems done = 0; done < tensor.size; done += kPiece) {
-    values.resize(std::min(kPiece, tensor.size - done));
-    model::initialize(tensor, machine.config.ballast.seed, done, values);
-    put_master(layout, weights, states, tensor.offset + done, values);
+  for (Elems at = begin; at < end; at += values.size()) {
+    values.resize(std::min(kPiece, end - at));
+    model::initialize(tensor, machine.config.ballast.seed, at - tensor.offset, values);
+    block.put_master(at, values);
   }
 }
 
@@ -162,55 +255,54 @@ void fill_activations(Machine& machine) {
 void initialize_states(Machine& machine, const WeightSource& source) {
   const auto& blocks = machine.blueprint.model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const StateLayout layout = state_layout(machine.blueprint, b);
-    OpenHome weights = open_weights(machine, b);
-    OpenHome states = open_states(machine, b);
-    weights.put_zeros(0, layout.weight_bytes);
-    states.put_zeros(0, layout.state_bytes);
-    for (const auto& tensor : blocks[b].tensors) {
-      initialize_tensor(machine, source, tensor, layout, weights, states);
-    }
-    weights.save();
-    states.save();
+    OpenBlock block(machine, b);
+    block.clear();
+    for (const auto& tensor : blocks[b].tensors) initialize_tensor(machine, source, tensor, block);
+    block.save();
   }
   fill_activations(machine);
 }
 
 std::vector<float> read_master(Machine& machine, std::size_t block,
                                const model::TensorSpec& tensor) {
-  const StateLayout layout = state_layout(machine.blueprint, block);
-  OpenHome weights = open_weights(machine, block);
-  weights.load();
+  OpenBlock open(machine, block);
+  open.load();
   std::vector<float> values(tensor.size);
-  if (!layout.split) {
-    weights.get(tensor.offset * sizeof(float), std::as_writable_bytes(std::span(values)));
+  if (open.part().room == machine.blueprint.model.blocks[block].elements) {
+    open.get_master(tensor.offset, values);
     return values;
   }
-  OpenHome states = open_states(machine, block);
-  states.load();
-  std::vector<Bf16> high(tensor.size);
-  std::vector<std::uint16_t> low(tensor.size);
-  weights.get(tensor.offset * sizeof(Bf16), std::as_writable_bytes(std::span(high)));
-  states.get(layout.remainder.offset + tensor.offset * sizeof(std::uint16_t),
-             std::as_writable_bytes(std::span(low)));
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = join_master({high[i], low[i]});
+  std::vector<float> own(open.part().room);
+  open.get_master(0, std::span(own).first(open.part().elements));
+  std::vector<float> all(machine.ranks->world() * own.size());
+  machine.ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
+  std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(tensor.offset), tensor.size,
+              values.begin());
   return values;
 }
 
 std::uint64_t hash_states(Machine& machine) {
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              &XXH3_freeState);
-  expects(state != nullptr, "no memory for a checksum");
-  XXH3_64bits_reset(state.get());
+  Hash own;
+  Hash common;
   for (std::size_t b = 0; b < machine.blueprint.model.blocks.size(); ++b) {
-    OpenHome weights = open_weights(machine, b);
-    OpenHome states = open_states(machine, b);
-    weights.load();
-    weights.hash(*state);
-    states.load();
-    states.hash(*state);
+    OpenBlock block(machine, b);
+    block.load();
+    block.hash_part(own.state());
+    block.hash_common(common.state());
   }
-  return XXH3_64bits_digest(state.get());
+  if (machine.ranks == nullptr) return own.digest();
+  const std::array<std::uint64_t, 2> found = {own.digest(), common.digest()};
+  std::vector<std::uint64_t> all(found.size() * machine.ranks->world());
+  machine.ranks->all_gather(std::as_bytes(std::span(found)),
+                            std::as_writable_bytes(std::span(all)));
+  Hash together;
+  for (std::size_t r = 0; r < machine.ranks->world(); ++r) {
+    XXH3_64bits_update(&together.state(), &all[2 * r], sizeof all[0]);
+    if (all[2 * r + 1] == found[1]) continue;
+    throw Error(ErrorCategory::state,
+                "rank " + std::to_string(r) + " has other weights than this one");
+  }
+  return together.digest();
 }
 
 }  // namespace ballast::engine

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <span>
+#include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 
@@ -23,30 +25,57 @@ class Step {
       : machine_(machine), operation_(operation), context_(context) {}
 
   // fetch, writeback: NVMe and host staging
-  void fetch_weights() { fetch(Role::weights_source, Role::weights, work().weight_bytes, false); }
+  void fetch_weights() { fetch(Role::weights_source, Role::weights, false); }
   /// States are read ahead of their update; the weights of a pass are wanted sooner.
-  void fetch_states() { fetch(Role::states_source, Role::states, work().state_bytes, true); }
-  void fetch_activation() { fetch(Role::input, Role::output, swapped_bytes(), false); }
-  void writeback_weights() { writeback(Role::weights_source, Role::weights, work().weight_bytes); }
-  void writeback_states() { writeback(Role::states_source, Role::states, work().state_bytes); }
-  void writeback_activation() { writeback(Role::input, Role::output, swapped_bytes()); }
+  void fetch_states() { fetch(Role::states_source, Role::states, true); }
+  void fetch_activation() { fetch(Role::input, Role::output, false); }
+  void writeback_weights() { writeback(Role::weights_source, Role::weights); }
+  void writeback_states() { writeback(Role::states_source, Role::states); }
+  void writeback_activation() { writeback(Role::input, Role::output); }
 
   // upload, offload: host and device
-  void upload_batch() {
-    const Bytes bytes = machine_.blueprint.workload.batch_bytes;
-    upload(Role::batch_source, Role::batch, bytes);
+  void upload_batch() { upload(Role::batch_source, Role::batch); }
+  void upload_weights() { upload(Role::weights_source, Role::weights); }
+  void upload_activation() { upload(Role::input, Role::output); }
+  void offload_weights() { offload(Role::weights_source, Role::weights); }
+  void offload_activation() { offload(Role::input, Role::output); }
+  void offload_gradient() { offload(Role::gradient_source, Role::gradient); }
+  void offload_statistics() { offload(Role::statistics_source, Role::statistics); }
+  void offload_losses() { offload(Role::losses_source, Role::losses); }
+
+  // gather, reduce: between ranks
+  void gather_weights() {
+    auto& stream = *machine_.gather_stream;
+    const Bytes part = sizes().weight_part(operation_.block);
+    const DeviceBytes whole = device(Role::weights, sizes().whole_weights(operation_.block));
+    const bool in_place = !has(Role::weights_source);
+    machine_.gathering->all_gather(
+        stream, in_place ? own_part(whole, part) : device(Role::weights_source, part), whole);
+    stream.synchronize();
   }
-  void upload_weights() { upload(Role::weights_source, Role::weights, work().weight_bytes); }
-  void upload_activation() { upload(Role::input, Role::output, activation_bytes()); }
-  void offload_weights() { offload(Role::weights_source, Role::weights, work().weight_bytes); }
-  void offload_activation() { offload(Role::input, Role::output, activation_bytes()); }
-  void offload_gradient() { offload(Role::gradient_source, Role::gradient, work().gradient_bytes); }
-  void offload_statistics() {
-    offload(Role::statistics_source, Role::statistics,
-            machine_.blueprint.workload.statistics_bytes);
-  }
-  void offload_losses() {
-    offload(Role::losses_source, Role::losses, machine_.blueprint.workload.losses_bytes);
+
+  /// The sum over ranks, or this rank's part of it, and the statistics of that part in any case: so
+  /// they are the same in every stage.
+  void reduce_gradient() {
+    auto& stream = *machine_.reduce_stream;
+    const Bytes part = sizes().gradient_part(operation_.block);
+    const bool in_place = !has(Role::gradient_source);
+    const schedule::BufferId packed =
+        operation_.buffer(in_place ? Role::gradient : Role::gradient_source);
+    const DeviceBytes whole =
+        machine_.store.device(packed, sizes().whole_gradient(operation_.block));
+    const schedule::BufferId arriving = operation_.buffer(Role::workspace);
+    const DeviceBytes scratch =
+        machine_.store.device(arriving, machine_.blueprint.schedule.buffers[arriving].bytes);
+    const DeviceBytes sum = in_place ? own_part(whole, part) : device(Role::gradient, part);
+    const DType type = machine_.blueprint.type;
+    if (sizes().splits_states()) {
+      machine_.reducing->reduce_scatter(stream, whole, sum, type, scratch);
+    } else {
+      machine_.reducing->all_reduce(stream, whole, type, scratch);
+    }
+    machine_.compute.measure_gradient(stream, sum, scratch, gradient_statistics());
+    stream.synchronize();
   }
 
   // compute
@@ -100,9 +129,13 @@ class Step {
 
   void pack_gradient() {
     auto& stream = *machine_.compute_stream;
-    machine_.compute.pack_gradient(
-        stream, accumulator(), tied_accumulator(), device(Role::gradient, work().gradient_bytes),
-        view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats))));
+    const DeviceBytes whole = device(Role::gradient, sizes().whole_gradient(operation_.block));
+    const DeviceBytes packed = whole.subview(0, work().gradient_bytes);
+    // What pads it to equal parts of all ranks counts as a gradient there.
+    const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
+    if (!padding.empty()) machine_.compute.zero(stream, view_as<float>(padding));
+    machine_.compute.pack_gradient(stream, accumulator(), tied_accumulator(), packed,
+                                   gradient_statistics());
     stream.synchronize();
   }
 
@@ -110,23 +143,12 @@ class Step {
   /// Loss, global norm (blocks in order, in double) and what follows from it: the clip coefficient
   /// of DeepSpeed, norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
-    const HostBytes bytes = host(Role::losses, machine_.blueprint.workload.losses_bytes);
-    const auto* losses = reinterpret_cast<const double*>(bytes.data());
-    double loss = 0.0;
-    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) loss += losses[m];
-    context_.result.loss = loss / static_cast<double>(tokens_in_step());
+    Findings all = findings();
+    context_.result.loss = all.loss / static_cast<double>(tokens_in_step());
     if (!has(Role::statistics)) return;
-    double squares = 0.0;
-    std::uint64_t non_finite = 0;
-    for (const schedule::Use& use : operation_.uses) {
-      if (use.role != Role::statistics) continue;
-      const model::GradientStats block = statistics(use.buffer);
-      squares += block.sum_of_squares;
-      non_finite += block.non_finite;
-    }
-    const double norm = std::sqrt(squares);
+    const double norm = std::sqrt(all.squares);
     context_.result.grad_norm = norm;
-    context_.result.skipped = non_finite != 0 || !std::isfinite(norm);
+    context_.result.skipped = all.non_finite != 0 || !std::isfinite(norm);
     // Eager updates do not wait for this and are not clipped.
     if (machine_.blueprint.options.update == schedule::Update::eager) return;
     const double clip = machine_.config.gradient_clipping;
@@ -136,18 +158,18 @@ class Step {
 
   void update_on_host() {
     if (!allowed()) return;
-    update(host(Role::weights, work().weight_bytes).data(),
+    update(host(Role::weights, sizes().updated_weights(operation_.block)).data(),
            host(Role::states, work().state_bytes).data(),
-           host(Role::gradient, work().gradient_bytes).data());
+           host(Role::gradient, sizes().updated_gradient(operation_.block)).data());
   }
 
   /// On the host device, device memory is the processor's own and the host kernel does the work.
   void update_on_device() {
     if (!allowed()) return;
     expects(machine_.device.kind() == "host", "update on this device is not in this version");
-    update(device(Role::weights, work().weight_bytes).raw(),
+    update(device(Role::weights, sizes().updated_weights(operation_.block)).raw(),
            device(Role::states, work().state_bytes).raw(),
-           device(Role::gradient, work().gradient_bytes).raw());
+           device(Role::gradient, sizes().updated_gradient(operation_.block)).raw());
   }
 
  private:
@@ -157,16 +179,26 @@ class Step {
   [[nodiscard]] Bytes activation_bytes() const {
     return machine_.blueprint.workload.activation_bytes;
   }
-  /// Of an activation on its way to or from NVMe.
-  [[nodiscard]] Bytes swapped_bytes() const { return round_up(activation_bytes(), kPage); }
   [[nodiscard]] std::uint64_t tokens_in_step() const {
-    return context_.micro_batches * machine_.blueprint.shape.tokens();
+    return context_.micro_batches * machine_.blueprint.shape.tokens() *
+           machine_.blueprint.workload.world;
   }
+  [[nodiscard]] schedule::RankSizes sizes() const {
+    return schedule::RankSizes(machine_.blueprint.workload);
+  }
+  /// `bytes` of the buffer in `role`, or this rank's part of so many.
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
-    return machine_.store.host(operation_.buffer(role), bytes);
+    const schedule::Use use = operation_.use(role);
+    const Bytes before = use.part ? machine_.blueprint.rank * bytes : 0;
+    return machine_.store.host(use.buffer, before + bytes).subspan(before);
   }
   [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
-    return machine_.store.device(operation_.buffer(role), bytes);
+    const schedule::Use use = operation_.use(role);
+    const Bytes before = use.part ? machine_.blueprint.rank * bytes : 0;
+    return machine_.store.device(use.buffer, before + bytes).subview(before, bytes);
+  }
+  [[nodiscard]] DeviceBytes own_part(const DeviceBytes& whole, Bytes part) const {
+    return whole.subview(machine_.blueprint.rank * part, part);
   }
   [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
 
@@ -195,10 +227,56 @@ class Step {
     const DeviceBytes all = device(Role::losses, machine_.blueprint.workload.losses_bytes);
     return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
   }
+  /// Where the statistics of the block's gradient go; empty when nobody wants them.
+  [[nodiscard]] DeviceView<model::GradientStats> gradient_statistics() const {
+    if (!has(Role::statistics)) return {};
+    return view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats)));
+  }
   [[nodiscard]] model::GradientStats statistics(schedule::BufferId buffer) const {
     model::GradientStats found;
     std::memcpy(&found, machine_.store.host(buffer, sizeof found).data(), sizeof found);
     return found;
+  }
+
+  /// What the gate judges by.
+  struct Findings {
+    double loss = 0.0;
+    double squares = 0.0;
+    std::uint64_t non_finite = 0;
+  };
+
+  /// Of this rank: its loss, then the statistics of each block's gradient.
+  [[nodiscard]] std::vector<model::GradientStats> own_findings() const {
+    const HostBytes bytes = host(Role::losses, machine_.blueprint.workload.losses_bytes);
+    const auto* losses = reinterpret_cast<const double*>(bytes.data());
+    double loss = 0.0;
+    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) loss += losses[m];
+    std::vector<model::GradientStats> own = {{.sum_of_squares = loss}};
+    for (const schedule::Use& use : operation_.uses) {
+      if (use.role == Role::statistics) own.push_back(statistics(use.buffer));
+    }
+    return own;
+  }
+
+  /// Over all ranks: losses in rank order, squares block by block and in rank order.
+  [[nodiscard]] Findings findings() const {
+    const std::vector<model::GradientStats> own = own_findings();
+    std::vector<model::GradientStats> all = own;
+    const std::size_t world = machine_.blueprint.workload.world;
+    if (world > 1) {
+      all.resize(world * own.size());
+      machine_.ranks->all_gather(std::as_bytes(std::span(own)),
+                                 std::as_writable_bytes(std::span(all)));
+    }
+    Findings sums;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      for (std::size_t r = 0; r < world; ++r) {
+        const model::GradientStats& one = all[r * own.size() + i];
+        (i == 0 ? sums.loss : sums.squares) += one.sum_of_squares;
+        sums.non_finite += one.non_finite;
+      }
+    }
+    return sums;
   }
 
   /// Whether the update may happen. Behind the gate, that is the gate's decision. Without it
@@ -212,17 +290,19 @@ class Step {
                 "ballast.update \"gated\", which skips such steps, or lower the learning rate");
   }
 
-  void fetch(Role from, Role to, Bytes bytes, bool ahead) {
-    machine_.store.fetch(operation_.buffer(from), host(to, bytes), ahead);
+  void fetch(Role from, Role to, bool ahead) {
+    machine_.store.fetch(operation_.buffer(from), host(to, operation_.bytes), ahead);
   }
-  void writeback(Role from, Role to, Bytes bytes) {
-    machine_.store.writeback(operation_.buffer(to), host(from, bytes));
+  void writeback(Role from, Role to) {
+    machine_.store.writeback(operation_.buffer(to), host(from, operation_.bytes));
   }
-  void upload(Role from, Role to, Bytes bytes) {
+  void upload(Role from, Role to) {
+    const Bytes bytes = operation_.bytes;
     machine_.device.copy_to_device(*machine_.upload_stream, device(to, bytes), host(from, bytes));
     machine_.upload_stream->synchronize();
   }
-  void offload(Role from, Role to, Bytes bytes) {
+  void offload(Role from, Role to) {
+    const Bytes bytes = operation_.bytes;
     machine_.device.copy_to_host(*machine_.offload_stream, host(to, bytes), device(from, bytes));
     machine_.offload_stream->synchronize();
   }
@@ -275,8 +355,9 @@ void perform(Machine& machine, const Operation& operation, std::uint64_t run) {
     case Action::fetch_activation:
       return step.fetch_activation();
     case Action::gather_weights:
+      return step.gather_weights();
     case Action::reduce_gradient:
-      throw Error(ErrorCategory::state, "more than one rank is not in this version");
+      return step.reduce_gradient();
     case Action::gate:
       return step.gate();
     case Action::fetch_states:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
@@ -34,6 +35,11 @@ struct Machine {
   std::unique_ptr<device::Stream> compute_stream;
   std::unique_ptr<device::Stream> upload_stream;
   std::unique_ptr<device::Stream> offload_stream;
+  comm::Ranks* ranks = nullptr;  ///< nullptr, and nothing of the following, for one rank alone
+  std::unique_ptr<comm::Communicator> gathering;
+  std::unique_ptr<comm::Communicator> reducing;
+  std::unique_ptr<device::Stream> gather_stream;
+  std::unique_ptr<device::Stream> reduce_stream;
   /// By number of the run. A gated update reads that of the run before its own, which is under way
   /// until the next one but two is submitted.
   std::array<StepContext, 4> contexts;

@@ -15,9 +15,10 @@ namespace ballast::comm {
 
 /// Collectives on device buffers over all ranks of a run: one channel, on which every rank makes
 /// the same calls in the same order. Calls enqueue on `stream` and return; views stay valid and
-/// untouched until the stream is synchronised, which throws what went wrong, Error(comm): a rank
-/// that did not answer within the timeout, or Error(interrupted). All sizes are whole pages (kPage)
-/// and the same on every rank.
+/// untouched until the stream is synchronised, which throws what went wrong: Error(comm), such as a
+/// rank that did not answer within the timeout, or Error(interrupted). No collective of the run
+/// works after that. All sizes are whole pages (kPage) and the same on every rank; breaches of what
+/// is said here throw Error(state) at the call.
 ///
 /// A part is what one of the `world` equal parts of a buffer is to a rank; rank r's is the r-th.
 ///
@@ -75,7 +76,8 @@ class Ranks {
   /// A channel for buffers of `device` (which must outlive it). Collective.
   virtual std::unique_ptr<Communicator> make_communicator(device::Device& device) = 0;
 
-  /// `whole` (world x part.size() bytes, any size) = the parts of all ranks in order.
+  /// `whole` (world x part.size() bytes) = the parts of all ranks in order. A part has any size
+  /// below 2 GiB.
   virtual void all_gather(ConstHostBytes part, HostBytes whole) = 0;
   /// Rank 0's text on every rank.
   virtual std::string broadcast(std::string text) = 0;
@@ -86,9 +88,15 @@ class Ranks {
   [[noreturn]] virtual void abort(int status) = 0;
 };
 
-/// Joins the run that `launch` describes. A world of 1 calls nothing of MPI. Ends MPI when the
-/// result is destroyed, unless an exception is under way. Throws Error(comm) when there is a
-/// launcher but the program was built without MPI, or when MPI does not agree with `launch`.
+/// Joins the run that `launch` describes. A world of 1 calls nothing of MPI. Several ranks: once
+/// per process. MPI ends when the result and its channels are destroyed, in the thread that joined,
+/// unless a collective failed or an exception is under way: then ending MPI would wait for the
+/// other ranks, and the launcher, which sees a process end without it, ends them. Throws
+/// Error(comm) when there are several ranks but the program was built without MPI, or when MPI does
+/// not agree with `launch`.
 std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& options);
+
+/// Empty when runs of several ranks can be joined; else the reason, one line.
+std::string mpi_refusal();
 
 }  // namespace ballast::comm

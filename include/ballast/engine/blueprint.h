@@ -28,6 +28,7 @@ struct Blueprint {
   StateFormat states;
   model::MicroBatchShape shape;
   std::uint64_t micro_batches = 1;
+  std::uint32_t rank = 0;  ///< of workload.world; everything else is the same on all of them
   memory::Budgets budgets;
   schedule::Workload workload;
   schedule::Placement placement;
@@ -35,27 +36,22 @@ struct Blueprint {
   schedule::Schedule schedule;
   memory::Ledger ledger;
 
-  /// Tokens of one training step.
+  /// Tokens of one training step on this rank; workload.tokens_per_step() has those of all.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
-  /// Hardware FLOPs of one training step as 8 per parameter and token (6 plus recompute).
+  /// Hardware FLOPs of one training step on this rank as 8 per parameter and token (6 plus
+  /// recompute).
   [[nodiscard]] double nominal_flops_per_step() const;
 };
 
 /// The model that `config` describes. Throws Error(config).
 model::Architecture make_architecture(const config::Config& config);
 
-/// Sizes of the schedule's blocks and buffers. `workspace_bytes` comes from the device's kernels.
-schedule::Workload make_workload(const model::Architecture& model, DType type,
-                                 const StateFormat& states, model::MicroBatchShape shape,
-                                 std::uint64_t micro_batches,
-                                 std::uint64_t evaluation_micro_batches, Bytes workspace_bytes);
-
 /// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
 /// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds
 /// schedule and ledger. Throws Error(memory) naming the line that does not fit.
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
                          const memory::Budgets& budgets, Bytes workspace_bytes,
-                         std::uint32_t world = 1);
+                         std::uint32_t world = 1, std::uint32_t rank = 0);
 
 /// `buffers` as lines by tier and kind.
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers);

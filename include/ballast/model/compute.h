@@ -18,15 +18,19 @@ struct MicroBatchShape {
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
 };
 
-/// What pack_gradient found, in device memory.
+/// What there is in a packed gradient, in device memory.
 struct GradientStats {
   double sum_of_squares = 0.0;   ///< of the packed values, fixed order, double accumulators
   std::uint64_t non_finite = 0;  ///< packed values that are inf or NaN
 };
 
+/// Values of which one GradientStats is made before these are added up.
+inline constexpr std::size_t kStatsChunk = 65536;
+
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
 /// valid until the stream is synchronised. One object has one workspace, so its calls go to one
-/// stream. Results depend only on inputs, shape and the number of compute threads.
+/// stream (but for measure_gradient). Results depend only on inputs, shape and the number of
+/// compute threads.
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
@@ -81,10 +85,16 @@ class Compute {
   /// Sets accumulators to zero.
   virtual void zero(device::Stream& stream, DeviceView<float> gradient) = 0;
   /// packed = gradient + tied (the tied part added to the first tied.size() elements), rounded to
-  /// the training type to nearest even; writes the statistics of the packed values.
+  /// the training type to nearest even; writes the statistics of the packed values, unless `stats`
+  /// is empty.
   virtual void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
                              DeviceView<const float> tied, DeviceBytes packed,
                              DeviceView<GradientStats> stats) = 0;
+  /// The statistics of packed values (of the training type) by themselves, as pack_gradient finds
+  /// them. On any stream: it uses `scratch` (device memory, a GradientStats per kStatsChunk values)
+  /// and nothing of the workspace.
+  virtual void measure_gradient(device::Stream& stream, ConstDeviceBytes packed,
+                                DeviceBytes scratch, DeviceView<GradientStats> stats) = 0;
 };
 
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or

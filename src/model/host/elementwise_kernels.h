@@ -116,28 +116,48 @@ inline Vec<double> widen_half(const float* from) {
   return Vec<double>(reinterpret_cast<typename Vec<double>::register_type>(doubles));
 }
 
+/// Sum of squares in double and number of values that are not finite.
+class Tally {
+ public:
+  void add(const Vec<float>& values) {
+    bad_ -= reinterpret_cast<Words>((words_of(values) & 0x7f800000U) == 0x7f800000U);
+    alignas(64) float lanes[kFloats];
+    values.store_aligned(lanes);
+    const Vec<double> a = widen_half(lanes);
+    const Vec<double> b = widen_half(lanes + kFloats / 2);
+    low_ += a * a;
+    high_ += b * b;
+  }
+  void add_to(double* sum_of_squares, std::uint64_t* non_finite) const {
+    *sum_of_squares += sum_lanes(low_ + high_);
+    for (Size i = 0; i < kFloats; ++i) *non_finite += bad_[i];
+  }
+
+ private:
+  Vec<double> low_ = Vec<double>(0.0);
+  Vec<double> high_ = Vec<double>(0.0);
+  Words bad_ = {};
+};
+
 template <class T>
 void pack(const float* gradient, const float* tied, T* packed, Size size, double* sum_of_squares,
           std::uint64_t* non_finite) {
-  Vec<double> low(0.0);
-  Vec<double> high(0.0);
-  Words bad = {};
+  Tally tally;
   for_row<float>(size, [&](Size i, auto part) {
     Vec<float> v = get(gradient + i, part);
     if (tied != nullptr) v += get(tied + i, part);
     put(packed + i, v, part);
     // What was stored, not what was meant to be.
-    const Vec<float> stored = get(packed + i, part);
-    bad -= reinterpret_cast<Words>((words_of(stored) & 0x7f800000U) == 0x7f800000U);
-    alignas(64) float lanes[kFloats];
-    stored.store_aligned(lanes);
-    const Vec<double> a = widen_half(lanes);
-    const Vec<double> b = widen_half(lanes + kFloats / 2);
-    low += a * a;
-    high += b * b;
+    tally.add(get(packed + i, part));
   });
-  *sum_of_squares += sum_lanes(low + high);
-  for (Size i = 0; i < kFloats; ++i) *non_finite += bad[i];
+  tally.add_to(sum_of_squares, non_finite);
+}
+
+template <class T>
+void measure(const T* packed, Size size, double* sum_of_squares, std::uint64_t* non_finite) {
+  Tally tally;
+  for_row<float>(size, [&](Size i, auto part) { tally.add(get(packed + i, part)); });
+  tally.add_to(sum_of_squares, non_finite);
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -14,7 +14,6 @@ namespace ballast::model::host {
 namespace {
 
 /// Elements of one partial sum of squares.
-constexpr std::size_t kPackChunk = 65536;
 /// Columns of the embedding that a thread takes: a cache line of fp32.
 constexpr std::size_t kColumns = 16;
 
@@ -146,7 +145,24 @@ class HostCompute final : public Compute {
     expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
                 packed.size() == gradient.size() * sizeof(T),
             "pack_gradient: sizes do not belong together");
-    run(stream, [=, this] { *stats.raw() = pack(gradient, tied, as<T>(packed)); });
+    run(stream, [=, this] {
+      const GradientStats found = pack(gradient, tied, as<T>(packed));
+      if (!stats.empty()) *stats.raw() = found;
+    });
+  }
+
+  void measure_gradient(device::Stream& stream, ConstDeviceBytes packed, DeviceBytes scratch,
+                        DeviceView<GradientStats> stats) override {
+    const std::size_t size = packed.size() / sizeof(T);
+    expects(scratch.size() >= (size + kStatsChunk - 1) / kStatsChunk * sizeof(GradientStats),
+            "measure_gradient: not enough scratch");
+    as_host(stream).enqueue([=, this] {
+      const auto measure = gradients_of<T>(kernels_).measure;
+      *stats.raw() = by_chunks(size, as<GradientStats>(scratch), [&](Range range, auto& found) {
+        measure(as<T>(packed) + range.begin, range.size(), &found.sum_of_squares,
+                &found.non_finite);
+      });
+    });
   }
 
  private:
@@ -192,7 +208,7 @@ class HostCompute final : public Compute {
     Bump head(rest);
     head_.take_memory(head);
     Bump pack(rest);
-    partial_ = pack.take<GradientStats>((largest_block_ + kPackChunk - 1) / kPackChunk);
+    partial_ = pack.take<GradientStats>((largest_block_ + kStatsChunk - 1) / kStatsChunk);
     return round_up(shared.used() + std::max({layer.used(), head.used(), pack.used()}), kPage);
   }
 
@@ -230,20 +246,26 @@ class HostCompute final : public Compute {
   }
 
   GradientStats pack(DeviceView<const float> gradient, DeviceView<const float> tied, T* packed) {
-    const std::size_t size = gradient.size();
-    const std::size_t chunks = (size + kPackChunk - 1) / kPackChunk;
+    return by_chunks(gradient.size(), partial_, [&](Range range, GradientStats& stats) {
+      pack_range(gradient, tied, packed, range, stats);
+    });
+  }
+
+  /// Calls find(range, statistics) for each chunk of `size` values and adds up what it found.
+  template <class Find>
+  static GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& find) {
+    const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
     split(chunks, 1, [&](Range here) {
       for (std::size_t chunk = here.begin; chunk < here.end; ++chunk) {
-        const std::size_t begin = chunk * kPackChunk;
-        const std::size_t end = std::min(size, begin + kPackChunk);
-        partial_[chunk] = {};
-        pack_range(gradient, tied, packed, {begin, end}, partial_[chunk]);
+        const std::size_t begin = chunk * kStatsChunk;
+        partial[chunk] = {};
+        find(Range{begin, std::min(size, begin + kStatsChunk)}, partial[chunk]);
       }
     });
     GradientStats total;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-      total.sum_of_squares += partial_[chunk].sum_of_squares;
-      total.non_finite += partial_[chunk].non_finite;
+      total.sum_of_squares += partial[chunk].sum_of_squares;
+      total.non_finite += partial[chunk].non_finite;
     }
     return total;
   }

@@ -33,8 +33,8 @@ RowKernels<T> row_kernels() {
 void fill(KernelTable& table) {
   table.f32 = row_kernels<float>();
   table.bf16 = row_kernels<Bf16>();
-  table.pack_f32 = {pack<float>};
-  table.pack_bf16 = {pack<Bf16>};
+  table.pack_f32 = {pack<float>, measure<float>};
+  table.pack_bf16 = {pack<Bf16>, measure<Bf16>};
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -76,6 +76,8 @@ struct GradientKernels {
   /// to the count of the packed values that are not finite.
   void (*pack)(const float* gradient, const float* tied, T* packed, Size size,
                double* sum_of_squares, std::uint64_t* non_finite);
+  /// The sums of what is packed already.
+  void (*measure)(const T* packed, Size size, double* sum_of_squares, std::uint64_t* non_finite);
 };
 
 /// Kernels of one instruction set.

@@ -1,0 +1,175 @@
+#include "src/comm/mpi_session.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <limits>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+
+namespace ballast::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void check(int code, std::string_view what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text = {};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  std::string reason(text.data(), static_cast<std::size_t>(length));
+  std::replace(reason.begin(), reason.end(), '\n', ' ');
+  throw Error(ErrorCategory::comm, fmt::format("{}: MPI: {}", what, reason));
+}
+
+/// "Open MPI v4.1.4".
+std::string library_name() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text = {};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  const std::string_view whole(text.data(), static_cast<std::size_t>(length));
+  return std::string(whole.substr(0, whole.find_first_of(",\n")));
+}
+
+void start_mpi() {
+  int initialized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized != 0) {
+    throw Error(ErrorCategory::comm, "a process can join a run of several ranks only once");
+  }
+  int granted = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "MPI_Init_thread");
+  if (granted < MPI_THREAD_MULTIPLE) {
+    throw Error(ErrorCategory::comm,
+                fmt::format("{} grants no MPI_THREAD_MULTIPLE, which lanes that communicate at the "
+                            "same time need; use an MPI library with support for threads",
+                            library_name()));
+  }
+}
+
+/// Waits between looks at a request: short at first, so that small collectives are quick, then
+/// long, so that ranks that share a core do not take it from each other.
+class Backoff {
+ public:
+  void pause() {
+    if (looks_++ < kYields) {
+      std::this_thread::yield();
+      return;
+    }
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min(kLongest, sleep_ + sleep_ / 4);
+  }
+
+ private:
+  static constexpr int kYields = 20;
+  static constexpr std::chrono::nanoseconds kShortest = std::chrono::microseconds(10);
+  static constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(1);
+  int looks_ = 0;
+  std::chrono::nanoseconds sleep_ = kShortest;
+};
+
+}  // namespace
+
+int to_count(std::uint64_t value) {
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+    throw Error(ErrorCategory::comm, fmt::format("a collective of {} elements is more than MPI "
+                                                 "takes at once",
+                                                 value));
+  }
+  return static_cast<int>(value);
+}
+
+MpiSession::MpiSession(const Launch& launch, const JoinOptions& options)
+    : options_(options), exceptions_at_start_(std::uncaught_exceptions()) {
+  start_mpi();
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_agreement(launch);
+  check(MPI_Type_contiguous(static_cast<int>(kPage), MPI_BYTE, &page_), "MPI_Type_contiguous");
+  check(MPI_Type_commit(&page_), "MPI_Type_commit");
+}
+
+MpiSession::~MpiSession() {
+  if (!ends_quietly()) return;
+  MPI_Type_free(&page_);
+  MPI_Finalize();
+}
+
+void MpiSession::check_agreement(const Launch& launch) const {
+  int rank = 0;
+  int world = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
+  if (to_count(launch.rank) == rank && to_count(launch.world) == world) return;
+  throw Error(
+      ErrorCategory::comm,
+      fmt::format("{} says that this is rank {} of {}, but {} says {} of {}: start with the "
+                  "mpirun of that library",
+                  launch.launcher, launch.rank, launch.world, library_name(), rank, world));
+}
+
+bool MpiSession::ends_quietly() const {
+  return !broken_ && std::uncaught_exceptions() <= exceptions_at_start_;
+}
+
+void MpiSession::run(const Collective& what, const std::function<int(MPI_Request*)>& start) {
+  try {
+    check_patience(what, 0.0);
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(start(&request), what.name);
+    wait(what, request);
+  } catch (...) {
+    broken_ = true;
+    throw;
+  }
+}
+
+void MpiSession::wait(const Collective& what, MPI_Request& request) {
+  const auto start = Clock::now();
+  Backoff backoff;
+  while (true) {
+    int done = 0;
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what.name);
+    if (done != 0) return;
+    check_patience(what, seconds_since(start));
+    backoff.pause();
+  }
+}
+
+void MpiSession::check_patience(const Collective& what, double waited_seconds) const {
+  if (options_.interrupted != nullptr && *options_.interrupted) {
+    throw Error(ErrorCategory::interrupted,
+                fmt::format("interrupted in {} of {}", what.name, format_bytes(what.bytes)));
+  }
+  if (broken_) {
+    throw Error(ErrorCategory::comm,
+                fmt::format("{} of {}: given up, because another collective failed before",
+                            what.name, format_bytes(what.bytes)));
+  }
+  if (waited_seconds > options_.timeout_seconds) {
+    throw Error(
+        ErrorCategory::comm,
+        fmt::format("{} of {}: not all ranks took part within {}; see what became of the "
+                    "others, or raise ballast.comm_timeout_seconds",
+                    what.name, format_bytes(what.bytes), format_seconds(options_.timeout_seconds)));
+  }
+}
+
+MPI_Comm MpiSession::duplicate_world() {
+  MPI_Comm duplicate = MPI_COMM_NULL;
+  run({"setting up a channel", 0},
+      [&](MPI_Request* request) { return MPI_Comm_idup(MPI_COMM_WORLD, &duplicate, request); });
+  return duplicate;
+}
+
+void MpiSession::release(MPI_Comm& communicator) const {
+  if (ends_quietly()) MPI_Comm_free(&communicator);
+}
+
+}  // namespace ballast::comm

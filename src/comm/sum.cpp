@@ -1,0 +1,67 @@
+#include "src/comm/sum.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "ballast/core/error.h"
+
+namespace ballast::comm {
+namespace {
+
+/// Elements summed before the next ones are looked at. They fit the first-level cache, and all
+/// sources have been read there before `out` is written.
+constexpr std::size_t kRun = 2048;
+
+using Run = std::array<float, kRun>;
+using Bf16Run = std::array<std::uint16_t, kRun>;
+
+// memcpy between bytes and arrays of elements, so that the loops see arrays that cannot overlap.
+void load(Run& to, const std::byte* from, std::size_t count) {
+  std::memcpy(to.data(), from, count * sizeof(float));
+}
+
+void load_bf16(Run& to, const std::byte* from, std::size_t count) {
+  Bf16Run bits;
+  std::memcpy(bits.data(), from, count * sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < count; ++i) to[i] = to_float(Bf16{bits[i]});
+}
+
+void store_bf16(std::byte* to, const Run& from, std::size_t count) {
+  Bf16Run bits;
+  for (std::size_t i = 0; i < count; ++i) bits[i] = to_bf16(from[i]).bits;
+  std::memcpy(to, bits.data(), count * sizeof(std::uint16_t));
+}
+
+void add(Run& sum, const Run& term, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] += term[i];
+}
+
+}  // namespace
+
+void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,
+                  DType type) {
+  expects(type == DType::f32 || type == DType::bf16, "sums over ranks are of f32 or bf16");
+  const auto load_run = type == DType::f32 ? load : load_bf16;
+  Run sum;
+  Run term;
+  const std::size_t elements = bytes / size_of(type);
+  for (std::size_t done = 0; done < elements; done += kRun) {
+    const std::size_t count = std::min(kRun, elements - done);
+    const std::size_t at = done * size_of(type);
+    load_run(sum, sources[0] + at, count);
+    for (const std::byte* source : sources.subspan(1)) {
+      load_run(term, source + at, count);
+      add(sum, term, count);
+    }
+    if (type == DType::f32) {
+      std::memcpy(out + at, sum.data(), count * sizeof(float));
+    } else {
+      store_bf16(out + at, sum, count);
+    }
+  }
+}
+
+}  // namespace ballast::comm
