@@ -54,11 +54,16 @@ void start_mpi() {
   }
 }
 
-/// Waits between looks at a request: short at first, so that small collectives are quick, then
-/// long, so that ranks that share a core do not take it from each other.
+/// Waits between looks at a request: short at first, so that small collectives are quick, then long,
+/// so that ranks that share a core do not take it from each other. MPI moves large messages piece by
+/// piece inside of the looks; a look that took its time has moved something, and more will come.
 class Backoff {
  public:
-  void pause() {
+  void pause(Clock::duration look) {
+    if (look > kBusyLook) {
+      looks_ = 0;
+      sleep_ = kShortest;
+    }
     if (looks_++ < kYields) {
       std::this_thread::yield();
       return;
@@ -69,10 +74,11 @@ class Backoff {
 
  private:
   static constexpr int kYields = 20;
-  static constexpr std::chrono::nanoseconds kShortest = std::chrono::microseconds(10);
-  static constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(1);
+  static constexpr Clock::duration kBusyLook = std::chrono::microseconds(4);
+  static constexpr Clock::duration kShortest = std::chrono::microseconds(10);
+  static constexpr Clock::duration kLongest = std::chrono::milliseconds(1);
   int looks_ = 0;
-  std::chrono::nanoseconds sleep_ = kShortest;
+  Clock::duration sleep_ = kShortest;
 };
 
 }  // namespace
@@ -134,11 +140,12 @@ void MpiSession::wait(const Collective& what, MPI_Request& request) {
   const auto start = Clock::now();
   Backoff backoff;
   while (true) {
+    const auto before = Clock::now();
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what.name);
     if (done != 0) return;
     check_patience(what, seconds_since(start));
-    backoff.pause();
+    backoff.pause(Clock::now() - before);
   }
 }
 
