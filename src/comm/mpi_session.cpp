@@ -54,9 +54,10 @@ void start_mpi() {
   }
 }
 
-/// Waits between looks at a request: short at first, so that small collectives are quick, then long,
-/// so that ranks that share a core do not take it from each other. MPI moves large messages piece by
-/// piece inside of the looks; a look that took its time has moved something, and more will come.
+/// Waits between looks at a request: short at first, so that small collectives are quick, then
+/// long, so that ranks that share a core do not take it from each other. MPI moves large messages
+/// piece by piece inside of the looks; a look that took its time has moved something, and more will
+/// come.
 class Backoff {
  public:
   void pause(Clock::duration look) {
