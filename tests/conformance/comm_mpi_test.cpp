@@ -148,11 +148,9 @@ TEST(CommMpi, AllGather) {
   }
 }
 
-void expect_reduce_scatter(const Lane& lane, Bytes pages, DType type, Bytes scratch_pages) {
-  const Bytes size = pages * kPage;
-  const Content input = content_of(rank(), world() * size, type, 2);
-  const Content expected =
-      slice(expected_sum(world(), world() * size, type, 2), rank() * size, size);
+void expect_reduce_scatter(const Lane& lane, const Content& input, const Content& expected,
+                           DType type, Bytes scratch_pages) {
+  const Bytes size = expected.size();
   const DeviceBytes scratch = lane.scratch(scratch_pages);
   const DeviceBytes whole = lane.filled(input);
   const DeviceBytes part = lane.filled(Content(size));
@@ -174,11 +172,15 @@ TEST(CommMpi, ReduceScatter) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Lane lane("reduce");
     for (const Bytes pages : kPartPages) {
+      const Bytes size = pages * kPage;
+      const Content input = content_of(rank(), world() * size, type, 2);
+      const Content expected =
+          slice(expected_sum(world(), world() * size, type, 2), rank() * size, size);
       for (const Bytes scratch :
            {Bytes{world()}, Bytes{2 * world() + 1}, Bytes{7 * world() - 1}, pages * world()}) {
         SCOPED_TRACE(testing::Message() << to_string(type) << ", parts of " << pages
                                         << " pages, scratch of " << scratch);
-        expect_reduce_scatter(lane, pages, type, scratch);
+        expect_reduce_scatter(lane, input, expected, type, scratch);
       }
     }
   }
