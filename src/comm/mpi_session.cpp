@@ -54,11 +54,27 @@ void start_mpi() {
   }
 }
 
+/// "all_gather of 3.00 MiB".
+std::string to_text(const Collective& what) {
+  if (what.bytes == 0) return std::string(what.name);
+  return fmt::format("{} of {}", what.name, format_bytes(what.bytes));
+}
+
+void check(int code, const Collective& what) {
+  if (code != MPI_SUCCESS) check(code, to_text(what));
+}
+
 /// Waits between looks at a request: short at first, so that small collectives are quick, then
-/// long, so that ranks that share a core do not take it from each other.
+/// long, so that ranks that share a core do not take it from each other. MPI moves large messages
+/// piece by piece inside of the looks; a look that took its time has moved something, and more will
+/// come.
 class Backoff {
  public:
-  void pause() {
+  void pause(Clock::duration look) {
+    if (look > kBusyLook) {
+      looks_ = 0;
+      sleep_ = kShortest;
+    }
     if (looks_++ < kYields) {
       std::this_thread::yield();
       return;
@@ -69,10 +85,11 @@ class Backoff {
 
  private:
   static constexpr int kYields = 20;
-  static constexpr std::chrono::nanoseconds kShortest = std::chrono::microseconds(10);
-  static constexpr std::chrono::nanoseconds kLongest = std::chrono::milliseconds(1);
+  static constexpr Clock::duration kBusyLook = std::chrono::microseconds(4);
+  static constexpr Clock::duration kShortest = std::chrono::microseconds(10);
+  static constexpr Clock::duration kLongest = std::chrono::milliseconds(1);
   int looks_ = 0;
-  std::chrono::nanoseconds sleep_ = kShortest;
+  Clock::duration sleep_ = kShortest;
 };
 
 }  // namespace
@@ -122,7 +139,7 @@ void MpiSession::run(const Collective& what, const std::function<int(MPI_Request
   try {
     check_patience(what, 0.0);
     MPI_Request request = MPI_REQUEST_NULL;
-    check(start(&request), what.name);
+    check(start(&request), what);
     wait(what, request);
   } catch (...) {
     broken_ = true;
@@ -134,30 +151,28 @@ void MpiSession::wait(const Collective& what, MPI_Request& request) {
   const auto start = Clock::now();
   Backoff backoff;
   while (true) {
+    const auto before = Clock::now();
     int done = 0;
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what.name);
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
     if (done != 0) return;
     check_patience(what, seconds_since(start));
-    backoff.pause();
+    backoff.pause(Clock::now() - before);
   }
 }
 
 void MpiSession::check_patience(const Collective& what, double waited_seconds) const {
   if (options_.interrupted != nullptr && *options_.interrupted) {
-    throw Error(ErrorCategory::interrupted,
-                fmt::format("interrupted in {} of {}", what.name, format_bytes(what.bytes)));
+    throw Error(ErrorCategory::interrupted, "interrupted in " + to_text(what));
   }
   if (broken_) {
     throw Error(ErrorCategory::comm,
-                fmt::format("{} of {}: given up, because another collective failed before",
-                            what.name, format_bytes(what.bytes)));
+                to_text(what) + ": given up, because another collective failed before");
   }
   if (waited_seconds > options_.timeout_seconds) {
-    throw Error(
-        ErrorCategory::comm,
-        fmt::format("{} of {}: not all ranks took part within {}; see what became of the "
-                    "others, or raise ballast.comm_timeout_seconds",
-                    what.name, format_bytes(what.bytes), format_seconds(options_.timeout_seconds)));
+    throw Error(ErrorCategory::comm,
+                fmt::format("{}: not all ranks took part within {}; see what became of the others, "
+                            "or raise ballast.comm_timeout_seconds",
+                            to_text(what), format_seconds(options_.timeout_seconds)));
   }
 }
 

@@ -98,6 +98,7 @@ void expect_invariance(const Model& model, bool bf16) {
   for (const Variant& variant : variants()) {
     const test::Outcome outcome = train(model, bf16, variant.overrides);
     EXPECT_EQ(outcome.losses, expected.losses) << model.name << ", " << variant.name;
+    EXPECT_EQ(outcome.evaluations, expected.evaluations) << model.name << ", " << variant.name;
     EXPECT_EQ(outcome.norms, expected.norms) << model.name << ", " << variant.name;
     EXPECT_EQ(outcome.states, expected.states) << model.name << ", " << variant.name;
   }

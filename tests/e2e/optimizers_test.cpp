@@ -96,6 +96,7 @@ TEST_P(Optimizers, LearnTheSameBitsWhereverTheStatesLiveAndWhoeverUpdatesThem) {
     std::string name;
     for (const auto& override_text : variant) name += override_text + " ";
     EXPECT_EQ(outcome.losses, expected.losses) << name;
+    EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
     EXPECT_EQ(outcome.norms, expected.norms) << name;
     EXPECT_EQ(outcome.states, expected.states) << name;
   }

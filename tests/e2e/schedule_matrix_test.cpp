@@ -64,6 +64,7 @@ std::vector<Choice> placements() {
 void expect_same(const test::Outcome& outcome, const test::Outcome& expected,
                  const std::string& name) {
   EXPECT_EQ(outcome.losses, expected.losses) << name;
+  EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
   EXPECT_EQ(outcome.norms, expected.norms) << name;
   EXPECT_EQ(outcome.states, expected.states) << name;
 }

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
@@ -51,25 +52,40 @@ inline Batch chained_ids(std::size_t tokens, std::uint64_t number) {
   return batch;
 }
 
+/// This rank's part of a batch of all.
+inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
+  if (ranks == nullptr) return all;
+  const std::size_t part = all.tokens.size() / ranks->world();
+  const auto begin = static_cast<std::ptrdiff_t>(ranks->rank() * part);
+  const auto end = begin + static_cast<std::ptrdiff_t>(part);
+  return {{all.tokens.begin() + begin, all.tokens.begin() + end},
+          {all.targets.begin() + begin, all.targets.begin() + end}};
+}
+
 /// What a run produced, bit for bit.
 struct Outcome {
-  std::vector<double> losses;  ///< of each step, and of an evaluation after every tenth
+  std::vector<double> losses;       ///< of each step
+  std::vector<double> evaluations;  ///< after every tenth
   std::vector<double> norms;
   std::uint64_t states = 0;
   bool operator==(const Outcome&) const = default;
 };
 
-/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps.
-inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data) {
+/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps; with `ranks`,
+/// their batches together are what one would get.
+inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
+                     comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;
-  engine::Engine engine(config, nullptr);
+  engine::Engine engine(config, nullptr, ranks);
   engine.start();
   Outcome outcome;
-  const std::size_t tokens = engine.blueprint().tokens_per_step();
-  const Batch held_out =
-      data(engine.evaluation_micro_batches() * engine.blueprint().shape.tokens(), kHeldOut);
+  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  const std::size_t evaluated = engine.evaluation_micro_batches() *
+                                engine.blueprint().shape.tokens() *
+                                engine.blueprint().workload.world;
+  const Batch held_out = part_of(data(evaluated, kHeldOut), ranks);
   for (std::uint64_t step = 1; step <= steps; ++step) {
-    const Batch batch = data(tokens, step);
+    const Batch batch = part_of(data(tokens, step), ranks);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
     const engine::StepResult result =
         engine.train_step(batch.tokens, batch.targets, config.optimizer.lr * warm);
@@ -77,7 +93,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.grad_norm);
     if (step % 10 == 0) {
-      outcome.losses.push_back(engine.evaluate(held_out.tokens, held_out.targets));
+      outcome.evaluations.push_back(engine.evaluate(held_out.tokens, held_out.targets));
     }
   }
   outcome.states = engine.state_hash();

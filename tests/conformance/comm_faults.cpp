@@ -1,0 +1,145 @@
+// What a rank does when something goes wrong with the others: comm_faults_test.py starts it under
+// mpirun, once per way of failing, and judges what is said and how it ends.
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <mpi.h>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/core/error.h"
+
+namespace ballast::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::atomic<bool> interrupted = false;
+
+void sleep_until_ended() {
+  std::this_thread::sleep_for(600s);
+}
+
+/// A collective on a channel; throws what it throws.
+void all_reduce(Ranks& ranks) {
+  const auto device = device::make_device({.kind = "host", .budget = kMiB, .compute_threads = 1});
+  const auto stream = device->make_stream("reduce");
+  const auto channel = ranks.make_communicator(*device);
+  const DeviceBytes data = device->allocate(8 * kPage, "data");
+  const DeviceBytes scratch = device->allocate(ranks.world() * kPage, "scratch");
+  if (ranks.rank() == 1) sleep_until_ended();
+  channel->all_reduce(*stream, data, DType::f32, scratch);
+  stream->synchronize();
+}
+
+std::unique_ptr<Ranks> join(double timeout_seconds) {
+  return join_ranks(read_launch(),
+                    {.timeout_seconds = timeout_seconds, .interrupted = &interrupted});
+}
+
+void timeout() {
+  const auto ranks = join(0.5);
+  all_reduce(*ranks);
+}
+
+/// The program outlives the failure and goes on calling.
+void after_timeout() {
+  const auto ranks = join(0.5);
+  try {
+    all_reduce(*ranks);
+  } catch (const Error&) {
+    ranks->barrier();
+  }
+}
+
+void host_timeout() {
+  const auto ranks = join(0.5);
+  if (ranks->rank() == 1) sleep_until_ended();
+  ranks->barrier();
+}
+
+void interrupt() {
+  const auto ranks = join(600.0);
+  std::thread([] {
+    std::this_thread::sleep_for(200ms);
+    interrupted = true;
+  }).detach();
+  all_reduce(*ranks);
+}
+
+void abort_one() {
+  const auto ranks = join(600.0);
+  if (ranks->rank() == 1) {
+    std::printf("rank 1 said why");  // no end of line: still in the buffer
+    ranks->abort(3);
+  }
+  ranks->barrier();
+}
+
+void throw_one() {
+  const auto ranks = join(600.0);
+  if (ranks->rank() == 1) throw std::runtime_error("rank 1 threw");
+  ranks->barrier();
+}
+
+void kill_one() {
+  const auto ranks = join(600.0);
+  if (ranks->rank() == 1) std::raise(SIGKILL);
+  ranks->barrier();
+}
+
+void disagree() {
+  Launch launch = read_launch();
+  launch.world += 1;
+  join_ranks(launch, {});
+}
+
+void twice() {
+  join(60.0)->barrier();
+  join(60.0);
+}
+
+/// One rank: all that can be called is called, and MPI has not noticed.
+void alone() {
+  {
+    const auto ranks = join(60.0);
+    all_reduce(*ranks);
+    ranks->barrier();
+  }
+  int started = 0;
+  MPI_Initialized(&started);
+  std::printf("%s, MPI started: %d\n", read_launch().launcher.c_str(), started);
+}
+
+const std::map<std::string, void (*)()> kWays = {{"timeout", timeout},
+                                                 {"after_timeout", after_timeout},
+                                                 {"host_timeout", host_timeout},
+                                                 {"interrupt", interrupt},
+                                                 {"abort", abort_one},
+                                                 {"throw", throw_one},
+                                                 {"kill", kill_one},
+                                                 {"disagree", disagree},
+                                                 {"twice", twice},
+                                                 {"alone", alone}};
+
+}  // namespace
+}  // namespace ballast::comm
+
+int main(int, char** argv) {
+  try {
+    ballast::comm::kWays.at(argv[1])();
+  } catch (const ballast::Error& error) {
+    std::fprintf(stderr, "%s error: %s\n", std::string(to_string(error.category())).c_str(),
+                 error.what());
+    return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Ranks that fail: every process of the run must end, soon and with one clear line.
+
+    comm_faults_test.py MPIRUN PROGRAM
+
+PROGRAM's ranks that do not fail would wait for ten minutes. mpirun's environment comes from Meson.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import unittest
+
+MPIRUN = sys.argv[1]
+PROGRAM = sys.argv[2]
+LIMIT_SECONDS = 120  # ten minutes are out of reach, slow machines are not
+
+
+def left_over(token: str) -> list[str]:
+    """Command lines of processes that were started with `token`."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue  # gone by now
+        if token.encode() in line.split(b"\0"):
+            found.append(line.replace(b"\0", b" ").decode())
+    return found
+
+
+def run(way: str, ranks: int) -> tuple[int, str, str]:
+    """Exit status, output and errors. ranks 0: without mpirun."""
+    token = f"comm-faults-{os.getpid()}-{way}"
+    command = [PROGRAM, way, token]
+    if ranks:
+        command = [MPIRUN, "-n", str(ranks), *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"{way}: not over after {LIMIT_SECONDS} s\n{out}{err}") from None
+    left = left_over(token)
+    if left:
+        raise AssertionError(f"{way}: still there: {left}")
+    return process.returncode, out, err
+
+
+class Faults(unittest.TestCase):
+    def expect_failure(self, way: str, *said: str, ranks: int = 2) -> None:
+        status, out, err = run(way, ranks)
+        self.assertNotEqual(status, 0, way)
+        for line in said:
+            self.assertIn(line, err.splitlines(), f"{way}: {out}{err}")
+
+    def test_a_rank_that_does_not_come(self) -> None:
+        advice = ("not all ranks took part within 500ms; see what became of the others, or raise "
+                  "ballast.comm_timeout_seconds")
+        self.expect_failure("timeout", f"comm error: all_reduce of 32.0 KiB: {advice}", ranks=3)
+        self.expect_failure("host_timeout", f"comm error: barrier: {advice}", ranks=3)
+
+    def test_nothing_works_after_a_timeout(self) -> None:
+        self.expect_failure(
+            "after_timeout",
+            "comm error: barrier: given up, because another collective failed before")
+
+    def test_an_interrupt_ends_a_wait(self) -> None:
+        self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
+
+    def test_abort_ends_all_with_its_status_and_what_was_said(self) -> None:
+        status, out, _ = run("abort", 3)
+        self.assertEqual(status, 3)
+        self.assertIn("rank 1 said why", out)
+
+    def test_an_exception_ends_all(self) -> None:
+        self.expect_failure("throw", "error: rank 1 threw", ranks=3)
+
+    def test_a_killed_rank_ends_all(self) -> None:
+        self.expect_failure("kill", ranks=3)
+
+    def test_a_launcher_of_another_mpi_is_noticed(self) -> None:
+        status, _, err = run("disagree", 2)
+        self.assertNotEqual(status, 0)
+        self.assertRegex(err, r"comm error: .* says that this is rank \d of 3, but .* says \d of 2: "
+                              r"start with the mpirun of that library")
+
+    def test_a_run_is_joined_once(self) -> None:
+        self.expect_failure("twice",
+                            "comm error: a process can join a run of several ranks only once")
+
+    def test_one_rank_calls_nothing_of_mpi(self) -> None:
+        self.assertEqual(run("alone", 0), (0, ", MPI started: 0\n", ""))
+        status, out, err = run("alone", 1)
+        self.assertEqual((status, err), (0, ""))
+        self.assertRegex(out, r"^mp.*, MPI started: 0\n$")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,328 @@
+// Run by mpirun: every rank runs all tests, so that every rank makes the same calls. What a rank
+// finds wrong it only notes (EXPECT): a rank that left a test early would keep the others waiting.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/core/error.h"
+
+namespace ballast::comm {
+namespace {
+
+using Content = std::vector<std::byte>;
+
+class World : public testing::Environment {
+ public:
+  static Ranks& ranks() { return *instance_->ranks_; }
+  void SetUp() override {
+    ranks_ = join_ranks(read_launch(), {.timeout_seconds = 100.0});
+    instance_ = this;
+  }
+  void TearDown() override { ranks_.reset(); }
+
+ private:
+  inline static World* instance_ = nullptr;
+  std::unique_ptr<Ranks> ranks_;
+};
+[[maybe_unused]] const auto* const kWorld = testing::AddGlobalTestEnvironment(new World);
+
+/// What rank `rank` starts with: elements of many sizes, so that the order of a sum shows.
+Content content_of(std::uint32_t rank, Bytes bytes, DType type, std::uint32_t seed) {
+  std::mt19937 random(1000 * seed + rank);
+  Content content(bytes);
+  for (Bytes at = 0; at < bytes; at += size_of(type)) {
+    const double unit = static_cast<double>(random()) * 0x1p-31 - 1.0;
+    const auto value = static_cast<float>(std::ldexp(unit, static_cast<int>(random() % 24U)));
+    const Bf16 rounded = to_bf16(value);
+    std::memcpy(content.data() + at,
+                type == DType::f32 ? static_cast<const void*>(&value) : &rounded, size_of(type));
+  }
+  return content;
+}
+
+float element(const Content& content, Bytes at, DType type) {
+  if (type == DType::f32) {
+    float value = 0.0F;
+    std::memcpy(&value, content.data() + at, 4);
+    return value;
+  }
+  Bf16 value;
+  std::memcpy(&value, content.data() + at, 2);
+  return to_float(value);
+}
+
+/// The sum over all ranks of what they start with: the plain loop of the definition.
+Content expected_sum(std::uint32_t world, Bytes bytes, DType type, std::uint32_t seed) {
+  std::vector<Content> contents;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    contents.push_back(content_of(rank, bytes, type, seed));
+  }
+  Content sums(bytes);
+  for (Bytes at = 0; at < bytes; at += size_of(type)) {
+    float sum = element(contents[0], at, type);
+    for (std::uint32_t rank = 1; rank < world; ++rank) sum += element(contents[rank], at, type);
+    const Bf16 rounded = to_bf16(sum);
+    std::memcpy(sums.data() + at, type == DType::f32 ? static_cast<const void*>(&sum) : &rounded,
+                size_of(type));
+  }
+  return sums;
+}
+
+Content slice(const Content& content, Bytes offset, Bytes bytes) {
+  const auto begin = content.begin() + static_cast<std::ptrdiff_t>(offset);
+  return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
+}
+
+/// One channel with its stream and memory.
+class Lane {
+ public:
+  explicit Lane(const char* name)
+      : device(device::make_device({.kind = "host", .budget = 256 * kMiB, .compute_threads = 1})),
+        stream(device->make_stream(name)),
+        channel(World::ranks().make_communicator(*device)) {}
+
+  DeviceBytes filled(const Content& content) const {
+    const DeviceBytes made = device->allocate(content.size(), "test");
+    std::memcpy(made.raw(), content.data(), content.size());
+    return made;
+  }
+  /// Scratch with a page behind it that must stay as it is.
+  DeviceBytes scratch(Bytes pages) const {
+    const DeviceBytes made = device->allocate((pages + 1) * kPage, "scratch");
+    std::memset(made.raw(), 0x5a, made.size());
+    return made.subview(0, pages * kPage);
+  }
+  static bool guard_holds(DeviceBytes scratch) {
+    const std::byte* guard = scratch.raw() + scratch.size();
+    return std::all_of(guard, guard + kPage,
+                       [](std::byte byte) { return byte == std::byte{0x5a}; });
+  }
+  static Content read(DeviceBytes bytes) { return {bytes.raw(), bytes.raw() + bytes.size()}; }
+
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<Communicator> channel;
+};
+
+std::uint32_t world() {
+  return World::ranks().world();
+}
+std::uint32_t rank() {
+  return World::ranks().rank();
+}
+
+constexpr Bytes kPartPages[] = {1, 5, 300};
+
+TEST(CommMpi, IsWhatTheLauncherSaid) {
+  EXPECT_EQ(World::ranks().kind(), "mpi");
+  EXPECT_GT(world(), 1U);
+  EXPECT_EQ(World::ranks().launch().local_world, world());
+}
+
+TEST(CommMpi, AllGather) {
+  const Lane lane("gather");
+  for (const Bytes pages : kPartPages) {
+    const Bytes size = pages * kPage;
+    Content expected;
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      const Content part = content_of(r, size, DType::f32, 1);
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    const DeviceBytes part = lane.filled(content_of(rank(), size, DType::f32, 1));
+    const DeviceBytes apart = lane.filled(Content(world() * size));
+    const DeviceBytes in_place = lane.filled(Content(world() * size));
+    const DeviceBytes own = in_place.subview(rank() * size, size);
+    std::memcpy(own.raw(), part.raw(), size);
+    lane.channel->all_gather(*lane.stream, part, apart);
+    lane.channel->all_gather(*lane.stream, own, in_place);
+    lane.stream->synchronize();
+    EXPECT_EQ(Lane::read(apart), expected) << pages;
+    EXPECT_EQ(Lane::read(in_place), expected) << pages;
+  }
+}
+
+void expect_reduce_scatter(const Lane& lane, const Content& input, const Content& expected,
+                           DType type, Bytes scratch_pages) {
+  const Bytes size = expected.size();
+  const DeviceBytes scratch = lane.scratch(scratch_pages);
+  const DeviceBytes whole = lane.filled(input);
+  const DeviceBytes part = lane.filled(Content(size));
+  lane.channel->reduce_scatter(*lane.stream, whole, part, type, scratch);
+  lane.stream->synchronize();
+  EXPECT_EQ(Lane::read(part), expected);
+  EXPECT_EQ(Lane::read(whole), input);
+
+  lane.channel->reduce_scatter(*lane.stream, whole, whole.subview(rank() * size, size), type,
+                               scratch);
+  lane.stream->synchronize();
+  Content after = input;
+  std::ranges::copy(expected, after.begin() + static_cast<std::ptrdiff_t>(rank() * size));
+  EXPECT_EQ(Lane::read(whole), after) << "in place";
+  EXPECT_TRUE(Lane::guard_holds(scratch));
+}
+
+TEST(CommMpi, ReduceScatter) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Lane lane("reduce");
+    for (const Bytes pages : kPartPages) {
+      const Bytes size = pages * kPage;
+      const Content input = content_of(rank(), world() * size, type, 2);
+      const Content expected =
+          slice(expected_sum(world(), world() * size, type, 2), rank() * size, size);
+      for (const Bytes scratch :
+           {Bytes{world()}, Bytes{2 * world() + 1}, Bytes{7 * world() - 1}, pages * world()}) {
+        SCOPED_TRACE(testing::Message() << to_string(type) << ", parts of " << pages
+                                        << " pages, scratch of " << scratch);
+        expect_reduce_scatter(lane, input, expected, type, scratch);
+      }
+    }
+  }
+}
+
+TEST(CommMpi, AllReduceOfAnyNumberOfPages) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Lane lane("reduce");
+    for (const Bytes pages : {1, 2, 3, 4, 5, 12, 61, 500}) {
+      const Content expected = expected_sum(world(), pages * kPage, type, 3);
+      for (const Bytes scratch_pages : {Bytes{world()}, Bytes{3 * world() + 1}, pages + world()}) {
+        const DeviceBytes whole = lane.filled(content_of(rank(), pages * kPage, type, 3));
+        const DeviceBytes scratch = lane.scratch(scratch_pages);
+        lane.channel->all_reduce(*lane.stream, whole, type, scratch);
+        lane.stream->synchronize();
+        EXPECT_EQ(Lane::read(whole), expected)
+            << to_string(type) << ", " << pages << " pages, scratch of " << scratch_pages;
+        EXPECT_TRUE(Lane::guard_holds(scratch));
+      }
+    }
+  }
+}
+
+TEST(CommMpi, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
+  const Lane lane("reduce");
+  const Bytes size = 12 * kPage;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Content input = content_of(rank(), world() * size, type, 4);
+    const DeviceBytes scratch = lane.scratch(2 * world());
+    const DeviceBytes at_once = lane.filled(input);
+    const DeviceBytes in_two = lane.filled(input);
+    const DeviceBytes own = in_two.subview(rank() * size, size);
+    lane.channel->all_reduce(*lane.stream, at_once, type, scratch);
+    lane.channel->reduce_scatter(*lane.stream, in_two, own, type, scratch);
+    lane.channel->all_gather(*lane.stream, own, in_two);
+    lane.stream->synchronize();
+    EXPECT_EQ(Lane::read(at_once), Lane::read(in_two));
+    EXPECT_NE(Lane::read(at_once), input);
+  }
+}
+
+TEST(CommMpi, NansAndInfinitiesReachAllRanks) {
+  const Lane lane("reduce");
+  Content input = content_of(rank(), kPage, DType::f32, 5);
+  const float own = rank() == world() - 1 ? std::nanf("") : INFINITY;
+  const float infinite = rank() == 0 ? -INFINITY : 1.0F;
+  std::memcpy(input.data(), &own, 4);
+  std::memcpy(input.data() + 4, &infinite, 4);
+  const DeviceBytes whole = lane.filled(input);
+  lane.channel->all_reduce(*lane.stream, whole, DType::f32, lane.scratch(world()));
+  lane.stream->synchronize();
+  EXPECT_TRUE(std::isnan(element(Lane::read(whole), 0, DType::f32)));
+  EXPECT_EQ(element(Lane::read(whole), 4, DType::f32), -INFINITY);
+}
+
+TEST(CommMpi, BroadcastFromEveryRank) {
+  const Lane lane("gather");
+  for (std::uint32_t root = 0; root < world(); ++root) {
+    for (const Bytes pages : kPartPages) {
+      const DeviceBytes data = lane.filled(content_of(rank(), pages * kPage, DType::f32, 6));
+      lane.channel->broadcast(*lane.stream, data, root);
+      lane.stream->synchronize();
+      EXPECT_EQ(Lane::read(data), content_of(root, pages * kPage, DType::f32, 6)) << root;
+    }
+  }
+}
+
+/// Many collectives of different sizes, one behind the other, checked at the end. `order` shifts
+/// the sizes, so that two channels are never at the same place.
+void keep_busy(const Lane& lane, std::uint32_t order) {
+  constexpr std::uint32_t kRounds = 30;
+  std::vector<DeviceBytes> reduced;
+  const DeviceBytes scratch = lane.scratch(2 * world());
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    const Bytes bytes = (1 + (round * 7 + order) % 23) * world() * kPage;
+    const DeviceBytes whole = lane.filled(content_of(rank(), bytes, DType::bf16, order + round));
+    const DeviceBytes own = whole.subview(rank() * bytes / world(), bytes / world());
+    lane.channel->reduce_scatter(*lane.stream, whole, own, DType::bf16, scratch);
+    lane.channel->all_gather(*lane.stream, own, whole);
+    reduced.push_back(whole);
+  }
+  lane.stream->synchronize();
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    EXPECT_EQ(Lane::read(reduced[round]),
+              expected_sum(world(), reduced[round].size(), DType::bf16, order + round))
+        << round;
+  }
+}
+
+TEST(CommMpi, TwoChannelsAndTheHostWorkAtTheSameTime) {
+  const Lane gather("gather");
+  const Lane reduce("reduce");
+  std::thread first([&] { keep_busy(gather, 10); });
+  std::thread second([&] { keep_busy(reduce, 11); });
+  for (int i = 0; i < 50; ++i)
+    EXPECT_EQ(World::ranks().broadcast(std::to_string(i)), std::to_string(i));
+  first.join();
+  second.join();
+}
+
+TEST(CommMpi, HostAllGatherOfAnySize) {
+  for (const Bytes size : {0, 1, 7, 4097, 1000003}) {
+    const auto part_of = [&](std::uint32_t r) {
+      Content part(size);
+      for (Bytes i = 0; i < size; ++i) part[i] = std::byte(31 * r + i % 251);
+      return part;
+    };
+    Content expected;
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      const Content part = part_of(r);
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    Content whole(world() * size);
+    World::ranks().all_gather(part_of(rank()), whole);
+    EXPECT_EQ(whole, expected) << size;
+  }
+}
+
+TEST(CommMpi, HostBroadcastOfText) {
+  for (const std::size_t size : {0, 1, 100000}) {
+    const std::string of_first(size, 'a');
+    EXPECT_EQ(World::ranks().broadcast(rank() == 0 ? of_first : "mine"), of_first);
+  }
+}
+
+TEST(CommMpi, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
+  const auto now = [] {
+    timespec time = {};
+    clock_gettime(CLOCK_MONOTONIC, &time);  // one clock for all processes
+    return std::int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
+  };
+  for (std::uint32_t late = 0; late < world(); ++late) {
+    if (rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::int64_t times[2] = {now(), 0};
+    World::ranks().barrier();
+    times[1] = now();
+    std::vector<std::int64_t> all(2 * std::size_t{world()});
+    World::ranks().all_gather(std::as_bytes(std::span(times)),
+                              std::as_writable_bytes(std::span(all)));
+    for (std::size_t r = 0; r < world(); ++r) EXPECT_GE(all[2 * r + 1], all[2 * std::size_t{late}]);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::comm

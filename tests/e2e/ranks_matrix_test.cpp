@@ -1,0 +1,126 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ballast/comm/communicator.h"
+
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+
+// Run by all ranks of mpirun: stages, placements and the order of operations change not one bit of
+// what they learn together, and that is what one rank learns alone, up to the order of sums.
+
+namespace ballast::engine {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+constexpr std::uint64_t kSteps = 20;
+constexpr std::uint64_t kSequences = 12;  ///< per step: as many for 1, 2, 3 and 4 ranks
+const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
+                             "num_layers": 2, "num_heads": 4)";
+/// Blocks of few pages: three ranks leave one of them with next to nothing of a block.
+const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 24,
+                              "num_layers": 2, "num_heads": 3, "num_kv_heads": 1)";
+
+/// Joined once: MPI starts once in a process.
+comm::Ranks& ranks() {
+  static const auto joined = comm::join_ranks(comm::read_launch(), {.timeout_seconds = 120.0});
+  return *joined;
+}
+
+test::Outcome train(const std::string& model, bool bf16, Overrides overrides, comm::Ranks* all) {
+  const test::TempDir directory;
+  const std::uint64_t world = all == nullptr ? 1 : all->world();
+  overrides.insert(overrides.begin(),
+                   {"train_micro_batch_size_per_gpu=1", "ballast.eval_batches=1",
+                    fmt::format("gradient_accumulation_steps={}", kSequences / world)});
+  return test::train(test::tiny_config(model, bf16, directory.path(), overrides), kSteps,
+                     test::chained_ids, all);
+}
+
+struct Choice {
+  std::string name;
+  Overrides overrides;
+};
+
+const std::vector<Choice>& choices() {
+  static const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+  static const std::string weights = "zero_optimization.offload_param.device=";
+  static const std::vector<Choice> all = {
+      {"all on device", {}},
+      {"optimizer on host", {optimizer + "cpu"}},
+      {"all on host, delayed", {weights + "cpu", optimizer + "cpu", "ballast.delay_seed=5"}},
+      {"weights on host, optimizer on device", {weights + "cpu"}},
+      {"all on NVMe", {weights + "nvme", optimizer + "nvme"}},
+      {"optimizer on NVMe, micro-batch-major, serial",
+       {optimizer + "nvme", "ballast.order=micro_batch_major", "ballast.serial=true"}},
+      {"mixed",
+       {weights + "nvme", optimizer + "cpu", "ballast.activations=host",
+        R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
+                              {"blocks": 2, "weights": "host", "optimizer": "device"}])"}},
+  };
+  return all;
+}
+
+void expect_same(const test::Outcome& outcome, const test::Outcome& expected,
+                 const std::string& name) {
+  EXPECT_EQ(outcome.losses, expected.losses) << name;
+  EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
+  EXPECT_EQ(outcome.norms, expected.norms) << name;
+  EXPECT_EQ(outcome.states, expected.states) << name;
+}
+
+void expect_close(const std::vector<double>& found, const std::vector<double>& expected,
+                  double tolerance) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], tolerance * std::abs(expected[i])) << "step " << i + 1;
+  }
+}
+
+/// Every stage with every choice of `model`.
+void compare_all(const std::string& model, bool bf16, const Overrides& common) {
+  const auto with = [&](int stage, const Choice& choice) {
+    Overrides overrides = common;
+    overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
+    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    return train(model, bf16, overrides, &ranks());
+  };
+  const test::Outcome expected = with(0, choices().front());
+  EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const Choice& choice : choices()) {
+      expect_same(with(stage, choice), expected, fmt::format("stage {}, {}", stage, choice.name));
+    }
+  }
+}
+
+TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
+  compare_all(kGpt2, true, {});
+}
+
+TEST(RanksMatrix, InFp32AndUneven) {
+  compare_all(kLlama, false, {});
+}
+
+TEST(RanksMatrix, WithMomentsInEightBits) {
+  compare_all(kLlama, true, {"ballast.optimizer_states=8bit"});
+}
+
+TEST(RanksMatrix, AreCloseToOneRankAlone) {
+  for (const int stage : {0, 3}) {
+    const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};
+    const test::Outcome together = train(kGpt2, false, overrides, &ranks());
+    const test::Outcome alone = train(kGpt2, false, overrides, nullptr);
+    expect_close(together.losses, alone.losses, 1e-5);
+    expect_close(together.norms, alone.norms, 1e-4);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine
