@@ -40,17 +40,22 @@ void wait_for_lower_ranks(std::uint32_t rank) {
   }
 }
 
-[[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
-  wait_for_lower_ranks(ranks.rank());
-  if (!interrupted()) {
-    fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
-               error.what());
-  } else if (ranks.rank() == 0 && interrupt_signal() == SIGINT) {
+/// A launcher that ends the run sends SIGTERM, and whoever made it do so has said why; one that
+/// passes on a Ctrl-C sends SIGINT.
+[[noreturn]] void end_interrupted(std::uint32_t rank) {
+  if (rank == 0 && interrupt_signal() == SIGINT) {
     fmt::print(stderr, "ballast: error: interrupted\n");
   }
-  // A SIGTERM comes from a launcher that ends the run, and whoever made it do so has said why.
+  std::_Exit(1);  // without a word of MPI, whose end would wait for the other ranks
+}
+
+[[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
+  wait_for_lower_ranks(ranks.rank());
+  if (interrupted()) end_interrupted(ranks.rank());
+  fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
+             error.what());
   ranks.abort(status_of(error));
-  std::_Exit(status_of(error));  // gcc 12 does not see that a virtual function never returns
+  std::_Exit(1);  // gcc 12 does not see that a virtual function never returns
 }
 
 }  // namespace

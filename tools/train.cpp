@@ -56,7 +56,7 @@ void train_and_show(const TrainArguments& arguments, const config::Config& confi
     for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   }
   Console console(fmt::format("ballast train {}", arguments.config.string()),
-                  config.steps_per_print);
+                  config.steps_per_print, !comm::read_launch().launcher.empty());
   train::train(config, console, &interrupted(), arguments.trace, ranks);
   if (!first) return;
   fmt::print("metrics in {}\n", (config.ballast.out / "metrics.jsonl").string());
