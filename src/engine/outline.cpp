@@ -122,7 +122,7 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.workload.workspace_bytes = workspace_bytes;
   add_blocks(blueprint);
-  add_batch(blueprint, config.ballast.eval_batches);
+  add_batch(blueprint, config.ballast.eval_batches / world);
   blueprint.options = schedule_options(config);
   return blueprint;
 }

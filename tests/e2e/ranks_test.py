@@ -82,6 +82,7 @@ class RanksTest(unittest.TestCase):
         return command
 
     def start(self, command):
+        (self.path / "run/metrics.jsonl").unlink(missing_ok=True)  # see wait_for_steps()
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 cwd=self.path, env=self.environment, start_new_session=True)
 
