@@ -27,13 +27,14 @@ std::atomic<bool>& interrupt_flag() {
   return flag;
 }
 
-std::atomic<int>& last_signal() {
+std::atomic<int>& first_signal() {
   static std::atomic<int> number = 0;
   return number;
 }
 
 extern "C" void on_signal(int number) {
-  last_signal().store(number);
+  int none = 0;
+  first_signal().compare_exchange_strong(none, number);
   interrupt_flag().store(true);
 }
 
@@ -165,7 +166,7 @@ const std::atomic<bool>& interrupted() {
 }
 
 int interrupt_signal() {
-  return last_signal().load();
+  return first_signal().load();
 }
 
 }  // namespace ballast::tools

@@ -30,11 +30,13 @@ Error as_error(const std::exception_ptr& failure) {
   }
 }
 
-/// Ranks that fail at the same moment speak in the order of their numbers: the first one ends the
-/// others, which then have nothing to say.
-void wait_for_lower_ranks(std::uint32_t rank) {
+/// Ranks that fail together speak in the order of their numbers: the first one ends the others,
+/// which then have nothing to say. Those that wait for a rank that is gone do not notice it in the
+/// same moment.
+void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   using namespace std::chrono_literals;
-  const auto end = std::chrono::steady_clock::now() + 200ms * std::min(rank, 10U);
+  const auto turn = category == ErrorCategory::comm ? 2000ms : 200ms;
+  const auto end = std::chrono::steady_clock::now() + turn * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);
   }
@@ -50,7 +52,7 @@ void wait_for_lower_ranks(std::uint32_t rank) {
 }
 
 [[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
-  wait_for_lower_ranks(ranks.rank());
+  wait_for_lower_ranks(ranks.rank(), error.category());
   if (interrupted()) end_interrupted(ranks.rank());
   fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
              error.what());
