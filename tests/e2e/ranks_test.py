@@ -252,7 +252,7 @@ class Failures(RanksTest):
 
     def test_of_all_ranks_at_once_are_said_once(self):
         self.environment["BALLAST_IO_FAULTS"] = "eio:on=read:after=5:times=1"
-        self.assert_one_error(self.train(3, *ENDLESS), 1, "rank 0 on ", "Input/output error")
+        self.assert_one_error(self.train(3, *ENDLESS), 1, "rank ", "Input/output error")
 
     def test_a_rank_that_stands_still_is_missed(self):
         for rank in (0, 2):
