@@ -37,7 +37,7 @@ TINY = {
                 "eval_every": 2, "out": "run"},
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
-ENDLESS = ("--set", "ballast.steps=1000000")
+ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
 
 
 def errors_of(text):
