@@ -172,6 +172,20 @@ void note_unused_paths(Config& c) {
   }
 }
 
+/// The two names of one setting.
+void check_persistence(const Json& root, const Document& document) {
+  const auto zero = root.find("zero_optimization");
+  if (zero == root.end() || !zero->is_object()) return;
+  const auto given = [&](const char* name) {
+    const auto found = zero->find(name);
+    return found != zero->end() && !found->is_null();
+  };
+  if (given("param_persistence_threshold") && given("stage3_param_persistence_threshold")) {
+    document.fail("zero_optimization.param_persistence_threshold",
+                  "stage3_param_persistence_threshold, the same setting, is given too; remove one");
+  }
+}
+
 /// The two names of one setting must not contradict each other.
 void check_activations(const Json& root, const Document& document) {
   const auto given = [&](const char* outer, const char* inner) {
@@ -217,6 +231,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_aio(config.aio, document);
   note_unused_paths(config);
   check_activations(document.root(), document);
+  check_persistence(document.root(), document);
   check_update(config, document);
   check_buffers(config.ballast, document);
 }

@@ -54,7 +54,7 @@ schedule::Options schedule_options(const config::Config& config) {
 }
 
 /// Sizes of the blocks, of which this rank keeps its part of the states.
-void add_blocks(Blueprint& blueprint) {
+void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -63,7 +63,8 @@ void add_blocks(Blueprint& blueprint) {
                            .accumulator_bytes = block.elements * size_of(DType::f32),
                            .gradient_bytes = block.elements * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
-                               b, blueprint.shape.sequences, blueprint.shape.length)});
+                               b, blueprint.shape.sequences, blueprint.shape.length),
+                           .keeps_whole = block.parameters <= zero.persistence_threshold});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
     work.blocks.back().update_traffic = states.update_traffic;
@@ -121,7 +122,7 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.workload.world = world;
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.workload.workspace_bytes = workspace_bytes;
-  add_blocks(blueprint);
+  add_blocks(blueprint, config.zero);
   add_batch(blueprint, config.ballast.eval_batches);
   blueprint.options = schedule_options(config);
   return blueprint;

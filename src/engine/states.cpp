@@ -140,7 +140,7 @@ class OpenBlock {
 
   /// The elements whose weights are here; those of the states are among them.
   [[nodiscard]] RankPart weights_here() const {
-    return sizes_.splits_weights() ? part_ : RankPart{0, whole_, whole_};
+    return splits_weights() ? part_ : RankPart{0, whole_, whole_};
   }
   [[nodiscard]] const RankPart& part() const { return part_; }
 
@@ -200,10 +200,14 @@ class OpenBlock {
   }
   /// Weights that every rank has.
   void hash_common(XXH3_state_t& state) {
-    if (!sizes_.splits_weights()) weights_.hash(state, 0, weight_bytes_);
+    if (!splits_weights()) weights_.hash(state, 0, weight_bytes_);
   }
 
  private:
+  [[nodiscard]] bool splits_weights() const {
+    return sizes_.splits_weights(static_cast<std::uint32_t>(block_));
+  }
+
   Machine& machine_;
   StateLayout layout_;
   RankPart part_;

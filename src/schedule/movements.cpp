@@ -47,11 +47,11 @@ void Movements::upload_batch(std::uint32_t micro) {
 BufferId Movements::weights_on_device(std::uint32_t block) {
   const BufferId home = layout_.weight_home[block];
   const Tier tier = at(block).weights;
-  if (tier == Tier::device && !rank_.splits_weights()) return home;
+  if (tier == Tier::device && !rank_.splits_weights(block)) return home;
   const auto [slot, fill] = slots_.take(block);
   if (!fill) return slot;
   BufferId source = tier == Tier::nvme ? weights_in_staging(block) : home;
-  if (!rank_.splits_weights()) {
+  if (!rank_.splits_weights(block)) {
     upload_weights(block, {.buffer = source}, {.buffer = slot}, rank_.weights(block));
     return slot;
   }

@@ -53,10 +53,6 @@ class Movements {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
 
-  /// Whether a rank updates just its part of weights that it keeps whole (stages 1 and 2).
-  [[nodiscard]] bool updates_part() const {
-    return rank_.splits_states() && !rank_.splits_weights();
-  }
   BufferId weights_in_staging(std::uint32_t block);
   void upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
   void offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);

@@ -52,7 +52,7 @@ void Movements::update(std::uint32_t block, std::uint32_t lag) {
 }
 
 void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
-  const bool split = rank_.splits_weights();
+  const bool split = rank_.splits_weights(block);
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
   // A rank updates its own part: of split weights the one it has, else its part of the whole.
@@ -70,12 +70,12 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
   const bool part_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  operation.uses = {{Role::weights, weights, true, updates_part()},
+  operation.uses = {{Role::weights, weights, true, rank_.updates_part(block)},
                     {Role::states, layout_.state_home[block], true},
                     {Role::gradient, layout_.gradient[block], false, part_of_gradient},
                     permission(block)};
   emitter_.emit(std::move(operation));
-  if (updates_part()) gather_weights(block, weights, weights);
+  if (rank_.updates_part(block)) gather_weights(block, weights, weights);
   if (home == Tier::host) {
     offload_weights(block, {.buffer = weights}, {.buffer = home_buffer}, rank_.weights(block));
   }
@@ -95,8 +95,8 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   if (home.weights == Tier::nvme) weights = weights_in_staging(block);
   if (borrowed) {
     weights = weight_staging_.take(block).first;
-    offload_weights(block, {.buffer = home_buffer, .part = updates_part()}, {.buffer = weights},
-                    rank_.updated_weights(block));
+    offload_weights(block, {.buffer = home_buffer, .part = rank_.updates_part(block)},
+                    {.buffer = weights}, rank_.updated_weights(block));
   }
   Operation operation;
   operation.action = Action::update_on_host;
@@ -104,7 +104,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
-  operation.uses = {{Role::weights, weights, true, updates_part() && !borrowed},
+  operation.uses = {{Role::weights, weights, true, rank_.updates_part(block) && !borrowed},
                     {Role::states, states, true},
                     {Role::gradient, layout_.gradient[block], false},
                     permission(block)};
@@ -118,11 +118,12 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
 /// every other that keeps the whole, wherever that is.
 void Movements::return_weights(std::uint32_t block, BufferId updated) {
   const bool borrowed = at(block).weights == Tier::device;
-  if (!borrowed && !updates_part()) return;
+  if (!borrowed && !rank_.updates_part(block)) return;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots_.take(block).first;
-  upload_weights(block, {.buffer = updated, .part = updates_part() && !borrowed},
-                 {.buffer = device, .part = updates_part()}, rank_.updated_weights(block));
-  if (!updates_part()) return;
+  upload_weights(block, {.buffer = updated, .part = rank_.updates_part(block) && !borrowed},
+                 {.buffer = device, .part = rank_.updates_part(block)},
+                 rank_.updated_weights(block));
+  if (!rank_.updates_part(block)) return;
   gather_weights(block, device, device);
   if (borrowed) return;
   offload_weights(block, {.buffer = device}, {.buffer = updated}, rank_.weights(block));

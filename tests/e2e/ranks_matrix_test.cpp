@@ -112,6 +112,26 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, {"ballast.optimizer_states=8bit"});
 }
 
+/// Stage 3 with `option` and every choice, against plain stage 3.
+void compare_stage_three(const std::string& model, const Overrides& option) {
+  const auto with = [&](const Overrides& more, const Choice& choice) {
+    Overrides overrides = {"zero_optimization.stage=3"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    return train(model, true, overrides, &ranks());
+  };
+  const test::Outcome expected = with({}, choices().front());
+  for (const Choice& choice : choices()) expect_same(with(option, choice), expected, choice.name);
+}
+
+TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
+  // Embedding and head, of 5376 and 64 parameters, or all blocks; a layer has 12704.
+  for (const char* threshold : {"6000", "1e5"}) {
+    compare_stage_three(
+        kGpt2, {std::string("zero_optimization.stage3_param_persistence_threshold=") + threshold});
+  }
+}
+
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};

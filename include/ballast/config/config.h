@@ -94,6 +94,8 @@ struct OffloadSection {
 
 struct ZeroSection {
   int stage = 0;
+  /// Stage 3: blocks of at most so many parameters keep their weights whole on every rank.
+  std::uint64_t persistence_threshold = 0;
   OffloadSection optimizer;
   OffloadSection parameters;
 };

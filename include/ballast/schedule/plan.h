@@ -186,6 +186,7 @@ struct BlockWork {
   Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
   Bytes update_traffic = 0;     ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;     ///< every rank has all of its weights in stage 3 too
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.

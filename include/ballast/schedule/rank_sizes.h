@@ -8,9 +8,9 @@ namespace ballast::schedule {
 
 /// How large everything of a block is on one rank under ZeRO's stages (arXiv 1910.02054, section
 /// 5): optimizer states are split from stage 1, the gradients that wait for them from stage 2,
-/// weights in stage 3. A part is one of `world` equal parts of whole pages, so that the whole is
-/// padded behind the block's own bytes; rank r's part is the r-th. One rank's part is exactly the
-/// block.
+/// weights in stage 3, but for those of blocks that keep them whole. A part is one of `world` equal
+/// parts of whole pages, so that the whole is padded behind the block's own bytes; rank r's part is
+/// the r-th. One rank's part is exactly the block.
 class RankSizes {
  public:
   explicit RankSizes(const Workload& workload) : work_(workload) {}
@@ -18,7 +18,13 @@ class RankSizes {
   [[nodiscard]] bool several() const { return work_.world > 1; }
   [[nodiscard]] bool splits_states() const { return several() && work_.stage >= 1; }
   [[nodiscard]] bool splits_gradients() const { return several() && work_.stage >= 2; }
-  [[nodiscard]] bool splits_weights() const { return several() && work_.stage >= 3; }
+  [[nodiscard]] bool splits_weights(std::uint32_t block) const {
+    return several() && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  }
+  /// Whether a rank updates just its part of weights that it keeps whole.
+  [[nodiscard]] bool updates_part(std::uint32_t block) const {
+    return splits_states() && !splits_weights(block);
+  }
 
   [[nodiscard]] Bytes weight_part(std::uint32_t block) const {
     return part(work_.blocks[block].weight_bytes);
@@ -35,7 +41,7 @@ class RankSizes {
 
   /// Weights where they live between uses.
   [[nodiscard]] Bytes weights(std::uint32_t block) const {
-    return splits_weights() ? weight_part(block) : whole_weights(block);
+    return splits_weights(block) ? weight_part(block) : whole_weights(block);
   }
   /// The weights that this rank updates.
   [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {

@@ -33,6 +33,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
     "zero_allow_untested_optimizer": true, "gradient_allreduce_op": "mean"
   )"));
   EXPECT_EQ(c.zero.stage, 3);
+  EXPECT_EQ(c.zero.persistence_threshold, 100'000U);
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::nvme));
   EXPECT_EQ(c.zero.optimizer.nvme_path, std::vector<std::filesystem::path>{"/nvme"});
   EXPECT_EQ(c.zero.optimizer.buffer_count, 4U);
@@ -68,6 +69,20 @@ TEST(DeepSpeedConfig, EveryStageIsAccepted) {
     EXPECT_EQ(parse_text(kMinimal, {"zero_optimization.stage=" + std::to_string(stage)}).zero.stage,
               stage);
   }
+}
+
+TEST(DeepSpeedConfig, PersistenceThresholdHasTwoNamesAndAuto) {
+  const auto threshold = [](const std::string& setting) {
+    return parse_text(kMinimal, {"zero_optimization." + setting}).zero.persistence_threshold;
+  };
+  EXPECT_EQ(parse_text(kMinimal).zero.persistence_threshold, 0U);
+  EXPECT_EQ(threshold("stage3_param_persistence_threshold=70"), 70U);
+  EXPECT_EQ(threshold("param_persistence_threshold=1e5"), 100'000U);
+  EXPECT_EQ(threshold("stage3_param_persistence_threshold=auto"), 0U);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage3_param_persistence_threshold": 1,
+                                                   "param_persistence_threshold": 1})")),
+            "c.json: zero_optimization.param_persistence_threshold: "
+            "stage3_param_persistence_threshold, the same setting, is given too; remove one");
 }
 
 TEST(DeepSpeedConfig, NullMeansTheDefault) {

@@ -78,6 +78,7 @@ Config unusual() {
                  .total_num_steps = 70};
   c.batch = {.train_batch = 12, .micro_batch = 3, .accumulation = 4};
   c.zero = {.stage = 2,
+            .persistence_threshold = 4096,
             .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
             .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
   c.aio = unusual_aio();
@@ -148,6 +149,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const Config before = unusual();
   const Config after = parse_text(print(before));
   EXPECT_EQ(after.zero.stage, before.zero.stage);
+  EXPECT_EQ(after.zero.persistence_threshold, before.zero.persistence_threshold);
   EXPECT_EQ(after.zero.optimizer.tier, before.zero.optimizer.tier);
   EXPECT_EQ(after.zero.optimizer.nvme_path, before.zero.optimizer.nvme_path);
   EXPECT_EQ(after.zero.optimizer.buffer_count, before.zero.optimizer.buffer_count);

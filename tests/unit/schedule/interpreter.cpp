@@ -25,10 +25,9 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       held_(schedule.buffers.size()),
       updates_(problem.workload.blocks.size(), 0) {
   if (work_.world > 1 && work_.stage >= 1) own_ = Extent::part;
-  if (work_.world > 1 && work_.stage >= 3) home_ = Extent::part;
   if (own_ == Extent::part) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home_};
+    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
     held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
   }
 }
@@ -53,7 +52,7 @@ void Interpreter::run(const Plan& plan) {
 
 void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    const Content weights = {What::weights, b, 0, steps_, home_};
+    const Content weights = {What::weights, b, 0, steps_, home(b)};
     const Content states = {What::states, b, 0, steps_, own_};
     for (const auto& [home, wanted] : {std::pair{schedule_.weight_home[b], weights},
                                        std::pair{schedule_.state_home[b], states}}) {
@@ -247,7 +246,7 @@ void Interpreter::update(const Operation& op) {
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
   const Use place = op.use(Role::weights);
   const Extent found = place.part ? Extent::whole : own_;
-  if (place.part && (own_ == home_)) complain(op, "updates a part where it should not");
+  if (place.part && own_ == home(op.block)) complain(op, "updates a part where it should not");
   need(op, Role::weights, weights(op.block, found));
   need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
   seen_uses_ -= 2;
@@ -261,6 +260,11 @@ void Interpreter::update(const Operation& op) {
   ++updates_[op.block];
   put(op, Role::weights, weights(op.block, place.part ? Extent::torn : own_));
   put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+}
+
+Content::Extent Interpreter::home(std::uint32_t block) const {
+  const bool split = work_.world > 1 && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  return split ? Extent::part : Extent::whole;
 }
 
 Content Interpreter::weights(std::uint32_t block, Extent extent) const {

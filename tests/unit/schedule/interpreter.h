@@ -71,6 +71,8 @@ class Interpreter {
   void gate(const Operation& op);
   void update(const Operation& op);
 
+  /// Of a block's weights where they live.
+  [[nodiscard]] Extent home(std::uint32_t block) const;
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
@@ -89,7 +91,6 @@ class Interpreter {
   const Workload& work_;
   const Schedule& schedule_;
   Extent own_ = Extent::whole;   ///< of what this rank updates
-  Extent home_ = Extent::whole;  ///< of weights where they live
   Extent sums_ = Extent::whole;  ///< of reduced gradients in the place of packed ones
   std::vector<Content> held_;    ///< by buffer
   std::vector<std::uint64_t> updates_;

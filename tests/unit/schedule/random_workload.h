@@ -84,6 +84,7 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   Dice dice(seed + 1'000'003);
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
+  for (BlockWork& block : problem.workload.blocks) block.keeps_whole = dice.pick(0, 3) == 0;
   return problem;
 }
 

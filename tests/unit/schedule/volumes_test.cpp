@@ -245,5 +245,24 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   }
 }
 
+TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
+  for (const Tier optimizer : kTiers) {
+    Problem problem = uniform(4, 3, optimizer);
+    for (const std::size_t whole : {0U, 3U, 4U, 7U})
+      problem.workload.blocks[whole].keeps_whole = true;
+    const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
+    // One gather for the update in place of one each before the forward and the backward pass. Of
+    // the others, the last two are still there when the backward pass begins.
+    const Bytes once = problem.workload.blocks[0].weight_bytes / 4 * 3;
+    EXPECT_EQ(plan.bytes_on(Lane::reduce), 8 * once);
+    EXPECT_EQ(plan.bytes_on(Lane::gather), (8 + 4 - 2) * once);
+    std::vector<std::uint32_t> gathered(8, 0);
+    for (const Operation& operation : plan.operations) {
+      if (operation.action == Action::gather_weights) ++gathered[operation.block];
+    }
+    EXPECT_EQ(gathered, (std::vector<std::uint32_t>{1, 2, 2, 1, 1, 1, 1, 1}));
+  }
+}
+
 }  // namespace
 }  // namespace ballast::schedule
