@@ -172,6 +172,14 @@ void note_unused_paths(Config& c) {
   }
 }
 
+void check_zero(const ZeroSection& zero, const Document& document) {
+  if (!zero.quantized_weights || zero.stage == 3) return;
+  document.fail("zero_optimization.zero_quantized_weights",
+                fmt::format("is about the gathers of stage 3, but the stage is {}; set stage to 3 "
+                            "or this to false",
+                            zero.stage));
+}
+
 /// The two names of one setting.
 void check_persistence(const Json& root, const Document& document) {
   const auto zero = root.find("zero_optimization");
@@ -228,6 +236,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   complete_placement(config, document);
+  check_zero(config.zero, document);
   check_aio(config.aio, document);
   note_unused_paths(config);
   check_activations(document.root(), document);

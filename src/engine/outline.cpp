@@ -121,6 +121,7 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.budgets = budgets;
   blueprint.workload.world = world;
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
   blueprint.workload.workspace_bytes = workspace_bytes;
   add_blocks(blueprint, config.zero);
   add_batch(blueprint, config.ballast.eval_batches);

@@ -45,12 +45,30 @@ class Step {
 
   // gather, reduce: between ranks
   void gather_weights() {
+    if (has(Role::workspace)) return gather_weights_as_codes();
     auto& stream = *machine_.gather_stream;
     const Bytes part = sizes().weight_part(operation_.block);
     const DeviceBytes whole = device(Role::weights, sizes().whole_weights(operation_.block));
     const bool in_place = !has(Role::weights_source);
     machine_.gathering->all_gather(
         stream, in_place ? own_part(whole, part) : device(Role::weights_source, part), whole);
+    stream.synchronize();
+  }
+
+  /// This rank's part is decoded too: all ranks compute with the same weights.
+  void gather_weights_as_codes() {
+    auto& stream = *machine_.gather_stream;
+    const Bytes part = sizes().weight_part(operation_.block);
+    const Bytes coded = sizes().part_codes(operation_.block);
+    const DeviceBytes codes = device(Role::workspace, sizes().whole_codes(operation_.block));
+    const DeviceBytes whole = device(Role::weights, sizes().whole_weights(operation_.block));
+    const DeviceBytes own = own_part(codes, coded);
+    machine_.compute.encode_weights(stream, device(Role::weights_source, part), own);
+    machine_.gathering->all_gather(stream, own, codes);
+    for (std::uint32_t p = 0; p < machine_.blueprint.workload.world; ++p) {
+      machine_.compute.decode_weights(stream, codes.subview(p * coded, coded),
+                                      whole.subview(p * part, part));
+    }
     stream.synchronize();
   }
 

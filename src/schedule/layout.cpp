@@ -93,6 +93,13 @@ class LayoutMaker {
         need([this](std::uint32_t b) { return rank_.weight_part(b); }, split_elsewhere);
     layout_.part_slots = add_slots("parts of weights in transit", Tier::device, Kind::staging,
                                    parts.bytes, std::min<std::size_t>(2, parts.count));
+    if (rank_.codes_weights()) {
+      const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
+                              [this](std::uint32_t b) { return rank_.splits_weights(b); });
+      if (codes.bytes > 0) {
+        layout_.codes = add("codes of weights", Tier::device, Kind::workspace, codes.bytes);
+      }
+    }
     const auto on_host = [this](std::uint32_t b) {
       return at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
     };

@@ -90,12 +90,25 @@ void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes byt
        bytes);
 }
 
-/// `from` may be `to`: then every rank's part is in its place already.
+/// `from` may be `to`: then every rank's part is in its place already. Those are weights that the
+/// next update starts from, so that they are never gathered as codes.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
   std::vector<Use> uses = {{Role::weights, to, true}};
-  if (from != to) uses.push_back({Role::weights_source, from, false});
-  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses),
-       rank_.exchanged(rank_.whole_weights(block)));
+  const Bytes whole = rank_.whole_weights(block);
+  if (from == to) {
+    emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses), rank_.exchanged(whole));
+    return;
+  }
+  uses.push_back({Role::weights_source, from, false});
+  if (!rank_.codes_weights()) {
+    emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses), rank_.exchanged(whole));
+    return;
+  }
+  uses.push_back({Role::workspace, layout_.codes, true});
+  const Bytes codes = rank_.whole_codes(block);
+  const Bytes encoding = rank_.weight_part(block) + rank_.part_codes(block);
+  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses), rank_.exchanged(codes), 0.0,
+       encoding + codes + whole);
 }
 
 // Activations.

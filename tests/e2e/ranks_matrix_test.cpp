@@ -132,6 +132,22 @@ TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
   }
 }
 
+TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits) {
+  for (const bool bf16 : {true, false}) {
+    const auto with = [&](bool quantised, const Choice& choice) {
+      Overrides overrides = {"zero_optimization.stage=3",
+                             fmt::format("zero_optimization.zero_quantized_weights={}", quantised)};
+      overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+      return train(kGpt2, bf16, overrides, &ranks());
+    };
+    const test::Outcome exact = with(false, choices().front());
+    const test::Outcome quantised = with(true, choices().front());
+    EXPECT_NE(quantised.losses, exact.losses) << "nothing was quantised";
+    expect_close(quantised.losses, exact.losses, 0.01);
+    for (const Choice& choice : choices()) expect_same(with(true, choice), quantised, choice.name);
+  }
+}
+
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};

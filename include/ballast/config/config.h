@@ -96,6 +96,7 @@ struct ZeroSection {
   int stage = 0;
   /// Stage 3: blocks of at most so many parameters keep their weights whole on every rank.
   std::uint64_t persistence_threshold = 0;
+  bool quantized_weights = false;  ///< stage 3: gathers move 8-bit codes, which changes results
   OffloadSection optimizer;
   OffloadSection parameters;
 };

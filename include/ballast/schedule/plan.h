@@ -204,6 +204,9 @@ struct Workload {
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t world = 1;                     ///< ranks
   std::uint32_t stage = 0;                     ///< of ZeRO, 0 to 3; means nothing to one rank
+  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes; 0: they move the
+  /// weights.
+  Bytes coded_weight = 0;
 
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return micro_batch_tokens * micro_batches * world;

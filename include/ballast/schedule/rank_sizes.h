@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ballast/core/weight_codes.h"
 #include "ballast/schedule/plan.h"
 
 namespace ballast::schedule {
@@ -42,6 +43,15 @@ class RankSizes {
   /// Weights where they live between uses.
   [[nodiscard]] Bytes weights(std::uint32_t block) const {
     return splits_weights(block) ? weight_part(block) : whole_weights(block);
+  }
+  /// Whether gathers of split weights move codes.
+  [[nodiscard]] bool codes_weights() const { return work_.coded_weight > 0; }
+  /// One rank's part as codes.
+  [[nodiscard]] Bytes part_codes(std::uint32_t block) const {
+    return WeightCodes::bytes_of(weight_part(block) / work_.coded_weight);
+  }
+  [[nodiscard]] Bytes whole_codes(std::uint32_t block) const {
+    return work_.world * part_codes(block);
   }
   /// The weights that this rank updates.
   [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {

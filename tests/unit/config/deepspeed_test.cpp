@@ -85,6 +85,15 @@ TEST(DeepSpeedConfig, PersistenceThresholdHasTwoNamesAndAuto) {
             "stage3_param_persistence_threshold, the same setting, is given too; remove one");
 }
 
+TEST(DeepSpeedConfig, QuantizedWeightsBelongToStageThree) {
+  const std::string on = "zero_optimization.zero_quantized_weights=true";
+  EXPECT_FALSE(parse_text(kMinimal).zero.quantized_weights);
+  EXPECT_TRUE(parse_text(kMinimal, {on, "zero_optimization.stage=3"}).zero.quantized_weights);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_quantized_weights": true})")),
+            "c.json: zero_optimization.zero_quantized_weights: is about the gathers of stage 3, "
+            "but the stage is 2; set stage to 3 or this to false");
+}
+
 TEST(DeepSpeedConfig, NullMeansTheDefault) {
   const Config c = parse_text(with(
       R"("zero_optimization": {"offload_param": null, "zenflow": null}, "steps_per_print": null)"));
@@ -100,7 +109,7 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
       {"bf16.bf16_master_weights_and_grads=true", "master weights are fp32"},
       {"bf16.bf16_optimizer_states=true", "is ballast.optimizer_states here"},
-      {"zero_optimization.zero_quantized_gradients=true", "are not quantised"},
+      {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
       {"amp.enabled=true", "is not in this version"},

@@ -77,8 +77,9 @@ Config unusual() {
                  .warmup_linear = true,
                  .total_num_steps = 70};
   c.batch = {.train_batch = 12, .micro_batch = 3, .accumulation = 4};
-  c.zero = {.stage = 2,
+  c.zero = {.stage = 3,
             .persistence_threshold = 4096,
+            .quantized_weights = true,
             .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
             .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
   c.aio = unusual_aio();
@@ -150,6 +151,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const Config after = parse_text(print(before));
   EXPECT_EQ(after.zero.stage, before.zero.stage);
   EXPECT_EQ(after.zero.persistence_threshold, before.zero.persistence_threshold);
+  EXPECT_EQ(after.zero.quantized_weights, before.zero.quantized_weights);
   EXPECT_EQ(after.zero.optimizer.tier, before.zero.optimizer.tier);
   EXPECT_EQ(after.zero.optimizer.nvme_path, before.zero.optimizer.nvme_path);
   EXPECT_EQ(after.zero.optimizer.buffer_count, before.zero.optimizer.buffer_count);

@@ -131,8 +131,23 @@ void Interpreter::gather(const Operation& op) {
     --seen_uses_;
   } else {
     need(op, Role::weights_source, weights(op.block, Extent::part));
+    if (work_.coded_weight > 0) codes(op);
   }
   put(op, Role::weights, weights(op.block, Extent::whole));
+}
+
+/// A code per weight and a scale per 256 of them, each rank's in whole pages.
+void Interpreter::codes(const Operation& op) {
+  constexpr Bytes kPageBytes = 4096;
+  pass(op, Role::workspace);
+  const Bytes weights =
+      part_of(work_.blocks[op.block].weight_bytes, Extent::part) / work_.coded_weight;
+  const Bytes pages = (weights + weights / 64 + kPageBytes - 1) / kPageBytes;
+  const BufferId buffer = op.buffer(Role::workspace);
+  if (buffer == kNoBuffer) return;
+  if (schedule_.buffers[buffer].bytes < work_.world * pages * kPageBytes) {
+    complain(op, "has no room for the codes of all ranks");
+  }
 }
 
 void Interpreter::forward(const Operation& op) {

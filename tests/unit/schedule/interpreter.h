@@ -61,6 +61,7 @@ class Interpreter {
   void perform(const Operation& op);
   void move_weights(const Operation& op);
   void gather(const Operation& op);
+  void codes(const Operation& op);
   void forward(const Operation& op);
   void head(const Operation& op);
   void clear(const Operation& op);

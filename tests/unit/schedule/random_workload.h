@@ -85,6 +85,7 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
   for (BlockWork& block : problem.workload.blocks) block.keeps_whole = dice.pick(0, 3) == 0;
+  problem.workload.coded_weight = dice.toss() ? 2 : 0;
   return problem;
 }
 

@@ -245,6 +245,26 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   }
 }
 
+TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
+  for (const Bytes width : {2U, 4U}) {
+    for (const Tier tier : kTiers) {
+      Problem problem = uniform(4, 3, tier);
+      constexpr Bytes kElements = 64 * 4096;  // of each rank's part: its scales are a page
+      for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
+      for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
+      const Plan exact = build(problem.workload, problem.placement, problem.options).steady;
+      problem.workload.coded_weight = width;
+      const Plan coded = build(problem.workload, problem.placement, problem.options).steady;
+      const Bytes gathers = exact.bytes_on(Lane::gather) / (3 * width * kElements);
+      EXPECT_EQ(gathers, 13U);
+      EXPECT_EQ(coded.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
+      for (const Lane lane : {Lane::reduce, Lane::upload, Lane::offload, Lane::writeback}) {
+        EXPECT_EQ(coded.bytes_on(lane), exact.bytes_on(lane));
+      }
+    }
+  }
+}
+
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
     Problem problem = uniform(4, 3, optimizer);
