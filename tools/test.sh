@@ -45,9 +45,13 @@ done
 
 step "address and undefined-behaviour sanitizers: gcc"
 configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
-build build-asan
-meson test -C build-asan --no-rebuild --print-errorlogs --suite unit --suite conformance \
-  --no-suite older-cpus --timeout-multiplier 4
+meson test -C build-asan --print-errorlogs --suite unit --suite conformance \
+  --no-suite older-cpus --timeout-multiplier 4 >build-asan/test.log 2>&1 || {
+  grep -E -A20 'FAILED|error' build-asan/test.log | head -n 80 >&2
+  tail -n 100 build-asan/test.log >&2
+  exit 1
+}
+tail -n 8 build-asan/test.log
 
 step "thread sanitizer: clang, its warnings as errors"
 CXX=clang++ configure build-tsan -Doptimization=1 -Db_sanitize=thread -Db_lundef=false

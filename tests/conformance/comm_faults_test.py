@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 MPIRUN = sys.argv[1]
@@ -37,15 +38,19 @@ def run(way: str, ranks: int) -> tuple[int, str, str]:
     command = [PROGRAM, way, token]
     if ranks:
         command = [MPIRUN, "-n", str(ranks), *command]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:
+    # Where Open MPI puts the memory that ranks share.
+    with (tempfile.TemporaryDirectory() as shared,
+          subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           start_new_session=True,
+                           env={**os.environ, "OMPI_MCA_btl_vader_backing_directory": shared},
+                           ) as process):
         try:
             out, err = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
             raise AssertionError(f"{way}: not over after {LIMIT_SECONDS} s\n{out}{err}") from None
-    left = left_over(token)
+        left = left_over(token) + os.listdir(shared)
     if left:
         raise AssertionError(f"{way}: still there: {left}")
     return process.returncode, out, err

@@ -5,8 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/comm/communicator.h"
-
+#include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -26,12 +25,6 @@ const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size":
 /// Blocks of few pages: three ranks leave one of them with next to nothing of a block.
 const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 24,
                               "num_layers": 2, "num_heads": 3, "num_kv_heads": 1)";
-
-/// Joined once: MPI starts once in a process.
-comm::Ranks& ranks() {
-  static const auto joined = comm::join_ranks(comm::read_launch(), {.timeout_seconds = 120.0});
-  return *joined;
-}
 
 test::Outcome train(const std::string& model, bool bf16, Overrides overrides, comm::Ranks* all) {
   const test::TempDir directory;
@@ -89,7 +82,7 @@ void compare_all(const std::string& model, bool bf16, const Overrides& common) {
     Overrides overrides = common;
     overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
     overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train(model, bf16, overrides, &ranks());
+    return train(model, bf16, overrides, &test::joined_ranks());
   };
   const test::Outcome expected = with(0, choices().front());
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
@@ -151,7 +144,7 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};
-    const test::Outcome together = train(kGpt2, false, overrides, &ranks());
+    const test::Outcome together = train(kGpt2, false, overrides, &test::joined_ranks());
     const test::Outcome alone = train(kGpt2, false, overrides, nullptr);
     expect_close(together.losses, alone.losses, 1e-5);
     expect_close(together.norms, alone.norms, 1e-4);

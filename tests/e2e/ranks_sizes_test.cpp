@@ -1,0 +1,128 @@
+#include <array>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ballast/engine/engine.h"
+#include "ballast/schedule/rank_sizes.h"
+#include "ballast/schedule/zero_memory.h"
+
+#include "tests/support/joined_ranks.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+
+// Run by all ranks of mpirun: what each of them stores and what it exchanges is what the ZeRO paper
+// (arXiv 1910.02054) says, section 5 and section 7.
+
+namespace ballast::engine {
+namespace {
+
+using schedule::Lane;
+
+const std::string kModel = R"("family": "llama", "vocab_size": 512, "hidden_size": 192,
+                              "num_layers": 6, "num_heads": 3)";
+
+config::Config stage_config(int stage, const test::TempDir& directory) {
+  return test::tiny_config(kModel, true, directory.path(),
+                           {fmt::format("zero_optimization.stage={}", stage),
+                            "ballast.device_bytes=256MiB", "ballast.host_bytes=256MiB"});
+}
+
+/// Model states that this rank has allocated, all of them on the device.
+schedule::StateBytes stored(const Engine& engine) {
+  schedule::StateBytes bytes = {0.0, 0.0, 0.0};
+  for (const memory::LedgerLine& line : engine.blueprint().ledger.lines()) {
+    const auto size = static_cast<double>(line.bytes);
+    if (line.kind == to_string(schedule::Kind::weights)) bytes.weights += size;
+    if (line.kind == to_string(schedule::Kind::gradients)) bytes.gradients += size;
+    if (line.kind == to_string(schedule::Kind::states)) bytes.optimizer += size;
+  }
+  const auto device = static_cast<std::size_t>(Tier::device);
+  EXPECT_EQ(engine.totals().allocated[device], engine.blueprint().ledger.total(Tier::device));
+  return bytes;
+}
+
+Bytes exchanged_so_far(const Engine& engine) {
+  const schedule::LaneTotals totals = engine.totals().lanes;
+  return totals.bytes[static_cast<std::size_t>(Lane::gather)] +
+         totals.bytes[static_cast<std::size_t>(Lane::reduce)];
+}
+
+/// Bytes between ranks of one training step behind another.
+Bytes exchanged_in_a_step(Engine& engine) {
+  const auto step = [&](std::uint64_t number) {
+    const test::Batch batch =
+        test::part_of(test::chained_ids(engine.blueprint().workload.tokens_per_step(), number),
+                      &test::joined_ranks());
+    engine.train_step(batch.tokens, batch.targets, 1e-3);
+  };
+  step(1);
+  engine.finish();
+  const Bytes before = exchanged_so_far(engine);
+  step(2);
+  engine.finish();
+  return exchanged_so_far(engine) - before;
+}
+
+/// Weights that a rank receives when every block is gathered once; what pads blocks counts.
+Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t last) {
+  const schedule::RankSizes sizes(blueprint.workload);
+  Bytes sum = 0;
+  for (std::size_t b = first; b <= last; ++b) {
+    sum += sizes.exchanged(sizes.whole_weights(static_cast<std::uint32_t>(b)));
+  }
+  return sum;
+}
+
+void expect_stored(const schedule::StateBytes& found, const Blueprint& blueprint, int stage) {
+  const std::uint32_t world = blueprint.workload.world;
+  const auto elements = [&] {
+    double sum = 0.0;
+    for (const auto& block : blueprint.model.blocks) sum += static_cast<double>(block.elements);
+    return sum;
+  }();
+  const schedule::StateBytes paper =
+      schedule::zero_memory(elements, world, stage, schedule::kOwnStateBytes);
+  // Parts are whole pages, and the arrays of a state buffer lie apart (cpu_adam::kArraySkew).
+  const double parts = static_cast<double>(blueprint.model.blocks.size()) * (world + 4) * kPage;
+  const double apart = static_cast<double>(blueprint.model.blocks.size()) * 3 * 32 * kPage;
+  const auto expect_near = [&](double bytes, double exact, double slack) {
+    EXPECT_GE(bytes, exact) << "stage " << stage;
+    EXPECT_LE(bytes, exact + slack) << "stage " << stage;
+  };
+  expect_near(found.weights, paper.weights, parts);
+  expect_near(found.gradients, paper.gradients, parts);
+  expect_near(found.optimizer, paper.optimizer, parts + apart);
+}
+
+TEST(RanksSizes, AreThoseOfTheZeroPaper) {
+  comm::Ranks& ranks = test::joined_ranks();
+  for (int stage = 0; stage <= 3; ++stage) {
+    const test::TempDir directory;
+    Engine engine(stage_config(stage, directory), nullptr, &ranks);
+    engine.start();
+    const Blueprint& blueprint = engine.blueprint();
+    const schedule::StateBytes bytes = stored(engine);
+    expect_stored(bytes, blueprint, stage);
+    const Bytes exchanged = exchanged_in_a_step(engine);
+    const std::size_t head = blueprint.model.blocks.size() - 1;
+    const Bytes once = received_once(blueprint, 0, head);
+    // Stage 3 gathers for the forward and for the backward pass. Of the second, the embedding has
+    // no use, and the last two blocks are still there.
+    const Bytes backward = stage == 3 ? received_once(blueprint, 1, head - 2) : 0;
+    EXPECT_EQ(exchanged, 2 * once + backward) << "stage " << stage;
+    if (ranks.rank() != 0) continue;
+    fmt::print(
+        "{} ranks, stage {}: weights {:.2f}, gradients {:.2f}, states {:.2f} MB on each; "
+        "exchanged {:.2f} MB per step = {:.2f} of all weights\n",
+        ranks.world(), stage, bytes.weights / 1e6, bytes.gradients / 1e6, bytes.optimizer / 1e6,
+        static_cast<double>(exchanged) / 1e6,
+        once == 0 ? 0.0 : static_cast<double>(exchanged) / static_cast<double>(once));
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine

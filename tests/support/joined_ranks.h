@@ -1,0 +1,13 @@
+#pragma once
+
+#include "ballast/comm/communicator.h"
+
+namespace ballast::test {
+
+/// All processes of mpirun; this one alone without it. Joined once: MPI starts once in a process.
+inline comm::Ranks& joined_ranks() {
+  static const auto joined = comm::join_ranks(comm::read_launch(), {.timeout_seconds = 120.0});
+  return *joined;
+}
+
+}  // namespace ballast::test
