@@ -173,11 +173,19 @@ void note_unused_paths(Config& c) {
 }
 
 void check_zero(const ZeroSection& zero, const Document& document) {
-  if (!zero.quantized_weights || zero.stage == 3) return;
-  document.fail("zero_optimization.zero_quantized_weights",
-                fmt::format("is about the gathers of stage 3, but the stage is {}; set stage to 3 "
-                            "or this to false",
-                            zero.stage));
+  if (zero.stage == 3) return;
+  if (zero.quantized_weights) {
+    document.fail("zero_optimization.zero_quantized_weights",
+                  fmt::format("is about the gathers of stage 3, but the stage is {}; set stage to "
+                              "3 or this to false",
+                              zero.stage));
+  }
+  if (zero.hpz_partition_size > 1) {
+    document.fail("zero_optimization.zero_hpz_partition_size",
+                  fmt::format("is about the weights that stage 3 splits, but the stage is {}; set "
+                              "stage to 3 or this to 1",
+                              zero.stage));
+  }
 }
 
 /// The two names of one setting.

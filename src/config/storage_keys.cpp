@@ -143,6 +143,7 @@ Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
       {whole("stage", zero.stage, {0, 3}),
        persistence_key("stage3_param_persistence_threshold", zero),
        accepted_only(persistence_key("param_persistence_threshold", zero)),
+       whole("zero_hpz_partition_size", zero.hpz_partition_size, {1, std::uint64_t{1} << 20U}),
        flag("zero_quantized_weights", zero.quantized_weights),
        section("offload_optimizer",
                [&] { return offload_keys(zero.optimizer, "offload_optimizer", log); }),

@@ -53,6 +53,17 @@ schedule::Options schedule_options(const config::Config& config) {
   return options;
 }
 
+/// How many ranks have one copy of the weights together; 0: all.
+std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
+  const std::uint64_t size = zero.hpz_partition_size;
+  if (size == 1 || world == 1) return 0;
+  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  throw Error(ErrorCategory::config,
+              fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
+                          "ranks of this run; give a divisor, usually the ranks of a node, or 1",
+                          size, world));
+}
+
 /// Sizes of the blocks, of which this rank keeps its part of the states.
 void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
   schedule::Workload& work = blueprint.workload;
@@ -121,6 +132,7 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.budgets = budgets;
   blueprint.workload.world = world;
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
   if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
   blueprint.workload.workspace_bytes = workspace_bytes;
   add_blocks(blueprint, config.zero);

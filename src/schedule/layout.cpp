@@ -89,10 +89,10 @@ class LayoutMaker {
     const auto split_elsewhere = [this](std::uint32_t b) {
       return rank_.splits_weights(b) && at(b).weights != Tier::device;
     };
-    const Need parts =
-        need([this](std::uint32_t b) { return rank_.weight_part(b); }, split_elsewhere);
-    layout_.part_slots = add_slots("parts of weights in transit", Tier::device, Kind::staging,
-                                   parts.bytes, std::min<std::size_t>(2, parts.count));
+    const Need shares =
+        need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
+    layout_.share_slots = add_slots("shares of weights in transit", Tier::device, Kind::staging,
+                                    shares.bytes, std::min<std::size_t>(2, shares.count));
     if (rank_.codes_weights()) {
       const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
                               [this](std::uint32_t b) { return rank_.splits_weights(b); });

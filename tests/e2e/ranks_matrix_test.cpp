@@ -105,24 +105,39 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, {"ballast.optimizer_states=8bit"});
 }
 
-/// Stage 3 with `option` and every choice, against plain stage 3.
-void compare_stage_three(const std::string& model, const Overrides& option) {
+/// Stage 3 with `common`, then also with `options` and every choice: the same bits.
+void compare_stage_three(const std::string& model, const Overrides& common,
+                         const Overrides& options) {
   const auto with = [&](const Overrides& more, const Choice& choice) {
-    Overrides overrides = {"zero_optimization.stage=3"};
+    Overrides overrides = common;
+    overrides.emplace_back("zero_optimization.stage=3");
     overrides.insert(overrides.end(), more.begin(), more.end());
     overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train(model, true, overrides, &ranks());
+    return train(model, true, overrides, &test::joined_ranks());
   };
   const test::Outcome expected = with({}, choices().front());
-  for (const Choice& choice : choices()) expect_same(with(option, choice), expected, choice.name);
+  for (const Choice& choice : choices()) expect_same(with(options, choice), expected, choice.name);
 }
 
 TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
   // Embedding and head, of 5376 and 64 parameters, or all blocks; a layer has 12704.
   for (const char* threshold : {"6000", "1e5"}) {
     compare_stage_three(
-        kGpt2, {std::string("zero_optimization.stage3_param_persistence_threshold=") + threshold});
+        kGpt2, {},
+        {std::string("zero_optimization.stage3_param_persistence_threshold=") + threshold});
   }
+}
+
+TEST(RanksMatrix, WeightsSplitInGroupsLearnTheSameBits) {
+  const std::uint32_t world = test::joined_ranks().world();
+  if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
+  const std::string groups = fmt::format("zero_optimization.zero_hpz_partition_size={}", world / 2);
+  for (const std::string& model : {kGpt2, kLlama}) compare_stage_three(model, {}, {groups});
+  // Some blocks whole, and gathers of codes: those options' own bits are the same in groups.
+  compare_stage_three(kGpt2, {},
+                      {groups, "zero_optimization.stage3_param_persistence_threshold=6000"});
+  const std::string codes = "zero_optimization.zero_quantized_weights=true";
+  compare_stage_three(kGpt2, {codes}, {groups});
 }
 
 TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits) {
@@ -131,7 +146,7 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
       Overrides overrides = {"zero_optimization.stage=3",
                              fmt::format("zero_optimization.zero_quantized_weights={}", quantised)};
       overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-      return train(kGpt2, bf16, overrides, &ranks());
+      return train(kGpt2, bf16, overrides, &test::joined_ranks());
     };
     const test::Outcome exact = with(false, choices().front());
     const test::Outcome quantised = with(true, choices().front());

@@ -204,6 +204,9 @@ struct Workload {
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t world = 1;                     ///< ranks
   std::uint32_t stage = 0;                     ///< of ZeRO, 0 to 3; means nothing to one rank
+  /// Stage 3: ranks that have one copy of the split weights together (hpZ of ZeRO++), a divisor of
+  /// `world`; 0: all of them.
+  std::uint32_t weight_ranks = 0;
   /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes; 0: they move the
   /// weights.
   Bytes coded_weight = 0;

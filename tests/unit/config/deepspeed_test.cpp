@@ -94,6 +94,22 @@ TEST(DeepSpeedConfig, QuantizedWeightsBelongToStageThree) {
             "but the stage is 2; set stage to 3 or this to false");
 }
 
+TEST(DeepSpeedConfig, GroupsThatShareWeightsBelongToStageThree) {
+  const auto size = [](int stage, int group) {
+    const auto set = [](const char* key, int value) {
+      return "zero_optimization." + std::string(key) + "=" + std::to_string(value);
+    };
+    return parse_text(kMinimal, {set("stage", stage), set("zero_hpz_partition_size", group)})
+        .zero.hpz_partition_size;
+  };
+  EXPECT_EQ(parse_text(kMinimal).zero.hpz_partition_size, 1U);
+  EXPECT_EQ(size(3, 8), 8U);
+  EXPECT_EQ(size(2, 1), 1U);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8})")),
+            "c.json: zero_optimization.zero_hpz_partition_size: is about the weights that stage 3 "
+            "splits, but the stage is 2; set stage to 3 or this to 1");
+}
+
 TEST(DeepSpeedConfig, NullMeansTheDefault) {
   const Config c = parse_text(with(
       R"("zero_optimization": {"offload_param": null, "zenflow": null}, "steps_per_print": null)"));

@@ -29,8 +29,10 @@ struct Content {
   };
   enum class Extent : std::uint8_t {
     whole,
-    part,  ///< one rank's shard
-    torn   ///< all of it, but only this rank's shard is up to date
+    part,       ///< one rank's shard
+    torn,       ///< all of it, but only this rank's shard is up to date
+    share,      ///< what one rank keeps of weights that a group of ranks has together
+    torn_share  ///< the same, but only this rank's shard is up to date
   };
   What what = What::nothing;
   std::uint32_t block = 0;
@@ -74,6 +76,9 @@ class Interpreter {
 
   /// Of a block's weights where they live.
   [[nodiscard]] Extent home(std::uint32_t block) const;
+  /// The same when only this rank's shard is up to date.
+  [[nodiscard]] Extent torn_home(std::uint32_t block) const;
+  [[nodiscard]] std::uint32_t group() const;
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;

@@ -265,6 +265,35 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   }
 }
 
+TEST(Volumes, OfWeightsSplitInGroupsAreThoseOfZeroPlusPlus) {
+  for (const std::uint32_t group : {2U, 4U, 8U}) {
+    for (const Tier tier : kTiers) {
+      Problem problem = uniform(8, 3, tier);
+      problem.workload.weight_ranks = group;
+      for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
+      const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+      const Bytes whole = problem.workload.blocks[0].weight_bytes;
+      Bytes inside = 0;
+      Bytes across = 0;
+      for (const Operation& operation : schedule.steady.operations) {
+        if (operation.action != Action::gather_weights) continue;
+        const bool in_group = operation.buffer(Role::weights_source) != kNoBuffer;
+        (in_group ? inside : across) += operation.bytes;
+      }
+      // Section 3.2 of arXiv 2306.10209: gathers before both passes stay in the group. Behind the
+      // update each share, one of `group`, comes from the ranks that keep it too.
+      EXPECT_EQ(inside, 13 * (whole - whole / group));
+      EXPECT_EQ(across, 8 * (whole / group - whole / 8));
+      EXPECT_EQ(schedule.steady.bytes_on(Lane::reduce), 8 * (whole - whole / 8));
+      Bytes kept = 0;
+      for (const Buffer& buffer : schedule.buffers) {
+        if (buffer.kind == Kind::weights) kept += buffer.bytes;
+      }
+      EXPECT_EQ(kept, 8 * whole / group);
+    }
+  }
+}
+
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
     Problem problem = uniform(4, 3, optimizer);
