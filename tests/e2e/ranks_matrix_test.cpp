@@ -156,6 +156,38 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
   }
 }
 
+/// Masters of all tensors after a few steps.
+std::vector<std::vector<float>> learnt_weights(const Overrides& options) {
+  const test::TempDir directory;
+  Overrides overrides = {"zero_optimization.stage=3"};
+  overrides.insert(overrides.end(), options.begin(), options.end());
+  comm::Ranks& ranks = test::joined_ranks();
+  Engine engine(test::tiny_config(kGpt2, true, directory.path(), overrides), nullptr, &ranks);
+  engine.start();
+  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const test::Batch batch = test::part_of(test::chained_ids(tokens, step), &ranks);
+    engine.train_step(batch.tokens, batch.targets, 0.003);
+  }
+  std::vector<std::vector<float>> found;
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const auto& tensor : blocks[b].tensors) found.push_back(engine.read_weights(b, tensor));
+  }
+  return found;
+}
+
+TEST(RanksMatrix, WeightsAreReadFromWhereverTheirPartsAre) {
+  const auto expected = learnt_weights({});
+  const std::string zero = "zero_optimization.";
+  EXPECT_EQ(learnt_weights({zero + "stage3_param_persistence_threshold=6000"}), expected);
+  if (test::joined_ranks().world() != 4) return;
+  EXPECT_EQ(learnt_weights({zero + "zero_hpz_partition_size=2"}), expected);
+  EXPECT_EQ(
+      learnt_weights({zero + "zero_hpz_partition_size=2", zero + "offload_param.device=nvme"}),
+      expected);
+}
+
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};
