@@ -24,5 +24,7 @@ void print_version();
 
 /// Set by SIGINT and SIGTERM.
 const std::atomic<bool>& interrupted();
+/// The last of them, 0 before.
+int interrupt_signal();
 
 }  // namespace ballast::tools

@@ -50,6 +50,16 @@ void print_ledger(const engine::Blueprint& blueprint) {
   for (const auto& row : blueprint.ledger.table(blueprint.budgets)) fmt::print("  {}\n", row);
 }
 
+/// What rank 0 exchanged with the others; nothing when it is alone.
+void print_exchange(const train::RunSummary& summary) {
+  if (summary.blueprint.workload.world == 1) return;
+  for (const schedule::Lane lane : {schedule::Lane::gather, schedule::Lane::reduce}) {
+    const auto i = static_cast<std::size_t>(lane);
+    fmt::print("  {:<17} {} in {}\n", to_string(lane), format_bytes(summary.totals.lanes.bytes[i]),
+               format_seconds(summary.totals.lanes.busy_seconds[i]));
+  }
+}
+
 }  // namespace
 
 std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
@@ -66,10 +76,10 @@ std::string wrap(const std::string& text, std::size_t width, const std::string& 
   return result + line;
 }
 
-Console::Console(std::string title, std::uint64_t steps_per_print)
+Console::Console(std::string title, std::uint64_t steps_per_print, bool launched)
     : title_(std::move(title)),
       steps_per_print_(std::max<std::uint64_t>(1, steps_per_print)),
-      terminal_(isatty(STDOUT_FILENO) == 1) {}
+      terminal_(!launched && isatty(STDOUT_FILENO) == 1) {}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
   const auto& shape = blueprint.shape;
@@ -78,8 +88,14 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
              format_count(static_cast<double>(blueprint.model.parameters())),
              to_string(blueprint.type), blueprint.model.blocks.size());
   fmt::print("  {:<17} {}\n", "device", device);
-  fmt::print("  {:<17} {} x {} x {} = {} tokens per step\n", "batch", blueprint.micro_batches,
-             shape.sequences, shape.length, blueprint.tokens_per_step());
+  const std::uint32_t world = blueprint.workload.world;
+  if (world > 1) {
+    fmt::print("  {:<17} {} ranks, ZeRO stage {}; below, memory is that of rank 0\n", "ranks",
+               world, blueprint.workload.stage);
+  }
+  fmt::print("  {:<17} {}{} x {} x {} = {} tokens per step\n", "batch",
+             world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches, shape.sequences,
+             shape.length, blueprint.workload.tokens_per_step());
   for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);
   print_ledger(blueprint);
   std::fflush(stdout);
@@ -134,6 +150,7 @@ void Console::finished(const train::RunSummary& summary) {
     if (tier == Tier::host) limit = " of " + format_bytes(blueprint.budgets.host);
     fmt::print("  {:<17} {}{} at peak\n", to_string(tier), format_bytes(used), limit);
   }
+  print_exchange(summary);
   if (const Bytes written = summary.totals.nvme_bytes_written(); written > 0) {
     fmt::print("  {:<17} {}{}\n", "written to NVMe", format_bytes(written),
                summary.wear ? "," : "");

@@ -7,10 +7,11 @@
 namespace ballast::tools {
 
 /// Shows a run on standard output: on a terminal one line that is redrawn, elsewhere one line per
-/// step (every `steps_per_print` steps). At most 80 columns.
+/// step (every `steps_per_print` steps), also under a launcher, whose pipes look like terminals. At
+/// most 80 columns.
 class Console final : public train::Observer {
  public:
-  Console(std::string title, std::uint64_t steps_per_print);
+  Console(std::string title, std::uint64_t steps_per_print, bool launched);
 
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
   void started(const train::RunStart& start) override;

@@ -1,18 +1,23 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "ballast/comm/launch.h"
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/core/suggest.h"
 
 #include "tools/commands.h"
+#include "tools/ranks.h"
 
 namespace ballast::tools {
 namespace {
@@ -22,7 +27,13 @@ std::atomic<bool>& interrupt_flag() {
   return flag;
 }
 
-extern "C" void on_signal(int) {
+std::atomic<int>& last_signal() {
+  static std::atomic<int> number = 0;
+  return number;
+}
+
+extern "C" void on_signal(int number) {
+  last_signal().store(number);
   interrupt_flag().store(true);
 }
 
@@ -38,25 +49,33 @@ void install_signal_handlers() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-void install_log_sink(bool verbose) {
-  set_log_sink([verbose](LogLevel level, std::string_view line) {
+/// Of several ranks, rank 0 logs; what only another one has to warn of is printed with its number.
+void install_log_sink(bool verbose, std::uint32_t rank) {
+  set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
     if (level == LogLevel::warning) {
-      fmt::print(stderr, "ballast: warning: {}\n", line);
-    } else if (level == LogLevel::info || verbose) {
+      const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
+      fmt::print(stderr, "ballast: warning: {}{}\n", who, line);
+    } else if (rank == 0 && (level == LogLevel::info || verbose)) {
       fmt::print(stderr, "ballast: {}\n", line);
     }
   });
 }
 
-int fail(const std::string& message, int status) {
-  fmt::print(stderr, "ballast: error: {}\n", message);
-  return status;
+/// Rank of this process among those that its launcher started; 0 until that is known.
+std::uint32_t& own_rank() {
+  static std::uint32_t rank = 0;
+  return rank;
 }
 
-int status_of(const Error& error) {
-  const bool usage =
-      error.category() == ErrorCategory::usage || error.category() == ErrorCategory::config;
-  return usage ? 2 : 1;
+/// Ranks that could not join the run have all failed in the same way, and rank 0 says how. Their
+/// launcher would end it before it does so if one of the others were faster.
+int fail(const std::string& message, int status) {
+  if (own_rank() == 0) {
+    fmt::print(stderr, "ballast: error: {}\n", message);
+  } else {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  return status;
 }
 
 /// The first word of the command line that is no command where one is wanted, with the nearest one;
@@ -90,6 +109,17 @@ std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int
   return message + "; see ballast --help";
 }
 
+/// A wrong command line, on which the ranks agree like on any other failure.
+[[noreturn]] void refuse(const std::string& message, const comm::Launch& launch) {
+  const Error error(ErrorCategory::usage, message);
+  if (launch.world > 1) {
+    run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {
+      comm::together(&ranks, [&error] { throw Error(error); });
+    });
+  }
+  throw Error(error);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Trains transformers larger than the memory they train on.", "ballast");
   app.require_subcommand(0, 1);
@@ -103,14 +133,18 @@ int run(int argc, char** argv) {
   add_tokenize(app, action);
   add_bench(app, action);
   add_tune(app, action);
+  const comm::Launch launch = comm::read_launch();
+  own_rank() = launch.rank;
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
+    return launch.first() ? app.exit(help) : 0;
   } catch (const CLI::ParseError& error) {
-    return fail(usage_message(error, app, argc, argv), 2);
+    refuse(usage_message(error, app, argc, argv), launch);
   }
-  install_log_sink(verbose);
+  // Only training is work for several ranks; of anything else one is enough.
+  if (!launch.first() && !app.got_subcommand("train")) return 0;
+  install_log_sink(verbose, launch.rank);
   install_signal_handlers();
   if (version) {
     print_version();
@@ -130,12 +164,18 @@ const std::atomic<bool>& interrupted() {
   return interrupt_flag();
 }
 
+int interrupt_signal() {
+  return last_signal().load();
+}
+
 }  // namespace ballast::tools
 
 int main(int argc, char** argv) {
   using ballast::tools::fail;
   try {
     return ballast::tools::run(argc, argv);
+  } catch (const ballast::tools::Reported& reported) {
+    return reported.status;
   } catch (const ballast::Error& error) {
     return fail(error.what(), ballast::tools::status_of(error));
   } catch (const std::bad_alloc&) {

@@ -1,11 +1,15 @@
+#include <exception>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "ballast/comm/communicator.h"
+#include "ballast/comm/together.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
@@ -13,6 +17,7 @@
 
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/ranks.h"
 #include "tools/run_directory.h"
 
 namespace ballast::tools {
@@ -28,8 +33,8 @@ struct TrainArguments {
   bool print_config = false;
 };
 
-config::Config load_config(const TrainArguments& arguments) {
-  config::Config config = config::load(arguments.config, arguments.overrides);
+config::Config load_config(const TrainArguments& arguments, std::uint32_t world) {
+  config::Config config = config::load(arguments.config, arguments.overrides, world);
   if (arguments.steps > 0) config.ballast.steps = arguments.steps;
   if (arguments.serial) config.ballast.serial = true;
   if (!arguments.out.empty()) config.ballast.out = std::filesystem::absolute(arguments.out);
@@ -37,23 +42,61 @@ config::Config load_config(const TrainArguments& arguments) {
   return config;
 }
 
-void run_train(const TrainArguments& arguments) {
-  const config::Config config = load_config(arguments);
-  if (arguments.print_config) {
-    fmt::print("{}\n", config::print(config));
-    return;
+void require_steps(const TrainArguments& arguments, const config::Config& config) {
+  if (config.ballast.steps > 0) return;
+  throw Error(
+      ErrorCategory::usage,
+      arguments.config.string() + ": ballast.steps: how many steps? Set it, or give --steps N");
+}
+
+void train_and_show(const TrainArguments& arguments, const config::Config& config,
+                    comm::Ranks* ranks) {
+  const bool first = ranks == nullptr || ranks->rank() == 0;
+  if (first) {
+    for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   }
-  if (config.ballast.steps == 0) {
-    throw Error(
-        ErrorCategory::usage,
-        arguments.config.string() + ": ballast.steps: how many steps? Set it, or give --steps N");
-  }
-  for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   Console console(fmt::format("ballast train {}", arguments.config.string()),
-                  config.steps_per_print);
-  train::train(config, console, &interrupted(), arguments.trace);
+                  config.steps_per_print, !comm::read_launch().launcher.empty());
+  train::train(config, console, &interrupted(), arguments.trace, ranks);
+  if (!first) return;
   fmt::print("metrics in {}\n", (config.ballast.out / "metrics.jsonl").string());
   if (!arguments.trace.file.empty()) fmt::print("trace in {}\n", arguments.trace.file.string());
+}
+
+/// As one of several ranks. The config is read before they meet, since it says how long they wait
+/// for each other; whether it is right they compare afterwards.
+void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) {
+  std::optional<config::Config> config;
+  std::exception_ptr mistake;
+  try {
+    config = load_config(arguments, launch.world);
+    require_steps(arguments, *config);
+  } catch (...) {
+    mistake = std::current_exception();
+  }
+  comm::JoinOptions options = {.interrupted = &interrupted()};
+  if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
+  run_as_rank(launch, options, [&](comm::Ranks& ranks) {
+    comm::together(&ranks, [&] {
+      if (mistake) std::rethrow_exception(mistake);
+    });
+    train_and_show(arguments, *config, &ranks);
+  });
+}
+
+void run_train(const TrainArguments& arguments) {
+  const comm::Launch launch = comm::read_launch();
+  if (arguments.print_config) {
+    if (launch.first()) fmt::print("{}\n", config::print(load_config(arguments, launch.world)));
+    return;
+  }
+  if (launch.world > 1) {
+    train_as_rank(arguments, launch);
+    return;
+  }
+  const config::Config config = load_config(arguments, 1);
+  require_steps(arguments, config);
+  train_and_show(arguments, config, nullptr);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ struct RealRange {
 constexpr WholeRange kSteps = {0, std::uint64_t{1} << 40U};
 constexpr RealRange kPositive = {.low = 0.0, .open_low = true};
 constexpr RealRange kNotNegative = {.low = 0.0};
+constexpr RealRange kSeconds = {.low = 0.0, .high = 1e6, .open_low = true};
 constexpr RealRange kShare = {.low = 0.0, .high = 1.0};
 constexpr RealRange kBelowOne = {.low = 0.0, .high = 1.0, .open_high = true};
 

@@ -172,6 +172,7 @@ Section ballast_keys(BallastSection& b) {
           whole("eval_every", b.eval_every, kSteps),
           whole("eval_batches", b.eval_batches, {1, kSteps.high}),
           whole("max_skipped_steps", b.max_skipped_steps, kSteps),
+          real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
           also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
 }
 

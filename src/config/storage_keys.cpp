@@ -13,7 +13,6 @@ namespace {
 
 using Path = std::filesystem::path;
 
-constexpr RealRange kSeconds = {.low = 0.0, .high = 1e6, .open_low = true};
 constexpr RealRange kGigabytes = {.low = 0.0, .high = 1e6};
 
 /// A folder, without the slash at the end that would make two paths of one.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
 
@@ -37,10 +38,12 @@ cpu_adam::Hyper make_hyper(const Blueprint& blueprint, const config::OptimizerSe
 
 /// Nothing when nothing is on NVMe.
 std::optional<state::SwapPlan> plan_swapping(const config::Config& config,
-                                             const schedule::Schedule& schedule) {
+                                             const schedule::Schedule& schedule,
+                                             const comm::Ranks* ranks) {
   const std::vector<Bytes> extents = state::swap_extents(schedule);
   if (extents.empty()) return std::nullopt;
-  return state::plan_swap(swap_options(config), extents);
+  const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
+  return state::plan_swap(swap_options(config, launch), extents);
 }
 
 }  // namespace
@@ -67,7 +70,7 @@ class Engine::Impl {
         blueprint_(draw_blueprint(config_, model_, budgets_, compute_->workspace_bytes(),
                                   ranks_ == nullptr ? 1 : ranks_->world(),
                                   ranks_ == nullptr ? 0 : ranks_->rank())),
-        swap_plan_(plan_swapping(config_, blueprint_.schedule)),
+        swap_plan_(plan_swapping(config_, blueprint_.schedule, ranks_)),
         updater_({.threads = config_.ballast.update_threads,
                   .isa = wanted_isa(config_),
                   .numa_node = config_.ballast.update_numa_node}) {}
@@ -76,7 +79,10 @@ class Engine::Impl {
 
   void start(const WeightSource& source) {
     expects(!executor_, "engine: started twice");
-    store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
+    // Behind this the ranks meet, so a rank that has no room must be known to all.
+    comm::together(ranks_, [&] {
+      store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
+    });
     machine_.emplace(Machine{.config = config_,
                              .blueprint = blueprint_,
                              .device = *device_,

@@ -18,6 +18,19 @@ std::vector<std::filesystem::path> swap_directories(const config::Config& config
   return found;
 }
 
+/// What this process swaps to of the machine's `directories` (at least one).
+std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
+                                          const comm::Launch& launch) {
+  if (directories.size() < launch.local_world) {
+    return {directories[launch.local_rank % directories.size()]};
+  }
+  std::vector<std::filesystem::path> own;
+  for (std::size_t i = launch.local_rank; i < directories.size(); i += launch.local_world) {
+    own.push_back(directories[i]);
+  }
+  return own;
+}
+
 config::AioPath settings_of(const config::AioSection& aio, const std::filesystem::path& directory) {
   for (const auto& entry : aio.paths) {
     if (entry.path == directory) return entry;
@@ -30,12 +43,12 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
 
 }  // namespace
 
-state::SwapOptions swap_options(const config::Config& config) {
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
   const config::AioSection& aio = config.aio;
   state::SwapOptions options;
   options.access = aio.buffered ? aio::File::Access::buffered : aio::File::Access::direct;
   options.any_file_system = aio.any_file_system;
-  for (const auto& directory : swap_directories(config)) {
+  for (const auto& directory : own_of(swap_directories(config), launch)) {
     const config::AioPath entry = settings_of(aio, directory);
     options.paths.push_back({.directory = directory,
                              .io = {.backend = entry.backend,

@@ -40,7 +40,7 @@ std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotal
   for (const Lane lane : schedule::kLanes) {
     if (lane != Lane::compute && busy(lanes, lane) > busy(lanes, slowest)) slowest = lane;
   }
-  const std::uint64_t tokens = blueprint.tokens_per_step();
+  const std::uint64_t tokens = blueprint.workload.tokens_per_step();
   const double waiting = std::max(0.0, 1.0 - share);
   if (waiting < 0.1) {
     return fmt::format(

@@ -1,5 +1,6 @@
 #include "ballast/train/choices.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,12 +12,29 @@
 #include "ballast/train/machine_rates.h"
 
 namespace ballast::train {
+namespace {
 
-config::Config decide_choices(const config::Config& config) {
+/// What one rank gets of a machine that was measured while the others waited. Copies and updates
+/// are not shared out: how much of the memory bandwidth each gets is not known.
+void share_out(schedule::Rates& rates, const Company& company) {
+  rates.shared_cores = std::max(1U, rates.shared_cores / company.sharing);
+  for (double* rate : {&rates.read_per_second, &rates.write_per_second, &rates.mixed_per_second}) {
+    *rate /= company.local_world;
+  }
+  rates.fabric_per_second = company.received_per_second;
+  rates.network_per_second = company.received_per_second;
+  rates.ranks_per_node = company.local_world;
+}
+
+}  // namespace
+
+config::Config decide_choices(const config::Config& config, const Company& company) {
   if (!engine::leaves_choices(config)) return config;
   const model::Architecture model = engine::make_architecture(config);
-  const schedule::Rates rates = machine_rates(config, model);
-  engine::Decision decision = engine::decide(config, model, budgets_of(config, rates), rates);
+  schedule::Rates rates = machine_rates(config, model);
+  if (company.world > 1) share_out(rates, company);
+  engine::Decision decision =
+      engine::decide(config, model, budgets_of(config, rates), rates, company.world);
   const config::Config& chosen = decision.config;
   log(LogLevel::info,
       fmt::format("planner: {} plans simulated; {} micro-batch{} of {}, {} buffers for weights and "

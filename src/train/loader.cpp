@@ -59,6 +59,15 @@ std::uint64_t SampleOrder::start(std::uint64_t n) const {
   return random_u64(key, 0, kOffsetStream) % offsets_ + permute(window, windows_, key) * length_;
 }
 
+std::uint64_t EvaluationShare::runs(std::uint64_t wanted, std::uint64_t there) const {
+  return std::max<std::uint64_t>(1, std::min(wanted, there) / (together * world));
+}
+
+std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
+                                     std::uint64_t there) const {
+  return ((run * world + rank) * together + micro) % there;
+}
+
 struct Loader::Worker {
   Worker(std::shared_ptr<const TokenSource> tokens, const TokenSplit& parts,
          const LoaderOptions& chosen)
@@ -107,16 +116,12 @@ Batch Loader::Worker::empty_batch(std::uint64_t step, std::uint64_t sequences) c
 
 Batch Loader::Worker::batch(std::uint64_t step) const {
   expects(step >= 1, "steps are counted from 1");
-  auto batch = empty_batch(step, options.micro_batches * options.sequences);
+  const std::uint64_t mine = options.micro_batches * options.sequences;
+  const std::uint64_t first = ((step - 1) * options.world + options.rank) * mine;
+  auto batch = empty_batch(step, mine);
   std::vector<std::int32_t> window;
-  for (std::uint64_t micro = 0; micro < options.micro_batches; ++micro) {
-    const auto all_ranks =
-        ((step - 1) * options.micro_batches + micro) * options.world * options.sequences;
-    for (std::uint64_t sequence = 0; sequence < options.sequences; ++sequence) {
-      const auto sample = all_ranks + options.rank * options.sequences + sequence;
-      read_window(split.training.first + order.start(sample), micro * options.sequences + sequence,
-                  batch, window);
-    }
+  for (std::uint64_t sequence = 0; sequence < mine; ++sequence) {
+    read_window(split.training.first + order.start(first + sequence), sequence, batch, window);
   }
   return batch;
 }

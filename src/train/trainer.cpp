@@ -4,12 +4,15 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/memory/budget.h"
@@ -20,6 +23,7 @@
 #include "ballast/train/trace.h"
 
 #include "src/train/advice.h"
+#include "src/train/common_config.h"
 
 namespace ballast::train {
 namespace {
@@ -60,49 +64,57 @@ void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec
   file.read(tensor.name, out);
 }
 
-/// One run, from data to summary.
+/// One run, from data to summary: all of it, or the part of one rank of several.
 class Trainer {
  public:
   Trainer(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
-          const TraceRequest& trace)
+          const TraceRequest& trace, comm::Ranks* ranks)
       : config_(config),
         observer_(observer),
         trace_(trace),
-        engine_(config, interrupted),
+        rank_(ranks == nullptr ? 0 : ranks->rank()),
+        world_(ranks == nullptr ? 1 : ranks->world()),
+        engine_(config, interrupted, ranks),
         source_(std::make_shared<const TokenSource>(
             TokenSource::open(config.data, config.model.vocab_size))),
         split_(split_tokens(source_->size(), config.data.held_out, config.data.sequence_length)),
         rates_(config.scheduler, config.optimizer.lr) {}
 
-  void run() {
+  /// Allocates everything; the first step can follow.
+  void prepare() {
     make_directory(config_.ballast.out);
-    if (!trace_.file.empty()) check_trace_file(trace_.file);
-    observer_.planned(engine_.blueprint(), engine_.device().description());
+    if (first() && !trace_.file.empty()) check_trace_file(trace_.file);
+    if (first()) observer_.planned(engine_.blueprint(), engine_.device().description());
     probe_gemm_peak();
     start_engine();
-    Loader loader(source_, split_, loader_options());
-    loader_ = &loader;
-    MetricsWriter writer(config_.ballast.out / "metrics.jsonl", 1);
-    announce();
+    loader_ = std::make_unique<Loader>(source_, split_, loader_options());
+    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl", 1);
+  }
+
+  void run() {
+    if (first()) announce();
     filled_ = engine_.totals().nvme_bytes_by_path;
     started_ = Clock::now();
     last_step_end_ = started_;
-    if (!trace_.file.empty()) engine_.record(&timeline_);
+    if (first() && !trace_.file.empty()) engine_.record(&timeline_);
     try {
-      for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step, writer);
+      for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step);
       engine_.finish();
     } catch (...) {
       save_what_was_traced();
       throw;
     }
-    summarize();
+    if (first()) summarize();
   }
 
  private:
+  [[nodiscard]] bool first() const { return rank_ == 0; }
+
   /// Ends the trace behind the last step that it is to hold, updates included: the run waits here.
   void end_trace(std::uint64_t step) {
     if (trace_.file.empty() || step != std::min(trace_.steps, config_.ballast.steps)) return;
     engine_.finish();
+    if (!first()) return;
     engine_.record(nullptr);
     trace_written_ = true;
     write_trace(trace_.file, kTracedProcess, timeline_, engine_.blueprint().workload);
@@ -111,6 +123,7 @@ class Trainer {
 
   /// For a run that ends early. Its own error matters more than one here.
   void save_what_was_traced() {
+    if (!first()) return;
     engine_.record(nullptr);
     if (trace_.file.empty() || trace_written_) return;
     try {
@@ -125,9 +138,12 @@ class Trainer {
             .sequences = config_.batch.micro_batch,
             .length = config_.data.sequence_length,
             .shuffle = config_.data.shuffle,
-            .seed = config_.ballast.seed};
+            .seed = config_.ballast.seed,
+            .rank = rank_,
+            .world = world_};
   }
 
+  /// Of this rank while the others measure theirs: what all together could do is `world_` times it.
   /// On a shared machine a probe can fall into a bad moment, so the best of several counts.
   void probe_gemm_peak() {
     gemm_peak_ = std::max(
@@ -156,7 +172,7 @@ class Trainer {
                        .steps = config_.ballast.steps});
   }
 
-  void run_step(std::uint64_t step, MetricsWriter& writer) {
+  void run_step(std::uint64_t step) {
     const Batch batch = loader_->next();
     const double rate = rates_.at(engine_.updates() + 1);
     const engine::StepResult result = engine_.train_step(batch.tokens, batch.targets, rate);
@@ -175,15 +191,21 @@ class Trainer {
       probe_gemm_peak();
       held_out_loss_ = metrics.eval_loss;
     }
-    writer.write(metrics);
-    const double pace = training_seconds_ / static_cast<double>(step);
-    observer_.stepped({.metrics = metrics,
-                       .steps = config_.ballast.steps,
-                       .gemm_share = gemm_share(metrics.step_seconds),
-                       .eta_seconds = pace * static_cast<double>(config_.ballast.steps - step)});
+    if (first()) report(metrics);
     last_step_end_ = Clock::now();
   }
 
+  void report(const StepMetrics& metrics) {
+    writer_->write(metrics);
+    const double pace = training_seconds_ / static_cast<double>(metrics.step);
+    const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
+    observer_.stepped({.metrics = metrics,
+                       .steps = config_.ballast.steps,
+                       .gemm_share = gemm_share(metrics.step_seconds),
+                       .eta_seconds = pace * left});
+  }
+
+  /// Work and peak are both those of one rank.
   [[nodiscard]] double gemm_share(double step_seconds) const {
     if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
     return engine_.blueprint().nominal_flops_per_step() / step_seconds / gemm_peak_;
@@ -197,7 +219,7 @@ class Trainer {
     metrics.lr = rate;
     metrics.grad_norm = result.grad_norm;
     metrics.skipped = result.skipped;
-    metrics.tokens = engine_.blueprint().tokens_per_step();
+    metrics.tokens = engine_.blueprint().workload.tokens_per_step();
     metrics.step_seconds = seconds;
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / seconds;
     const engine::EngineTotals totals = engine_.totals();
@@ -238,14 +260,14 @@ class Trainer {
   std::optional<double> evaluate() {
     const std::uint64_t there = loader_->evaluation_batches();
     if (there == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
-    const std::uint64_t together = engine_.evaluation_micro_batches();
-    const std::uint64_t runs =
-        std::max<std::uint64_t>(1, std::min(config_.ballast.eval_batches, there) / together);
+    const EvaluationShare share = {
+        .together = engine_.evaluation_micro_batches(), .rank = rank_, .world = world_};
+    const std::uint64_t runs = share.runs(config_.ballast.eval_batches, there);
     double sum = 0.0;
     for (std::uint64_t run = 0; run < runs; ++run) {
       Batch joined;
-      for (std::uint64_t m = 0; m < together; ++m) {
-        const Batch part = loader_->evaluation_batch((run * together + m) % there);
+      for (std::uint64_t m = 0; m < share.together; ++m) {
+        const Batch part = loader_->evaluation_batch(share.index(run, m, there));
         joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
         joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
       }
@@ -263,7 +285,8 @@ class Trainer {
 
   void summarize() {
     const double steps = static_cast<double>(config_.ballast.steps);
-    const double tokens = steps * static_cast<double>(engine_.blueprint().tokens_per_step());
+    const double tokens =
+        steps * static_cast<double>(engine_.blueprint().workload.tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
     const double seconds = seconds_between(started_, Clock::now());
     observer_.finished({.blueprint = engine_.blueprint(),
@@ -286,11 +309,14 @@ class Trainer {
   const TraceRequest& trace_;
   schedule::Timeline timeline_;  ///< of the steps to trace
   bool trace_written_ = false;
+  std::uint64_t rank_;
+  std::uint64_t world_;
   engine::Engine engine_;
   std::shared_ptr<const TokenSource> source_;
   TokenSplit split_;
   LrSchedule rates_;
-  Loader* loader_ = nullptr;
+  std::unique_ptr<Loader> loader_;
+  std::optional<MetricsWriter> writer_;  ///< on rank 0
   double gemm_peak_ = 0.0;
   Clock::time_point started_;
   Clock::time_point last_step_end_;
@@ -307,9 +333,14 @@ class Trainer {
 }  // namespace
 
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
-           const TraceRequest& trace) {
-  const config::Config decided = decide_choices(config);
-  Trainer(decided, observer, interrupted, trace).run();
+           const TraceRequest& trace, comm::Ranks* ranks) {
+  if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
+  const config::Config decided =
+      ranks == nullptr ? decide_choices(config) : common_config(config, *ranks);
+  std::optional<Trainer> trainer;
+  comm::together(ranks, [&] { trainer.emplace(decided, observer, interrupted, trace, ranks); });
+  comm::together(ranks, [&] { trainer->prepare(); });
+  trainer->run();
 }
 
 }  // namespace ballast::train

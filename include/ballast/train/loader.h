@@ -54,10 +54,27 @@ struct LoaderOptions {
   std::uint64_t world = 1;
 };
 
-/// Batches of a run. The batch of step k is a pure function of (source, split, options, k): sample
-/// ((k - 1) * micro_batches + micro) * world * sequences + rank * sequences + sequence of the
-/// training part's SampleOrder. So a resumed run sees the same batches, and all ranks together see
-/// each sample once.
+/// Which held-out micro-batches a rank takes in an evaluation: all ranks together take them in
+/// order, so what is evaluated does not depend on the number of ranks as long as they share it
+/// evenly.
+struct EvaluationShare {
+  std::uint64_t together = 1;  ///< micro-batches of a rank in one run of the evaluation plan
+  std::uint64_t rank = 0;
+  std::uint64_t world = 1;
+
+  /// Runs that evaluate `wanted` of the micro-batches that are `there`: whole ones, at least one.
+  [[nodiscard]] std::uint64_t runs(std::uint64_t wanted, std::uint64_t there) const;
+  /// The held-out micro-batch that is number `micro` of this rank in run `run`; a held-out part
+  /// that is too short (`there`, at least 1) is repeated.
+  [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro,
+                                    std::uint64_t there) const;
+};
+
+/// Batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences, in
+/// the order of the training part's SampleOrder whatever the number of ranks: those from
+/// (k - 1) * B on in step k. Rank r takes the r-th of `world` equal parts, micro-batch by
+/// micro-batch. So the batch is a pure function of (source, split, options, k), and a resumed run
+/// sees the same ones.
 class Loader {
  public:
   /// Starts a thread that keeps `prefetch` batches ready. `source` is shared with that thread.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/train/metrics.h"
@@ -51,7 +52,7 @@ struct RunSummary {
   std::string advice;        ///< what bounds the run and what to try next, one or two sentences
 };
 
-/// Gets told how a run goes. Called from the training thread.
+/// Gets told how a run goes. Called from the training thread, on rank 0 only.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -73,7 +74,11 @@ struct TraceRequest {
 /// `interrupted` (may be null) ends the run with Error(interrupted). Throws Error; what it had
 /// allocated is gone then, swap file included. The trace is written once its steps are done, or
 /// when the run fails before that.
+///
+/// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
+/// config, and rank 0 alone observes, and writes metrics and trace. What fails before the first
+/// step is a comm::JointError; from then on each rank throws what it met.
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
-           const TraceRequest& trace = {});
+           const TraceRequest& trace = {}, comm::Ranks* ranks = nullptr);
 
 }  // namespace ballast::train

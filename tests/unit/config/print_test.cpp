@@ -113,6 +113,7 @@ Config unusual() {
                .eval_every = 23,
                .eval_batches = 24,
                .max_skipped_steps = 25,
+               .comm_timeout_seconds = 27.5,
                .out = "/o"};
   return c;
 }
@@ -201,7 +202,22 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.eval_every, b.eval_every);
   EXPECT_EQ(a.eval_batches, b.eval_batches);
   EXPECT_EQ(a.max_skipped_steps, b.max_skipped_steps);
+  EXPECT_EQ(a.comm_timeout_seconds, b.comm_timeout_seconds);
   EXPECT_EQ(a.out, b.out);
+}
+
+TEST(ConfigPrint, IsReadBackForTheSameNumberOfRanks) {
+  for (const std::uint64_t world : {1U, 2U, 3U, 8U}) {
+    const Config before = parse_text(kMinimal,
+                                     {"train_batch_size=\"auto\"", "gradient_accumulation_steps=5",
+                                      "train_micro_batch_size_per_gpu=2"},
+                                     world);
+    const Config after = parse_text(print(before), {}, world);
+    EXPECT_EQ(after.batch.train_batch, 10 * world);
+    EXPECT_EQ(after.batch.accumulation, 5U);
+    EXPECT_EQ(print(after), print(before));
+    EXPECT_NE(error_of(print(before), {}, world + 1), "");
+  }
 }
 
 TEST(ConfigPrint, ShowsAutoWhereThePlannerChooses) {

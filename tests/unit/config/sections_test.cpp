@@ -290,6 +290,17 @@ TEST(ConfigRefusal, OfTokensThatDoNotFitTheirType) {
   EXPECT_EQ(error_of(text, {"model.vocab_size=65536"}), "");
 }
 
+TEST(ConfigRefusal, OfATimeoutThatIsNone) {
+  for (const std::string value : {"0", "-1", "1e7", "\"auto\""}) {
+    EXPECT_NE(error_of(kMinimal, {"ballast.comm_timeout_seconds=" + value})
+                  .find("ballast.comm_timeout_seconds"),
+              std::string::npos)
+        << value;
+  }
+  EXPECT_EQ(parse_text(kMinimal, {"ballast.comm_timeout_seconds=0.5"}).ballast.comm_timeout_seconds,
+            0.5);
+}
+
 TEST(ConfigRefusal, ShowsHostileKeysAndStringsInOneLine) {
   EXPECT_EQ(error_of(R"({"qqqq\nqqqq": 1})"), "c.json: qqqq\\u000aqqqq: unknown key");
   const std::string message = error_of("{\"" + std::string(100000, 'x') + "\": 1}");

@@ -66,5 +66,30 @@ TEST(SwapOptions, UseThePageCacheOnlyWhenTold) {
   EXPECT_EQ(options({"aio.buffered=true"}).access, aio::File::Access::buffered);
 }
 
+/// Directories of the rank with that number on a machine with `local_world` of them.
+std::vector<std::string> dealt(const std::string& paths, std::uint32_t local_rank,
+                               std::uint32_t local_world) {
+  const auto config = test::tiny_config(kModel, true, "/run",
+                                        {"zero_optimization.offload_optimizer.nvme_path=" + paths});
+  // The number in the run is another one: ranks of other machines have paths of their own.
+  return directories(swap_options(config, {.launcher = "mpirun",
+                                           .rank = 10 + local_rank,
+                                           .world = 20,
+                                           .local_rank = local_rank,
+                                           .local_world = local_world}));
+}
+
+TEST(SwapOptions, DealThePathsToTheRanksOfAMachine) {
+  using Paths = std::vector<std::string>;
+  const std::string three = R"(["/a", "/b", "/c"])";
+  EXPECT_EQ(dealt(three, 0, 1), (Paths{"/a", "/b", "/c"}));
+  EXPECT_EQ(dealt(three, 0, 2), (Paths{"/a", "/c"}));
+  EXPECT_EQ(dealt(three, 1, 2), (Paths{"/b"}));
+  EXPECT_EQ(dealt(three, 2, 3), (Paths{"/c"}));
+  EXPECT_EQ(dealt(three, 3, 5), (Paths{"/a"}));
+  EXPECT_EQ(dealt(three, 4, 5), (Paths{"/b"}));
+  EXPECT_EQ(dealt("[]", 1, 2), (Paths{"/run"}));
+}
+
 }  // namespace
 }  // namespace ballast::engine

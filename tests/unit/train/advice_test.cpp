@@ -10,8 +10,9 @@ using schedule::Lane;
 /// What is said of a run of 10 seconds with these lane times.
 std::string advice(double compute, Lane lane, double busy) {
   engine::Blueprint blueprint;
-  blueprint.micro_batches = 2;
-  blueprint.shape = {.sequences = 4, .length = 128};
+  blueprint.workload.micro_batch_tokens = 256;
+  blueprint.workload.micro_batches = 2;
+  blueprint.workload.world = 2;
   schedule::LaneTotals lanes;
   lanes.busy_seconds[static_cast<std::size_t>(Lane::compute)] = compute;
   lanes.busy_seconds[static_cast<std::size_t>(lane)] = busy;

@@ -156,26 +156,81 @@ TEST(Loader, NeverTrainsOnHeldOutTokens) {
   }
 }
 
-TEST(Loader, SharesSamplesOutBetweenRanks) {
+/// Tokens, then targets, of step `step` of all ranks: what rank 0 has first.
+std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>& source,
+                                       LoaderOptions options, std::uint64_t world,
+                                       std::uint64_t step) {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> targets;
+  options.world = world;
+  options.micro_batches /= world;
+  for (options.rank = 0; options.rank < world; ++options.rank) {
+    const Batch part = Loader(source, split_tokens(source->size(), 0.1, 5), options).batch(step);
+    tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
+    targets.insert(targets.end(), part.targets.begin(), part.targets.end());
+  }
+  tokens.insert(tokens.end(), targets.begin(), targets.end());
+  return tokens;
+}
+
+TEST(Loader, TheBatchOfAllRanksDoesNotDependOnTheirNumber) {
   const test::TempDir dir;
-  const auto source = counting(dir, 1000);
-  const auto split = split_tokens(1000, 0.0, 5);
+  const auto source = counting(dir, 600);
   auto options = small_options();
-  options.sequences = 4;
-  const Batch alone = Loader(source, split, options).next();
-  options.sequences = 2;
-  options.world = 2;
-  const Batch left = Loader(source, split, options).next();
-  options.rank = 1;
-  const Batch right = Loader(source, split, options).next();
-  std::vector<std::int32_t> joined;
-  for (std::ptrdiff_t micro = 0; micro < 2; ++micro) {
-    for (const auto* part : {&left, &right}) {
-      joined.insert(joined.end(), part->tokens.begin() + micro * 10,
-                    part->tokens.begin() + (micro + 1) * 10);
+  options.micro_batches = 12;  // 36 sequences a step, some 106 an epoch: step 3 is over its end
+  for (const bool shuffle : {false, true}) {
+    options.shuffle = shuffle;
+    for (std::uint64_t step = 1; step <= 5; ++step) {
+      const auto alone = batch_of_all(source, options, 1, step);
+      ASSERT_EQ(alone.size(), 2U * 36U * 5U);
+      for (const std::uint64_t world : {2U, 3U, 4U}) {
+        EXPECT_EQ(batch_of_all(source, options, world, step), alone)
+            << world << " ranks, step " << step << (shuffle ? ", shuffled" : "");
+      }
     }
   }
-  EXPECT_EQ(joined, alone.tokens);
+}
+
+TEST(Loader, GivesNoSequenceOfAStepToTwoRanks) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 600);
+  auto options = small_options();
+  options.world = 3;
+  std::set<std::int32_t> firsts;
+  for (options.rank = 0; options.rank < 3; ++options.rank) {
+    const Batch part = Loader(source, split_tokens(600, 0.0, 5), options).batch(1);
+    for (std::size_t i = 0; i < part.tokens.size(); i += 5) firsts.insert(part.tokens[i]);
+  }
+  EXPECT_EQ(firsts.size(), 18U);
+}
+
+/// The held-out micro-batches that all ranks take, in order.
+std::vector<std::uint64_t> evaluated(std::uint64_t together, std::uint64_t world,
+                                     std::uint64_t wanted, std::uint64_t there) {
+  std::vector<std::uint64_t> all;
+  const EvaluationShare first = {together, 0, world};
+  for (std::uint64_t run = 0; run < first.runs(wanted, there); ++run) {
+    for (std::uint64_t rank = 0; rank < world; ++rank) {
+      for (std::uint64_t micro = 0; micro < together; ++micro) {
+        all.push_back(EvaluationShare{together, rank, world}.index(run, micro, there));
+      }
+    }
+  }
+  return all;
+}
+
+TEST(EvaluationShare, TheSameMicroBatchesAreEvaluatedByAnyNumberOfRanks) {
+  const auto alone = evaluated(4, 1, 24, 100);
+  ASSERT_EQ(alone.size(), 24U);
+  for (std::uint64_t i = 0; i < 24; ++i) EXPECT_EQ(alone[i], i);
+  EXPECT_EQ(evaluated(2, 2, 24, 100), alone);
+  EXPECT_EQ(evaluated(4, 3, 24, 100), alone);
+  EXPECT_EQ(evaluated(1, 4, 24, 100), alone);
+}
+
+TEST(EvaluationShare, EvaluatesWholeRunsAndRepeatsAShortPart) {
+  EXPECT_EQ(evaluated(2, 3, 11, 100), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(evaluated(2, 3, 8, 4), (std::vector<std::uint64_t>{0, 1, 2, 3, 0, 1}));
 }
 
 TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {

@@ -1,0 +1,103 @@
+#include "ballast/comm/together.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace ballast::comm {
+namespace {
+
+/// How one rank's part went: what is gathered first, in one size for all.
+struct Outcome {
+  std::uint64_t category = 0;
+  std::uint64_t message_bytes = 0;  ///< 0: it succeeded
+  std::uint64_t host_bytes = 0;
+};
+
+/// The error that `work` ends with; none when it succeeds. What cannot be compared passes through.
+std::optional<Error> error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const JointError&) {
+    throw;
+  } catch (const Error& error) {
+    const auto category = error.category();
+    if (category == ErrorCategory::comm || category == ErrorCategory::interrupted) throw;
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCategory::memory, "out of memory");
+  } catch (const std::exception& error) {
+    return Error(ErrorCategory::state, error.what());
+  }
+  return std::nullopt;
+}
+
+/// Message and host of every rank behind each other, in fields of `width` bytes.
+std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std::size_t width) {
+  std::string part = text;
+  part.resize(width);
+  std::string whole(width * ranks.world(), '\0');
+  ranks.all_gather(std::as_bytes(std::span(part)), std::as_writable_bytes(std::span(whole)));
+  std::vector<std::string> texts;
+  for (std::size_t r = 0; r < ranks.world(); ++r) texts.push_back(whole.substr(r * width, width));
+  return texts;
+}
+
+/// Throws when anything in `outcomes` is a failure. Collective.
+void throw_the_first(Ranks& ranks, const std::vector<Outcome>& outcomes, const std::string& text) {
+  std::size_t width = 0;
+  for (const auto& o : outcomes) width = std::max(width, o.message_bytes + o.host_bytes);
+  const std::vector<std::string> texts = gather_texts(ranks, text, width);
+  const auto message = [&](std::size_t r) { return texts[r].substr(0, outcomes[r].message_bytes); };
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(),
+                                   [](const Outcome& o) { return o.message_bytes > 0; });
+  const auto first = static_cast<std::size_t>(failed - outcomes.begin());
+  bool common = true;
+  for (std::size_t r = 0; r < outcomes.size(); ++r) common = common && message(r) == message(first);
+  const auto category = static_cast<ErrorCategory>(failed->category);
+  if (common) throw JointError(category, message(first));
+  const std::string host = texts[first].substr(failed->message_bytes, failed->host_bytes);
+  throw JointError(category, fmt::format("rank {} on {}: {}", first, host, message(first)));
+}
+
+}  // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown host";
+  return name.data();
+}
+
+void together(Ranks* ranks, const std::function<void()>& work) {
+  if (ranks == nullptr || ranks->world() == 1) {
+    work();
+    return;
+  }
+  const std::optional<Error> error = error_of(work);
+  const std::string host = host_name();
+  const std::string message = error ? error->what() : "";
+  Outcome mine;
+  if (error) mine = {static_cast<std::uint64_t>(error->category()), message.size(), host.size()};
+  std::vector<Outcome> all(ranks->world());
+  try {
+    ranks->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+    const bool fine =
+        std::all_of(all.begin(), all.end(), [](const Outcome& o) { return o.message_bytes == 0; });
+    if (!fine) throw_the_first(*ranks, all, error ? message + host : "");
+  } catch (const JointError&) {
+    throw;
+  } catch (const Error&) {
+    if (error) throw Error(*error);  // says more than that the others do not answer
+    throw;
+  }
+}
+
+}  // namespace ballast::comm

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""Uses the program as several ranks, mistakes and deaths included.
+
+    ranks_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
+
+However a run of several ranks ends, it says so in one line, and nothing of it is left: no process,
+no shared memory, no swap file. mpirun's environment comes from Meson.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BALLAST = str(pathlib.Path(sys.argv[1]).resolve())
+MPIRUN = sys.argv[2] if len(sys.argv) > 2 else ""
+PATIENCE = 240  # seconds in which anything must be over, on slow machines too
+SKIPPED = 77
+
+TINY = {
+    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
+              "num_heads": 4, "num_kv_heads": 2},
+    "data": {"text": ["text.txt"], "sequence_length": 32},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}},
+    "aio": {"any_file_system": True},
+    "bf16": {"enabled": False},
+    "train_batch_size": 12,
+    "train_micro_batch_size_per_gpu": 1,
+    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 4,
+                "eval_every": 2, "out": "run"},
+}
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+ENDLESS = ("--set", "ballast.steps=1000000")
+
+
+def errors_of(text):
+    """What the program itself says of a failure; mpirun adds words of its own."""
+    return [line for line in text.splitlines() if line.startswith("ballast: error: ")]
+
+
+def environment_of(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # gone by now
+
+
+class RanksTest(unittest.TestCase):
+    def setUp(self):
+        self._directory = tempfile.TemporaryDirectory(prefix="ballast-ranks-")
+        self.addCleanup(self._directory.cleanup)
+        self.path = pathlib.Path(self._directory.name)
+        (self.path / "text.txt").write_text(TEXT)
+        self.config = self.path / "config.json"
+        self.config.write_text(json.dumps(TINY))
+        # In place of /dev/shm, where other runs have theirs.
+        self.shared_memory = self.path / "shm"
+        self.shared_memory.mkdir()
+        # Marks this test's processes, so that those that stay can be found.
+        self.token = f"ballast-ranks-test-{os.getpid()}-{random.getrandbits(48)}"
+        self.environment = {**os.environ, "BALLAST_RANKS_TEST": self.token,
+                            "XDG_CACHE_HOME": str(self.path / "cache"),
+                            "XDG_STATE_HOME": str(self.path / "state"),
+                            "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory)}
+
+    def command(self, ranks, *arguments, other=None):
+        """`ballast ARGUMENTS` as so many ranks; `other`: (environment, arguments) of one more."""
+        command = [MPIRUN, "-n", str(ranks), BALLAST, *map(str, arguments)]
+        if other:
+            environment, more = other
+            command += [":", "-n", "1"]
+            for name, value in environment.items():
+                command += ["-x", f"{name}={value}"]
+            command += [BALLAST, *map(str, more)]
+        return command
+
+    def start(self, command):
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                cwd=self.path, env=self.environment, start_new_session=True)
+
+    def finish(self, process):
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            out, err = process.communicate()
+            self.fail(f"not over after {PATIENCE} s\n{out}{err}")
+        self.assert_nothing_left()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run_ranks(self, ranks, *arguments, other=None):
+        return self.finish(self.start(self.command(ranks, *arguments, other=other)))
+
+    def train(self, ranks, *arguments, other=None):
+        return self.run_ranks(ranks, "train", self.config, *arguments, other=other)
+
+    def processes(self, rank=None):
+        """Numbers of this test's living processes; `rank`: of that rank's."""
+        wanted = [f"BALLAST_RANKS_TEST={self.token}".encode()]
+        if rank is not None:
+            wanted.append(f"OMPI_COMM_WORLD_RANK={rank}".encode())
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()
+                and all(word in environment_of(entry) for word in wanted)]
+
+    def assert_nothing_left(self):
+        deadline = time.monotonic() + PATIENCE
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.02)  # mpirun may be gone a moment before those it has killed
+        self.assertEqual(self.processes(), [])
+        self.assertEqual(list(self.shared_memory.iterdir()), [])
+        for entry in self.path.glob("**/*"):
+            self.assertNotIn("swap", entry.name)
+
+    def losses(self, run="run"):
+        lines = (self.path / run / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line) for line in lines]
+        return [(step["loss"], step["grad_norm"], step.get("eval_loss")) for step in steps]
+
+    def assert_one_error(self, done, status, *words):
+        errors = errors_of(done.stderr)
+        self.assertEqual(len(errors), 1, done.stderr)
+        for word in words:
+            self.assertIn(word, errors[0])
+        self.assertEqual(done.returncode, status, done.stderr)
+
+    def wait_for_steps(self, process, steps=1):
+        """Until `steps` are done."""
+        metrics = self.path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + PATIENCE
+        while not metrics.exists() or metrics.read_text().count("\n") < steps:
+            if process.poll() is not None or time.monotonic() > deadline:
+                out, err = process.communicate()
+                self.fail(f"no step was done\n{out}{err}")
+            time.sleep(0.01)
+
+
+class Working(RanksTest):
+    def test_every_stage_learns_the_same_bits_and_what_one_rank_learns(self):
+        for stage in range(4):
+            done = self.train(2, "--set", f"zero_optimization.stage={stage}", "--out",
+                              f"stage{stage}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        learned = [self.losses(f"stage{stage}") for stage in range(4)]
+        self.assertEqual(len(learned[0]), 4)
+        self.assertIsNotNone(learned[0][-1][2])
+        for stage in range(1, 4):
+            self.assertEqual(learned[stage], learned[0])
+        self.assertEqual(self.train(1, "--out", "alone").returncode, 0)
+        for several, alone in zip(learned[0], self.losses("alone"), strict=True):
+            for a, b in zip(several, alone, strict=True):
+                if b is None:
+                    self.assertIsNone(a)
+                else:
+                    self.assertAlmostEqual(a, b, delta=1e-5 * abs(b))
+
+    def test_one_rank_speaks_for_all(self):
+        done = self.train(3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        self.assertNotIn("\r", done.stdout.replace("\r\n", "\n"))
+        lines = done.stdout.splitlines()
+        self.assertEqual(sum(line.startswith("ballast train ") for line in lines), 1)
+        self.assertEqual(sum(" 4/4 " in line for line in lines), 1)
+        self.assertIn("3 ranks, ZeRO stage 3", done.stdout)
+        self.assertIn("384 tokens per step", done.stdout)
+        for lane in ("gather", "reduce"):
+            self.assertTrue(any(line.startswith(f"  {lane} ") for line in lines), done.stdout)
+        metrics = [json.loads(line) for line in
+                   (self.path / "run/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([step["step"] for step in metrics], [1, 2, 3, 4])
+        for step in metrics:
+            self.assertEqual(step["tokens"], 12 * 32)
+            self.assertGreater(step["bytes"]["gather"], 0)
+            self.assertGreater(step["bytes"]["reduce"], 0)
+
+    def test_a_run_directory_that_is_not_named_is_the_same_for_all(self):
+        done = self.train(3, "--set", "ballast.out=null")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(list((self.path / "state/ballast").iterdir())), 1)
+
+    def test_the_first_rank_measures_and_plans_for_all_however_long_it_takes(self):
+        done = self.train(2, "--set", "zero_optimization.offload_optimizer.device=auto",
+                          "--set", "zero_optimization.offload_param.device=auto",
+                          "--set", "ballast.comm_timeout_seconds=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("planner: "), 1, done.stderr)
+        self.assertEqual(len(self.losses()), 4)
+
+    def test_a_trace_is_that_of_the_first_rank(self):
+        done = self.train(2, "--trace", self.path / "trace.json", "--trace-steps", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("gather", (self.path / "trace.json").read_text())
+        self.assertEqual(done.stdout.count("trace in "), 1)
+
+    def test_the_config_is_printed_once_and_for_all_ranks(self):
+        done = self.train(2, "--print-config")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        printed = json.loads(done.stdout)
+        self.assertEqual(printed["gradient_accumulation_steps"], 6)
+
+    def test_other_commands_run_once(self):
+        done = self.run_ranks(2, "tokenize", "text.txt", "--out", "tokens.bin")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        alone = subprocess.run([BALLAST, "tokenize", "text.txt", "--out", "again.bin"],
+                               capture_output=True, text=True, cwd=self.path, check=True)
+        self.assertEqual(len(done.stdout.splitlines()), len(alone.stdout.splitlines()))
+
+
+class Mistakes(RanksTest):
+    def test_of_all_ranks_are_said_once(self):
+        for status, words, arguments in (
+                (2, ["modle", "unknown key"], ["--set", "modle.x=1"]),
+                (2, ["how many steps"], ["--set", "ballast.steps=0"]),
+                (2, ["not divisible"], ["--set", "train_batch_size=13"]),
+                (2, ["--stepz"], ["--stepz", "3"]),
+                (1, ["the device budget of 100 KiB"], ["--set", "ballast.device_bytes=100KiB"]),
+                (1, ["text.txt"], ["--set", f"data.text={self.path}/no/text.txt"])):
+            done = self.train(3, *arguments)
+            self.assert_one_error(done, status, *words)
+            self.assertNotIn(f" on {os.uname().nodename}: ", done.stderr)
+
+    def test_of_one_rank_are_said_with_its_name(self):
+        done = self.train(1, other=({}, ["train", self.config, "--set", "modle.x=1"]))
+        self.assert_one_error(done, 2, f"rank 1 on {os.uname().nodename}: ", "modle")
+        done = self.train(1, other=({}, ["train", self.config, "--stepz", "1"]))
+        self.assert_one_error(done, 2, f"rank 1 on {os.uname().nodename}: ", "--stepz")
+
+
+class Failures(RanksTest):
+    def assert_named(self, faults, stage, cause):
+        done = self.train(2, *ENDLESS, other=({"BALLAST_IO_FAULTS": faults},
+                                              ["train", self.config, *ENDLESS]))
+        self.assert_one_error(done, 1, f"rank 2 on {os.uname().nodename}: ", stage, cause)
+
+    def test_of_one_rank_in_a_step_end_all(self):
+        self.assert_named("enospc:on=write:after=60:times=1", "writeback", "No space left")
+        self.assertGreater(len(self.losses()), 0)
+
+    def test_of_one_rank_in_the_first_fill_end_all(self):
+        self.assert_named("eio:on=write:times=1", "writeback", "Input/output error")
+        self.assertEqual(self.losses(), [])
+
+    def test_of_all_ranks_at_once_are_said_once(self):
+        self.environment["BALLAST_IO_FAULTS"] = "eio:on=read:after=5:times=1"
+        self.assert_one_error(self.train(3, *ENDLESS), 1, "rank 0 on ", "Input/output error")
+
+    def test_a_rank_that_stands_still_is_missed(self):
+        for rank in (0, 2):
+            process = self.start(self.command(3, "train", self.config, *ENDLESS, "--set",
+                                              "ballast.comm_timeout_seconds=3"))
+            self.wait_for_steps(process)
+            stopped, = self.processes(rank)
+            os.kill(stopped, signal.SIGSTOP)
+            done = self.finish(process)  # mpirun kills what stands still, too
+            teller = 1 if rank == 0 else 0
+            self.assert_one_error(done, 1, f"rank {teller} on ", "not all ranks took part within 3")
+
+    def test_a_rank_that_is_killed_takes_all_with_it(self):
+        # Before the first step as well as in the middle of any, in each lane.
+        dice = random.Random(20260)
+        for _ in range(20):
+            stage, ranks = dice.randrange(4), dice.choice([2, 3])
+            process = self.start(self.command(
+                ranks, "train", self.config, *ENDLESS, "--set", f"zero_optimization.stage={stage}",
+                "--set", "ballast.comm_timeout_seconds=20"))
+            victims = []
+            while not victims and process.poll() is None:
+                victims = self.processes(dice.randrange(ranks))
+            time.sleep(dice.uniform(0.0, 2.5))
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
+            done = self.finish(process)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("Killed", done.stderr)
+            self.assertLessEqual(len(errors_of(done.stderr)), 1, done.stderr)
+
+    def test_an_interrupt_of_the_launcher_ends_all_without_a_cry(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start(self.command(3, "train", self.config, *ENDLESS))
+            self.wait_for_steps(process)
+            process.send_signal(number)
+            done = self.finish(process)
+            self.assertEqual(done.returncode, 1)
+            self.assertEqual(errors_of(done.stderr), [])
+
+    def test_an_interrupt_of_every_rank_is_said_once(self):
+        process = self.start(self.command(3, "train", self.config, *ENDLESS))
+        self.wait_for_steps(process)
+        for rank in (0, 1, 2):
+            for pid in self.processes(rank):
+                os.kill(pid, signal.SIGINT)
+        self.assert_one_error(self.finish(process), 1, "interrupted")
+
+
+def main():
+    version = subprocess.run([BALLAST, "--version"], capture_output=True, text=True, check=True)
+    if not MPIRUN or "self, mpi" not in version.stdout:
+        print("skipped: there is no mpirun, or ballast was built without MPI")
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+
+
+if __name__ == "__main__":
+    main()

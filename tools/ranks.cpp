@@ -1,0 +1,87 @@
+#include "tools/ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "ballast/comm/together.h"
+
+#include "tools/commands.h"
+
+namespace ballast::tools {
+namespace {
+
+Error as_error(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCategory::memory, "out of memory");
+  } catch (const std::exception& error) {
+    return Error(ErrorCategory::state, error.what());
+  }
+}
+
+/// Ranks that fail at the same moment speak in the order of their numbers: the first one ends the
+/// others, which then have nothing to say.
+void wait_for_lower_ranks(std::uint32_t rank) {
+  using namespace std::chrono_literals;
+  const auto end = std::chrono::steady_clock::now() + 200ms * std::min(rank, 10U);
+  while (!interrupted() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(10ms);
+  }
+}
+
+/// A launcher that ends the run sends SIGTERM, and whoever made it do so has said why; one that
+/// passes on a Ctrl-C sends SIGINT.
+[[noreturn]] void end_interrupted(std::uint32_t rank) {
+  if (rank == 0 && interrupt_signal() == SIGINT) {
+    fmt::print(stderr, "ballast: error: interrupted\n");
+  }
+  std::_Exit(1);  // without a word of MPI, whose end would wait for the other ranks
+}
+
+[[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
+  wait_for_lower_ranks(ranks.rank());
+  if (interrupted()) end_interrupted(ranks.rank());
+  fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
+             error.what());
+  ranks.abort(status_of(error));
+  std::_Exit(1);  // gcc 12 does not see that a virtual function never returns
+}
+
+}  // namespace
+
+int status_of(const Error& error) {
+  const bool usage =
+      error.category() == ErrorCategory::usage || error.category() == ErrorCategory::config;
+  return usage ? 2 : 1;
+}
+
+void run_as_rank(const comm::Launch& launch, const comm::JoinOptions& options,
+                 const std::function<void(comm::Ranks&)>& work) {
+  int status = 0;
+  {
+    const auto ranks = comm::join_ranks(launch, options);
+    try {
+      work(*ranks);
+    } catch (const comm::JointError& error) {
+      status = status_of(error);
+      // Before MPI ends: a launcher ends all processes as soon as one has failed.
+      if (launch.first()) fmt::print(stderr, "ballast: error: {}\n", error.what());
+    } catch (...) {
+      end_all(*ranks, as_error(std::current_exception()));
+    }
+  }
+  if (status != 0) throw Reported{status};
+}
+
+}  // namespace ballast::tools
