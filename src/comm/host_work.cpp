@@ -1,5 +1,7 @@
 #include "src/comm/host_work.h"
 
+#include <vector>
+
 #include "ballast/core/error.h"
 
 namespace ballast::comm {
@@ -27,6 +29,16 @@ void check_host_device(const device::Device& device) {
   throw Error(ErrorCategory::comm, "ranks: no communicator of this program works on device \"" +
                                        std::string(device.kind()) +
                                        "\"; set ballast.device to \"host\"");
+}
+
+void check_members(std::span<const std::uint32_t> members, std::uint32_t rank,
+                   std::uint32_t world) {
+  std::vector<bool> seen(world, false);
+  for (const std::uint32_t member : members) {
+    expects(member < world && !seen[member], "a channel's members are not distinct ranks");
+    seen[member] = true;
+  }
+  expects(members.empty() || seen[rank], "a rank is no member of the channel that it makes");
 }
 
 void check_all_gather(ConstDeviceBytes part, DeviceBytes whole, std::uint32_t world) {

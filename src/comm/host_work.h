@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/view.h"
@@ -14,6 +15,9 @@ device::HostStream& as_host(device::Stream& stream);
 
 /// Throws Error(comm) unless `device` is the host device.
 void check_host_device(const device::Device& device);
+
+/// Throws Error(state) unless `members` are distinct ranks of `world`, `rank` among them, or none.
+void check_members(std::span<const std::uint32_t> members, std::uint32_t rank, std::uint32_t world);
 
 // What Communicator asks of its callers; breaches are Error(state).
 void check_all_gather(ConstDeviceBytes part, DeviceBytes whole, std::uint32_t world);

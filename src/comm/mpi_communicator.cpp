@@ -1,6 +1,7 @@
 #include "src/comm/mpi_communicator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -42,9 +43,23 @@ struct Exchange {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(std::shared_ptr<MpiSession> session, std::uint32_t rank, std::uint32_t world)
-      : session_(std::move(session)), rank_(rank), world_(world) {
+  /// All ranks in order.
+  MpiCommunicator(std::shared_ptr<MpiSession> session, const Launch& launch)
+      : session_(std::move(session)), rank_(launch.rank), world_(launch.world), order_(world_) {
+    std::iota(order_.begin(), order_.end(), 0);
     communicator_ = session_->duplicate_world();
+  }
+  /// `members` are distinct and `rank` is one of them.
+  MpiCommunicator(std::shared_ptr<MpiSession> session, std::uint32_t rank,
+                  std::span<const std::uint32_t> members)
+      : session_(std::move(session)),
+        rank_(place_of(rank, members)),
+        world_(static_cast<std::uint32_t>(members.size())),
+        order_(members.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::sort(order_.begin(), order_.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return members[a] < members[b]; });
+    communicator_ = session_->split_world(to_count(members.front()), to_count(rank_));
   }
   ~MpiCommunicator() override { session_->release(communicator_); }
 
@@ -79,6 +94,11 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  static std::uint32_t place_of(std::uint32_t rank, std::span<const std::uint32_t> members) {
+    return static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) -
+                                      members.begin());
+  }
+
   void gather(ConstDeviceBytes part, DeviceBytes whole) {
     const bool in_place = part.raw() == whole.raw() + rank_ * part.size();
     const void* from = in_place ? MPI_IN_PLACE : part.raw();
@@ -112,9 +132,10 @@ class MpiCommunicator final : public Communicator {
     std::vector<const std::byte*> sources(world_);
     for (std::uint64_t page = 0; page < parts.longest(); page += piece) {
       exchange({name, whole.size()}, whole, scratch, page, piece);
-      for (std::uint32_t rank = 0; rank < world_; ++rank) {
-        sources[rank] = rank == rank_ ? whole.raw() + parts.at(rank_, page) * kPage
-                                      : scratch.raw() + rank * piece * kPage;
+      for (std::uint32_t i = 0; i < world_; ++i) {
+        const std::uint32_t member = order_[i];
+        sources[i] = member == rank_ ? whole.raw() + parts.at(rank_, page) * kPage
+                                     : scratch.raw() + member * piece * kPage;
       }
       const Bytes bytes = parts.count(rank_, page, piece) * kPage;
       if (bytes != 0) sum_in_order(sources, out + page * kPage, bytes, type);
@@ -143,16 +164,19 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::shared_ptr<MpiSession> session_;
-  std::uint32_t rank_;
-  std::uint32_t world_;
+  std::uint32_t rank_;   ///< this one's number among the members, which is its rank in MPI
+  std::uint32_t world_;  ///< number of members
+  std::vector<std::uint32_t> order_;  ///< members in the order of their ranks in the run
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(std::shared_ptr<MpiSession> session,
-                                                    std::uint32_t rank, std::uint32_t world) {
-  return std::make_unique<MpiCommunicator>(std::move(session), rank, world);
+                                                    const Launch& launch,
+                                                    std::span<const std::uint32_t> members) {
+  if (members.empty()) return std::make_unique<MpiCommunicator>(std::move(session), launch);
+  return std::make_unique<MpiCommunicator>(std::move(session), launch.rank, members);
 }
 
 }  // namespace ballast::comm

@@ -20,9 +20,11 @@ class MpiRanks final : public Ranks {
   const Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "mpi"; }
 
-  std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
+  std::unique_ptr<Communicator> make_channel(device::Device& device,
+                                             std::span<const std::uint32_t> members) override {
     check_host_device(device);
-    return make_mpi_communicator(session_, rank(), world());
+    check_members(members, rank(), world());
+    return make_mpi_communicator(session_, launch_, members);
   }
 
   void all_gather(ConstHostBytes part, HostBytes whole) override {

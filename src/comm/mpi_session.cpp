@@ -183,6 +183,15 @@ MPI_Comm MpiSession::duplicate_world() {
   return duplicate;
 }
 
+/// MPI has no split that does not block; all ranks are known to be there when it begins.
+MPI_Comm MpiSession::split_world(int color, int key) {
+  run({"setting up a channel", 0},
+      [&](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); });
+  MPI_Comm split = MPI_COMM_NULL;
+  check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &split), "MPI_Comm_split");
+  return split;
+}
+
 void MpiSession::release(MPI_Comm& communicator) const {
   if (ends_quietly()) MPI_Comm_free(&communicator);
 }

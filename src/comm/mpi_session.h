@@ -41,7 +41,10 @@ class MpiSession {
 
   /// All ranks under a context of their own. Collective.
   MPI_Comm duplicate_world();
-  /// Ends what duplicate_world() made.
+  /// Ranks with the same `color`, in the order of their `keys`, under a context of their own.
+  /// Collective of all ranks.
+  MPI_Comm split_world(int color, int key);
+  /// Ends what one of these made.
   void release(MPI_Comm& communicator) const;
 
  private:

@@ -44,8 +44,10 @@ class SelfRanks final : public Ranks {
   const Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "self"; }
 
-  std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
+  std::unique_ptr<Communicator> make_channel(device::Device& device,
+                                             std::span<const std::uint32_t> members) override {
     check_host_device(device);
+    check_members(members, 0, 1);
     return std::make_unique<SelfCommunicator>();
   }
   void all_gather(ConstHostBytes part, HostBytes whole) override {

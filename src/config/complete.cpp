@@ -172,6 +172,36 @@ void note_unused_paths(Config& c) {
   }
 }
 
+void check_zero(const ZeroSection& zero, const Document& document) {
+  if (zero.stage == 3) return;
+  if (zero.quantized_weights) {
+    document.fail("zero_optimization.zero_quantized_weights",
+                  fmt::format("is about the gathers of stage 3, but the stage is {}; set stage to "
+                              "3 or this to false",
+                              zero.stage));
+  }
+  if (zero.hpz_partition_size > 1) {
+    document.fail("zero_optimization.zero_hpz_partition_size",
+                  fmt::format("is about the weights that stage 3 splits, but the stage is {}; set "
+                              "stage to 3 or this to 1",
+                              zero.stage));
+  }
+}
+
+/// The two names of one setting.
+void check_persistence(const Json& root, const Document& document) {
+  const auto zero = root.find("zero_optimization");
+  if (zero == root.end() || !zero->is_object()) return;
+  const auto given = [&](const char* name) {
+    const auto found = zero->find(name);
+    return found != zero->end() && !found->is_null();
+  };
+  if (given("param_persistence_threshold") && given("stage3_param_persistence_threshold")) {
+    document.fail("zero_optimization.param_persistence_threshold",
+                  "stage3_param_persistence_threshold, the same setting, is given too; remove one");
+  }
+}
+
 /// The two names of one setting must not contradict each other.
 void check_activations(const Json& root, const Document& document) {
   const auto given = [&](const char* outer, const char* inner) {
@@ -214,9 +244,11 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   complete_placement(config, document);
+  check_zero(config.zero, document);
   check_aio(config.aio, document);
   note_unused_paths(config);
   check_activations(document.root(), document);
+  check_persistence(document.root(), document);
   check_update(config, document);
   check_buffers(config.ballast, document);
 }

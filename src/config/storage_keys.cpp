@@ -74,6 +74,19 @@ Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::
                              name, log);
 }
 
+/// "auto" comes from configs for transformers, which put a number there: the default.
+Key persistence_key(std::string name, ZeroSection& zero) {
+  Key key = whole(std::move(name), zero.persistence_threshold, {});
+  key.read = [read = std::move(key.read), &zero](const Value& value) {
+    if (value.is_auto()) {
+      zero.persistence_threshold = 0;
+    } else {
+      read(value);
+    }
+  };
+  return key;
+}
+
 /// Keys that `aio` and each entry of `aio.paths` have.
 Section transfer_keys(Bytes& block_size, unsigned& queue_depth, std::string& backend) {
   Key block = bytes("block_size", block_size, {kPage, kGiB});
@@ -127,6 +140,10 @@ Key paths_key(AioSection& aio) {
 Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
   return with_deepspeed_keys(
       {whole("stage", zero.stage, {0, 3}),
+       persistence_key("stage3_param_persistence_threshold", zero),
+       accepted_only(persistence_key("param_persistence_threshold", zero)),
+       whole("zero_hpz_partition_size", zero.hpz_partition_size, {1, std::uint64_t{1} << 20U}),
+       flag("zero_quantized_weights", zero.quantized_weights),
        section("offload_optimizer",
                [&] { return offload_keys(zero.optimizer, "offload_optimizer", log); }),
        section("offload_param",

@@ -138,6 +138,11 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
                                 codes ? "in 8 bits" : "first in bf16"));
   }
+  const schedule::Workload& work = blueprint.workload;
+  if (work.world > 1 && work.stage == 3 && work.coded_weight > 0) {
+    lines.push_back(fmt::format("{:<17} in 8 bits; results differ from those with gathers in {}",
+                                "weights gathered", to_string(blueprint.type)));
+  }
   describe("activations", &schedule::BlockPlacement::activations);
   return lines;
 }

@@ -8,6 +8,7 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/states.h"
 #include "src/engine/step.h"
@@ -175,10 +176,32 @@ class Engine::Impl {
  private:
   /// Each lane between ranks has a channel of its own: their orders are independent.
   void join_lanes() {
-    machine_->gathering = ranks_->make_communicator(*device_);
-    machine_->reducing = ranks_->make_communicator(*device_);
+    if (schedule::RankSizes(blueprint_.workload).parts_in_share() > 1) {
+      join_groups();
+    } else {
+      machine_->gathering = ranks_->make_communicator(*device_);
+      machine_->reducing = ranks_->make_communicator(*device_);
+    }
     machine_->gather_stream = device_->make_stream("device-gather");
     machine_->reduce_stream = device_->make_stream("device-reduce");
+  }
+
+  /// The same when ranks have copies of the weights together in groups.
+  void join_groups() {
+    const schedule::RankSizes sizes(blueprint_.workload);
+    std::vector<std::uint32_t> all;
+    std::vector<std::uint32_t> group;
+    std::vector<std::uint32_t> share;
+    for (std::uint32_t part = 0; part < ranks_->world(); ++part) {
+      const std::uint32_t rank = sizes.owner_of(part);
+      all.push_back(rank);
+      if (rank / sizes.group() == ranks_->rank() / sizes.group()) group.push_back(rank);
+      if (rank % sizes.group() == ranks_->rank() % sizes.group()) share.push_back(rank);
+    }
+    machine_->gathering = ranks_->make_channel(*device_, all);
+    machine_->reducing = ranks_->make_channel(*device_, all);
+    machine_->gathering_in_group = ranks_->make_channel(*device_, group);
+    machine_->gathering_share = ranks_->make_channel(*device_, share);
   }
 
   /// The plan of a training step with so many micro-batches.

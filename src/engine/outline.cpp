@@ -53,8 +53,19 @@ schedule::Options schedule_options(const config::Config& config) {
   return options;
 }
 
+/// How many ranks have one copy of the weights together; 0: all.
+std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
+  const std::uint64_t size = zero.hpz_partition_size;
+  if (size == 1 || world == 1) return 0;
+  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  throw Error(ErrorCategory::config,
+              fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
+                          "ranks of this run; give a divisor, usually the ranks of a node, or 1",
+                          size, world));
+}
+
 /// Sizes of the blocks, of which this rank keeps its part of the states.
-void add_blocks(Blueprint& blueprint) {
+void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -63,7 +74,8 @@ void add_blocks(Blueprint& blueprint) {
                            .accumulator_bytes = block.elements * size_of(DType::f32),
                            .gradient_bytes = block.elements * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
-                               b, blueprint.shape.sequences, blueprint.shape.length)});
+                               b, blueprint.shape.sequences, blueprint.shape.length),
+                           .keeps_whole = block.parameters <= zero.persistence_threshold});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
     work.blocks.back().update_traffic = states.update_traffic;
@@ -120,8 +132,10 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.budgets = budgets;
   blueprint.workload.world = world;
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
+  if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
   blueprint.workload.workspace_bytes = workspace_bytes;
-  add_blocks(blueprint);
+  add_blocks(blueprint, config.zero);
   add_batch(blueprint, config.ballast.eval_batches / world);
   blueprint.options = schedule_options(config);
   return blueprint;

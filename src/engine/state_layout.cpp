@@ -73,7 +73,7 @@ RankPart even_part(const Blueprint& blueprint, std::size_t block) {
   const Elems all = blueprint.model.blocks[block].elements;
   const schedule::RankSizes sizes(blueprint.workload);
   const Elems room = sizes.weight_part(static_cast<std::uint32_t>(block)) / size_of(blueprint.type);
-  const Elems first = std::min(all, blueprint.rank * room);
+  const Elems first = std::min(all, sizes.part_of(blueprint.rank) * room);
   return {first, std::min(room, all - first), room};
 }
 

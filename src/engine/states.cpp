@@ -140,7 +140,10 @@ class OpenBlock {
 
   /// The elements whose weights are here; those of the states are among them.
   [[nodiscard]] RankPart weights_here() const {
-    return sizes_.splits_weights() ? part_ : RankPart{0, whole_, whole_};
+    if (!splits_weights()) return {0, whole_, whole_};
+    const Elems room = weight_bytes_ / size_of(machine_.blueprint.type);
+    const Elems first = std::min(whole_, machine_.blueprint.rank % sizes_.group() * room);
+    return {first, std::min(room, whole_ - first), room};
   }
   [[nodiscard]] const RankPart& part() const { return part_; }
 
@@ -200,10 +203,14 @@ class OpenBlock {
   }
   /// Weights that every rank has.
   void hash_common(XXH3_state_t& state) {
-    if (!sizes_.splits_weights()) weights_.hash(state, 0, weight_bytes_);
+    if (!splits_weights()) weights_.hash(state, 0, weight_bytes_);
   }
 
  private:
+  [[nodiscard]] bool splits_weights() const {
+    return sizes_.splits_weights(static_cast<std::uint32_t>(block_));
+  }
+
   Machine& machine_;
   StateLayout layout_;
   RankPart part_;
@@ -276,8 +283,12 @@ std::vector<float> read_master(Machine& machine, std::size_t block,
   open.get_master(0, std::span(own).first(open.part().elements));
   std::vector<float> all(machine.ranks->world() * own.size());
   machine.ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
-  std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(tensor.offset), tensor.size,
-              values.begin());
+  const schedule::RankSizes sizes(machine.blueprint.workload);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Elems at = tensor.offset + i;
+    const auto part = static_cast<std::uint32_t>(at / own.size());
+    values[i] = all[sizes.owner_of(part) * own.size() + at % own.size()];
+  }
   return values;
 }
 
@@ -296,7 +307,9 @@ std::uint64_t hash_states(Machine& machine) {
   machine.ranks->all_gather(std::as_bytes(std::span(found)),
                             std::as_writable_bytes(std::span(all)));
   Hash together;
-  for (std::size_t r = 0; r < machine.ranks->world(); ++r) {
+  const schedule::RankSizes sizes(machine.blueprint.workload);
+  for (std::uint32_t p = 0; p < machine.ranks->world(); ++p) {
+    const std::uint32_t r = sizes.owner_of(p);
     XXH3_64bits_update(&together.state(), &all[2 * r], sizeof all[0]);
     if (all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,

@@ -44,13 +44,41 @@ class Step {
   void offload_losses() { offload(Role::losses_source, Role::losses); }
 
   // gather, reduce: between ranks
+  /// Split weights come from the ranks that have a copy of them together; weights that a rank
+  /// keeps, from all ranks that keep them too.
   void gather_weights() {
+    if (has(Role::workspace)) return gather_weights_as_codes();
     auto& stream = *machine_.gather_stream;
-    const Bytes part = sizes().weight_part(operation_.block);
-    const DeviceBytes whole = device(Role::weights, sizes().whole_weights(operation_.block));
-    const bool in_place = !has(Role::weights_source);
-    machine_.gathering->all_gather(
-        stream, in_place ? own_part(whole, part) : device(Role::weights_source, part), whole);
+    const std::uint32_t block = operation_.block;
+    if (has(Role::weights_source)) {
+      in_group().all_gather(stream, device(Role::weights_source, sizes().weights(block)),
+                            device(Role::weights, sizes().whole_weights(block)));
+    } else {
+      const bool share = sizes().splits_weights(block);
+      const DeviceBytes kept = device(Role::weights, sizes().weights(block));
+      const Bytes part = sizes().weight_part(block);
+      (share ? *machine_.gathering_share : *machine_.gathering)
+          .all_gather(stream, kept.subview(place_at_home() * part, part), kept);
+    }
+    stream.synchronize();
+  }
+
+  /// This rank's share is decoded too: all ranks compute with the same weights.
+  void gather_weights_as_codes() {
+    auto& stream = *machine_.gather_stream;
+    const std::uint32_t block = operation_.block;
+    const Bytes share = sizes().weights(block);
+    const Bytes coded = sizes().share_codes(block);
+    const DeviceBytes codes = device(Role::workspace, sizes().whole_codes(block));
+    const DeviceBytes whole = device(Role::weights, sizes().whole_weights(block));
+    const std::uint32_t place = machine_.blueprint.rank % sizes().group();
+    const DeviceBytes own = codes.subview(place * coded, coded);
+    machine_.compute.encode_weights(stream, device(Role::weights_source, share), own);
+    in_group().all_gather(stream, own, codes);
+    for (std::uint32_t g = 0; g < sizes().group(); ++g) {
+      machine_.compute.decode_weights(stream, codes.subview(g * coded, coded),
+                                      whole.subview(g * share, share));
+    }
     stream.synchronize();
   }
 
@@ -67,7 +95,8 @@ class Step {
     const schedule::BufferId arriving = operation_.buffer(Role::workspace);
     const DeviceBytes scratch =
         machine_.store.device(arriving, machine_.blueprint.schedule.buffers[arriving].bytes);
-    const DeviceBytes sum = in_place ? own_part(whole, part) : device(Role::gradient, part);
+    const DeviceBytes sum =
+        in_place ? whole.subview(part_number() * part, part) : device(Role::gradient, part);
     const DType type = machine_.blueprint.type;
     if (sizes().splits_states()) {
       machine_.reducing->reduce_scatter(stream, whole, sum, type, scratch);
@@ -189,16 +218,27 @@ class Step {
   /// `bytes` of the buffer in `role`, or this rank's part of so many.
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
     const schedule::Use use = operation_.use(role);
-    const Bytes before = use.part ? machine_.blueprint.rank * bytes : 0;
+    const Bytes before = use.part ? place_in(role) * bytes : 0;
     return machine_.store.host(use.buffer, before + bytes).subspan(before);
   }
   [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
     const schedule::Use use = operation_.use(role);
-    const Bytes before = use.part ? machine_.blueprint.rank * bytes : 0;
+    const Bytes before = use.part ? place_in(role) * bytes : 0;
     return machine_.store.device(use.buffer, before + bytes).subview(before, bytes);
   }
-  [[nodiscard]] DeviceBytes own_part(const DeviceBytes& whole, Bytes part) const {
-    return whole.subview(machine_.blueprint.rank * part, part);
+  /// Numbers of this rank's part: among all of a block, and among those of weights at home.
+  [[nodiscard]] std::uint32_t part_number() const {
+    return sizes().part_of(machine_.blueprint.rank);
+  }
+  [[nodiscard]] std::uint32_t place_at_home() const {
+    return sizes().place_at_home(operation_.block, machine_.blueprint.rank);
+  }
+  [[nodiscard]] std::uint32_t place_in(Role role) const {
+    const bool weights = role == Role::weights || role == Role::weights_source;
+    return weights ? place_at_home() : part_number();
+  }
+  [[nodiscard]] comm::Communicator& in_group() const {
+    return machine_.gathering_in_group ? *machine_.gathering_in_group : *machine_.gathering;
   }
   [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
 
@@ -258,7 +298,7 @@ class Step {
     return own;
   }
 
-  /// Over all ranks: losses in rank order, squares block by block and in rank order.
+  /// Over all ranks: losses in rank order, squares block by block and in the order of parts.
   [[nodiscard]] Findings findings() const {
     const std::vector<model::GradientStats> own = own_findings();
     std::vector<model::GradientStats> all = own;
@@ -270,8 +310,9 @@ class Step {
     }
     Findings sums;
     for (std::size_t i = 0; i < own.size(); ++i) {
-      for (std::size_t r = 0; r < world; ++r) {
-        const model::GradientStats& one = all[r * own.size() + i];
+      for (std::uint32_t p = 0; p < world; ++p) {
+        const std::size_t rank = i == 0 ? p : sizes().owner_of(p);
+        const model::GradientStats& one = all[rank * own.size() + i];
         (i == 0 ? sums.loss : sums.squares) += one.sum_of_squares;
         sums.non_finite += one.non_finite;
       }

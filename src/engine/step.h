@@ -36,8 +36,12 @@ struct Machine {
   std::unique_ptr<device::Stream> upload_stream;
   std::unique_ptr<device::Stream> offload_stream;
   comm::Ranks* ranks = nullptr;  ///< nullptr, and nothing of the following, for one rank alone
-  std::unique_ptr<comm::Communicator> gathering;
-  std::unique_ptr<comm::Communicator> reducing;
+  std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their parts
+  std::unique_ptr<comm::Communicator> reducing;   ///< the same
+  /// Those that have a copy of split weights together, and those with the same share of it; none
+  /// when that is `gathering` and nobody.
+  std::unique_ptr<comm::Communicator> gathering_in_group;
+  std::unique_ptr<comm::Communicator> gathering_share;
   std::unique_ptr<device::Stream> gather_stream;
   std::unique_ptr<device::Stream> reduce_stream;
   /// By number of the run. A gated update reads that of the run before its own, which is under way

@@ -235,6 +235,10 @@ class StepBuilder {
 
 void check_ranks(const Workload& workload) {
   if (workload.world == 0) refuse("there is at least one rank");
+  if (workload.weight_ranks > 0 && workload.world % workload.weight_ranks != 0) {
+    refuse(
+        fmt::format("groups of {} do not divide {} ranks", workload.weight_ranks, workload.world));
+  }
   if (workload.stage > 3) refuse(fmt::format("ZeRO has stages 0 to 3, not {}", workload.stage));
 }
 

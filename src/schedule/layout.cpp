@@ -60,7 +60,7 @@ class LayoutMaker {
   [[nodiscard]] Need need(Size size, Wanted wanted) const {
     Need found;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (!wanted(at(b))) continue;
+      if (!wanted(b)) continue;
       found.bytes = std::max(found.bytes, size(b));
       ++found.count;
     }
@@ -78,27 +78,34 @@ class LayoutMaker {
   }
 
   void weight_passage() {
-    const bool split = rank_.splits_weights();
-    const auto passes = [split](const BlockPlacement& p) {
-      return split || p.weights != Tier::device;
+    const auto passes = [this](std::uint32_t b) {
+      return rank_.splits_weights(b) || at(b).weights != Tier::device;
     };
     const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
-    const bool tied_in_transit = work_.tied && passes(at(0));
+    const bool tied_in_transit = work_.tied && passes(0);
     const std::size_t wanted = options_.weight_slots + (tied_in_transit ? 1 : 0);
     layout_.weight_slots = add_slots("weights in transit", Tier::device, Kind::staging, slots.bytes,
                                      std::min(wanted, slots.count));
-    if (split) {
-      const Need parts = need([this](std::uint32_t b) { return rank_.weight_part(b); },
-                              [](const BlockPlacement& p) { return p.weights != Tier::device; });
-      layout_.part_slots = add_slots("parts of weights in transit", Tier::device, Kind::staging,
-                                     parts.bytes, std::min<std::size_t>(2, parts.count));
+    const auto split_elsewhere = [this](std::uint32_t b) {
+      return rank_.splits_weights(b) && at(b).weights != Tier::device;
+    };
+    const Need shares =
+        need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
+    layout_.share_slots = add_slots("shares of weights in transit", Tier::device, Kind::staging,
+                                    shares.bytes, std::min<std::size_t>(2, shares.count));
+    if (rank_.codes_weights()) {
+      const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
+                              [this](std::uint32_t b) { return rank_.splits_weights(b); });
+      if (codes.bytes > 0) {
+        layout_.codes = add("codes of weights", Tier::device, Kind::workspace, codes.bytes);
+      }
     }
     const auto on_host = [this](std::uint32_t b) {
       return at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
     };
-    const Need staged = need(on_host, [](const BlockPlacement& p) {
-      const bool borrowed = p.weights == Tier::device && p.optimizer != Tier::device;
-      return p.weights == Tier::nvme || borrowed;
+    const Need staged = need(on_host, [this](std::uint32_t b) {
+      const bool borrowed = at(b).weights == Tier::device && at(b).optimizer != Tier::device;
+      return at(b).weights == Tier::nvme || borrowed;
     });
     layout_.weight_staging =
         add_slots("weight staging", Tier::host, Kind::staging, staged.bytes,
@@ -131,13 +138,13 @@ class LayoutMaker {
           add(name + " gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes));
     }
     const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
-    const Need packed = need(whole, [this](const BlockPlacement& p) {
-      return rank_.splits_gradients() || p.optimizer != Tier::device;
+    const Need packed = need(whole, [this](std::uint32_t b) {
+      return rank_.splits_gradients() || at(b).optimizer != Tier::device;
     });
     layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging,
                                        packed.bytes, std::min<std::size_t>(2, packed.count));
     if (rank_.several()) {
-      const Need all = need(whole, [](const BlockPlacement&) { return true; });
+      const Need all = need(whole, [](std::uint32_t) { return true; });
       const Bytes least = work_.world * kPage;
       layout_.arriving = add("gradients of other ranks", Tier::device, Kind::workspace,
                              std::clamp(all.bytes, least, std::max(least, kArriving)));
@@ -149,7 +156,7 @@ class LayoutMaker {
     if (options_.order == Order::layer_major) {
       const Need largest =
           need([this](std::uint32_t b) { return work_.blocks[b].accumulator_bytes; },
-               [](const BlockPlacement&) { return true; });
+               [](std::uint32_t) { return true; });
       const BufferId shared =
           add("gradient accumulator", Tier::device, Kind::accumulators, largest.bytes);
       layout_.accumulator.assign(blocks(), shared);

@@ -21,7 +21,8 @@ struct Layout {
 
   // Passing places.
   std::vector<BufferId> weight_slots;        ///< device, whole weights
-  std::vector<BufferId> part_slots;          ///< device, this rank's part of split weights
+  std::vector<BufferId> share_slots;         ///< device, this rank's share of split weights
+  BufferId codes = kNoBuffer;                ///< device, codes of weights that are gathered
   std::vector<BufferId> weight_staging;      ///< host
   std::vector<BufferId> state_staging;       ///< host, each as large as what passes through it
   std::vector<BufferId> gradient_slots;      ///< device, packed gradients on their way

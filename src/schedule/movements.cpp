@@ -11,8 +11,8 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       rank_(workload),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       slots_(layout.weight_slots),
+      share_slots_(layout.share_slots),
       weight_staging_(layout.weight_staging),
-      part_slots_(layout.part_slots),
       gradient_slots_(layout.gradient_slots),
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
@@ -45,23 +45,33 @@ void Movements::upload_batch(std::uint32_t micro) {
 // Weights.
 
 BufferId Movements::weights_on_device(std::uint32_t block) {
-  const BufferId home = layout_.weight_home[block];
-  const Tier tier = at(block).weights;
-  if (tier == Tier::device && !rank_.splits_weights()) return home;
+  const bool split = rank_.splits_weights(block);
+  if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
   const auto [slot, fill] = slots_.take(block);
   if (!fill) return slot;
-  BufferId source = tier == Tier::nvme ? weights_in_staging(block) : home;
-  if (!rank_.splits_weights()) {
-    upload_weights(block, {.buffer = source}, {.buffer = slot}, rank_.weights(block));
-    return slot;
+  if (split) {
+    gather_weights(block, share_on_device(block), slot);
+  } else {
+    upload_weights(block, {.buffer = weights_on_host(block)}, {.buffer = slot},
+                   rank_.weights(block));
   }
-  if (tier != Tier::device) {
-    const BufferId part = part_slots_.next();
-    upload_weights(block, {.buffer = source}, {.buffer = part}, rank_.weights(block));
-    source = part;
-  }
-  gather_weights(block, source, slot);
   return slot;
+}
+
+/// What this rank keeps of split weights, on the device.
+BufferId Movements::share_on_device(std::uint32_t block) {
+  if (at(block).weights == Tier::device) return layout_.weight_home[block];
+  const auto [slot, fill] = share_slots_.take(block);
+  if (fill) {
+    upload_weights(block, {.buffer = weights_on_host(block)}, {.buffer = slot},
+                   rank_.weights(block));
+  }
+  return slot;
+}
+
+/// Weights that do not live on the device, on the host.
+BufferId Movements::weights_on_host(std::uint32_t block) {
+  return at(block).weights == Tier::nvme ? weights_in_staging(block) : layout_.weight_home[block];
 }
 
 /// Weights that live on NVMe, on the host: what an update or an earlier fetch left there serves.
@@ -90,12 +100,25 @@ void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes byt
        bytes);
 }
 
-/// `from` may be `to`: then every rank's part is in its place already.
+/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's part is
+/// in its place already, and comes from all ranks or, of a share, from those that keep it too.
+/// Those are weights that the next update starts from, so that they are never gathered as codes.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
   std::vector<Use> uses = {{Role::weights, to, true}};
-  if (from != to) uses.push_back({Role::weights_source, from, false});
-  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses),
-       rank_.exchanged(rank_.whole_weights(block)));
+  Bytes traffic = 0;
+  Bytes bytes = rank_.weights(block) - rank_.weight_part(block);
+  if (from != to) {
+    const Bytes whole = rank_.whole_weights(block);
+    bytes = rank_.exchanged_in_group(whole);
+    uses.push_back({Role::weights_source, from, false});
+    if (rank_.codes_weights()) {
+      const Bytes codes = rank_.whole_codes(block);
+      bytes = rank_.exchanged_in_group(codes);
+      traffic = rank_.weight_share(block) + rank_.share_codes(block) + codes + whole;
+      uses.push_back({Role::workspace, layout_.codes, true});
+    }
+  }
+  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses), bytes, 0.0, traffic);
 }
 
 // Activations.

@@ -53,11 +53,9 @@ class Movements {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
 
-  /// Whether a rank updates just its part of weights that it keeps whole (stages 1 and 2).
-  [[nodiscard]] bool updates_part() const {
-    return rank_.splits_states() && !rank_.splits_weights();
-  }
+  BufferId weights_on_host(std::uint32_t block);
   BufferId weights_in_staging(std::uint32_t block);
+  BufferId share_on_device(std::uint32_t block);
   void upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
   void offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
   void gather_weights(std::uint32_t block, BufferId from, BufferId to);
@@ -80,8 +78,8 @@ class Movements {
   RankSizes rank_;
   Emitter emitter_;
   Passage slots_;
+  Passage share_slots_;
   Passage weight_staging_;
-  Ring part_slots_;
   Ring gradient_slots_;
   Ring activation_slots_;
   Ring activation_staging_;

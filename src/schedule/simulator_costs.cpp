@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/schedule/rank_sizes.h"
 #include "ballast/schedule/simulator.h"
 
 namespace ballast::schedule {
@@ -29,20 +30,28 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
   return amount / rate.per_second;
 }
 
+/// Whether ranks of several nodes take part. Split weights are gathered from this rank's group.
+bool leaves_node(const Operation& operation, const Workload& workload, const Rates& rates) {
+  if (workload.world <= rates.ranks_per_node) return false;
+  const bool in_group = operation.action == Action::gather_weights &&
+                        operation.buffer(Role::weights_source) != kNoBuffer;
+  return !in_group || rates.ranks_per_node % RankSizes(workload).group() != 0;
+}
+
 /// Bytes per second that one rank receives. A collective over several nodes crosses the fabric of
 /// each as well: the slower of the two bounds it.
-Rate between_ranks(const Workload& workload, const Rates& rates) {
+Rate between_ranks(const Operation& operation, const Workload& workload, const Rates& rates) {
   const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
                        "the ranks of a node exchange weights or gradients"};
-  if (workload.world <= rates.ranks_per_node) return fabric;
+  if (!leaves_node(operation, workload, rates)) return fabric;
   const Rate network = {rates.network_per_second, "network_gbps",
                         "ranks of several nodes exchange weights or gradients"};
   const bool fabric_counts = rates.ranks_per_node > 1;
   return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
 }
 
-Rate of_bytes(Lane lane, const Workload& workload, const Rates& rates) {
-  switch (lane) {
+Rate of_bytes(const Operation& operation, const Workload& workload, const Rates& rates) {
+  switch (operation.lane) {
     case Lane::upload:
       return {rates.upload_per_second, "upload_gbps", "the plan copies from host to device"};
     case Lane::offload:
@@ -52,7 +61,7 @@ Rate of_bytes(Lane lane, const Workload& workload, const Rates& rates) {
     case Lane::writeback:
       return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
     default:
-      return between_ranks(workload, rates);
+      return between_ranks(operation, workload, rates);
   }
 }
 
@@ -64,7 +73,7 @@ Rate of_traffic(const Operation& operation, const Rates& rates) {
     return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
   }
   return {rates.device_memory_per_second, "device_memory_gbps",
-          "the plan clears, packs or updates on the device"};
+          "the plan clears, packs, codes or updates on the device"};
 }
 
 Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {
@@ -100,7 +109,7 @@ Cost cost_of(const Operation& operation, const Workload& workload, const Rates& 
   }
   if (operation.bytes > 0) {
     cost.work += seconds_for(static_cast<double>(operation.bytes),
-                             of_bytes(operation.lane, workload, rates), rates);
+                             of_bytes(operation, workload, rates), rates);
   }
   if (operation.flops > 0.0) {
     cost.work += seconds_for(operation.flops, of_flops(operation, workload, rates), rates);

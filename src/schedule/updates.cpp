@@ -52,16 +52,20 @@ void Movements::update(std::uint32_t block, std::uint32_t lag) {
 }
 
 void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
-  const bool split = rank_.splits_weights();
+  const bool split = rank_.splits_weights(block);
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
-  // A rank updates its own part: of split weights the one it has, else its part of the whole.
-  const BufferId weights = home == Tier::device ? home_buffer
-                           : split              ? part_slots_.next()
-                                                : weights_on_device(block);
+  const bool part = rank_.updates_part(block);
+  BufferId weights = home_buffer;
+  if (home != Tier::device && !split) weights = weights_on_device(block);
   if (home != Tier::device && split) {
-    const BufferId source = home == Tier::nvme ? weights_in_staging(block) : home_buffer;
-    upload_weights(block, {.buffer = source}, {.buffer = weights}, rank_.weights(block));
+    const auto [slot, fill] = share_slots_.take(block);
+    weights = slot;
+    // Of a share, this rank's part is all that its update reads.
+    if (fill) {
+      upload_weights(block, {.buffer = weights_on_host(block), .part = part},
+                     {.buffer = slot, .part = part}, rank_.updated_weights(block));
+    }
   }
   Operation operation;
   operation.action = Action::update_on_device;
@@ -70,12 +74,12 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
   const bool part_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  operation.uses = {{Role::weights, weights, true, updates_part()},
+  operation.uses = {{Role::weights, weights, true, part},
                     {Role::states, layout_.state_home[block], true},
                     {Role::gradient, layout_.gradient[block], false, part_of_gradient},
                     permission(block)};
   emitter_.emit(std::move(operation));
-  if (updates_part()) gather_weights(block, weights, weights);
+  if (part) gather_weights(block, weights, weights);
   if (home == Tier::host) {
     offload_weights(block, {.buffer = weights}, {.buffer = home_buffer}, rank_.weights(block));
   }
@@ -95,8 +99,8 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   if (home.weights == Tier::nvme) weights = weights_in_staging(block);
   if (borrowed) {
     weights = weight_staging_.take(block).first;
-    offload_weights(block, {.buffer = home_buffer, .part = updates_part()}, {.buffer = weights},
-                    rank_.updated_weights(block));
+    offload_weights(block, {.buffer = home_buffer, .part = rank_.updates_part(block)},
+                    {.buffer = weights}, rank_.updated_weights(block));
   }
   Operation operation;
   operation.action = Action::update_on_host;
@@ -104,7 +108,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
-  operation.uses = {{Role::weights, weights, true, updates_part() && !borrowed},
+  operation.uses = {{Role::weights, weights, true, rank_.updates_part(block) && !borrowed},
                     {Role::states, states, true},
                     {Role::gradient, layout_.gradient[block], false},
                     permission(block)};
@@ -115,14 +119,16 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
 }
 
 /// Weights `updated` on the host to their home if that is on the device; and every rank's part to
-/// every other that keeps the whole, wherever that is.
+/// every other that keeps it too, wherever that is.
 void Movements::return_weights(std::uint32_t block, BufferId updated) {
   const bool borrowed = at(block).weights == Tier::device;
-  if (!borrowed && !updates_part()) return;
-  const BufferId device = borrowed ? layout_.weight_home[block] : slots_.take(block).first;
-  upload_weights(block, {.buffer = updated, .part = updates_part() && !borrowed},
-                 {.buffer = device, .part = updates_part()}, rank_.updated_weights(block));
-  if (!updates_part()) return;
+  if (!borrowed && !rank_.updates_part(block)) return;
+  Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
+  const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block).first;
+  upload_weights(block, {.buffer = updated, .part = rank_.updates_part(block) && !borrowed},
+                 {.buffer = device, .part = rank_.updates_part(block)},
+                 rank_.updated_weights(block));
+  if (!rank_.updates_part(block)) return;
   gather_weights(block, device, device);
   if (borrowed) return;
   offload_weights(block, {.buffer = device}, {.buffer = updated}, rank_.weights(block));

@@ -83,10 +83,10 @@ Content slice(const Content& content, Bytes offset, Bytes bytes) {
 /// One channel with its stream and memory.
 class Lane {
  public:
-  explicit Lane(const char* name)
+  explicit Lane(const char* name, const std::vector<std::uint32_t>& members = {})
       : device(device::make_device({.kind = "host", .budget = 256 * kMiB, .compute_threads = 1})),
         stream(device->make_stream(name)),
-        channel(World::ranks().make_communicator(*device)) {}
+        channel(World::ranks().make_channel(*device, members)) {}
 
   DeviceBytes filled(const Content& content) const {
     const DeviceBytes made = device->allocate(content.size(), "test");
@@ -220,6 +220,47 @@ TEST(CommMpi, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
     EXPECT_EQ(Lane::read(at_once), Lane::read(in_two));
     EXPECT_NE(Lane::read(at_once), input);
   }
+}
+
+TEST(CommMpi, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
+  std::vector<std::uint32_t> members;  // the last first
+  for (std::uint32_t r = world(); r-- > 0;) members.push_back(r);
+  const std::uint32_t place = world() - 1 - rank();
+  const Lane lane("reduce", members);
+  const Bytes size = 5 * kPage;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Content sums = expected_sum(world(), world() * size, type, 8);
+    const DeviceBytes whole = lane.filled(content_of(rank(), world() * size, type, 8));
+    const DeviceBytes own = whole.subview(place * size, size);
+    lane.channel->reduce_scatter(*lane.stream, whole, own, type, lane.scratch(2 * world()));
+    lane.stream->synchronize();
+    EXPECT_EQ(Lane::read(own), slice(sums, place * size, size)) << to_string(type);
+    lane.channel->all_gather(*lane.stream, own, whole);
+    lane.stream->synchronize();
+    EXPECT_EQ(Lane::read(whole), sums) << to_string(type);
+    const DeviceBytes again = lane.filled(content_of(rank(), world() * size, type, 8));
+    lane.channel->all_reduce(*lane.stream, again, type, lane.scratch(world()));
+    lane.stream->synchronize();
+    EXPECT_EQ(Lane::read(again), sums) << to_string(type);
+  }
+}
+
+TEST(CommMpi, ChannelsOfSomeRanksExchangeAmongThemselves) {
+  // Even and odd ranks; with three, one channel has a member only.
+  std::vector<std::uint32_t> members;
+  for (std::uint32_t r = rank() % 2; r < world(); r += 2) members.push_back(r);
+  const Lane lane("gather", members);
+  const Bytes size = 3 * kPage;
+  const DeviceBytes whole = lane.device->allocate(members.size() * size, "whole");
+  lane.channel->all_gather(*lane.stream, lane.filled(content_of(rank(), size, DType::f32, 9)),
+                           whole);
+  lane.stream->synchronize();
+  Content expected;
+  for (const std::uint32_t r : members) {
+    const Content part = content_of(r, size, DType::f32, 9);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  EXPECT_EQ(Lane::read(whole), expected);
 }
 
 TEST(CommMpi, NansAndInfinitiesReachAllRanks) {

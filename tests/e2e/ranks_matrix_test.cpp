@@ -105,6 +105,89 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, {"ballast.optimizer_states=8bit"});
 }
 
+/// Stage 3 with `common`, then also with `options` and every choice: the same bits.
+void compare_stage_three(const std::string& model, const Overrides& common,
+                         const Overrides& options) {
+  const auto with = [&](const Overrides& more, const Choice& choice) {
+    Overrides overrides = common;
+    overrides.emplace_back("zero_optimization.stage=3");
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    return train(model, true, overrides, &test::joined_ranks());
+  };
+  const test::Outcome expected = with({}, choices().front());
+  for (const Choice& choice : choices()) expect_same(with(options, choice), expected, choice.name);
+}
+
+TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
+  // Embedding and head, of 5376 and 64 parameters, or all blocks; a layer has 12704.
+  for (const char* threshold : {"6000", "1e5"}) {
+    compare_stage_three(
+        kGpt2, {},
+        {std::string("zero_optimization.stage3_param_persistence_threshold=") + threshold});
+  }
+}
+
+TEST(RanksMatrix, WeightsSplitInGroupsLearnTheSameBits) {
+  const std::uint32_t world = test::joined_ranks().world();
+  if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
+  const std::string groups = fmt::format("zero_optimization.zero_hpz_partition_size={}", world / 2);
+  for (const std::string& model : {kGpt2, kLlama}) compare_stage_three(model, {}, {groups});
+  // Some blocks whole, and gathers of codes: those options' own bits are the same in groups.
+  compare_stage_three(kGpt2, {},
+                      {groups, "zero_optimization.stage3_param_persistence_threshold=6000"});
+  const std::string codes = "zero_optimization.zero_quantized_weights=true";
+  compare_stage_three(kGpt2, {codes}, {groups});
+}
+
+TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits) {
+  for (const bool bf16 : {true, false}) {
+    const auto with = [&](bool quantised, const Choice& choice) {
+      Overrides overrides = {"zero_optimization.stage=3",
+                             fmt::format("zero_optimization.zero_quantized_weights={}", quantised)};
+      overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+      return train(kGpt2, bf16, overrides, &test::joined_ranks());
+    };
+    const test::Outcome exact = with(false, choices().front());
+    const test::Outcome quantised = with(true, choices().front());
+    EXPECT_NE(quantised.losses, exact.losses) << "nothing was quantised";
+    expect_close(quantised.losses, exact.losses, 0.01);
+    for (const Choice& choice : choices()) expect_same(with(true, choice), quantised, choice.name);
+  }
+}
+
+/// Masters of all tensors after a few steps.
+std::vector<std::vector<float>> learnt_weights(const Overrides& options) {
+  const test::TempDir directory;
+  Overrides overrides = {"zero_optimization.stage=3"};
+  overrides.insert(overrides.end(), options.begin(), options.end());
+  comm::Ranks& ranks = test::joined_ranks();
+  Engine engine(test::tiny_config(kGpt2, true, directory.path(), overrides), nullptr, &ranks);
+  engine.start();
+  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const test::Batch batch = test::part_of(test::chained_ids(tokens, step), &ranks);
+    engine.train_step(batch.tokens, batch.targets, 0.003);
+  }
+  std::vector<std::vector<float>> found;
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const auto& tensor : blocks[b].tensors) found.push_back(engine.read_weights(b, tensor));
+  }
+  return found;
+}
+
+TEST(RanksMatrix, WeightsAreReadFromWhereverTheirPartsAre) {
+  const auto expected = learnt_weights({});
+  const std::string zero = "zero_optimization.";
+  EXPECT_EQ(learnt_weights({zero + "stage3_param_persistence_threshold=6000"}), expected);
+  if (test::joined_ranks().world() != 4) return;
+  EXPECT_EQ(learnt_weights({zero + "zero_hpz_partition_size=2"}), expected);
+  EXPECT_EQ(
+      learnt_weights({zero + "zero_hpz_partition_size=2", zero + "offload_param.device=nvme"}),
+      expected);
+}
+
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     const Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};

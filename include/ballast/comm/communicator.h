@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,17 +14,19 @@
 
 namespace ballast::comm {
 
-/// Collectives on device buffers over all ranks of a run: one channel, on which every rank makes
-/// the same calls in the same order. Calls enqueue on `stream` and return; views stay valid and
-/// untouched until the stream is synchronised, which throws what went wrong: Error(comm), such as a
-/// rank that did not answer within the timeout, or Error(interrupted). No collective of the run
-/// works after that. All sizes are whole pages (kPage) and the same on every rank; breaches of what
-/// is said here throw Error(state) at the call.
+/// Collectives on device buffers over the members of a channel, which are all ranks of a run or
+/// some of them: every member makes the same calls in the same order. Calls enqueue on `stream` and
+/// return; views stay valid and untouched until the stream is synchronised, which throws what went
+/// wrong: Error(comm), such as a rank that did not answer within the timeout, or
+/// Error(interrupted). No collective of the run works after that. All sizes are whole pages (kPage)
+/// and the same on every member; breaches of what is said here throw Error(state) at the call.
 ///
-/// A part is what one of the `world` equal parts of a buffer is to a rank; rank r's is the r-th.
+/// With n members a part is one of n equal parts of a buffer; the p-th is that of member p. Of all
+/// ranks, rank r is member r unless the channel was made with another order.
 ///
-/// Sums are deterministic: the elements of all ranks are added in rank order in fp32 and rounded to
-/// `type` once. So an all_reduce gives the bits of a reduce_scatter followed by an all_gather.
+/// Sums are deterministic: the elements of all members are added in rank order, whatever the order
+/// of the members, in fp32 and rounded to `type` once. So an all_reduce gives the bits of a
+/// reduce_scatter followed by an all_gather.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -31,22 +34,22 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  /// `whole` (world x part.size() bytes) = the parts of all ranks in order. `part` may be this
-  /// rank's part of `whole`.
+  /// `whole` (n x part.size() bytes) = the parts of all members in order. `part` may be this rank's
+  /// part of `whole`.
   virtual void all_gather(device::Stream& stream, ConstDeviceBytes part, DeviceBytes whole) = 0;
 
-  /// `part` = the sum over ranks of this rank's part of their `whole` (world x part.size() bytes).
+  /// `part` = the sum over members of this rank's part of their `whole` (n x part.size() bytes).
   /// `part` may be this rank's part of `whole`; the rest of `whole` is not changed. `scratch`: at
-  /// least world pages of device memory for what arrives from the other ranks; more of it means
-  /// fewer rounds, up to whole.size().
+  /// least n pages of device memory for what arrives from the others; more of it means fewer
+  /// rounds, up to whole.size().
   virtual void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes part,
                               DType type, DeviceBytes scratch) = 0;
 
-  /// `whole` = the sum over ranks. `scratch` as in reduce_scatter.
+  /// `whole` = the sum over members. `scratch` as in reduce_scatter.
   virtual void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                           DeviceBytes scratch) = 0;
 
-  /// `data` = rank `root`'s.
+  /// `data` = member `root`'s.
   virtual void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) = 0;
 };
 
@@ -73,8 +76,15 @@ class Ranks {
   /// "self" or "mpi".
   [[nodiscard]] virtual std::string_view kind() const = 0;
 
-  /// A channel for buffers of `device` (which must outlive it). Collective.
-  virtual std::unique_ptr<Communicator> make_communicator(device::Device& device) = 0;
+  /// A channel of all ranks for buffers of `device` (which must outlive it). Collective.
+  std::unique_ptr<Communicator> make_communicator(device::Device& device) {
+    return make_channel(device, {});
+  }
+  /// A channel of the ranks `members`, this one among them, whose places in it are their numbers;
+  /// none: all ranks in order. Collective of all ranks, each with the members of its own channel;
+  /// a rank is in one of them. Throws Error(state) for members that are no such list.
+  virtual std::unique_ptr<Communicator> make_channel(device::Device& device,
+                                                     std::span<const std::uint32_t> members) = 0;
 
   /// `whole` (world x part.size() bytes) = the parts of all ranks in order. A part has any size
   /// below 2 GiB.

@@ -94,6 +94,11 @@ struct OffloadSection {
 
 struct ZeroSection {
   int stage = 0;
+  /// Stage 3: blocks of at most so many parameters keep their weights whole on every rank.
+  std::uint64_t persistence_threshold = 0;
+  /// Stage 3: ranks that have one copy of the split weights together; 1: all of them.
+  std::uint64_t hpz_partition_size = 1;
+  bool quantized_weights = false;  ///< stage 3: gathers move 8-bit codes, which changes results
   OffloadSection optimizer;
   OffloadSection parameters;
 };

@@ -29,8 +29,8 @@ inline constexpr std::size_t kStatsChunk = 65536;
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
 /// valid until the stream is synchronised. One object has one workspace, so its calls go to one
-/// stream (but for measure_gradient). Results depend only on inputs, shape and the number of
-/// compute threads.
+/// stream (but for what says that it works on any). Results depend only on inputs, shape and the
+/// number of compute threads.
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
@@ -95,6 +95,14 @@ class Compute {
   /// and nothing of the workspace.
   virtual void measure_gradient(device::Stream& stream, ConstDeviceBytes packed,
                                 DeviceBytes scratch, DeviceView<GradientStats> stats) = 0;
+
+  /// `codes` (WeightCodes::bytes_of the elements) = `weights` (of the training type, a multiple of
+  /// WeightCodes::kBlock elements) as codes. On any stream; uses nothing of the workspace.
+  virtual void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
+                              DeviceBytes codes) = 0;
+  /// `weights` = what `codes` stands for, rounded to the training type; otherwise as above.
+  virtual void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
+                              DeviceBytes weights) = 0;
 };
 
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or

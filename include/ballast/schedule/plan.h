@@ -186,6 +186,7 @@ struct BlockWork {
   Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
   Bytes update_traffic = 0;     ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;     ///< every rank has all of its weights in stage 3 too
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.
@@ -203,6 +204,12 @@ struct Workload {
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t world = 1;                     ///< ranks
   std::uint32_t stage = 0;                     ///< of ZeRO, 0 to 3; means nothing to one rank
+  /// Stage 3: ranks that have one copy of the split weights together (hpZ of ZeRO++), a divisor of
+  /// `world`; 0: all of them.
+  std::uint32_t weight_ranks = 0;
+  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes; 0: they move the
+  /// weights.
+  Bytes coded_weight = 0;
 
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return micro_batch_tokens * micro_batches * world;

@@ -165,7 +165,40 @@ class HostCompute final : public Compute {
     });
   }
 
+  void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
+                      DeviceBytes codes) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    as_host(stream).enqueue([=, this] {
+      auto* const scales = reinterpret_cast<float*>(codes.raw() + blocks * kCodeBlock);
+      split(blocks, 1, [&](Range range) {
+        const std::size_t at = range.begin * kCodeBlock;
+        codes_of<T>(kernels_).encode(as<T>(weights) + at, range.size(), as<std::int8_t>(codes) + at,
+                                     scales + range.begin);
+      });
+    });
+  }
+  void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
+                      DeviceBytes weights) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    as_host(stream).enqueue([=, this] {
+      const auto* const scales = reinterpret_cast<const float*>(codes.raw() + blocks * kCodeBlock);
+      split(blocks, 1, [&](Range range) {
+        const std::size_t at = range.begin * kCodeBlock;
+        codes_of<T>(kernels_).decode(as<std::int8_t>(codes) + at, scales + range.begin,
+                                     range.size(), as<T>(weights) + at);
+      });
+    });
+  }
+
  private:
+  /// Of weights and codes that belong together.
+  static std::size_t code_blocks(Bytes weights, Bytes codes) {
+    const Elems elements = weights / sizeof(T);
+    expects(elements % kCodeBlock == 0 && codes == WeightCodes::bytes_of(elements),
+            "weights and the place for their codes do not fit together");
+    return elements / kCodeBlock;
+  }
+
   template <class U>
   static U* as(DeviceBytes bytes) {
     return view_as<U>(bytes).raw();

@@ -1,4 +1,5 @@
 // Compiled once per instruction set; BALLAST_KERNEL_ISA is its name.
+#include "src/model/host/code_kernels.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "src/model/host/norm_kernels.h"
 #include "src/model/host/softmax_kernels.h"
@@ -35,6 +36,8 @@ void fill(KernelTable& table) {
   table.bf16 = row_kernels<Bf16>();
   table.pack_f32 = {pack<float>, measure<float>};
   table.pack_bf16 = {pack<Bf16>, measure<Bf16>};
+  table.codes_f32 = {encode<float>, decode<float>};
+  table.codes_bf16 = {encode<Bf16>, decode<Bf16>};
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

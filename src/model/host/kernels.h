@@ -7,6 +7,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/dtype.h"
+#include "ballast/core/weight_codes.h"
 
 namespace ballast::model::host {
 
@@ -80,6 +81,17 @@ struct GradientKernels {
   void (*measure)(const T* packed, Size size, double* sum_of_squares, std::uint64_t* non_finite);
 };
 
+inline constexpr std::size_t kCodeBlock = WeightCodes::kBlock;
+
+/// Kernels between weights and their codes, `blocks` times kCodeBlock elements; see WeightCodes.
+template <class T>
+struct CodeKernels {
+  using Size = std::size_t;
+  void (*encode)(const T* values, Size blocks, std::int8_t* codes, float* scales);
+  /// Products of code and scale, rounded to T to nearest even.
+  void (*decode)(const std::int8_t* codes, const float* scales, Size blocks, T* values);
+};
+
 /// Kernels of one instruction set.
 struct KernelTable {
   Isa isa = Isa::scalar;
@@ -87,6 +99,8 @@ struct KernelTable {
   RowKernels<Bf16> bf16;
   GradientKernels<float> pack_f32;
   GradientKernels<Bf16> pack_bf16;
+  CodeKernels<float> codes_f32;
+  CodeKernels<Bf16> codes_bf16;
 };
 
 template <class T>
@@ -103,6 +117,15 @@ const GradientKernels<T>& gradients_of(const KernelTable& table) {
     return table.pack_f32;
   } else {
     return table.pack_bf16;
+  }
+}
+
+template <class T>
+const CodeKernels<T>& codes_of(const KernelTable& table) {
+  if constexpr (std::is_same_v<T, float>) {
+    return table.codes_f32;
+  } else {
+    return table.codes_bf16;
   }
 }
 

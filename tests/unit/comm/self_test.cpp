@@ -52,6 +52,14 @@ TEST_F(SelfCommunicatorTest, IsRankZeroOfOne) {
   EXPECT_EQ(ranks_->world(), 1U);
 }
 
+TEST_F(SelfCommunicatorTest, IsTheOnlyMemberOfAChannel) {
+  const std::vector<std::uint32_t> alone = {0};
+  EXPECT_NE(ranks_->make_channel(*device_, alone), nullptr);
+  for (const std::vector<std::uint32_t>& members : {std::vector<std::uint32_t>{1}, {0, 0}}) {
+    expect_state_error([&] { ranks_->make_channel(*device_, members); });
+  }
+}
+
 TEST_F(SelfCommunicatorTest, GathersAndSumsAreCopies) {
   const DeviceBytes from = filled(1);
   const DeviceBytes gathered = filled(2);

@@ -33,6 +33,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
     "zero_allow_untested_optimizer": true, "gradient_allreduce_op": "mean"
   )"));
   EXPECT_EQ(c.zero.stage, 3);
+  EXPECT_EQ(c.zero.persistence_threshold, 100'000U);
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::nvme));
   EXPECT_EQ(c.zero.optimizer.nvme_path, std::vector<std::filesystem::path>{"/nvme"});
   EXPECT_EQ(c.zero.optimizer.buffer_count, 4U);
@@ -70,6 +71,45 @@ TEST(DeepSpeedConfig, EveryStageIsAccepted) {
   }
 }
 
+TEST(DeepSpeedConfig, PersistenceThresholdHasTwoNamesAndAuto) {
+  const auto threshold = [](const std::string& setting) {
+    return parse_text(kMinimal, {"zero_optimization." + setting}).zero.persistence_threshold;
+  };
+  EXPECT_EQ(parse_text(kMinimal).zero.persistence_threshold, 0U);
+  EXPECT_EQ(threshold("stage3_param_persistence_threshold=70"), 70U);
+  EXPECT_EQ(threshold("param_persistence_threshold=1e5"), 100'000U);
+  EXPECT_EQ(threshold("stage3_param_persistence_threshold=auto"), 0U);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage3_param_persistence_threshold": 1,
+                                                   "param_persistence_threshold": 1})")),
+            "c.json: zero_optimization.param_persistence_threshold: "
+            "stage3_param_persistence_threshold, the same setting, is given too; remove one");
+}
+
+TEST(DeepSpeedConfig, QuantizedWeightsBelongToStageThree) {
+  const std::string on = "zero_optimization.zero_quantized_weights=true";
+  EXPECT_FALSE(parse_text(kMinimal).zero.quantized_weights);
+  EXPECT_TRUE(parse_text(kMinimal, {on, "zero_optimization.stage=3"}).zero.quantized_weights);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_quantized_weights": true})")),
+            "c.json: zero_optimization.zero_quantized_weights: is about the gathers of stage 3, "
+            "but the stage is 2; set stage to 3 or this to false");
+}
+
+TEST(DeepSpeedConfig, GroupsThatShareWeightsBelongToStageThree) {
+  const auto size = [](int stage, int group) {
+    const auto set = [](const char* key, int value) {
+      return "zero_optimization." + std::string(key) + "=" + std::to_string(value);
+    };
+    return parse_text(kMinimal, {set("stage", stage), set("zero_hpz_partition_size", group)})
+        .zero.hpz_partition_size;
+  };
+  EXPECT_EQ(parse_text(kMinimal).zero.hpz_partition_size, 1U);
+  EXPECT_EQ(size(3, 8), 8U);
+  EXPECT_EQ(size(2, 1), 1U);
+  EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8})")),
+            "c.json: zero_optimization.zero_hpz_partition_size: is about the weights that stage 3 "
+            "splits, but the stage is 2; set stage to 3 or this to 1");
+}
+
 TEST(DeepSpeedConfig, NullMeansTheDefault) {
   const Config c = parse_text(with(
       R"("zero_optimization": {"offload_param": null, "zenflow": null}, "steps_per_print": null)"));
@@ -85,7 +125,7 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
       {"bf16.bf16_master_weights_and_grads=true", "master weights are fp32"},
       {"bf16.bf16_optimizer_states=true", "is ballast.optimizer_states here"},
-      {"zero_optimization.zero_quantized_gradients=true", "are not quantised"},
+      {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
       {"amp.enabled=true", "is not in this version"},

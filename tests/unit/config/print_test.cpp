@@ -77,7 +77,10 @@ Config unusual() {
                  .warmup_linear = true,
                  .total_num_steps = 70};
   c.batch = {.train_batch = 12, .micro_batch = 3, .accumulation = 4};
-  c.zero = {.stage = 2,
+  c.zero = {.stage = 3,
+            .persistence_threshold = 4096,
+            .hpz_partition_size = 4,
+            .quantized_weights = true,
             .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
             .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
   c.aio = unusual_aio();
@@ -149,6 +152,9 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const Config before = unusual();
   const Config after = parse_text(print(before));
   EXPECT_EQ(after.zero.stage, before.zero.stage);
+  EXPECT_EQ(after.zero.persistence_threshold, before.zero.persistence_threshold);
+  EXPECT_EQ(after.zero.hpz_partition_size, before.zero.hpz_partition_size);
+  EXPECT_EQ(after.zero.quantized_weights, before.zero.quantized_weights);
   EXPECT_EQ(after.zero.optimizer.tier, before.zero.optimizer.tier);
   EXPECT_EQ(after.zero.optimizer.nvme_path, before.zero.optimizer.nvme_path);
   EXPECT_EQ(after.zero.optimizer.buffer_count, before.zero.optimizer.buffer_count);

@@ -25,10 +25,9 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       held_(schedule.buffers.size()),
       updates_(problem.workload.blocks.size(), 0) {
   if (work_.world > 1 && work_.stage >= 1) own_ = Extent::part;
-  if (work_.world > 1 && work_.stage >= 3) home_ = Extent::part;
   if (own_ == Extent::part) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home_};
+    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
     held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
   }
 }
@@ -53,7 +52,7 @@ void Interpreter::run(const Plan& plan) {
 
 void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    const Content weights = {What::weights, b, 0, steps_, home_};
+    const Content weights = {What::weights, b, 0, steps_, home(b)};
     const Content states = {What::states, b, 0, steps_, own_};
     for (const auto& [home, wanted] : {std::pair{schedule_.weight_home[b], weights},
                                        std::pair{schedule_.state_home[b], states}}) {
@@ -119,21 +118,39 @@ void Interpreter::move_weights(const Operation& op) {
   const Use from = op.use(Role::weights_source);
   const Use to = op.use(Role::weights);
   const Extent held = from.buffer == kNoBuffer ? Extent::whole : held_[from.buffer].extent;
-  if (!from.part && held == Extent::torn) complain(op, "spreads parts of other ranks that are old");
+  const bool torn = held == Extent::torn || held == Extent::torn_share;
+  if (from.part && held == Extent::part) complain(op, "takes a part of a part");
+  if (!from.part && torn) complain(op, "spreads parts of other ranks that are old");
   need(op, Role::weights_source, weights(op.block, held));
   const Extent moved = from.part ? Extent::part : held;
-  put(op, Role::weights, weights(op.block, to.part ? Extent::torn : moved));
+  put(op, Role::weights, weights(op.block, to.part ? torn_home(op.block) : moved));
   if (to.part && moved != Extent::part) complain(op, "writes more than a part");
 }
 
 void Interpreter::gather(const Operation& op) {
   if (op.buffer(Role::weights_source) == kNoBuffer) {
-    need(op, Role::weights, weights(op.block, Extent::torn));
+    need(op, Role::weights, weights(op.block, torn_home(op.block)));
     --seen_uses_;
+    put(op, Role::weights, weights(op.block, home(op.block)));
   } else {
-    need(op, Role::weights_source, weights(op.block, Extent::part));
+    need(op, Role::weights_source, weights(op.block, home(op.block)));
+    if (work_.coded_weight > 0) codes(op);
+    put(op, Role::weights, weights(op.block, Extent::whole));
   }
-  put(op, Role::weights, weights(op.block, Extent::whole));
+}
+
+/// A code per weight and a scale per 256 of them, each rank's in whole pages.
+void Interpreter::codes(const Operation& op) {
+  constexpr Bytes kPageBytes = 4096;
+  pass(op, Role::workspace);
+  const Bytes weights =
+      part_of(work_.blocks[op.block].weight_bytes, home(op.block)) / work_.coded_weight;
+  const Bytes pages = (weights + weights / 64 + kPageBytes - 1) / kPageBytes;
+  const BufferId buffer = op.buffer(Role::workspace);
+  if (buffer == kNoBuffer) return;
+  if (schedule_.buffers[buffer].bytes < group() * pages * kPageBytes) {
+    complain(op, "has no room for the codes of all ranks");
+  }
 }
 
 void Interpreter::forward(const Operation& op) {
@@ -246,8 +263,10 @@ void Interpreter::update(const Operation& op) {
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
   const Use place = op.use(Role::weights);
-  const Extent found = place.part ? Extent::whole : own_;
-  if (place.part && (own_ == home_)) complain(op, "updates a part where it should not");
+  // Of what it keeps, a rank needs no more than its part.
+  const bool torn = place.part && held_[place.buffer].extent == torn_home(op.block);
+  const Extent found = torn ? torn_home(op.block) : place.part ? home(op.block) : own_;
+  if (place.part && own_ == home(op.block)) complain(op, "updates a part where it should not");
   need(op, Role::weights, weights(op.block, found));
   need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
   seen_uses_ -= 2;
@@ -259,8 +278,22 @@ void Interpreter::update(const Operation& op) {
     need(op, Role::statistics, {What::statistics, op.block, 0, run});
   }
   ++updates_[op.block];
-  put(op, Role::weights, weights(op.block, place.part ? Extent::torn : own_));
+  put(op, Role::weights, weights(op.block, place.part ? torn_home(op.block) : own_));
   put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+}
+
+Content::Extent Interpreter::home(std::uint32_t block) const {
+  const bool split = work_.world > 1 && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  if (!split) return Extent::whole;
+  return group() == work_.world ? Extent::part : Extent::share;
+}
+
+Content::Extent Interpreter::torn_home(std::uint32_t block) const {
+  return home(block) == Extent::share ? Extent::torn_share : Extent::torn;
+}
+
+std::uint32_t Interpreter::group() const {
+  return work_.weight_ranks == 0 ? work_.world : work_.weight_ranks;
 }
 
 Content Interpreter::weights(std::uint32_t block, Extent extent) const {
@@ -281,7 +314,11 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
   // Parts are equal and whole pages, so that all of them together may be more than the block.
   constexpr Bytes kPageBytes = 4096;
   const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
-  return (extent == Extent::part ? 1 : work_.world) * pages * kPageBytes;
+  const bool share = extent == Extent::share || extent == Extent::torn_share;
+  const std::uint32_t parts = extent == Extent::part ? 1
+                              : share                ? work_.world / group()
+                                                     : work_.world;
+  return parts * pages * kPageBytes;
 }
 
 Bytes Interpreter::size(const Content& content) const {

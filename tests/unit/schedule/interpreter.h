@@ -29,8 +29,10 @@ struct Content {
   };
   enum class Extent : std::uint8_t {
     whole,
-    part,  ///< one rank's shard
-    torn   ///< all of it, but only this rank's shard is up to date
+    part,       ///< one rank's shard
+    torn,       ///< all of it, but only this rank's shard is up to date
+    share,      ///< what one rank keeps of weights that a group of ranks has together
+    torn_share  ///< the same, but only this rank's shard is up to date
   };
   What what = What::nothing;
   std::uint32_t block = 0;
@@ -61,6 +63,7 @@ class Interpreter {
   void perform(const Operation& op);
   void move_weights(const Operation& op);
   void gather(const Operation& op);
+  void codes(const Operation& op);
   void forward(const Operation& op);
   void head(const Operation& op);
   void clear(const Operation& op);
@@ -71,6 +74,11 @@ class Interpreter {
   void gate(const Operation& op);
   void update(const Operation& op);
 
+  /// Of a block's weights where they live.
+  [[nodiscard]] Extent home(std::uint32_t block) const;
+  /// The same when only this rank's shard is up to date.
+  [[nodiscard]] Extent torn_home(std::uint32_t block) const;
+  [[nodiscard]] std::uint32_t group() const;
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
@@ -89,7 +97,6 @@ class Interpreter {
   const Workload& work_;
   const Schedule& schedule_;
   Extent own_ = Extent::whole;   ///< of what this rank updates
-  Extent home_ = Extent::whole;  ///< of weights where they live
   Extent sums_ = Extent::whole;  ///< of reduced gradients in the place of packed ones
   std::vector<Content> held_;    ///< by buffer
   std::vector<std::uint64_t> updates_;

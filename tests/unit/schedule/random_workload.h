@@ -84,6 +84,10 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   Dice dice(seed + 1'000'003);
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
+  for (BlockWork& block : problem.workload.blocks) block.keeps_whole = dice.pick(0, 3) == 0;
+  problem.workload.coded_weight = dice.toss() ? 2 : 0;
+  const std::uint32_t group = dice.pick32(2, problem.workload.world);
+  if (problem.workload.world % group == 0) problem.workload.weight_ranks = group;
   return problem;
 }
 

@@ -245,5 +245,73 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
   }
 }
 
+TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
+  for (const Bytes width : {2U, 4U}) {
+    for (const Tier tier : kTiers) {
+      Problem problem = uniform(4, 3, tier);
+      constexpr Bytes kElements = 64 * 4096;  // of each rank's part: its scales are a page
+      for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
+      for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
+      const Plan exact = build(problem.workload, problem.placement, problem.options).steady;
+      problem.workload.coded_weight = width;
+      const Plan coded = build(problem.workload, problem.placement, problem.options).steady;
+      const Bytes gathers = exact.bytes_on(Lane::gather) / (3 * width * kElements);
+      EXPECT_EQ(gathers, 13U);
+      EXPECT_EQ(coded.bytes_on(Lane::gather), gathers * 3 * (kElements + kElements / 256 * 4));
+      for (const Lane lane : {Lane::reduce, Lane::upload, Lane::offload, Lane::writeback}) {
+        EXPECT_EQ(coded.bytes_on(lane), exact.bytes_on(lane));
+      }
+    }
+  }
+}
+
+TEST(Volumes, OfWeightsSplitInGroupsAreThoseOfZeroPlusPlus) {
+  for (const std::uint32_t group : {2U, 4U, 8U}) {
+    for (const Tier tier : kTiers) {
+      Problem problem = uniform(8, 3, tier);
+      problem.workload.weight_ranks = group;
+      for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
+      const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+      const Bytes whole = problem.workload.blocks[0].weight_bytes;
+      Bytes inside = 0;
+      Bytes across = 0;
+      for (const Operation& operation : schedule.steady.operations) {
+        if (operation.action != Action::gather_weights) continue;
+        const bool in_group = operation.buffer(Role::weights_source) != kNoBuffer;
+        (in_group ? inside : across) += operation.bytes;
+      }
+      // Section 3.2 of arXiv 2306.10209: gathers before both passes stay in the group. Behind the
+      // update each share, one of `group`, comes from the ranks that keep it too.
+      EXPECT_EQ(inside, 13 * (whole - whole / group));
+      EXPECT_EQ(across, 8 * (whole / group - whole / 8));
+      EXPECT_EQ(schedule.steady.bytes_on(Lane::reduce), 8 * (whole - whole / 8));
+      Bytes kept = 0;
+      for (const Buffer& buffer : schedule.buffers) {
+        if (buffer.kind == Kind::weights) kept += buffer.bytes;
+      }
+      EXPECT_EQ(kept, 8 * whole / group);
+    }
+  }
+}
+
+TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
+  for (const Tier optimizer : kTiers) {
+    Problem problem = uniform(4, 3, optimizer);
+    for (const std::size_t whole : {0U, 3U, 4U, 7U})
+      problem.workload.blocks[whole].keeps_whole = true;
+    const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
+    // One gather for the update in place of one each before the forward and the backward pass. Of
+    // the others, the last two are still there when the backward pass begins.
+    const Bytes once = problem.workload.blocks[0].weight_bytes / 4 * 3;
+    EXPECT_EQ(plan.bytes_on(Lane::reduce), 8 * once);
+    EXPECT_EQ(plan.bytes_on(Lane::gather), (8 + 4 - 2) * once);
+    std::vector<std::uint32_t> gathered(8, 0);
+    for (const Operation& operation : plan.operations) {
+      if (operation.action == Action::gather_weights) ++gathered[operation.block];
+    }
+    EXPECT_EQ(gathered, (std::vector<std::uint32_t>{1, 2, 2, 1, 1, 1, 1, 1}));
+  }
+}
+
 }  // namespace
 }  // namespace ballast::schedule

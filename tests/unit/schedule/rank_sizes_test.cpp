@@ -1,0 +1,104 @@
+#include "ballast/schedule/rank_sizes.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "ballast/schedule/rates.h"
+#include "ballast/schedule/simulator.h"
+
+#include "tests/unit/schedule/unit_rates.h"
+
+namespace ballast::schedule {
+namespace {
+
+/// Two blocks in stage 3; the second keeps its weights whole.
+Workload in_groups(std::uint32_t world, std::uint32_t group) {
+  Workload work;
+  work.world = world;
+  work.stage = 3;
+  work.weight_ranks = group;
+  work.blocks = {{.name = "split", .weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage},
+                 {.name = "whole", .weight_bytes = 100 * kPage, .keeps_whole = true}};
+  return work;
+}
+
+TEST(RankSizes, EveryPartHasOneOwner) {
+  for (std::uint32_t world = 1; world <= 24; ++world) {
+    for (std::uint32_t group = 1; group <= world; ++group) {
+      if (world % group != 0) continue;
+      const Workload work = in_groups(world, group);
+      const RankSizes sizes(work);
+      std::set<std::uint32_t> parts;
+      for (std::uint32_t rank = 0; rank < world; ++rank) {
+        parts.insert(sizes.part_of(rank));
+        EXPECT_EQ(sizes.owner_of(sizes.part_of(rank)), rank);
+      }
+      EXPECT_EQ(parts.size(), world);
+      EXPECT_EQ(*parts.rbegin(), world - 1);
+    }
+  }
+}
+
+TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
+  const Workload work = in_groups(12, 4);
+  const RankSizes sizes(work);
+  EXPECT_EQ(sizes.parts_in_share(), 3U);
+  for (std::uint32_t rank = 0; rank < 12; ++rank) {
+    const std::uint32_t place = rank % 4;  // in its group
+    EXPECT_EQ(sizes.part_of(rank) / 3, place);
+    EXPECT_EQ(sizes.place_at_home(0, rank), rank / 4);
+    EXPECT_EQ(sizes.place_at_home(1, rank), sizes.part_of(rank));
+  }
+}
+
+TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
+  const Workload grouped = in_groups(6, 6);
+  const Workload plain = in_groups(6, 0);
+  for (std::uint32_t rank = 0; rank < 6; ++rank) {
+    EXPECT_EQ(RankSizes(grouped).part_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).part_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).place_at_home(0, rank), 0U);
+  }
+  EXPECT_EQ(RankSizes(grouped).weights(0), RankSizes(plain).weights(0));
+}
+
+TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
+  const Workload work = in_groups(10, 2);
+  const RankSizes sizes(work);
+  EXPECT_EQ(sizes.weights(0), 50 * kPage);
+  EXPECT_EQ(sizes.updated_weights(0), 10 * kPage);
+  EXPECT_EQ(sizes.updated_gradient(0), 10 * kPage);
+  EXPECT_EQ(sizes.weights(1), 100 * kPage);
+  EXPECT_EQ(sizes.updated_weights(1), 10 * kPage);
+}
+
+/// A gather of weights: from the group, or of what a rank keeps.
+Operation gather(bool from_group) {
+  Operation operation;
+  operation.action = Action::gather_weights;
+  operation.lane = Lane::gather;
+  operation.bytes = 1000;
+  operation.uses = {{Role::weights, 0, true}};
+  if (from_group) operation.uses.push_back({Role::weights_source, 1, false});
+  return operation;
+}
+
+TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
+  Rates rates = unit_rates();
+  rates.fabric_per_second = 100.0;
+  rates.network_per_second = 10.0;
+  rates.ranks_per_node = 4;
+  for (const std::uint32_t group : {2U, 4U}) {
+    EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 10.0) << group;
+    EXPECT_EQ(seconds_alone(gather(false), in_groups(24, group), rates), 100.0) << group;
+  }
+  // A group over several nodes, or that does not end where a node does.
+  for (const std::uint32_t group : {0U, 3U, 8U, 24U}) {
+    EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 100.0) << group;
+  }
+  EXPECT_EQ(seconds_alone(gather(false), in_groups(4, 2), rates), 10.0);
+}
+
+}  // namespace
+}  // namespace ballast::schedule
