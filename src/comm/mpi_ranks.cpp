@@ -2,6 +2,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "ballast/core/error.h"
+
 #include "src/comm/factories.h"
 #include "src/comm/host_work.h"
 #include "src/comm/mpi_communicator.h"
@@ -12,7 +14,9 @@ namespace {
 class MpiRanks final : public Ranks {
  public:
   MpiRanks(const Launch& launch, const JoinOptions& options)
-      : launch_(launch), session_(std::make_shared<MpiSession>(launch, options)) {
+      : launch_(launch),
+        patience_(std::make_shared<Patience>(options)),
+        session_(std::make_shared<MpiSession>(launch, patience_)) {
     communicator_ = session_->duplicate_world();
   }
   ~MpiRanks() override { session_->release(communicator_); }
@@ -61,6 +65,7 @@ class MpiRanks final : public Ranks {
   }
 
   Launch launch_;
+  std::shared_ptr<Patience> patience_;
   std::shared_ptr<MpiSession> session_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
