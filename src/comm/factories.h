@@ -4,12 +4,19 @@
 
 #include "ballast/comm/communicator.h"
 
+#include "src/comm/patience.h"
+
 namespace ballast::comm {
 
 /// A run of one process; calls nothing of MPI.
-std::unique_ptr<Ranks> make_self_ranks(const Launch& launch);
+std::unique_ptr<Ranks> make_self_ranks(const Launch& launch, const JoinOptions& options);
 
 /// A run of several processes over MPI. Throws Error(comm): see join_ranks.
 std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& options);
+
+/// A channel of the CUDA device `device` over NCCL; `ranks` find each other with it, and may be
+/// gone afterwards. Collective. Throws Error(comm), also when the program was built without NCCL.
+std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, device::Device& device,
+                                                     std::shared_ptr<Patience> patience);
 
 }  // namespace ballast::comm

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
-#include "ballast/core/dtype.h"
-#include "ballast/core/view.h"
 #include "ballast/device/host_stream.h"
 
 namespace ballast::comm {
@@ -14,12 +10,5 @@ device::HostStream& as_host(device::Stream& stream);
 
 /// Throws Error(comm) unless `device` is the host device.
 void check_host_device(const device::Device& device);
-
-// What Communicator asks of its callers; breaches are Error(state).
-void check_all_gather(ConstDeviceBytes part, DeviceBytes whole, std::uint32_t world);
-void check_reduce_scatter(DeviceBytes whole, DeviceBytes part, DType type, DeviceBytes scratch,
-                          std::uint32_t world);
-void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world);
-void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
 
 }  // namespace ballast::comm

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/comm/checks.h"
 #include "src/comm/host_work.h"
 #include "src/comm/parts.h"
 #include "src/comm/sum.h"

@@ -25,6 +25,7 @@ class MpiRanks final : public Ranks {
   std::string_view kind() const override { return "mpi"; }
 
   std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
+    if (device.kind() == "cuda") return make_nccl_communicator(*this, device, patience_);
     check_host_device(device);
     return make_mpi_communicator(session_, rank(), world());
   }

@@ -4,6 +4,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/comm/checks.h"
 #include "src/comm/factories.h"
 #include "src/comm/host_work.h"
 
@@ -39,12 +40,14 @@ class SelfCommunicator final : public Communicator {
 
 class SelfRanks final : public Ranks {
  public:
-  explicit SelfRanks(const Launch& launch) : launch_(launch) {}
+  SelfRanks(const Launch& launch, const JoinOptions& options)
+      : launch_(launch), patience_(std::make_shared<Patience>(options)) {}
 
   const Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "self"; }
 
   std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
+    if (device.kind() == "cuda") return make_nccl_communicator(*this, device, patience_);
     check_host_device(device);
     return std::make_unique<SelfCommunicator>();
   }
@@ -61,12 +64,13 @@ class SelfRanks final : public Ranks {
 
  private:
   Launch launch_;
+  std::shared_ptr<Patience> patience_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ranks> make_self_ranks(const Launch& launch) {
-  return std::make_unique<SelfRanks>(launch);
+std::unique_ptr<Ranks> make_self_ranks(const Launch& launch, const JoinOptions& options) {
+  return std::make_unique<SelfRanks>(launch, options);
 }
 
 }  // namespace ballast::comm

@@ -73,7 +73,9 @@ class Ranks {
   /// "self" or "mpi".
   [[nodiscard]] virtual std::string_view kind() const = 0;
 
-  /// A channel for buffers of `device` (which must outlive it). Collective.
+  /// A channel for buffers of `device` (which must outlive it): of the host device over what the
+  /// ranks themselves use, of the CUDA device over NCCL. Collective. Throws Error(comm) when the
+  /// program has no communicator for the device.
   virtual std::unique_ptr<Communicator> make_communicator(device::Device& device) = 0;
 
   /// `whole` (world x part.size() bytes) = the parts of all ranks in order. A part has any size
@@ -98,5 +100,8 @@ std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& optio
 
 /// Empty when runs of several ranks can be joined; else the reason, one line.
 std::string mpi_refusal();
+
+/// Empty when the program has a communicator for the CUDA device; else the reason, one line.
+std::string nccl_refusal();
 
 }  // namespace ballast::comm

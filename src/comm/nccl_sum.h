@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+
+struct CUstream_st;
+
+namespace ballast::comm {
+
+/// Where the terms of a sum lie in device memory.
+struct SumTerms {
+  const std::byte* own;     ///< that of rank `rank`
+  const std::byte* others;  ///< rank r's, except for `rank`'s, begins at others + r * distance
+  Bytes distance;
+  std::uint32_t rank;
+  std::uint32_t world;
+};
+
+/// sum_in_order (sum.h) of the terms of all ranks on the device: `out`, which may be `own`, gets
+/// `bytes` bytes, whole pages. Enqueued on `stream`, whose device is the calling thread's current
+/// one. Returns a cudaError_t.
+int enqueue_sum(CUstream_st* stream, const SumTerms& terms, std::byte* out, Bytes bytes,
+                DType type);
+
+}  // namespace ballast::comm
