@@ -15,10 +15,10 @@ namespace ballast::comm {
 
 /// Collectives on device buffers over all ranks of a run: one channel, on which every rank makes
 /// the same calls in the same order. Calls enqueue on `stream` and return; views stay valid and
-/// untouched until the stream is synchronised, which throws what went wrong: Error(comm), such as a
-/// rank that did not answer within the timeout, or Error(interrupted). No collective of the run
-/// works after that. All sizes are whole pages (kPage) and the same on every rank; breaches of what
-/// is said here throw Error(state) at the call.
+/// untouched until the stream is synchronised, which throws what went wrong unless the call itself
+/// has: Error(comm), such as a rank that did not answer within the timeout, or Error(interrupted).
+/// No collective of the run works after that. All sizes are whole pages (kPage) and the same on
+/// every rank; breaches of what is said here throw Error(state) at the call.
 ///
 /// A part is what one of the `world` equal parts of a buffer is to a rank; rank r's is the r-th.
 ///
