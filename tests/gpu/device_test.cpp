@@ -12,6 +12,8 @@
 #include "ballast/core/error.h"
 #include "ballast/device/cuda_stream.h"
 
+#include "src/device/cuda/errors.h"
+
 namespace ballast::device {
 namespace {
 
@@ -145,6 +147,18 @@ TEST_F(CudaDevice, AStreamIsDoneBeforeItIsGone) {
     device->copy_to_host(*stream, out, memory);
   }
   EXPECT_EQ(out, in);
+}
+
+TEST_F(CudaDevice, AFailureIsForgottenOnceItIsToldOrEndedInSilence) {
+  const auto device = make(kMiB);
+  const cudaError_t code = cudaSetDevice(100000);
+  ASSERT_EQ(cudaPeekAtLastError(), code);
+  error_of(ErrorCategory::device, [&] { check_cuda(code, "taking a device that is not there"); });
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+
+  static int not_of_cuda = 0;
+  CudaEnd<cudaFree>()(static_cast<void*>(&not_of_cuda));
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 }
 
 TEST_F(CudaDevice, WatchesLookWhileSomebodyWaitsAndOnceWhenAllIsDone) {
