@@ -1,4 +1,5 @@
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -8,17 +9,40 @@
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/cpu_adam/updater.h"
+#include "ballast/device/device.h"
 #include "ballast/memory/topology.h"
 
 #include "tools/commands.h"
 
 namespace ballast::tools {
+namespace {
+
+struct Part {
+  std::string_view name;
+  bool there;
+};
+
+/// "self, mpi; nccl: not built in".
+std::string built_in(const std::vector<Part>& parts) {
+  std::string there;
+  std::string missing;
+  for (const Part& part : parts) {
+    std::string& list = part.there ? there : missing;
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", part.name);
+  }
+  return missing.empty() ? there : there + "; " + missing + ": not built in";
+}
+
+}  // namespace
 
 void print_version() {
   fmt::print("ballast {}\n", version());
-  fmt::print("  {:<17} host; cuda: not built in\n", "devices");
-  fmt::print("  {:<17} {}: not built in\n", "communicators",
-             comm::mpi_refusal().empty() ? "self, mpi; nccl" : "self; mpi, nccl");
+  fmt::print("  {:<17} {}\n", "devices",
+             built_in({{"host", true}, {"cuda", device::cuda_built_in()}}));
+  fmt::print("  {:<17} {}\n", "communicators",
+             built_in({{"self", true},
+                       {"mpi", comm::mpi_refusal().empty()},
+                       {"nccl", comm::nccl_refusal().empty()}}));
   std::string backends;
   for (const auto& backend : aio::probe_backends()) {
     if (!backend.moves_data) continue;

@@ -1,38 +1,15 @@
 #include "src/comm/mpi_communicator.h"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "src/comm/checks.h"
 #include "src/comm/host_work.h"
+#include "src/comm/parts.h"
 #include "src/comm/sum.h"
 
 namespace ballast::comm {
 namespace {
-
-/// A buffer cut into one part per rank, in pages. Parts are equal but for the last ones, which may
-/// be shorter or empty.
-class Parts {
- public:
-  Parts(Bytes bytes, std::uint32_t world)
-      : pages_(bytes / kPage), longest_((pages_ + world - 1) / world) {}
-
-  [[nodiscard]] std::uint64_t longest() const { return longest_; }
-  /// Where page `page` of rank's part is, from the beginning of the buffer.
-  [[nodiscard]] std::uint64_t at(std::uint32_t rank, std::uint64_t page) const {
-    return std::min(rank * longest_ + page, pages_);
-  }
-  /// How many of the pages [page, page + count) of rank's part there are.
-  [[nodiscard]] std::uint64_t count(std::uint32_t rank, std::uint64_t page,
-                                    std::uint64_t count) const {
-    return at(rank, std::min(page + count, longest_)) - at(rank, page);
-  }
-
- private:
-  std::uint64_t pages_;
-  std::uint64_t longest_;
-};
 
 /// What goes to or comes from each rank, in pages: MPI's arguments.
 struct Exchange {
@@ -43,23 +20,14 @@ struct Exchange {
 
 class MpiCommunicator final : public Communicator {
  public:
-  /// All ranks in order.
-  MpiCommunicator(std::shared_ptr<MpiSession> session, const Launch& launch)
-      : session_(std::move(session)), rank_(launch.rank), world_(launch.world), order_(world_) {
-    std::iota(order_.begin(), order_.end(), 0);
-    communicator_ = session_->duplicate_world();
-  }
-  /// `members` are distinct and `rank` is one of them.
-  MpiCommunicator(std::shared_ptr<MpiSession> session, std::uint32_t rank,
-                  std::span<const std::uint32_t> members)
+  MpiCommunicator(std::shared_ptr<MpiSession> session, Members members)
       : session_(std::move(session)),
-        rank_(place_of(rank, members)),
-        world_(static_cast<std::uint32_t>(members.size())),
-        order_(members.size()) {
-    std::iota(order_.begin(), order_.end(), 0);
-    std::sort(order_.begin(), order_.end(),
-              [&](std::uint32_t a, std::uint32_t b) { return members[a] < members[b]; });
-    communicator_ = session_->split_world(to_count(members.front()), to_count(rank_));
+        members_(std::move(members)),
+        rank_(members_.place()),
+        world_(members_.count()) {
+    communicator_ = members_.all_in_order()
+                        ? session_->duplicate_world()
+                        : session_->split_world(to_count(members_.first_rank()), to_count(rank_));
   }
   ~MpiCommunicator() override { session_->release(communicator_); }
 
@@ -94,11 +62,6 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  static std::uint32_t place_of(std::uint32_t rank, std::span<const std::uint32_t> members) {
-    return static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) -
-                                      members.begin());
-  }
-
   void gather(ConstDeviceBytes part, DeviceBytes whole) {
     const bool in_place = part.raw() == whole.raw() + rank_ * part.size();
     const void* from = in_place ? MPI_IN_PLACE : part.raw();
@@ -133,7 +96,7 @@ class MpiCommunicator final : public Communicator {
     for (std::uint64_t page = 0; page < parts.longest(); page += piece) {
       exchange({name, whole.size()}, whole, scratch, page, piece);
       for (std::uint32_t i = 0; i < world_; ++i) {
-        const std::uint32_t member = order_[i];
+        const std::uint32_t member = members_.by_rank()[i];
         sources[i] = member == rank_ ? whole.raw() + parts.at(rank_, page) * kPage
                                      : scratch.raw() + member * piece * kPage;
       }
@@ -164,19 +127,17 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::shared_ptr<MpiSession> session_;
-  std::uint32_t rank_;   ///< this one's number among the members, which is its rank in MPI
+  Members members_;
+  std::uint32_t rank_;   ///< this one's place among the members, which is its rank in MPI
   std::uint32_t world_;  ///< number of members
-  std::vector<std::uint32_t> order_;  ///< members in the order of their ranks in the run
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(std::shared_ptr<MpiSession> session,
-                                                    const Launch& launch,
-                                                    std::span<const std::uint32_t> members) {
-  if (members.empty()) return std::make_unique<MpiCommunicator>(std::move(session), launch);
-  return std::make_unique<MpiCommunicator>(std::move(session), launch.rank, members);
+                                                    Members members) {
+  return std::make_unique<MpiCommunicator>(std::move(session), std::move(members));
 }
 
 }  // namespace ballast::comm

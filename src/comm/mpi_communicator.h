@@ -1,17 +1,15 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <span>
 
+#include "src/comm/members.h"
 #include "src/comm/mpi_session.h"
 
 namespace ballast::comm {
 
 /// A channel of the host device: collectives run on the thread of the stream they are given.
-/// `members`: see Ranks::make_channel. Collective.
+/// Collective.
 std::unique_ptr<Communicator> make_mpi_communicator(std::shared_ptr<MpiSession> session,
-                                                    const Launch& launch,
-                                                    std::span<const std::uint32_t> members);
+                                                    Members members);
 
 }  // namespace ballast::comm

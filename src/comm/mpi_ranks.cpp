@@ -2,6 +2,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "ballast/core/error.h"
+
 #include "src/comm/factories.h"
 #include "src/comm/host_work.h"
 #include "src/comm/mpi_communicator.h"
@@ -12,7 +14,9 @@ namespace {
 class MpiRanks final : public Ranks {
  public:
   MpiRanks(const Launch& launch, const JoinOptions& options)
-      : launch_(launch), session_(std::make_shared<MpiSession>(launch, options)) {
+      : launch_(launch),
+        patience_(std::make_shared<Patience>(options)),
+        session_(std::make_shared<MpiSession>(launch, patience_)) {
     communicator_ = session_->duplicate_world();
   }
   ~MpiRanks() override { session_->release(communicator_); }
@@ -21,10 +25,13 @@ class MpiRanks final : public Ranks {
   std::string_view kind() const override { return "mpi"; }
 
   std::unique_ptr<Communicator> make_channel(device::Device& device,
-                                             std::span<const std::uint32_t> members) override {
+                                             std::span<const std::uint32_t> ranks) override {
+    Members members(ranks, rank(), world());
+    if (device.kind() == "cuda") {
+      return make_nccl_communicator(*this, std::move(members), device, patience_);
+    }
     check_host_device(device);
-    check_members(members, rank(), world());
-    return make_mpi_communicator(session_, launch_, members);
+    return make_mpi_communicator(session_, std::move(members));
   }
 
   void all_gather(ConstHostBytes part, HostBytes whole) override {
@@ -63,6 +70,7 @@ class MpiRanks final : public Ranks {
   }
 
   Launch launch_;
+  std::shared_ptr<Patience> patience_;
   std::shared_ptr<MpiSession> session_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };

@@ -3,21 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <exception>
 #include <limits>
 #include <string>
-#include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "ballast/core/backoff.h"
+#include "ballast/core/error.h"
+
 namespace ballast::comm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 void check(int code, std::string_view what) {
   if (code == MPI_SUCCESS) return;
@@ -54,43 +50,9 @@ void start_mpi() {
   }
 }
 
-/// "all_gather of 3.00 MiB".
-std::string to_text(const Collective& what) {
-  if (what.bytes == 0) return std::string(what.name);
-  return fmt::format("{} of {}", what.name, format_bytes(what.bytes));
-}
-
 void check(int code, const Collective& what) {
   if (code != MPI_SUCCESS) check(code, to_text(what));
 }
-
-/// Waits between looks at a request: short at first, so that small collectives are quick, then
-/// long, so that ranks that share a core do not take it from each other. MPI moves large messages
-/// piece by piece inside of the looks; a look that took its time has moved something, and more will
-/// come.
-class Backoff {
- public:
-  void pause(Clock::duration look) {
-    if (look > kBusyLook) {
-      looks_ = 0;
-      sleep_ = kShortest;
-    }
-    if (looks_++ < kYields) {
-      std::this_thread::yield();
-      return;
-    }
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(kLongest, sleep_ + sleep_ / 4);
-  }
-
- private:
-  static constexpr int kYields = 20;
-  static constexpr Clock::duration kBusyLook = std::chrono::microseconds(4);
-  static constexpr Clock::duration kShortest = std::chrono::microseconds(10);
-  static constexpr Clock::duration kLongest = std::chrono::milliseconds(1);
-  int looks_ = 0;
-  Clock::duration sleep_ = kShortest;
-};
 
 }  // namespace
 
@@ -103,8 +65,8 @@ int to_count(std::uint64_t value) {
   return static_cast<int>(value);
 }
 
-MpiSession::MpiSession(const Launch& launch, const JoinOptions& options)
-    : options_(options), exceptions_at_start_(std::uncaught_exceptions()) {
+MpiSession::MpiSession(const Launch& launch, std::shared_ptr<Patience> patience)
+    : patience_(std::move(patience)) {
   start_mpi();
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_agreement(launch);
@@ -113,7 +75,7 @@ MpiSession::MpiSession(const Launch& launch, const JoinOptions& options)
 }
 
 MpiSession::~MpiSession() {
-  if (!ends_quietly()) return;
+  if (!patience_->ends_quietly()) return;
   MPI_Type_free(&page_);
   MPI_Finalize();
 }
@@ -131,23 +93,20 @@ void MpiSession::check_agreement(const Launch& launch) const {
                   launch.launcher, launch.rank, launch.world, library_name(), rank, world));
 }
 
-bool MpiSession::ends_quietly() const {
-  return !broken_ && std::uncaught_exceptions() <= exceptions_at_start_;
-}
-
 void MpiSession::run(const Collective& what, const std::function<int(MPI_Request*)>& start) {
   try {
-    check_patience(what, 0.0);
+    patience_->check(what, 0.0);
     MPI_Request request = MPI_REQUEST_NULL;
     check(start(&request), what);
     wait(what, request);
   } catch (...) {
-    broken_ = true;
+    patience_->give_up();
     throw;
   }
 }
 
 void MpiSession::wait(const Collective& what, MPI_Request& request) {
+  using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   Backoff backoff;
   while (true) {
@@ -155,24 +114,8 @@ void MpiSession::wait(const Collective& what, MPI_Request& request) {
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
     if (done != 0) return;
-    check_patience(what, seconds_since(start));
+    patience_->check(what, std::chrono::duration<double>(Clock::now() - start).count());
     backoff.pause(Clock::now() - before);
-  }
-}
-
-void MpiSession::check_patience(const Collective& what, double waited_seconds) const {
-  if (options_.interrupted != nullptr && *options_.interrupted) {
-    throw Error(ErrorCategory::interrupted, "interrupted in " + to_text(what));
-  }
-  if (broken_) {
-    throw Error(ErrorCategory::comm,
-                to_text(what) + ": given up, because another collective failed before");
-  }
-  if (waited_seconds > options_.timeout_seconds) {
-    throw Error(ErrorCategory::comm,
-                fmt::format("{}: not all ranks took part within {}; see what became of the others, "
-                            "or raise ballast.comm_timeout_seconds",
-                            to_text(what), format_seconds(options_.timeout_seconds)));
   }
 }
 
@@ -193,7 +136,7 @@ MPI_Comm MpiSession::split_world(int color, int key) {
 }
 
 void MpiSession::release(MPI_Comm& communicator) const {
-  if (ends_quietly()) MPI_Comm_free(&communicator);
+  if (patience_->ends_quietly()) MPI_Comm_free(&communicator);
 }
 
 }  // namespace ballast::comm

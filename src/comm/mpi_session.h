@@ -1,32 +1,26 @@
 #pragma once
 
-#include <atomic>
 #include <functional>
-#include <string_view>
+#include <memory>
 
 #include <mpi.h>
 
-#include "ballast/comm/communicator.h"
-#include "ballast/core/error.h"
+#include "ballast/comm/launch.h"
+
+#include "src/comm/patience.h"
 
 namespace ballast::comm {
 
-/// A collective, for messages.
-struct Collective {
-  std::string_view name;
-  Bytes bytes;  ///< of the whole buffer
-};
-
 /// MPI in this process, from its start to its end. Thread-safe.
 ///
-/// A collective that was given up leaves a request behind which MPI cannot cancel. From then on the
-/// session is broken: waits in other threads end, nothing new starts and MPI is not ended, because
-/// that would wait for the other ranks. The process can still end.
+/// A collective that was given up leaves a request behind which MPI cannot cancel. From then on
+/// patience is at an end: waits in other threads end, nothing new starts and MPI is not ended,
+/// because that would wait for the other ranks. The process can still end.
 class MpiSession {
  public:
   /// Starts MPI; throws Error(comm) as join_ranks does. The calling thread destroys the session.
-  MpiSession(const Launch& launch, const JoinOptions& options);
-  /// Ends MPI, unless the session is broken or an exception is under way.
+  MpiSession(const Launch& launch, std::shared_ptr<Patience> patience);
+  /// Ends MPI, unless a collective was given up or an exception is under way.
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -36,7 +30,7 @@ class MpiSession {
 
   /// Calls `start`, an MPI_I... call that fills a request and returns a code, and waits for the
   /// request. Throws Error(comm), which says what failed or was not answered, or
-  /// Error(interrupted); the session is broken then.
+  /// Error(interrupted); patience is at an end then.
   void run(const Collective& what, const std::function<int(MPI_Request*)>& start);
 
   /// All ranks under a context of their own. Collective.
@@ -50,13 +44,9 @@ class MpiSession {
  private:
   void check_agreement(const Launch& launch) const;
   void wait(const Collective& what, MPI_Request& request);
-  void check_patience(const Collective& what, double waited_seconds) const;
-  [[nodiscard]] bool ends_quietly() const;
 
-  JoinOptions options_;
-  int exceptions_at_start_;
+  std::shared_ptr<Patience> patience_;
   MPI_Datatype page_ = MPI_DATATYPE_NULL;
-  std::atomic<bool> broken_ = false;
 };
 
 /// `value` as MPI takes counts. Throws Error(comm) when it does not fit.

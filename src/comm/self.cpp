@@ -1,9 +1,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "ballast/core/error.h"
 
+#include "src/comm/checks.h"
 #include "src/comm/factories.h"
 #include "src/comm/host_work.h"
 
@@ -39,15 +41,19 @@ class SelfCommunicator final : public Communicator {
 
 class SelfRanks final : public Ranks {
  public:
-  explicit SelfRanks(const Launch& launch) : launch_(launch) {}
+  SelfRanks(const Launch& launch, const JoinOptions& options)
+      : launch_(launch), patience_(std::make_shared<Patience>(options)) {}
 
   const Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "self"; }
 
   std::unique_ptr<Communicator> make_channel(device::Device& device,
-                                             std::span<const std::uint32_t> members) override {
+                                             std::span<const std::uint32_t> ranks) override {
+    Members members(ranks, rank(), world());
+    if (device.kind() == "cuda") {
+      return make_nccl_communicator(*this, std::move(members), device, patience_);
+    }
     check_host_device(device);
-    check_members(members, 0, 1);
     return std::make_unique<SelfCommunicator>();
   }
   void all_gather(ConstHostBytes part, HostBytes whole) override {
@@ -63,12 +69,13 @@ class SelfRanks final : public Ranks {
 
  private:
   Launch launch_;
+  std::shared_ptr<Patience> patience_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ranks> make_self_ranks(const Launch& launch) {
-  return std::make_unique<SelfRanks>(launch);
+std::unique_ptr<Ranks> make_self_ranks(const Launch& launch, const JoinOptions& options) {
+  return std::make_unique<SelfRanks>(launch, options);
 }
 
 }  // namespace ballast::comm

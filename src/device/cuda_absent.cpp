@@ -4,6 +4,10 @@
 
 namespace ballast::device {
 
+bool cuda_built_in() {
+  return false;
+}
+
 std::string cuda_refusal() {
   return "built without CUDA: reconfigure with -Dcuda=enabled";
 }

@@ -1,6 +1,7 @@
 #include "ballast/device/device.h"
 
 #include <array>
+#include <mutex>
 #include <string>
 
 #include "ballast/core/error.h"
@@ -11,13 +12,27 @@
 
 namespace ballast::device {
 
+namespace {
+
+void log_cuda() {
+  const std::string refusal = cuda_refusal();
+  if (refusal.empty()) {
+    log(LogLevel::info,
+        "device: using the host device; CUDA was found, but this version has no "
+        "kernels for it yet");
+  } else {
+    log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   if (options.kind == "host") return make_host_device(options);
   if (options.kind == "cuda") return make_cuda_device(options);
   if (options.kind == "auto") {
-    const std::string refusal = cuda_refusal();
-    if (refusal.empty()) return make_cuda_device(options);
-    log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
+    static std::once_flag said;
+    std::call_once(said, log_cuda);
     return make_host_device(options);
   }
   static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "ballast/device/device.h"
 
@@ -12,8 +11,5 @@ std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 
 /// The CUDA device, or Error(device) saying why there is none.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
-
-/// Empty when make_cuda_device can work; else the reason, one line.
-std::string cuda_refusal();
 
 }  // namespace ballast::device

@@ -41,7 +41,7 @@ THIRD_PARTY = {
     r"CLI/.*": ["tools"],
     r"xxhash\.h": ["src/state", "src/engine"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
-    r"(cuda|cublas|cudnn).*": ["src/device/cuda", "src/model/cuda"],
+    r"(cuda|cublas|cudnn).*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda"],
     r"nccl\.h": ["src/comm/nccl"],
     r"mpi\.h": ["src/comm/mpi"],
     r"fmt/.*": ["src", "aio", "cpu_adam", "tools"],

@@ -17,9 +17,10 @@ namespace ballast::comm {
 /// Collectives on device buffers over the members of a channel, which are all ranks of a run or
 /// some of them: every member makes the same calls in the same order. Calls enqueue on `stream` and
 /// return; views stay valid and untouched until the stream is synchronised, which throws what went
-/// wrong: Error(comm), such as a rank that did not answer within the timeout, or
-/// Error(interrupted). No collective of the run works after that. All sizes are whole pages (kPage)
-/// and the same on every member; breaches of what is said here throw Error(state) at the call.
+/// wrong unless the call itself has: Error(comm), such as a rank that did not answer within the
+/// timeout, or Error(interrupted). No collective of the run works after that. All sizes are whole
+/// pages (kPage) and the same on every member; breaches of what is said here throw Error(state) at
+/// the call.
 ///
 /// With n members a part is one of n equal parts of a buffer; the p-th is that of member p. Of all
 /// ranks, rank r is member r unless the channel was made with another order.
@@ -76,13 +77,16 @@ class Ranks {
   /// "self" or "mpi".
   [[nodiscard]] virtual std::string_view kind() const = 0;
 
-  /// A channel of all ranks for buffers of `device` (which must outlive it). Collective.
+  /// A channel of all ranks for buffers of `device` (which must outlive it): of the host device
+  /// over what the ranks themselves use, of the CUDA device over NCCL. Collective. Throws
+  /// Error(comm) when the program has no communicator for the device.
   std::unique_ptr<Communicator> make_communicator(device::Device& device) {
     return make_channel(device, {});
   }
   /// A channel of the ranks `members`, this one among them, whose places in it are their numbers;
   /// none: all ranks in order. Collective of all ranks, each with the members of its own channel;
-  /// a rank is in one of them. Throws Error(state) for members that are no such list.
+  /// a rank is in one of them. Throws also Error(state) for members that are no such
+  /// list.
   virtual std::unique_ptr<Communicator> make_channel(device::Device& device,
                                                      std::span<const std::uint32_t> members) = 0;
 
@@ -108,5 +112,8 @@ std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& optio
 
 /// Empty when runs of several ranks can be joined; else the reason, one line.
 std::string mpi_refusal();
+
+/// Empty when the program has a communicator for the CUDA device; else the reason, one line.
+std::string nccl_refusal();
 
 }  // namespace ballast::comm

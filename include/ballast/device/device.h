@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -72,10 +73,19 @@ struct DeviceOptions {
   Bytes budget = 0;           ///< bytes of device memory
   int compute_threads = 0;    ///< host device: threads of a kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
+  std::uint32_t local_rank = 0;  ///< cuda: which GPU, modulo the number of those that are visible
 };
 
-/// Makes the device. "auto" takes CUDA when compiled in and present, else the host device, and logs
-/// the choice; "cuda" without CUDA throws Error(device).
+/// Makes the device. "auto" takes the host device, because no other one has kernels yet, and logs
+/// what CUDA would have been; "cuda" by name throws Error(device) where cuda_refusal() has a
+/// reason.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
+
+/// Whether this program was compiled with CUDA.
+bool cuda_built_in();
+
+/// Empty when device "cuda" can be made here; else the reason, one line. The first call may take
+/// seconds: it starts the driver.
+std::string cuda_refusal();
 
 }  // namespace ballast::device

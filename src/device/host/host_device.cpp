@@ -12,6 +12,7 @@
 #include "ballast/core/mapping.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/device/bump.h"
 #include "src/device/factories.h"
 
 namespace ballast::device {
@@ -60,6 +61,7 @@ class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
       : arena_(options.budget, "memory of the host device (ballast.device_bytes)"),
+        bump_({arena_.bytes().data(), arena_.bytes().size()}),
         threads_(options.compute_threads > 0 ? options.compute_threads : default_compute_threads()),
         link_gbps_(options.link_gbps) {
     if (options.budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
@@ -72,24 +74,10 @@ class HostDevice final : public Device {
   }
 
   DeviceBytes allocate(Bytes bytes, std::string_view what) override {
-    const std::scoped_lock lock(mutex_);
-    const Bytes size = round_up(bytes, kPage);
-    if (size > budget() - allocated_) {
-      throw Error(ErrorCategory::memory,
-                  fmt::format("device memory: {} needs {}, but {} of the budget of {} are left; "
-                              "raise ballast.device_bytes",
-                              what, format_bytes(size), format_bytes(budget() - allocated_),
-                              format_bytes(budget())));
-    }
-    std::byte* start = arena_.bytes().data() + allocated_;
-    allocated_ += size;
-    return {start, bytes};
+    return bump_.take(bytes, what);
   }
-  Bytes budget() const override { return arena_.bytes().size(); }
-  Bytes allocated() const override {
-    const std::scoped_lock lock(mutex_);
-    return allocated_;
-  }
+  Bytes budget() const override { return bump_.budget(); }
+  Bytes allocated() const override { return bump_.taken(); }
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override {
     return std::make_unique<HostStream>(std::string(name), threads_);
@@ -118,10 +106,9 @@ class HostDevice final : public Device {
   }
 
   Mapping arena_;
+  Bump bump_;
   int threads_;
   double link_gbps_;
-  mutable std::mutex mutex_;
-  Bytes allocated_ = 0;
 };
 
 }  // namespace

@@ -85,10 +85,5 @@ TEST(HostStream, KeepsTheFirstErrorForSynchronizeAndDropsWhatFollows) {
   EXPECT_TRUE(ran);
 }
 
-TEST(HostDevice, CudaIsRefusedWithAReasonWhenNotBuiltIn) {
-  EXPECT_THROW(make_device({.kind = "cuda", .budget = kMiB}), Error);
-  EXPECT_THROW(make_device({.kind = "hots", .budget = kMiB}), Error);
-}
-
 }  // namespace
 }  // namespace ballast::device

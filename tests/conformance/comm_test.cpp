@@ -1,7 +1,9 @@
 // Run by mpirun: every rank runs all tests, so that every rank makes the same calls. What a rank
 // finds wrong it only notes (EXPECT): a rank that left a test early would keep the others waiting.
+// BALLAST_TEST_DEVICE: "cuda" for buffers of the CUDA device, which one rank alone can have too.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <random>
@@ -80,35 +82,60 @@ Content slice(const Content& content, Bytes offset, Bytes bytes) {
   return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
 }
 
+std::string device_kind() {
+  const char* const kind = std::getenv("BALLAST_TEST_DEVICE");
+  return kind == nullptr ? "host" : kind;
+}
+
 /// One channel with its stream and memory.
 class Lane {
  public:
   explicit Lane(const char* name, const std::vector<std::uint32_t>& members = {})
-      : device(device::make_device({.kind = "host", .budget = 256 * kMiB, .compute_threads = 1})),
+      : device(device::make_device({.kind = device_kind(),
+                                    .budget = 256 * kMiB,
+                                    .compute_threads = 1,
+                                    .local_rank = World::ranks().launch().local_rank})),
         stream(device->make_stream(name)),
         channel(World::ranks().make_channel(*device, members)) {}
 
+  void fill(DeviceBytes to, const Content& content) const {
+    device->copy_to_device(*stream, to, content);
+    stream->synchronize();
+  }
   DeviceBytes filled(const Content& content) const {
     const DeviceBytes made = device->allocate(content.size(), "test");
-    std::memcpy(made.raw(), content.data(), content.size());
+    fill(made, content);
     return made;
   }
   /// Scratch with a page behind it that must stay as it is.
   DeviceBytes scratch(Bytes pages) const {
-    const DeviceBytes made = device->allocate((pages + 1) * kPage, "scratch");
-    std::memset(made.raw(), 0x5a, made.size());
-    return made.subview(0, pages * kPage);
+    return filled(Content((pages + 1) * kPage, std::byte{0x5a})).subview(0, pages * kPage);
   }
-  static bool guard_holds(DeviceBytes scratch) {
-    const std::byte* guard = scratch.raw() + scratch.size();
-    return std::all_of(guard, guard + kPage,
-                       [](std::byte byte) { return byte == std::byte{0x5a}; });
+  bool guard_holds(DeviceBytes scratch) const {
+    const Content guard = read({scratch.raw() + scratch.size(), kPage});
+    return std::ranges::all_of(guard, [](std::byte byte) { return byte == std::byte{0x5a}; });
   }
-  static Content read(DeviceBytes bytes) { return {bytes.raw(), bytes.raw() + bytes.size()}; }
+  Content read(DeviceBytes bytes) const {
+    Content content(bytes.size());
+    device->copy_to_host(*stream, content, bytes);
+    stream->synchronize();
+    return content;
+  }
 
   std::unique_ptr<device::Device> device;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<Communicator> channel;
+};
+
+/// Promises that hold on every device and for every number of ranks.
+class Comm : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_kind() == "host") return;
+    if (const std::string refusal = device::cuda_refusal(); !refusal.empty()) {
+      GTEST_SKIP() << refusal;
+    }
+  }
 };
 
 std::uint32_t world() {
@@ -120,13 +147,13 @@ std::uint32_t rank() {
 
 constexpr Bytes kPartPages[] = {1, 5, 300};
 
-TEST(CommMpi, IsWhatTheLauncherSaid) {
-  EXPECT_EQ(World::ranks().kind(), "mpi");
-  EXPECT_GT(world(), 1U);
+TEST_F(Comm, IsWhatTheLauncherSaid) {
+  EXPECT_EQ(World::ranks().kind(), world() == 1 ? "self" : "mpi");
+  EXPECT_GT(world(), device_kind() == "host" ? 1U : 0U);
   EXPECT_EQ(World::ranks().launch().local_world, world());
 }
 
-TEST(CommMpi, AllGather) {
+TEST_F(Comm, AllGather) {
   const Lane lane("gather");
   for (const Bytes pages : kPartPages) {
     const Bytes size = pages * kPage;
@@ -139,12 +166,12 @@ TEST(CommMpi, AllGather) {
     const DeviceBytes apart = lane.filled(Content(world() * size));
     const DeviceBytes in_place = lane.filled(Content(world() * size));
     const DeviceBytes own = in_place.subview(rank() * size, size);
-    std::memcpy(own.raw(), part.raw(), size);
+    lane.fill(own, content_of(rank(), size, DType::f32, 1));
     lane.channel->all_gather(*lane.stream, part, apart);
     lane.channel->all_gather(*lane.stream, own, in_place);
     lane.stream->synchronize();
-    EXPECT_EQ(Lane::read(apart), expected) << pages;
-    EXPECT_EQ(Lane::read(in_place), expected) << pages;
+    EXPECT_EQ(lane.read(apart), expected) << pages;
+    EXPECT_EQ(lane.read(in_place), expected) << pages;
   }
 }
 
@@ -156,19 +183,19 @@ void expect_reduce_scatter(const Lane& lane, const Content& input, const Content
   const DeviceBytes part = lane.filled(Content(size));
   lane.channel->reduce_scatter(*lane.stream, whole, part, type, scratch);
   lane.stream->synchronize();
-  EXPECT_EQ(Lane::read(part), expected);
-  EXPECT_EQ(Lane::read(whole), input);
+  EXPECT_EQ(lane.read(part), expected);
+  EXPECT_EQ(lane.read(whole), input);
 
   lane.channel->reduce_scatter(*lane.stream, whole, whole.subview(rank() * size, size), type,
                                scratch);
   lane.stream->synchronize();
   Content after = input;
   std::ranges::copy(expected, after.begin() + static_cast<std::ptrdiff_t>(rank() * size));
-  EXPECT_EQ(Lane::read(whole), after) << "in place";
-  EXPECT_TRUE(Lane::guard_holds(scratch));
+  EXPECT_EQ(lane.read(whole), after) << "in place";
+  EXPECT_TRUE(lane.guard_holds(scratch));
 }
 
-TEST(CommMpi, ReduceScatter) {
+TEST_F(Comm, ReduceScatter) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Lane lane("reduce");
     for (const Bytes pages : kPartPages) {
@@ -186,7 +213,7 @@ TEST(CommMpi, ReduceScatter) {
   }
 }
 
-TEST(CommMpi, AllReduceOfAnyNumberOfPages) {
+TEST_F(Comm, AllReduceOfAnyNumberOfPages) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Lane lane("reduce");
     for (const Bytes pages : {1, 2, 3, 4, 5, 12, 61, 500}) {
@@ -196,15 +223,15 @@ TEST(CommMpi, AllReduceOfAnyNumberOfPages) {
         const DeviceBytes scratch = lane.scratch(scratch_pages);
         lane.channel->all_reduce(*lane.stream, whole, type, scratch);
         lane.stream->synchronize();
-        EXPECT_EQ(Lane::read(whole), expected)
+        EXPECT_EQ(lane.read(whole), expected)
             << to_string(type) << ", " << pages << " pages, scratch of " << scratch_pages;
-        EXPECT_TRUE(Lane::guard_holds(scratch));
+        EXPECT_TRUE(lane.guard_holds(scratch));
       }
     }
   }
 }
 
-TEST(CommMpi, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
+TEST_F(Comm, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
   const Lane lane("reduce");
   const Bytes size = 12 * kPage;
   for (const DType type : {DType::f32, DType::bf16}) {
@@ -217,12 +244,12 @@ TEST(CommMpi, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
     lane.channel->reduce_scatter(*lane.stream, in_two, own, type, scratch);
     lane.channel->all_gather(*lane.stream, own, in_two);
     lane.stream->synchronize();
-    EXPECT_EQ(Lane::read(at_once), Lane::read(in_two));
-    EXPECT_NE(Lane::read(at_once), input);
+    EXPECT_EQ(lane.read(at_once), lane.read(in_two));
+    EXPECT_EQ(lane.read(at_once) != input, world() > 1);
   }
 }
 
-TEST(CommMpi, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
+TEST_F(Comm, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
   std::vector<std::uint32_t> members;  // the last first
   for (std::uint32_t r = world(); r-- > 0;) members.push_back(r);
   const std::uint32_t place = world() - 1 - rank();
@@ -245,7 +272,7 @@ TEST(CommMpi, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
   }
 }
 
-TEST(CommMpi, ChannelsOfSomeRanksExchangeAmongThemselves) {
+TEST_F(Comm, ChannelsOfSomeRanksExchangeAmongThemselves) {
   // Even and odd ranks; with three, one channel has a member only.
   std::vector<std::uint32_t> members;
   for (std::uint32_t r = rank() % 2; r < world(); r += 2) members.push_back(r);
@@ -263,7 +290,7 @@ TEST(CommMpi, ChannelsOfSomeRanksExchangeAmongThemselves) {
   EXPECT_EQ(Lane::read(whole), expected);
 }
 
-TEST(CommMpi, NansAndInfinitiesReachAllRanks) {
+TEST_F(Comm, NansAndInfinitiesReachAllRanks) {
   const Lane lane("reduce");
   Content input = content_of(rank(), kPage, DType::f32, 5);
   const float own = rank() == world() - 1 ? std::nanf("") : INFINITY;
@@ -273,18 +300,18 @@ TEST(CommMpi, NansAndInfinitiesReachAllRanks) {
   const DeviceBytes whole = lane.filled(input);
   lane.channel->all_reduce(*lane.stream, whole, DType::f32, lane.scratch(world()));
   lane.stream->synchronize();
-  EXPECT_TRUE(std::isnan(element(Lane::read(whole), 0, DType::f32)));
-  EXPECT_EQ(element(Lane::read(whole), 4, DType::f32), -INFINITY);
+  EXPECT_TRUE(std::isnan(element(lane.read(whole), 0, DType::f32)));
+  EXPECT_EQ(element(lane.read(whole), 4, DType::f32), -INFINITY);
 }
 
-TEST(CommMpi, BroadcastFromEveryRank) {
+TEST_F(Comm, BroadcastFromEveryRank) {
   const Lane lane("gather");
   for (std::uint32_t root = 0; root < world(); ++root) {
     for (const Bytes pages : kPartPages) {
       const DeviceBytes data = lane.filled(content_of(rank(), pages * kPage, DType::f32, 6));
       lane.channel->broadcast(*lane.stream, data, root);
       lane.stream->synchronize();
-      EXPECT_EQ(Lane::read(data), content_of(root, pages * kPage, DType::f32, 6)) << root;
+      EXPECT_EQ(lane.read(data), content_of(root, pages * kPage, DType::f32, 6)) << root;
     }
   }
 }
@@ -305,13 +332,13 @@ void keep_busy(const Lane& lane, std::uint32_t order) {
   }
   lane.stream->synchronize();
   for (std::uint32_t round = 0; round < kRounds; ++round) {
-    EXPECT_EQ(Lane::read(reduced[round]),
+    EXPECT_EQ(lane.read(reduced[round]),
               expected_sum(world(), reduced[round].size(), DType::bf16, order + round))
         << round;
   }
 }
 
-TEST(CommMpi, TwoChannelsAndTheHostWorkAtTheSameTime) {
+TEST_F(Comm, TwoChannelsAndTheHostWorkAtTheSameTime) {
   const Lane gather("gather");
   const Lane reduce("reduce");
   std::thread first([&] { keep_busy(gather, 10); });
@@ -322,7 +349,7 @@ TEST(CommMpi, TwoChannelsAndTheHostWorkAtTheSameTime) {
   second.join();
 }
 
-TEST(CommMpi, HostAllGatherOfAnySize) {
+TEST_F(Comm, HostAllGatherOfAnySize) {
   for (const Bytes size : {0, 1, 7, 4097, 1000003}) {
     const auto part_of = [&](std::uint32_t r) {
       Content part(size);
@@ -340,14 +367,14 @@ TEST(CommMpi, HostAllGatherOfAnySize) {
   }
 }
 
-TEST(CommMpi, HostBroadcastOfText) {
+TEST_F(Comm, HostBroadcastOfText) {
   for (const std::size_t size : {0, 1, 100000}) {
     const std::string of_first(size, 'a');
     EXPECT_EQ(World::ranks().broadcast(rank() == 0 ? of_first : "mine"), of_first);
   }
 }
 
-TEST(CommMpi, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
+TEST_F(Comm, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
   const auto now = [] {
     timespec time = {};
     clock_gettime(CLOCK_MONOTONIC, &time);  // one clock for all processes

@@ -1,0 +1,17 @@
+#include "ballast/core/error.h"
+
+#include "src/comm/factories.h"
+
+namespace ballast::comm {
+
+std::string nccl_refusal() {
+  return "built without NCCL: reconfigure with -Dnccl=enabled";
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(Ranks&, Members, device::Device&,
+                                                     std::shared_ptr<Patience>) {
+  throw Error(ErrorCategory::comm, "ranks on device \"cuda\" need NCCL, but this program was " +
+                                       nccl_refusal() + ", or set ballast.device to \"host\"");
+}
+
+}  // namespace ballast::comm

@@ -1,0 +1,177 @@
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/device/bump.h"
+#include "src/device/cuda/errors.h"
+#include "src/device/cuda/stream.h"
+#include "src/device/factories.h"
+
+namespace ballast::device {
+namespace {
+
+/// Kernels are compiled for compute capability 8.0 and newer (meson.build).
+constexpr int kOldestMajor = 8;
+
+/// 13000 as "13.0".
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+/// Why the runtime does not even count devices.
+std::string driver_refusal(cudaError_t code) {
+  static_cast<void>(cudaGetLastError());
+  int driver = 0;
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  if (driver == 0) return "there is no NVIDIA driver on this machine";
+  if (code == cudaErrorNoDevice) return "the NVIDIA driver finds no GPU that this process may use";
+  if (code == cudaErrorInsufficientDriver) {
+    return fmt::format(
+        "the NVIDIA driver is made for CUDA {}, older than the {} of this program: "
+        "update the driver",
+        version_text(driver), version_text(CUDART_VERSION));
+  }
+  return fmt::format("CUDA: {} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+/// The GPUs of this machine are dealt out to its processes in turn.
+int ordinal_of(std::uint32_t local_rank) {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "counting CUDA devices");
+  return static_cast<int>(local_rank % static_cast<std::uint32_t>(count));
+}
+
+cudaDeviceProp properties_of(int ordinal) {
+  cudaDeviceProp properties = {};
+  check_cuda(cudaGetDeviceProperties(&properties, ordinal),
+             fmt::format("asking for the properties of CUDA device {}", ordinal));
+  if (properties.major < kOldestMajor) {
+    throw Error(
+        ErrorCategory::device,
+        fmt::format("CUDA device {}, {}, has compute capability {}.{}; this program needs "
+                    "{}.0 or newer: set ballast.device to \"host\"",
+                    ordinal, properties.name, properties.major, properties.minor, kOldestMajor));
+  }
+  return properties;
+}
+
+/// All memory of a budget, zeroed.
+class Arena {
+ public:
+  Arena(int ordinal, Bytes budget) {
+    // Whoever waits sleeps: the cores are the update lane's.
+    check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
+    check_cuda(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "setting how threads wait");
+    // CUDA promises an alignment of 256 bytes only.
+    const Bytes size = round_up(budget, kPage) + kPage;
+    refuse_beyond_free(ordinal, budget, size);
+    void* start = nullptr;
+    check_cuda(cudaMalloc(&start, size),
+               fmt::format("memory of CUDA device {} (ballast.device_bytes): allocating {}",
+                           ordinal, format_bytes(size)));
+    memory_.reset(start);
+    check_cuda(cudaMemset(start, 0, size), "zeroing device memory");
+    // The memset runs on the default stream, which the streams of the device do not wait for.
+    check_cuda(cudaDeviceSynchronize(), "zeroing device memory");
+    const auto address = reinterpret_cast<std::uintptr_t>(start);
+    pages_ = {static_cast<std::byte*>(start) + (round_up(address, kPage) - address),
+              round_up(budget, kPage)};
+  }
+
+  [[nodiscard]] DeviceBytes pages() const { return pages_; }
+
+ private:
+  static void refuse_beyond_free(int ordinal, Bytes budget, Bytes size) {
+    if (budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "asking for free device memory");
+    if (size <= free) return;
+    throw Error(
+        ErrorCategory::memory,
+        fmt::format("memory of CUDA device {} (ballast.device_bytes): {} asked for, but {} "
+                    "of {} are free; lower ballast.device_bytes",
+                    ordinal, format_bytes(budget), format_bytes(free), format_bytes(total)));
+  }
+
+  std::unique_ptr<void, CudaEnd<cudaFree>> memory_;
+  DeviceBytes pages_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const DeviceOptions& options)
+      : ordinal_(ordinal_of(options.local_rank)),
+        properties_(properties_of(ordinal_)),
+        arena_(ordinal_, options.budget),
+        bump_(arena_.pages()) {}
+
+  std::string_view kind() const override { return "cuda"; }
+  std::string description() const override {
+    return fmt::format("CUDA device {}, {}, {}", ordinal_, properties_.name,
+                       format_bytes(properties_.totalGlobalMem));
+  }
+
+  DeviceBytes allocate(Bytes bytes, std::string_view what) override {
+    return bump_.take(bytes, what);
+  }
+  Bytes budget() const override { return bump_.budget(); }
+  Bytes allocated() const override { return bump_.taken(); }
+
+  std::unique_ptr<Stream> make_stream(std::string_view name) override {
+    return make_cuda_stream(ordinal_, name);
+  }
+  std::unique_ptr<Event> make_event() override { return make_cuda_event(ordinal_); }
+
+  void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) override {
+    expects(to.size() == from.size(), "copy_to_device: sizes differ");
+    copy(stream, to.raw(), from.data(), from.size(), cudaMemcpyHostToDevice);
+  }
+  void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) override {
+    expects(to.size() == from.size(), "copy_to_host: sizes differ");
+    copy(stream, to.data(), from.raw(), from.size(), cudaMemcpyDeviceToHost);
+  }
+
+ private:
+  static void copy(Stream& stream, void* to, const void* from, Bytes bytes, cudaMemcpyKind kind) {
+    const cudaStream_t queue = as_cuda(stream).native();
+    if (bytes == 0) return;
+    const cudaError_t code = cudaMemcpyAsync(to, from, bytes, kind, queue);
+    if (code == cudaSuccess) return;
+    check_cuda(code, fmt::format("copying {} {} the device", format_bytes(bytes),
+                                 kind == cudaMemcpyHostToDevice ? "to" : "from"));
+  }
+
+  int ordinal_;
+  cudaDeviceProp properties_;
+  Arena arena_;
+  Bump bump_;
+};
+
+}  // namespace
+
+bool cuda_built_in() {
+  return true;
+}
+
+std::string cuda_refusal() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) return driver_refusal(code);
+  return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
+}
+
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+  if (const std::string refusal = cuda_refusal(); !refusal.empty()) {
+    throw Error(ErrorCategory::device,
+                "ballast.device is \"cuda\", but " + refusal + "; use \"auto\" or \"host\"");
+  }
+  return std::make_unique<CudaDevice>(options);
+}
+
+}  // namespace ballast::device

@@ -1,0 +1,137 @@
+#include "src/device/cuda/stream.h"
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/backoff.h"
+#include "ballast/core/error.h"
+
+#include "src/device/cuda/errors.h"
+
+namespace ballast::device {
+namespace {
+
+using StreamHandle =
+    std::unique_ptr<std::remove_pointer_t<cudaStream_t>, CudaEnd<cudaStreamDestroy>>;
+using EventHandle = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, CudaEnd<cudaEventDestroy>>;
+
+void enter(int ordinal) {
+  const cudaError_t code = cudaSetDevice(ordinal);
+  if (code != cudaSuccess) check_cuda(code, fmt::format("taking CUDA device {}", ordinal));
+}
+
+class OwnedStream final : public CudaStream {
+ public:
+  OwnedStream(int ordinal, std::string_view name)
+      : ordinal_(ordinal), work_(fmt::format("work on stream {}", name)) {
+    enter(ordinal_);
+    cudaStream_t made = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
+               fmt::format("making stream {}", name));
+    stream_.reset(made);
+  }
+  /// Host buffers of copies that were not waited for may be gone afterwards.
+  ~OwnedStream() override {
+    try {
+      synchronize();
+    } catch (const Error&) {
+      // Nobody asked for it by synchronising.
+    }
+  }
+
+  cudaStream_t native() override {
+    enter(ordinal_);
+    return stream_.get();
+  }
+  void set_watch(const void* owner, Watch watch) override {
+    const std::scoped_lock lock(mutex_);
+    watches_[owner] = std::move(watch);
+  }
+  void synchronize() override {
+    std::map<const void*, Watch> watches;
+    {
+      const std::scoped_lock lock(mutex_);
+      watches.swap(watches_);
+    }
+    if (watches.empty()) {
+      check_cuda(cudaStreamSynchronize(native()), work_);
+    } else {
+      wait_watching(watches);
+    }
+  }
+
+ private:
+  void wait_watching(const std::map<const void*, Watch>& watches) {
+    using Clock = std::chrono::steady_clock;
+    const cudaStream_t stream = native();
+    const auto start = Clock::now();
+    Backoff backoff;
+    while (true) {
+      const auto before = Clock::now();
+      const cudaError_t state = cudaStreamQuery(stream);
+      // A failed collective says more about itself than the stream does, so watches come first.
+      for (const auto& [owner, watch] : watches) {
+        watch(std::chrono::duration<double>(before - start).count());
+      }
+      if (state != cudaErrorNotReady) return check_cuda(state, work_);
+      static_cast<void>(cudaGetLastError());  // "not ready" is remembered as well
+      backoff.pause(Clock::now() - before);
+    }
+  }
+
+  int ordinal_;
+  std::string work_;  ///< for messages
+  StreamHandle stream_;
+  std::mutex mutex_;
+  std::map<const void*, Watch> watches_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(int ordinal) {
+    enter(ordinal);
+    cudaEvent_t made = nullptr;
+    // Waiting threads sleep: the cores are the update lane's.
+    check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync),
+               "making an event");
+    event_.reset(made);
+  }
+
+  void record(Stream& stream) override {
+    check_cuda(cudaEventRecord(event_.get(), as_cuda(stream).native()), "recording an event");
+  }
+  void wait_on(Stream& stream) override {
+    check_cuda(cudaStreamWaitEvent(as_cuda(stream).native(), event_.get(), 0),
+               "having a stream wait for an event");
+  }
+  void synchronize() override {
+    check_cuda(cudaEventSynchronize(event_.get()), "work before an event");
+  }
+
+ private:
+  EventHandle event_;
+};
+
+}  // namespace
+
+CudaStream& as_cuda(Stream& stream) {
+  auto* cuda = dynamic_cast<CudaStream*>(&stream);
+  expects(cuda != nullptr, "the CUDA device was given a stream of another device");
+  return *cuda;
+}
+
+std::unique_ptr<CudaStream> make_cuda_stream(int ordinal, std::string_view name) {
+  return std::make_unique<OwnedStream>(ordinal, name);
+}
+
+std::unique_ptr<Event> make_cuda_event(int ordinal) {
+  return std::make_unique<CudaEvent>(ordinal);
+}
+
+}  // namespace ballast::device

@@ -1,0 +1,119 @@
+// The kernel that adds up what the ranks of a reduce_scatter have sent, without any ranks.
+#include "src/comm/sum.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "ballast/device/cuda_stream.h"
+
+#include "src/comm/nccl_sum.h"
+
+namespace ballast::comm {
+namespace {
+
+using Content = std::vector<std::byte>;
+
+/// Elements of many sizes, so that the order of a sum shows, and between them any bit pattern that
+/// is no NaN: infinities, denormals, zeros of both signs.
+Content random_content(Bytes bytes, DType type, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Content content(bytes);
+  for (Bytes at = 0; at < bytes; at += size_of(type)) {
+    float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+    if (std::isnan(value) || random() % 4 != 0) {
+      const double unit = static_cast<double>(random()) * 0x1p-31 - 1.0;
+      value = static_cast<float>(std::ldexp(unit, static_cast<int>(random() % 24U)));
+    }
+    const Bf16 rounded = to_bf16(value);
+    std::memcpy(content.data() + at,
+                type == DType::f32 ? static_cast<const void*>(&value) : &rounded, size_of(type));
+  }
+  return content;
+}
+
+/// Which NaN comes out of infinities of both signs is not said.
+void expect_same_numbers(const Content& sums, const Content& expected, DType type) {
+  ASSERT_EQ(sums.size(), expected.size());
+  for (Bytes at = 0; at < sums.size(); at += size_of(type)) {
+    std::uint32_t bits[2] = {};
+    const std::size_t low = sizeof(std::uint32_t) - size_of(type);
+    std::memcpy(reinterpret_cast<std::byte*>(&bits[0]) + low, sums.data() + at, size_of(type));
+    std::memcpy(reinterpret_cast<std::byte*>(&bits[1]) + low, expected.data() + at, size_of(type));
+    if (std::isnan(std::bit_cast<float>(bits[1]))) {
+      ASSERT_TRUE(std::isnan(std::bit_cast<float>(bits[0]))) << "byte " << at;
+    } else {
+      ASSERT_EQ(bits[0], bits[1]) << "byte " << at;
+    }
+  }
+}
+
+struct Case {
+  DType type;
+  std::uint32_t world;
+  std::uint32_t rank;
+  Bytes pages;
+};
+
+/// Distances are a page longer than the terms; the sum takes the place of the rank's own term, and
+/// the page behind it stays as it was.
+void expect_sum(device::Device& device, device::Stream& stream, const Case& test) {
+  const Bytes size = test.pages * kPage;
+  const DeviceBytes own = device.allocate(size + kPage, "own");
+  const DeviceBytes others = device.allocate(test.world * (size + kPage), "others");
+  std::vector<Content> terms;
+  std::vector<const std::byte*> starts;
+  for (std::uint32_t rank = 0; rank < test.world; ++rank) {
+    terms.push_back(random_content(size, test.type, 100 * test.world + rank));
+    device.copy_to_device(
+        stream,
+        rank == test.rank ? own.subview(0, size) : others.subview(rank * (size + kPage), size),
+        terms.back());
+    stream.synchronize();
+  }
+  for (const Content& term : terms) starts.push_back(term.data());
+  Content expected(size);
+  sum_in_order(starts, expected.data(), size, test.type);
+
+  const SumTerms where = {.own = own.raw(),
+                          .others = others.raw(),
+                          .distance = size + kPage,
+                          .rank = test.rank,
+                          .world = test.world};
+  ASSERT_EQ(enqueue_sum(device::as_cuda(stream).native(), where, own.raw(), size, test.type),
+            cudaSuccess);
+  Content sums(size + kPage);
+  device.copy_to_host(stream, sums, own);
+  stream.synchronize();
+  EXPECT_EQ(Content(sums.begin() + static_cast<std::ptrdiff_t>(size), sums.end()), Content(kPage));
+  sums.resize(size);
+  expect_same_numbers(sums, expected, test.type);
+}
+
+TEST(NcclSum, HasTheBitsOfTheSumOnTheHost) {
+  if (const std::string refusal = device::cuda_refusal(); !refusal.empty()) GTEST_SKIP() << refusal;
+  const auto device = device::make_device({.kind = "cuda", .budget = kGiB});
+  const auto stream = device->make_stream("sum");
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const std::uint32_t world : {1U, 2U, 3U, 8U}) {
+      for (const std::uint32_t rank : {0U, world / 2, world - 1}) {
+        // The last one is more than all blocks of the kernel take at once.
+        for (const Bytes pages : {Bytes{0}, Bytes{1}, Bytes{7}, Bytes{1100}}) {
+          SCOPED_TRACE(testing::Message() << to_string(type) << ", rank " << rank << " of " << world
+                                          << ", " << pages << " pages");
+          expect_sum(*device, *stream, {type, world, rank, pages});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::comm

@@ -1,0 +1,27 @@
+// Needs CUDA's libraries, but no driver and no GPU.
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "src/device/cuda/errors.h"
+
+namespace ballast::device {
+namespace {
+
+TEST(CheckCuda, NamesTheOperationAndTheError) {
+  EXPECT_NO_THROW(check_cuda(cudaSuccess, "nothing"));
+  const cudaError_t code = cudaSetDevice(100000);  // no such device, or no driver to ask
+  ASSERT_NE(code, cudaSuccess);
+  try {
+    check_cuda(code, "taking CUDA device 100000");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("taking CUDA device 100000: CUDA: "), 0U) << text;
+    EXPECT_NE(text.find(cudaGetErrorName(code)), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ballast::device
