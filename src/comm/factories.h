@@ -17,6 +17,6 @@ std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& o
 /// A channel of the CUDA device `device` over NCCL; `ranks` find each other with it, and may be
 /// gone afterwards. Collective. Throws Error(comm), also when the program was built without NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, device::Device& device,
-                                                     std::shared_ptr<Patience> patience);
+                                                     const std::shared_ptr<Patience>& patience);
 
 }  // namespace ballast::comm

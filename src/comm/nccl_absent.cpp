@@ -9,7 +9,7 @@ std::string nccl_refusal() {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Ranks&, device::Device&,
-                                                     std::shared_ptr<Patience>) {
+                                                     const std::shared_ptr<Patience>&) {
   throw Error(ErrorCategory::comm, "ranks on device \"cuda\" need NCCL, but this program was " +
                                        nccl_refusal() + ", or set ballast.device to \"host\"");
 }
