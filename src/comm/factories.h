@@ -18,8 +18,8 @@ std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& o
 /// A channel of `members` of `ranks` for the CUDA device `device` over NCCL; they find each other
 /// through `ranks`, which may be gone afterwards. Collective. Throws Error(comm), also when the
 /// program was built without NCCL.
-std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, Members members,
+std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, const Members& members,
                                                      device::Device& device,
-                                                     std::shared_ptr<Patience> patience);
+                                                     const std::shared_ptr<Patience>& patience);
 
 }  // namespace ballast::comm

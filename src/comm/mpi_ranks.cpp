@@ -27,9 +27,7 @@ class MpiRanks final : public Ranks {
   std::unique_ptr<Communicator> make_channel(device::Device& device,
                                              std::span<const std::uint32_t> ranks) override {
     Members members(ranks, rank(), world());
-    if (device.kind() == "cuda") {
-      return make_nccl_communicator(*this, std::move(members), device, patience_);
-    }
+    if (device.kind() == "cuda") return make_nccl_communicator(*this, members, device, patience_);
     check_host_device(device);
     return make_mpi_communicator(session_, std::move(members));
   }

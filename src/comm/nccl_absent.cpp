@@ -8,8 +8,8 @@ std::string nccl_refusal() {
   return "built without NCCL: reconfigure with -Dnccl=enabled";
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(Ranks&, Members, device::Device&,
-                                                     std::shared_ptr<Patience>) {
+std::unique_ptr<Communicator> make_nccl_communicator(Ranks&, const Members&, device::Device&,
+                                                     const std::shared_ptr<Patience>&) {
   throw Error(ErrorCategory::comm, "ranks on device \"cuda\" need NCCL, but this program was " +
                                        nccl_refusal() + ", or set ballast.device to \"host\"");
 }

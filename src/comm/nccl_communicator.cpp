@@ -1,6 +1,11 @@
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -14,6 +19,7 @@
 #include "src/comm/nccl_channel.h"
 #include "src/comm/nccl_sum.h"
 #include "src/comm/parts.h"
+#include "src/device/cuda/errors.h"
 
 namespace ballast::comm {
 namespace {
@@ -111,12 +117,9 @@ class NcclCommunicator final : public Communicator {
                               .distance = piece * kPage,
                               .turn = members_.turn(rank_),
                               .count = world_};
-      const auto code =
-          static_cast<cudaError_t>(enqueue_sum(stream.native(), terms, out + page * kPage,
-                                               parts.count(rank_, page, piece) * kPage, type));
-      if (code == cudaSuccess) continue;
-      throw Error(ErrorCategory::device,
-                  fmt::format("{}: adding up: CUDA: {}", to_text(what), cudaGetErrorString(code)));
+      const int code = enqueue_sum(stream.native(), terms, out + page * kPage,
+                                   parts.count(rank_, page, piece) * kPage, type);
+      device::check_cuda(static_cast<cudaError_t>(code), what.name);
     }
   }
 
@@ -158,19 +161,41 @@ class NcclCommunicator final : public Communicator {
   std::uint32_t world_;  ///< number of members
 };
 
+/// NCCL is not made for two ranks on one GPU: it may hang.
+void refuse_shared_gpus(Ranks& ranks) {
+  int ordinal = 0;
+  cudaDeviceProp properties = {};
+  device::check_cuda(cudaGetDevice(&ordinal), "asking for the current CUDA device");
+  device::check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for the name of a GPU");
+  constexpr std::size_t kSize = sizeof properties.uuid.bytes;
+  std::vector<std::byte> names(ranks.world() * kSize);
+  ranks.all_gather(std::as_bytes(std::span(properties.uuid.bytes)), names);
+  for (std::size_t first = 0; first < ranks.world(); ++first) {
+    for (std::size_t second = first + 1; second < ranks.world(); ++second) {
+      if (std::memcmp(&names[first * kSize], &names[second * kSize], kSize) != 0) continue;
+      throw Error(
+          ErrorCategory::comm,
+          fmt::format("ranks {} and {} have the same GPU; start one process for each GPU of "
+                      "a machine",
+                      first, second));
+    }
+  }
+}
+
 }  // namespace
 
 std::string nccl_refusal() {
   return "";
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, Members members,
+std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, const Members& members,
                                                      device::Device& device,
-                                                     std::shared_ptr<Patience> patience) {
+                                                     const std::shared_ptr<Patience>& patience) {
   // NCCL takes the calling thread's current device; a stream knows which one that has to be.
   const auto stream = device.make_stream("nccl");
   static_cast<void>(device::as_cuda(*stream).native());
-  return std::make_unique<NcclCommunicator>(ranks, std::move(members), std::move(patience));
+  refuse_shared_gpus(ranks);
+  return std::make_unique<NcclCommunicator>(ranks, members, patience);
 }
 
 }  // namespace ballast::comm

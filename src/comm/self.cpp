@@ -1,7 +1,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "ballast/core/error.h"
 
@@ -49,10 +48,8 @@ class SelfRanks final : public Ranks {
 
   std::unique_ptr<Communicator> make_channel(device::Device& device,
                                              std::span<const std::uint32_t> ranks) override {
-    Members members(ranks, rank(), world());
-    if (device.kind() == "cuda") {
-      return make_nccl_communicator(*this, std::move(members), device, patience_);
-    }
+    const Members members(ranks, rank(), world());
+    if (device.kind() == "cuda") return make_nccl_communicator(*this, members, device, patience_);
     check_host_device(device);
     return std::make_unique<SelfCommunicator>();
   }
