@@ -261,14 +261,14 @@ TEST_F(Comm, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
     const DeviceBytes own = whole.subview(place * size, size);
     lane.channel->reduce_scatter(*lane.stream, whole, own, type, lane.scratch(2 * world()));
     lane.stream->synchronize();
-    EXPECT_EQ(Lane::read(own), slice(sums, place * size, size)) << to_string(type);
+    EXPECT_EQ(lane.read(own), slice(sums, place * size, size)) << to_string(type);
     lane.channel->all_gather(*lane.stream, own, whole);
     lane.stream->synchronize();
-    EXPECT_EQ(Lane::read(whole), sums) << to_string(type);
+    EXPECT_EQ(lane.read(whole), sums) << to_string(type);
     const DeviceBytes again = lane.filled(content_of(rank(), world() * size, type, 8));
     lane.channel->all_reduce(*lane.stream, again, type, lane.scratch(world()));
     lane.stream->synchronize();
-    EXPECT_EQ(Lane::read(again), sums) << to_string(type);
+    EXPECT_EQ(lane.read(again), sums) << to_string(type);
   }
 }
 
@@ -287,7 +287,7 @@ TEST_F(Comm, ChannelsOfSomeRanksExchangeAmongThemselves) {
     const Content part = content_of(r, size, DType::f32, 9);
     expected.insert(expected.end(), part.begin(), part.end());
   }
-  EXPECT_EQ(Lane::read(whole), expected);
+  EXPECT_EQ(lane.read(whole), expected);
 }
 
 TEST_F(Comm, NansAndInfinitiesReachAllRanks) {

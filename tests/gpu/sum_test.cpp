@@ -85,8 +85,8 @@ void expect_sum(device::Device& device, device::Stream& stream, const Case& test
   const SumTerms where = {.own = own.raw(),
                           .others = others.raw(),
                           .distance = size + kPage,
-                          .rank = test.rank,
-                          .world = test.world};
+                          .turn = test.rank,
+                          .count = test.world};
   ASSERT_EQ(enqueue_sum(device::as_cuda(stream).native(), where, own.raw(), size, test.type),
             cudaSuccess);
   Content sums(size + kPage);

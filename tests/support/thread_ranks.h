@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -37,7 +38,8 @@ class ThreadRanks final : public comm::Ranks {
 
   const comm::Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "threads"; }
-  std::unique_ptr<comm::Communicator> make_communicator(device::Device&) override {
+  std::unique_ptr<comm::Communicator> make_channel(device::Device&,
+                                                   std::span<const std::uint32_t>) override {
     return nullptr;
   }
   void all_gather(ConstHostBytes part, HostBytes whole) override {
