@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/cpu_adam/shard.h"
 #include "ballast/core/random.h"
+#include "ballast/cpu_adam/shard.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/schedule/zero_memory.h"
