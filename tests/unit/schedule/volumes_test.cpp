@@ -265,7 +265,7 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   }
 }
 
-TEST(Volumes, OfWeightsSplitInGroupsAreThoseOfZeroPlusPlus) {
+TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
   for (const std::uint32_t group : {2U, 4U, 8U}) {
     for (const Tier tier : kTiers) {
       Problem problem = uniform(8, 3, tier);
@@ -280,8 +280,8 @@ TEST(Volumes, OfWeightsSplitInGroupsAreThoseOfZeroPlusPlus) {
         const bool in_group = operation.buffer(Role::weights_source) != kNoBuffer;
         (in_group ? inside : across) += operation.bytes;
       }
-      // Section 3.2 of arXiv 2306.10209: gathers before both passes stay in the group. Behind the
-      // update each share, one of `group`, comes from the ranks that keep it too.
+      // As the backward pass in section 3.2 of arXiv 2306.10209, here the forward pass too. Behind
+      // the update each share, one of `group`, comes from the ranks that keep it too.
       EXPECT_EQ(inside, 13 * (whole - whole / group));
       EXPECT_EQ(across, 8 * (whole / group - whole / 8));
       EXPECT_EQ(schedule.steady.bytes_on(Lane::reduce), 8 * (whole - whole / 8));
