@@ -309,7 +309,7 @@ std::uint64_t hash_states(Machine& machine) {
   Hash together;
   const schedule::RankSizes sizes(machine.blueprint.workload);
   for (std::uint32_t p = 0; p < machine.ranks->world(); ++p) {
-    const std::uint32_t r = sizes.owner_of(p);
+    const std::size_t r = sizes.owner_of(p);
     XXH3_64bits_update(&together.state(), &all[2 * r], sizeof all[0]);
     if (all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,
