@@ -77,7 +77,7 @@ struct DeviceOptions {
 };
 
 /// Makes the device. "auto" takes the host device, because no other one has kernels yet, and logs
-/// what CUDA would have been; "cuda" by name throws Error(device) where cuda_refusal() has a
+/// once what it knows of CUDA; "cuda" by name throws Error(device) where cuda_refusal() has a
 /// reason.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 

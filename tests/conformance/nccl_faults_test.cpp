@@ -1,0 +1,147 @@
+// What becomes of NCCL collectives that do not end, on a fake GPU.
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ballast/comm/communicator.h"
+#include "ballast/core/error.h"
+
+#include "src/comm/factories.h"
+#include "tests/support/fake_gpu.h"
+
+namespace ballast::comm {
+namespace {
+
+using test::FakeGpu;
+
+/// More queries than any of these waits makes.
+constexpr int kForever = 1000000000;
+
+class NcclFaults : public testing::Test {
+ protected:
+  void SetUp() override {
+    FakeGpu::busy_queries = 0;
+    FakeGpu::async_error = ncclSuccess;
+    FakeGpu::finalized = 0;
+    FakeGpu::destroyed = 0;
+    FakeGpu::aborted = 0;
+  }
+};
+
+/// A rank with two channels on one stream.
+struct Rank {
+  explicit Rank(double timeout_seconds = 100.0)
+      : ranks(join_ranks({}, {.timeout_seconds = timeout_seconds, .interrupted = &interrupted})) {}
+
+  void gather(Communicator& channel) const { channel.all_gather(*stream, page, page); }
+
+  std::atomic<bool> interrupted = false;
+  std::unique_ptr<Ranks> ranks;
+  std::unique_ptr<device::Device> device = device::make_device({.kind = "cuda", .budget = kMiB});
+  std::unique_ptr<device::Stream> stream = device->make_stream("test");
+  std::unique_ptr<Communicator> first = ranks->make_communicator(*device);
+  std::unique_ptr<Communicator> second = ranks->make_communicator(*device);
+  DeviceBytes page = device->allocate(kPage, "page");
+};
+
+void expect_error(ErrorCategory category, const std::string& text,
+                  const std::function<void()>& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error; expected " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), category);
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(NcclFaults, WithoutAnyChannelsAreEndedTogetherAndNotAborted) {
+  {
+    const Rank rank;
+    rank.gather(*rank.first);
+    FakeGpu::busy_queries = 100;
+    rank.stream->synchronize();
+    EXPECT_EQ(FakeGpu::busy_queries, 0);
+  }
+  EXPECT_EQ(FakeGpu::finalized, 2);
+  EXPECT_EQ(FakeGpu::destroyed, 2);
+  EXPECT_EQ(FakeGpu::aborted, 0);
+}
+
+TEST_F(NcclFaults, AWaitEndsWithTheTimeoutAndTakesTheOtherChannelsWithIt) {
+  {
+    const Rank rank(0.05);
+    rank.gather(*rank.first);
+    FakeGpu::busy_queries = kForever;
+    expect_error(ErrorCategory::comm, "all_gather of 4.00 KiB: not all ranks took part within 50ms",
+                 [&] { rank.stream->synchronize(); });
+    EXPECT_EQ(FakeGpu::aborted, 1);
+    FakeGpu::busy_queries = 0;
+    EXPECT_NO_THROW(rank.stream->synchronize()) << "an error is thrown once";
+    expect_error(ErrorCategory::comm, "given up, because another collective failed before",
+                 [&] { rank.gather(*rank.second); });
+    expect_error(ErrorCategory::comm, "given up, because another collective failed before",
+                 [&] { rank.gather(*rank.first); });
+  }
+  EXPECT_EQ(FakeGpu::aborted, 2);
+  EXPECT_EQ(FakeGpu::finalized, 0);
+}
+
+TEST_F(NcclFaults, AnInterruptEndsAWait) {
+  Rank rank;
+  rank.gather(*rank.first);
+  FakeGpu::busy_queries = kForever;
+  rank.interrupted = true;
+  expect_error(ErrorCategory::interrupted, "interrupted in all_gather of 4.00 KiB",
+               [&] { rank.stream->synchronize(); });
+  EXPECT_EQ(FakeGpu::aborted, 1);
+  FakeGpu::busy_queries = 0;
+}
+
+TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsToldInOneLine) {
+  const Rank rank;
+  rank.gather(*rank.first);
+  FakeGpu::busy_queries = kForever;
+  FakeGpu::async_error = ncclRemoteError;
+  expect_error(ErrorCategory::comm, "all_gather of 4.00 KiB: NCCL: a fake's error: two lines",
+               [&] { rank.stream->synchronize(); });
+  EXPECT_EQ(FakeGpu::aborted, 1);
+  FakeGpu::busy_queries = 0;
+}
+
+TEST_F(NcclFaults, AnErrorWhileAChannelIsMadeAbortsIt) {
+  FakeGpu::async_error = ncclSystemError;
+  expect_error(ErrorCategory::comm, "setting up a channel: NCCL: ", [] { const Rank rank; });
+  EXPECT_EQ(FakeGpu::aborted, 1);
+}
+
+/// Two ranks that are the same process.
+class Twins final : public Ranks {
+ public:
+  const Launch& launch() const override { return launch_; }
+  std::string_view kind() const override { return "twins"; }
+  std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
+    return make_nccl_communicator(*this, device, std::make_shared<Patience>(JoinOptions{}));
+  }
+  void all_gather(ConstHostBytes part, HostBytes whole) override {
+    for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = part[i % part.size()];
+  }
+  std::string broadcast(std::string text) override { return text; }
+  void barrier() override {}
+  void abort(int status) override { std::exit(status); }
+
+ private:
+  Launch launch_ = {.launcher = "a test", .world = 2, .local_world = 2};
+};
+
+TEST_F(NcclFaults, TwoRanksOnOneGpuAreRefusedBeforeNcclHangs) {
+  const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
+  expect_error(ErrorCategory::comm, "ranks 0 and 1 have the same GPU",
+               [&] { Twins().make_communicator(*device); });
+}
+
+}  // namespace
+}  // namespace ballast::comm

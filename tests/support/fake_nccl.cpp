@@ -1,0 +1,158 @@
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+#include <nccl.h>
+
+#include "src/comm/nccl_sum.h"
+#include "src/comm/sum.h"
+#include "tests/support/fake_gpu.h"
+
+struct ncclComm {
+  MPI_Comm mpi = MPI_COMM_NULL;  ///< none in a world of 1
+  std::size_t rank = 0;
+  int busy_looks = 0;  ///< so many times it is still at it
+};
+
+namespace {
+
+using ballast::test::FakeGpu;
+
+/// A call in a group: starts it and says what to wait for.
+using Start = std::function<void(MPI_Request*)>;
+
+thread_local bool in_group = false;
+thread_local std::vector<Start> group;
+
+char identifier_byte(int place) {
+  return static_cast<char>(37 * place);
+}
+
+/// Calls come in groups, of bytes, and not in vain.
+ncclResult_t grouped(ncclComm_t channel, ncclDataType_t type, std::size_t count, Start start) {
+  if (!in_group || type != ncclUint8 || count == 0) return ncclInvalidUsage;
+  channel->busy_looks = 2;
+  group.push_back(std::move(start));
+  return ncclInProgress;
+}
+
+int to_int(std::size_t count) {
+  return static_cast<int>(count);
+}
+
+}  // namespace
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; ++i) id->internal[i] = identifier_byte(i);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* channel, int, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; ++i) {
+    if (id.internal[i] != identifier_byte(i)) return ncclInvalidArgument;
+  }
+  if (config->blocking != 0) return ncclInvalidArgument;
+  *channel = new ncclComm{.rank = static_cast<std::size_t>(rank), .busy_looks = 3};
+  int joined = 0;
+  MPI_Initialized(&joined);
+  if (joined != 0) MPI_Comm_dup(MPI_COMM_WORLD, &(*channel)->mpi);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t channel, ncclResult_t* state) {
+  *state = FakeGpu::async_error;
+  if (*state == ncclSuccess && channel->busy_looks > 0) {
+    --channel->busy_looks;
+    *state = ncclInProgress;
+  }
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t channel) {
+  ++FakeGpu::finalized;
+  channel->busy_looks = 2;
+  return ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t channel) {
+  ++FakeGpu::destroyed;
+  if (channel->mpi != MPI_COMM_NULL) MPI_Comm_free(&channel->mpi);
+  delete channel;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t channel) {
+  ++FakeGpu::aborted;
+  delete channel;
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t) {
+  return "a fake's error";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return "two\nlines";
+}
+
+ncclResult_t ncclGroupStart() {
+  in_group = true;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  in_group = false;
+  std::vector<MPI_Request> requests;
+  for (const Start& start : std::exchange(group, {})) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    start(&request);
+    if (request != MPI_REQUEST_NULL) requests.push_back(request);
+  }
+  if (!requests.empty()) {
+    MPI_Waitall(to_int(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+  }
+  return ncclInProgress;
+}
+
+ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t channel, cudaStream_t) {
+  return grouped(channel, type, count, [=](MPI_Request* request) {
+    MPI_Isend(from, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
+  });
+}
+ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t channel, cudaStream_t) {
+  return grouped(channel, type, count, [=](MPI_Request* request) {
+    MPI_Irecv(to, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
+  });
+}
+ncclResult_t ncclAllGather(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                           ncclComm_t channel, cudaStream_t) {
+  return grouped(channel, type, count, [=](MPI_Request* request) {
+    const bool in_place = from == static_cast<char*>(to) + channel->rank * count;
+    if (channel->mpi != MPI_COMM_NULL) {
+      MPI_Iallgather(in_place ? MPI_IN_PLACE : from, to_int(count), MPI_BYTE, to, to_int(count),
+                     MPI_BYTE, channel->mpi, request);
+    } else if (!in_place) {
+      std::memcpy(to, from, count);
+    }
+  });
+}
+ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                           int root, ncclComm_t channel, cudaStream_t) {
+  if (from != to) return ncclInvalidArgument;
+  return grouped(channel, type, count, [=](MPI_Request* request) {
+    if (channel->mpi == MPI_COMM_NULL) return;
+    MPI_Ibcast(to, to_int(count), MPI_BYTE, root, channel->mpi, request);
+  });
+}
+
+namespace ballast::comm {
+
+/// In place of the kernel, which tests/gpu/sum_test.cpp compares with the same function.
+int enqueue_sum(CUstream_st*, const SumTerms& terms, std::byte* out, Bytes bytes, DType type) {
+  std::vector<const std::byte*> sources;
+  for (std::uint32_t rank = 0; rank < terms.world; ++rank) {
+    sources.push_back(rank == terms.rank ? terms.own : terms.others + rank * terms.distance);
+  }
+  if (bytes != 0) sum_in_order(sources, out, bytes, type);
+  return 0;
+}
+
+}  // namespace ballast::comm
