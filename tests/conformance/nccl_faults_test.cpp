@@ -123,8 +123,10 @@ class Twins final : public Ranks {
  public:
   const Launch& launch() const override { return launch_; }
   std::string_view kind() const override { return "twins"; }
-  std::unique_ptr<Communicator> make_communicator(device::Device& device) override {
-    return make_nccl_communicator(*this, device, std::make_shared<Patience>(JoinOptions{}));
+  std::unique_ptr<Communicator> make_channel(device::Device& device,
+                                             std::span<const std::uint32_t> ranks) override {
+    return make_nccl_communicator(*this, Members(ranks, rank(), world()), device,
+                                  std::make_shared<Patience>(JoinOptions{}));
   }
   void all_gather(ConstHostBytes part, HostBytes whole) override {
     for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = part[i % part.size()];

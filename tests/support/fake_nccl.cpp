@@ -148,8 +148,8 @@ namespace ballast::comm {
 /// In place of the kernel, which tests/gpu/sum_test.cpp compares with the same function.
 int enqueue_sum(CUstream_st*, const SumTerms& terms, std::byte* out, Bytes bytes, DType type) {
   std::vector<const std::byte*> sources;
-  for (std::uint32_t rank = 0; rank < terms.world; ++rank) {
-    sources.push_back(rank == terms.rank ? terms.own : terms.others + rank * terms.distance);
+  for (std::uint32_t turn = 0; turn < terms.count; ++turn) {
+    sources.push_back(turn == terms.turn ? terms.own : terms.others + turn * terms.distance);
   }
   if (bytes != 0) sum_in_order(sources, out, bytes, type);
   return 0;
