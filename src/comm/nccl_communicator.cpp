@@ -195,6 +195,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Ranks& ranks, const Members
   const auto stream = device.make_stream("nccl");
   static_cast<void>(device::as_cuda(*stream).native());
   refuse_shared_gpus(ranks);
+  device::check_cuda(static_cast<cudaError_t>(load_sum()), "loading the kernels of sums");
   return std::make_unique<NcclCommunicator>(ranks, members, patience);
 }
 

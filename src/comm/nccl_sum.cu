@@ -66,6 +66,12 @@ cudaError_t launch(cudaStream_t stream, const SumTerms& terms, std::byte* out, B
 
 }  // namespace
 
+int load_sum() {
+  cudaFuncAttributes attributes = {};
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, sum_terms<float>);
+  return code != cudaSuccess ? code : cudaFuncGetAttributes(&attributes, sum_terms<Bf16>);
+}
+
 int enqueue_sum(CUstream_st* stream, const SumTerms& terms, std::byte* out, Bytes bytes,
                 DType type) {
   if (bytes == 0) return cudaSuccess;

@@ -19,6 +19,10 @@ struct SumTerms {
   std::uint32_t count;
 };
 
+/// Loads the kernels onto the current device. Left to the first sum, that may wait for everything
+/// on the device, and so for collectives that wait for other ranks. Returns a cudaError_t.
+int load_sum();
+
 /// sum_in_order (sum.h) of the terms of all ranks on the device: `out`, which may be `own`, gets
 /// `bytes` bytes, whole pages. Enqueued on `stream`, whose device is the calling thread's current
 /// one. Returns a cudaError_t.
