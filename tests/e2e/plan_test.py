@@ -146,9 +146,8 @@ class Plan(unittest.TestCase):
                                     "--world", world)
                 lines = {line["kind"]: line["bytes"] for line in plan["ledger"]
                          if line["tier"] == "device"}
-                # Gradients are reduced to shards as soon as they are packed, from stage 1 on.
                 expected = {"weights": (2, stage >= 3), "optimizer states": (10, stage >= 1),
-                            "gradients": (2, stage >= 1)}
+                            "gradients": (2, stage >= 2)}
                 for kind, (each, split) in expected.items():
                     exact = parameters * each / (world if split else 1)
                     self.assertGreaterEqual(lines[kind], exact, (kind, stage, world))

@@ -38,7 +38,7 @@ TINY = {
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 # The thorough way: BALLAST_TEST_KILLS=20.
-KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "6"))
+KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
 
 
