@@ -16,6 +16,22 @@ std::string to_text(const Collective& what) {
 Patience::Patience(const JoinOptions& options)
     : options_(options), exceptions_at_start_(std::uncaught_exceptions()) {}
 
+void Patience::give_up() {
+  std::string cause;
+  if (const std::exception_ptr failure = std::current_exception()) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      cause = std::string(": ") + error.what();
+    } catch (...) {
+      // Nothing that can be told.
+    }
+  }
+  const std::scoped_lock lock(mutex_);
+  if (!broken_) cause_ = cause;
+  broken_ = true;
+}
+
 bool Patience::ends_quietly() const {
   return !broken_ && std::uncaught_exceptions() <= exceptions_at_start_;
 }
@@ -25,8 +41,9 @@ void Patience::check(const Collective& what, double waited_seconds) const {
     throw Error(ErrorCategory::interrupted, "interrupted in " + to_text(what));
   }
   if (broken_) {
+    const std::scoped_lock lock(mutex_);
     throw Error(ErrorCategory::comm,
-                to_text(what) + ": given up, because another collective failed before");
+                to_text(what) + ": given up, because another collective failed before" + cause_);
   }
   if (waited_seconds > options_.timeout_seconds) {
     throw Error(ErrorCategory::comm,

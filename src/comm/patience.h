@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -28,7 +29,9 @@ class Patience {
   /// another collective failed or the timeout has passed.
   void check(const Collective& what, double waited_seconds) const;
 
-  void give_up() { broken_ = true; }
+  /// From now on check() throws. The exception that is being handled here, if any, is named as the
+  /// cause: the first one that was.
+  void give_up();
   /// Whether what is left to do can wait for the other ranks: nothing was given up, and no
   /// exception is under way in this thread that was not when this object was made.
   [[nodiscard]] bool ends_quietly() const;
@@ -37,6 +40,8 @@ class Patience {
   JoinOptions options_;
   int exceptions_at_start_;
   std::atomic<bool> broken_ = false;
+  mutable std::mutex mutex_;
+  std::string cause_;  ///< of the first failure, "" when that is not known
 };
 
 }  // namespace ballast::comm

@@ -72,7 +72,9 @@ class Faults(unittest.TestCase):
     def test_nothing_works_after_a_timeout(self) -> None:
         self.expect_failure(
             "after_timeout",
-            "comm error: barrier: given up, because another collective failed before")
+            "comm error: barrier: given up, because another collective failed before: all_reduce "
+            "of 32.0 KiB: not all ranks took part within 500ms; see what became of the others, or "
+            "raise ballast.comm_timeout_seconds")
 
     def test_an_interrupt_ends_a_wait(self) -> None:
         self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
