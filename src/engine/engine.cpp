@@ -176,20 +176,9 @@ class Engine::Impl {
   std::uint64_t updates() const { return updates_; }
 
  private:
-  /// Each lane between ranks has a channel of its own: their orders are independent.
+  /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks
+  /// have copies of the weights together in groups, gathers have one more for each of the two ways.
   void join_lanes() {
-    if (schedule::RankSizes(blueprint_.workload).parts_in_share() > 1) {
-      join_groups();
-    } else {
-      machine_->gathering = ranks_->make_communicator(*device_);
-      machine_->reducing = ranks_->make_communicator(*device_);
-    }
-    machine_->gather_stream = device_->make_stream("device-gather");
-    machine_->reduce_stream = device_->make_stream("device-reduce");
-  }
-
-  /// The same when ranks have copies of the weights together in groups.
-  void join_groups() {
     const schedule::RankSizes sizes(blueprint_.workload);
     std::vector<std::uint32_t> all;
     std::vector<std::uint32_t> group;
@@ -202,8 +191,12 @@ class Engine::Impl {
     }
     machine_->gathering = ranks_->make_channel(*device_, all);
     machine_->reducing = ranks_->make_channel(*device_, all);
-    machine_->gathering_in_group = ranks_->make_channel(*device_, group);
-    machine_->gathering_share = ranks_->make_channel(*device_, share);
+    if (sizes.parts_in_share() > 1) {
+      machine_->gathering_in_group = ranks_->make_channel(*device_, group);
+      machine_->gathering_share = ranks_->make_channel(*device_, share);
+    }
+    machine_->gather_stream = device_->make_stream("device-gather");
+    machine_->reduce_stream = device_->make_stream("device-reduce");
   }
 
   /// The plan of a training step with so many micro-batches.

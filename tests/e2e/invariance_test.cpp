@@ -96,11 +96,8 @@ void expect_invariance(const Model& model, bool bf16) {
   const test::Outcome expected = train(model, bf16, {});
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   for (const Variant& variant : variants()) {
-    const test::Outcome outcome = train(model, bf16, variant.overrides);
-    EXPECT_EQ(outcome.losses, expected.losses) << model.name << ", " << variant.name;
-    EXPECT_EQ(outcome.evaluations, expected.evaluations) << model.name << ", " << variant.name;
-    EXPECT_EQ(outcome.norms, expected.norms) << model.name << ", " << variant.name;
-    EXPECT_EQ(outcome.states, expected.states) << model.name << ", " << variant.name;
+    test::expect_same(train(model, bf16, variant.overrides), expected,
+                      fmt::format("{}, {}", model.name, variant.name));
   }
 }
 

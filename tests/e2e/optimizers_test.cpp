@@ -92,13 +92,9 @@ TEST_P(Optimizers, LearnTheSameBitsWhereverTheStatesLiveAndWhoeverUpdatesThem) {
   }
   const test::Outcome& expected = reference(GetParam());
   for (const auto& variant : variants) {
-    const test::Outcome outcome = train(GetParam(), kSteps, variant);
     std::string name;
     for (const auto& override_text : variant) name += override_text + " ";
-    EXPECT_EQ(outcome.losses, expected.losses) << name;
-    EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
-    EXPECT_EQ(outcome.norms, expected.norms) << name;
-    EXPECT_EQ(outcome.states, expected.states) << name;
+    test::expect_same(train(GetParam(), kSteps, variant), expected, name);
   }
 }
 

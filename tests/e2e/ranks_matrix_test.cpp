@@ -60,14 +60,6 @@ const std::vector<Choice>& choices() {
   return all;
 }
 
-void expect_same(const test::Outcome& outcome, const test::Outcome& expected,
-                 const std::string& name) {
-  EXPECT_EQ(outcome.losses, expected.losses) << name;
-  EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
-  EXPECT_EQ(outcome.norms, expected.norms) << name;
-  EXPECT_EQ(outcome.states, expected.states) << name;
-}
-
 void expect_close(const std::vector<double>& found, const std::vector<double>& expected,
                   double tolerance) {
   ASSERT_EQ(found.size(), expected.size());
@@ -88,7 +80,8 @@ void compare_all(const std::string& model, bool bf16, const Overrides& common) {
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   for (int stage = 0; stage <= 3; ++stage) {
     for (const Choice& choice : choices()) {
-      expect_same(with(stage, choice), expected, fmt::format("stage {}, {}", stage, choice.name));
+      test::expect_same(with(stage, choice), expected,
+                        fmt::format("stage {}, {}", stage, choice.name));
     }
   }
 }
@@ -117,7 +110,8 @@ void compare_stage_three(const std::string& model, const Overrides& common,
     return train(model, model == kGpt2, overrides, &test::joined_ranks());
   };
   const test::Outcome expected = with({}, choices().front());
-  for (const Choice& choice : choices()) expect_same(with(options, choice), expected, choice.name);
+  for (const Choice& choice : choices())
+    test::expect_same(with(options, choice), expected, choice.name);
 }
 
 TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
@@ -153,7 +147,8 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
     const test::Outcome quantised = with(true, choices().front());
     EXPECT_NE(quantised.losses, exact.losses) << "nothing was quantised";
     expect_close(quantised.losses, exact.losses, 0.01);
-    for (const Choice& choice : choices()) expect_same(with(true, choice), quantised, choice.name);
+    for (const Choice& choice : choices())
+      test::expect_same(with(true, choice), quantised, choice.name);
   }
 }
 

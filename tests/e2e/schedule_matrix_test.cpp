@@ -61,14 +61,6 @@ std::vector<Choice> placements() {
   return all;
 }
 
-void expect_same(const test::Outcome& outcome, const test::Outcome& expected,
-                 const std::string& name) {
-  EXPECT_EQ(outcome.losses, expected.losses) << name;
-  EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
-  EXPECT_EQ(outcome.norms, expected.norms) << name;
-  EXPECT_EQ(outcome.states, expected.states) << name;
-}
-
 TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
   const test::Outcome expected = train({"ballast.serial=true"});
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
@@ -81,9 +73,9 @@ TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
           overrides.push_back("ballast.order=" + order);
           overrides.push_back("ballast.update=" + update);
           if (delayed) overrides.push_back(fmt::format("ballast.delay_seed={}", ++seed));
-          expect_same(train(overrides), expected,
-                      fmt::format("{}, {}, {}{}", place.name, order, update,
-                                  delayed ? ", delayed at random" : ""));
+          test::expect_same(train(overrides), expected,
+                            fmt::format("{}, {}, {}{}", place.name, order, update,
+                                        delayed ? ", delayed at random" : ""));
         }
       }
     }
@@ -91,7 +83,7 @@ TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
 }
 
 TEST(ScheduleMatrix, EagerIsGatedWithAClippingThatNeverBites) {
-  expect_same(train({"ballast.update=eager"}), train({"gradient_clipping=1e9"}), "clipping");
+  test::expect_same(train({"ballast.update=eager"}), train({"gradient_clipping=1e9"}), "clipping");
   // And it would show if it did bite.
   EXPECT_NE(train({"gradient_clipping=0.9"}).states, train({}).states);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -70,6 +71,13 @@ struct Outcome {
   std::uint64_t states = 0;
   bool operator==(const Outcome&) const = default;
 };
+
+inline void expect_same(const Outcome& outcome, const Outcome& expected, const std::string& name) {
+  EXPECT_EQ(outcome.losses, expected.losses) << name;
+  EXPECT_EQ(outcome.evaluations, expected.evaluations) << name;
+  EXPECT_EQ(outcome.norms, expected.norms) << name;
+  EXPECT_EQ(outcome.states, expected.states) << name;
+}
 
 /// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps; with `ranks`,
 /// their batches together are what one would get.
