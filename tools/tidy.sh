@@ -1,6 +1,6 @@
 #!/bin/sh
-# Static analysis: clang-tidy with .clang-tidy over every library and tool source that the given
-# build folder (made with clang) compiles.
+# Static analysis: clang-tidy with .clang-tidy, and all warnings of clang, over every library and tool
+# source that the given build folder (made with clang) compiles.
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-build-tsan}

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/backoff.h"
 #include "ballast/core/error.h"
+#include "ballast/core/polling.h"
 
 namespace ballast::comm {
 namespace {
@@ -106,16 +106,13 @@ void MpiSession::run(const Collective& what, const std::function<int(MPI_Request
 }
 
 void MpiSession::wait(const Collective& what, MPI_Request& request) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  Backoff backoff;
+  Polling polling;
   while (true) {
-    const auto before = Clock::now();
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
     if (done != 0) return;
-    patience_->check(what, std::chrono::duration<double>(Clock::now() - start).count());
-    backoff.pause(Clock::now() - before);
+    patience_->check(what, polling.seconds());
+    polling.pause();
   }
 }
 

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/backoff.h"
 #include "ballast/core/error.h"
+#include "ballast/core/polling.h"
 
 namespace ballast::comm {
 namespace {
@@ -85,17 +85,14 @@ void NcclChannel::run_group(const Collective& what, const std::function<ncclResu
 }
 
 void NcclChannel::settle(const Collective& what) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  Backoff backoff;
+  Polling polling;
   while (true) {
-    const auto before = Clock::now();
     ncclResult_t state = ncclSuccess;
     require(ncclCommGetAsyncError(communicator_, &state), what);
     require(state, what);
     if (state == ncclSuccess) return;
-    patience_->check(what, std::chrono::duration<double>(before - start).count());
-    backoff.pause(Clock::now() - before);
+    patience_->check(what, polling.seconds());
+    polling.pause();
   }
 }
 

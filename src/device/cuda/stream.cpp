@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/backoff.h"
 #include "ballast/core/error.h"
+#include "ballast/core/polling.h"
 
 #include "src/device/cuda/errors.h"
 
@@ -68,20 +68,15 @@ class OwnedStream final : public CudaStream {
 
  private:
   void wait_watching(const std::map<const void*, Watch>& watches) {
-    using Clock = std::chrono::steady_clock;
     const cudaStream_t stream = native();
-    const auto start = Clock::now();
-    Backoff backoff;
+    Polling polling;
     while (true) {
-      const auto before = Clock::now();
       const cudaError_t state = cudaStreamQuery(stream);
       // A failed collective says more about itself than the stream does, so watches come first.
-      for (const auto& [owner, watch] : watches) {
-        watch(std::chrono::duration<double>(before - start).count());
-      }
+      for (const auto& [owner, watch] : watches) watch(polling.seconds());
       if (state != cudaErrorNotReady) return check_cuda(state, work_);
       static_cast<void>(cudaGetLastError());  // "not ready" is remembered as well
-      backoff.pause(Clock::now() - before);
+      polling.pause();
     }
   }
 
