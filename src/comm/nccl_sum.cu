@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include <cuda_runtime.h>
-
 #include "src/comm/nccl_sum.h"
+#include "src/device/cuda/kernel_language.h"
 
 namespace ballast::comm {
 namespace {
@@ -56,27 +55,26 @@ __global__ void sum_terms(SumTerms terms, Pack<T>* out, Bytes packs) {
 }
 
 template <class T>
-cudaError_t launch(cudaStream_t stream, const SumTerms& terms, std::byte* out, Bytes bytes) {
+cudaError_t enqueue(cudaStream_t stream, const SumTerms& terms, std::byte* out, Bytes bytes) {
   const Bytes packs = bytes / sizeof(Pack<T>);
   const Bytes blocks = std::min((packs + kThreads - 1) / kThreads, kMostBlocks);
-  sum_terms<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      terms, reinterpret_cast<Pack<T>*>(out), packs);
-  return cudaGetLastError();
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(blocks), .threads = kThreads},
+      &sum_terms<T>, terms, reinterpret_cast<Pack<T>*>(out), packs);
 }
 
 }  // namespace
 
 int load_sum() {
-  cudaFuncAttributes attributes = {};
-  const cudaError_t code = cudaFuncGetAttributes(&attributes, sum_terms<float>);
-  return code != cudaSuccess ? code : cudaFuncGetAttributes(&attributes, sum_terms<Bf16>);
+  const cudaError_t code = device::load(&sum_terms<float>);
+  return code != cudaSuccess ? code : device::load(&sum_terms<Bf16>);
 }
 
 int enqueue_sum(CUstream_st* stream, const SumTerms& terms, std::byte* out, Bytes bytes,
                 DType type) {
   if (bytes == 0) return cudaSuccess;
-  return type == DType::f32 ? launch<float>(stream, terms, out, bytes)
-                            : launch<Bf16>(stream, terms, out, bytes);
+  return type == DType::f32 ? enqueue<float>(stream, terms, out, bytes)
+                            : enqueue<Bf16>(stream, terms, out, bytes);
 }
 
 }  // namespace ballast::comm

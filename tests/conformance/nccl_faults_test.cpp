@@ -10,12 +10,14 @@
 #include "ballast/core/error.h"
 
 #include "src/comm/factories.h"
-#include "tests/support/fake_gpu.h"
+#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_nccl.h"
 
 namespace ballast::comm {
 namespace {
 
-using test::FakeGpu;
+using test::FakeCuda;
+using test::FakeNccl;
 
 /// More queries than any of these waits makes.
 constexpr int kForever = 1000000000;
@@ -23,11 +25,11 @@ constexpr int kForever = 1000000000;
 class NcclFaults : public testing::Test {
  protected:
   void SetUp() override {
-    FakeGpu::busy_queries = 0;
-    FakeGpu::async_error = ncclSuccess;
-    FakeGpu::finalized = 0;
-    FakeGpu::destroyed = 0;
-    FakeGpu::aborted = 0;
+    FakeCuda::busy_queries = 0;
+    FakeNccl::async_error = ncclSuccess;
+    FakeNccl::finalized = 0;
+    FakeNccl::destroyed = 0;
+    FakeNccl::aborted = 0;
   }
 };
 
@@ -62,60 +64,60 @@ TEST_F(NcclFaults, WithoutAnyChannelsAreEndedTogetherAndNotAborted) {
   {
     const Rank rank;
     rank.gather(*rank.first);
-    FakeGpu::busy_queries = 100;
+    FakeCuda::busy_queries = 100;
     rank.stream->synchronize();
-    EXPECT_EQ(FakeGpu::busy_queries, 0);
+    EXPECT_EQ(FakeCuda::busy_queries, 0);
   }
-  EXPECT_EQ(FakeGpu::finalized, 2);
-  EXPECT_EQ(FakeGpu::destroyed, 2);
-  EXPECT_EQ(FakeGpu::aborted, 0);
+  EXPECT_EQ(FakeNccl::finalized, 2);
+  EXPECT_EQ(FakeNccl::destroyed, 2);
+  EXPECT_EQ(FakeNccl::aborted, 0);
 }
 
 TEST_F(NcclFaults, AWaitEndsWithTheTimeoutAndTakesTheOtherChannelsWithIt) {
   {
     const Rank rank(0.05);
     rank.gather(*rank.first);
-    FakeGpu::busy_queries = kForever;
+    FakeCuda::busy_queries = kForever;
     expect_error(ErrorCategory::comm, "all_gather of 4.00 KiB: not all ranks took part within 50ms",
                  [&] { rank.stream->synchronize(); });
-    EXPECT_EQ(FakeGpu::aborted, 1);
-    FakeGpu::busy_queries = 0;
+    EXPECT_EQ(FakeNccl::aborted, 1);
+    FakeCuda::busy_queries = 0;
     EXPECT_NO_THROW(rank.stream->synchronize()) << "an error is thrown once";
     expect_error(ErrorCategory::comm, "given up, because another collective failed before",
                  [&] { rank.gather(*rank.second); });
     expect_error(ErrorCategory::comm, "given up, because another collective failed before",
                  [&] { rank.gather(*rank.first); });
   }
-  EXPECT_EQ(FakeGpu::aborted, 2);
-  EXPECT_EQ(FakeGpu::finalized, 0);
+  EXPECT_EQ(FakeNccl::aborted, 2);
+  EXPECT_EQ(FakeNccl::finalized, 0);
 }
 
 TEST_F(NcclFaults, AnInterruptEndsAWait) {
   Rank rank;
   rank.gather(*rank.first);
-  FakeGpu::busy_queries = kForever;
+  FakeCuda::busy_queries = kForever;
   rank.interrupted = true;
   expect_error(ErrorCategory::interrupted, "interrupted in all_gather of 4.00 KiB",
                [&] { rank.stream->synchronize(); });
-  EXPECT_EQ(FakeGpu::aborted, 1);
-  FakeGpu::busy_queries = 0;
+  EXPECT_EQ(FakeNccl::aborted, 1);
+  FakeCuda::busy_queries = 0;
 }
 
 TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsToldInOneLine) {
   const Rank rank;
   rank.gather(*rank.first);
-  FakeGpu::busy_queries = kForever;
-  FakeGpu::async_error = ncclRemoteError;
+  FakeCuda::busy_queries = kForever;
+  FakeNccl::async_error = ncclRemoteError;
   expect_error(ErrorCategory::comm, "all_gather of 4.00 KiB: NCCL: a fake's error: two lines",
                [&] { rank.stream->synchronize(); });
-  EXPECT_EQ(FakeGpu::aborted, 1);
-  FakeGpu::busy_queries = 0;
+  EXPECT_EQ(FakeNccl::aborted, 1);
+  FakeCuda::busy_queries = 0;
 }
 
 TEST_F(NcclFaults, AnErrorWhileAChannelIsMadeAbortsIt) {
-  FakeGpu::async_error = ncclSystemError;
+  FakeNccl::async_error = ncclSystemError;
   expect_error(ErrorCategory::comm, "setting up a channel: NCCL: ", [] { const Rank rank; });
-  EXPECT_EQ(FakeGpu::aborted, 1);
+  EXPECT_EQ(FakeNccl::aborted, 1);
 }
 
 /// Two ranks that are the same process.

@@ -1,9 +1,9 @@
+#include "tests/support/fake_cuda.h"
+
 #include <cstdlib>
 #include <cstring>
 
 #include <cuda_runtime_api.h>
-
-#include "tests/support/fake_gpu.h"
 
 namespace {
 
@@ -100,7 +100,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
-  auto& busy = ballast::test::FakeGpu::busy_queries;
+  auto& busy = ballast::test::FakeCuda::busy_queries;
   return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {

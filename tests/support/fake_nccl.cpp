@@ -1,3 +1,5 @@
+#include "tests/support/fake_nccl.h"
+
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -5,10 +7,6 @@
 
 #include <mpi.h>
 #include <nccl.h>
-
-#include "src/comm/nccl_sum.h"
-#include "src/comm/sum.h"
-#include "tests/support/fake_gpu.h"
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;  ///< none in a world of 1
@@ -18,7 +16,7 @@ struct ncclComm {
 
 namespace {
 
-using ballast::test::FakeGpu;
+using ballast::test::FakeNccl;
 
 /// A call in a group: starts it and says what to wait for.
 using Start = std::function<void(MPI_Request*)>;
@@ -78,7 +76,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* channel, int count, ncclUniqueId
   return members == count ? ncclInProgress : ncclInvalidArgument;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t channel, ncclResult_t* state) {
-  *state = FakeGpu::async_error;
+  *state = FakeNccl::async_error;
   if (*state == ncclSuccess && channel->busy_looks > 0) {
     --channel->busy_looks;
     *state = ncclInProgress;
@@ -86,18 +84,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t channel, ncclResult_t* state) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t channel) {
-  ++FakeGpu::finalized;
+  ++FakeNccl::finalized;
   channel->busy_looks = 2;
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t channel) {
-  ++FakeGpu::destroyed;
+  ++FakeNccl::destroyed;
   if (channel->mpi != MPI_COMM_NULL) MPI_Comm_free(&channel->mpi);
   delete channel;
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t channel) {
-  ++FakeGpu::aborted;
+  ++FakeNccl::aborted;
   delete channel;
   return ncclSuccess;
 }
@@ -158,21 +156,3 @@ ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDa
     MPI_Ibcast(to, to_int(count), MPI_BYTE, root, channel->mpi, request);
   });
 }
-
-namespace ballast::comm {
-
-int load_sum() {
-  return 0;
-}
-
-/// In place of the kernel, which tests/gpu/sum_test.cpp compares with the same function.
-int enqueue_sum(CUstream_st*, const SumTerms& terms, std::byte* out, Bytes bytes, DType type) {
-  std::vector<const std::byte*> sources;
-  for (std::uint32_t turn = 0; turn < terms.count; ++turn) {
-    sources.push_back(turn == terms.turn ? terms.own : terms.others + turn * terms.distance);
-  }
-  if (bytes != 0) sum_in_order(sources, out, bytes, type);
-  return 0;
-}
-
-}  // namespace ballast::comm

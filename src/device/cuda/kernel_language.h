@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime.h>
+
+namespace ballast::device {
+
+// What kernels are written in: CUDA C++ as far as <cuda_runtime.h> goes, launched by launch(), with
+// shared memory whose size is known at run time from dynamic_shared(), and tensor_core.h. Tests
+// compile the same kernels for the host, with headers of the same names (tests/support/emulation)
+// that carry them out thread by thread: what is used here must be there. Only kernels' sources
+// (*.cu) include it.
+
+/// Threads of a warp.
+inline constexpr unsigned kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+struct Launch {
+  cudaStream_t stream = nullptr;
+  dim3 blocks = 1;
+  unsigned threads = 1;  ///< of a block, at most 1024
+  std::size_t shared_bytes = 0;
+};
+
+/// Enqueues `kernel`. Returns what the launch was answered; failures of the kernel itself come out
+/// of the stream later.
+template <class... Parameters, class... Arguments>
+cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
+  // Beyond that, a kernel has to be allowed it.
+  constexpr std::size_t kFree = std::size_t{48} << 10U;
+  if (how.shared_bytes > kFree) {
+    const cudaError_t allowed = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes));
+    if (allowed != cudaSuccess) return allowed;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = how.blocks;
+  config.blockDim = how.threads;
+  config.dynamicSmemBytes = how.shared_bytes;
+  config.stream = how.stream;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+/// Brings a kernel onto the GPU, which its first launch does else. Returns what that was answered.
+template <class... Parameters>
+cudaError_t load(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes = {};
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
+
+/// Launch::shared_bytes of memory that the threads of a block share, aligned to 128 bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return reinterpret_cast<T*>(memory);
+}
+
+}  // namespace ballast::device

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime_api.h>
+
+namespace ballast::model::cuda {
+
+// Kernels over rows of activations. `T` is the training type, float or Bf16; values are computed
+// and summed in fp32 with the formulas of src/model/formulas.h. Matrices are row-major without gaps
+// unless a stride (in elements) is given; pointers are to device memory, aligned to 16 bytes, and
+// widths are multiples of 8 unless said otherwise. Results depend only on the arguments: the order
+// of every sum is fixed by the extents. `partials` is scratch memory.
+
+struct Rows {
+  std::size_t count = 0;
+  std::size_t width = 0;
+};
+
+/// y = (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation * weight where `bias` is
+/// null. Sources: Ba et al., "Layer normalization", 2016; Zhang & Sennrich, "Root mean square layer
+/// normalization", 2019, equation 4.
+template <class T>
+cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
+                 T* y, Rows rows);
+
+/// dx = residual (null: 0) + gradient of x, given dy; adds the gradients of the weights to
+/// `weight_gradient` and `bias_gradient` (null: RMSNorm). dx may be residual or dy itself.
+template <class T>
+cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
+                          float epsilon, const T* residual, T* dx, float* weight_gradient,
+                          float* bias_gradient, float* partials, Rows rows);
+
+/// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart.
+template <class T>
+cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
+                            float* partials, Rows rows);
+
+/// Floats of `partials` that any of these needs for at most that many rows and columns.
+std::size_t partial_floats(Rows most);
+
+/// y = gelu(x), `size` elements.
+template <class T>
+cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size);
+/// d = d * gelu'(x).
+template <class T>
+cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t size);
+
+/// y = silu(gate) * up.
+template <class T>
+cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, T* y, std::size_t size);
+/// Turns gate and up in place into their gradients, given dy.
+template <class T>
+cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, std::size_t size);
+
+/// Rotary positions.
+struct Rotation {
+  std::size_t length = 0;         ///< row r is at position r % length
+  std::size_t heads = 0;          ///< heads to turn, side by side from the start of a row
+  std::size_t head_size = 0;      ///< even
+  const float* cosine = nullptr;  ///< [length, head_size / 2]
+  const float* sine = nullptr;
+  float direction = 1.0F;  ///< -1 turns back
+};
+/// cosine and sine of position * theta^(-2 i / head_size), in double, rounded once. Source: Su et
+/// al., "RoFormer", 2021, section 3.2.2.
+cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length,
+                        std::size_t head_size, float* cosine, float* sine);
+/// Turns x [rows.count, stride] in place; rows.width is heads * head_size.
+template <class T>
+cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
+                   Rows rows);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace ballast::model::cuda {
+
+// Kernels that know tokens. Conventions: rows.h. A token outside [0, vocabulary) reads and writes
+// nothing outside its arrays; what comes out of it then is of no use.
+
+/// *first_bad = min(*first_bad, index of the first token outside [0, vocabulary)).
+cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
+                         std::size_t vocabulary, std::uint32_t* first_bad);
+
+/// out[i] = table[tokens[i]] (+ positions[i % length] where that is not null).
+template <class T>
+struct Embedding {
+  const T* table = nullptr;      ///< [vocabulary, width]
+  const T* positions = nullptr;  ///< [>= length, width] or null
+  std::size_t vocabulary = 0;
+  std::size_t width = 0;
+  std::size_t length = 0;
+};
+template <class T>
+cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std::int32_t* tokens,
+                  std::size_t count, T* out);
+
+/// Adds dy [count, width] to the rows of the tokens, each row in token order, and (where
+/// `positions` is not null) to those of their positions, in order of sequences. `links` is scratch
+/// memory for 2 * count values.
+template <class T>
+cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
+                           const T* dy, std::size_t vocabulary, std::size_t width,
+                           std::size_t length, float* table, float* positions,
+                           std::uint32_t* links);
+
+/// Cross-entropy in nats of each row of logits, softmax and sum in fp32 with fp32 partial sums of a
+/// fixed order: losses[r] = log(sum exp(logits[r])) - logits[r][targets[r]], in double from there.
+/// Where `scale` is not 0, each row of logits is overwritten from its start with the gradients of
+/// scale * loss, in T. `stride`: floats from row to row, a multiple of 4. Replaced where it lies
+/// because logits are the largest intermediate there is.
+template <class T>
+cudaError_t cross_entropy(cudaStream_t stream, float* logits, std::size_t rows, std::size_t stride,
+                          std::size_t vocabulary, const std::int32_t* targets, float scale,
+                          double* losses);
+/// *sum = the losses' sum, in an order that depends on `count` alone.
+cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,304 @@
+#include "tests/support/emulation/grid.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace ballast::test::emulation {
+namespace {
+
+constexpr std::size_t kStack = std::size_t{128} << 10U;
+constexpr unsigned kLanes = 32;
+
+std::atomic<Order> order_of_threads = Order::forward;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "emulated grid: %s\n", what);
+  std::abort();
+}
+
+enum class State { ready, at_block, at_warp, ended };
+
+struct Copy {
+  void* to;
+  const void* from;
+  bool there;
+};
+
+struct Fiber {
+  ucontext_t context = {};
+  void* stack = nullptr;
+  void* fake_stack = nullptr;  ///< address sanitizer's
+  State state = State::ready;
+  std::uint32_t mask = 0;
+  unsigned turn = 0;  ///< exchanges so far
+  std::byte given[2][kMostExchanged] = {};
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> open;
+};
+
+/// One block at a time, on the calling thread.
+class Block {
+ public:
+  void run(Dim3 blocks, unsigned threads, std::size_t shared_bytes, Dim3 block,
+           const std::function<void()>& body) {
+    body_ = &body;
+    shared_.assign(shared_bytes + 128, std::byte{0xa5});  // memory that nobody has cleared
+    place_ = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
+    prepare(threads);
+    std::mt19937 random(block.x + 7919 * block.y + 31337 * block.z);
+    while (true) {
+      sort(random);
+      bool moved = false;
+      for (const unsigned thread : turns_) {
+        if (fibers_[thread]->state != State::ready) continue;
+        enter(thread);
+        moved = true;
+      }
+      if (!release() && !moved) {
+        if (ended_ == count_) return;
+        fail("threads wait for each other for ever (a barrier that not all of them reach)");
+      }
+    }
+  }
+
+  Fiber& current() { return *fibers_[running_]; }
+  [[nodiscard]] unsigned running() const { return running_; }
+  Fiber& lane(unsigned number) {
+    const unsigned thread = running_ / kLanes * kLanes + number % kLanes;
+    if (thread >= count_) fail("an exchange with a lane that is not there");
+    return *fibers_[thread];
+  }
+  [[nodiscard]] const Place& place() const { return place_; }
+  void* shared() {
+    const auto address = reinterpret_cast<std::uintptr_t>(shared_.data());
+    return shared_.data() + (128 - address % 128) % 128;
+  }
+
+  void wait(State state) {
+    current().state = state;
+    leave(current());
+  }
+
+ private:
+  static void start() { current_block().enter_body(); }
+  void enter_body() {
+    arrived(nullptr);
+    (*body_)();
+    Fiber& mine = current();
+    if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
+    mine.state = State::ended;
+    ++ended_;
+    leave_for_good();
+  }
+
+  void prepare(unsigned threads) {
+    count_ = threads;
+    ended_ = 0;
+    while (fibers_.size() < threads) {
+      auto fiber = std::make_unique<Fiber>();
+      fiber->stack =
+          mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (fiber->stack == MAP_FAILED) fail("no memory for a stack");
+      fibers_.push_back(std::move(fiber));
+    }
+    turns_.resize(threads);
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      turns_[thread] = thread;
+      Fiber& fiber = *fibers_[thread];
+      fiber.state = State::ready;
+      fiber.turn = 0;
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack;
+      fiber.context.uc_stack.ss_size = kStack;
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, &Block::start, 0);
+    }
+  }
+
+  void sort(std::mt19937& random) {
+    const Order order = order_of_threads;
+    if (order == Order::backward) std::sort(turns_.rbegin(), turns_.rend());
+    if (order == Order::forward) std::sort(turns_.begin(), turns_.end());
+    if (order == Order::shuffled) std::shuffle(turns_.begin(), turns_.end(), random);
+  }
+
+  void enter(unsigned thread) {
+    running_ = thread;
+    place_.thread = {thread, 0, 0};
+    Fiber& fiber = *fibers_[thread];
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack, kStack);
+#endif
+    swapcontext(&home_, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
+#endif
+  }
+  void leave(Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fiber.fake_stack, home_stack_, home_size_);
+#endif
+    swapcontext(&fiber.context, &home_);
+    arrived(fiber.fake_stack);
+  }
+  void leave_for_good() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(nullptr, home_stack_, home_size_);
+#endif
+    setcontext(&home_);
+  }
+  void arrived([[maybe_unused]] void* fake_stack) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, &home_stack_, &home_size_);
+#endif
+  }
+
+  /// Lets those go on that have met all whom they wait for.
+  bool release() {
+    bool any = false;
+    unsigned at_block = 0;
+    for (unsigned thread = 0; thread < count_; ++thread) {
+      if (fibers_[thread]->state == State::at_block) ++at_block;
+    }
+    if (at_block > 0 && at_block + ended_ == count_) {
+      for (unsigned thread = 0; thread < count_; ++thread) {
+        if (fibers_[thread]->state == State::at_block) fibers_[thread]->state = State::ready;
+      }
+      any = true;
+    }
+    for (unsigned first = 0; first < count_; first += kLanes) any = release_warp(first) || any;
+    return any;
+  }
+
+  bool release_warp(unsigned first) {
+    const unsigned lanes = std::min(kLanes, count_ - first);
+    bool any = false;
+    for (unsigned lane = 0; lane < lanes; ++lane) {
+      const Fiber& fiber = *fibers_[first + lane];
+      if (fiber.state != State::at_warp || !all_there(first, lanes, fiber)) continue;
+      const std::uint32_t mask = fiber.mask;
+      for (unsigned other = 0; other < lanes; ++other) {
+        if ((mask >> other & 1U) != 0) fibers_[first + other]->state = State::ready;
+      }
+      any = true;
+    }
+    return any;
+  }
+
+  bool all_there(unsigned first, unsigned lanes, const Fiber& one) const {
+    for (unsigned lane = 0; lane < lanes; ++lane) {
+      if ((one.mask >> lane & 1U) == 0) continue;
+      const Fiber& fiber = *fibers_[first + lane];
+      if (fiber.state != State::at_warp) return false;
+      if (fiber.mask != one.mask) fail("lanes of a warp meet with different masks");
+      if (fiber.turn != one.turn) fail("lanes of a warp are at different exchanges");
+    }
+    return true;
+  }
+
+  static Block& current_block();
+  friend Block& block();
+
+  const std::function<void()>* body_ = nullptr;
+  std::vector<std::byte> shared_;
+  Place place_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<unsigned> turns_;
+  ucontext_t home_ = {};
+  void* fake_stack_ = nullptr;
+  const void* home_stack_ = nullptr;
+  std::size_t home_size_ = 0;
+  unsigned count_ = 0;
+  unsigned ended_ = 0;
+  unsigned running_ = 0;
+};
+
+Block& block() {
+  thread_local Block one;
+  return one;
+}
+Block& Block::current_block() {
+  return block();
+}
+
+}  // namespace
+
+void set_order(Order order) {
+  order_of_threads = order;
+}
+
+void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
+              const std::function<void()>& body) {
+  if (threads == 0 || threads > 1024) fail("a block has 1 to 1024 threads");
+  for (unsigned z = 0; z < blocks.z; ++z) {
+    for (unsigned y = 0; y < blocks.y; ++y) {
+      for (unsigned x = 0; x < blocks.x; ++x) {
+        block().run(blocks, threads, shared_bytes, {x, y, z}, body);
+      }
+    }
+  }
+}
+
+const Place& here() {
+  return block().place();
+}
+void* dynamic_memory() {
+  return block().shared();
+}
+void meet_block() {
+  block().wait(State::at_block);
+}
+
+void exchange_all(std::uint32_t mask, const void* mine, std::size_t bytes) {
+  Fiber& fiber = block().current();
+  if (bytes > 0) std::memcpy(fiber.given[fiber.turn % 2], mine, bytes);
+  if ((mask >> (block().running() % kLanes) & 1U) == 0) fail("a lane that its own mask leaves out");
+  fiber.mask = mask;
+  ++fiber.turn;
+  block().wait(State::at_warp);
+}
+const void* given_by(unsigned lane) {
+  const unsigned turn = block().current().turn - 1;
+  return block().lane(lane).given[turn % 2];
+}
+
+void start_copy(void* to, const void* from, bool there) {
+  const auto low =
+      (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % 16;
+  if (low != 0) fail("a copy of 16 bytes that are not aligned to 16");
+  block().current().open.push_back({to, from, there});
+}
+void end_copies() {
+  Fiber& fiber = block().current();
+  fiber.groups.push_back(std::move(fiber.open));
+  fiber.open.clear();
+}
+void await_copies(std::size_t pending) {
+  Fiber& fiber = block().current();
+  while (fiber.groups.size() > pending) {
+    for (const Copy& copy : fiber.groups.front()) {
+      if (copy.there) {
+        std::memcpy(copy.to, copy.from, 16);
+      } else {
+        std::memset(copy.to, 0, 16);
+      }
+    }
+    fiber.groups.pop_front();
+  }
+}
+
+}  // namespace ballast::test::emulation

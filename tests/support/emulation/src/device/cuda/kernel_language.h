@@ -1,0 +1,124 @@
+#pragma once
+
+// Stands before the header of this name in src/ when tests compile kernels for the host.
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "tests/support/emulation/grid.h"
+
+#undef __shared__
+#define __shared__ static thread_local
+#undef __align__
+#define __align__(n) alignas(n)
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __forceinline__
+#define __forceinline__ inline
+
+#define threadIdx (::ballast::test::emulation::here().thread)
+#define blockIdx (::ballast::test::emulation::here().block)
+#define blockDim (::ballast::test::emulation::here().threads)
+#define gridDim (::ballast::test::emulation::here().blocks)
+
+inline void __syncthreads() {
+  ballast::test::emulation::meet_block();
+}
+inline void __syncwarp(unsigned mask = 0xffffffffU) {
+  ballast::test::emulation::exchange_all(mask, nullptr, 0);
+}
+template <class T>
+T __shfl_sync(unsigned mask, T value, int from) {
+  return ballast::test::emulation::shuffle(mask, value, static_cast<unsigned>(from));
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int other) {
+  return ballast::test::emulation::shuffle(mask, value,
+                                           threadIdx.x % 32 ^ static_cast<unsigned>(other));
+}
+inline unsigned __ballot_sync(unsigned mask, bool vote) {
+  unsigned votes = 0;
+  ballast::test::emulation::exchange_all(mask, &vote, sizeof vote);
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1U) == 0) continue;
+    if (*static_cast<const bool*>(ballast::test::emulation::given_by(lane))) votes |= 1U << lane;
+  }
+  return votes;
+}
+
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __fsqrt_rn(float a) {
+  return std::sqrt(a);
+}
+inline int __float2int_rn(float a) {
+  return static_cast<int>(std::nearbyint(a));
+}
+inline unsigned __float_as_uint(float a) {
+  return std::bit_cast<unsigned>(a);
+}
+inline float __uint_as_float(unsigned a) {
+  return std::bit_cast<float>(a);
+}
+/// Blocks run one after the other.
+template <class T>
+T atomicMin(T* at, T value) {
+  const T before = *at;
+  if (value < before) *at = value;
+  return before;
+}
+
+namespace ballast::device {
+
+inline constexpr unsigned kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+struct Launch {
+  cudaStream_t stream = nullptr;
+  test::emulation::Dim3 blocks = 1;
+  unsigned threads = 1;
+  std::size_t shared_bytes = 0;
+};
+
+/// Runs the kernel at once.
+template <class... Parameters, class... Arguments>
+cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
+  constexpr std::size_t kMostShared = std::size_t{99} << 10U;  // compute capability 8.9
+  if (how.shared_bytes > kMostShared) return cudaErrorInvalidValue;
+  if (how.blocks.x == 0 || how.blocks.y == 0 || how.blocks.z == 0) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (how.blocks.y > 65535 || how.blocks.z > 65535) return cudaErrorInvalidConfiguration;
+  test::emulation::run_grid(how.blocks, how.threads, how.shared_bytes,
+                            [&] { kernel(static_cast<Parameters>(arguments)...); });
+  return cudaSuccess;
+}
+
+template <class... Parameters>
+cudaError_t load(void (*)(Parameters...)) {
+  return cudaSuccess;
+}
+
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(test::emulation::dynamic_memory());
+}
+
+}  // namespace ballast::device
