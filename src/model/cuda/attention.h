@@ -4,31 +4,17 @@
 
 #include <cuda_runtime_api.h>
 
+#include "src/model/parts.h"
+
 namespace ballast::model::cuda {
-
-/// Extents of a causal attention with grouped queries.
-struct AttentionShape {
-  std::size_t sequences = 0;
-  std::size_t length = 0;
-  std::size_t heads = 0;
-  std::size_t kv_heads = 0;
-  std::size_t head_size = 0;  ///< a multiple of 8, at most 256
-
-  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
-  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
-  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
-  /// Row length of [tokens, queries | keys | values].
-  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
-  [[nodiscard]] std::size_t log_sums() const { return tokens() * heads; }
-};
 
 // softmax(Q K^T / sqrt(head_size)) V under a causal mask, with memory linear in the sequence:
 // scores exist a tile at a time and are recomputed in the backward pass from the logarithm of each
 // row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
 // 1 and 2). bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
 
-/// qkv [tokens, row()], out [tokens, hidden()]; log_sums [sequences, heads, length], fp32, natural
-/// logarithms, written for attention_backward().
+/// qkv [tokens, row()] (head_size a multiple of 8, at most 256), out [tokens, hidden()]; log_sums
+/// [sequences, heads, length], fp32, natural logarithms, written for attention_backward().
 template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
                       float* log_sums);

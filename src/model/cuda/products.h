@@ -3,42 +3,14 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
-#include <type_traits>
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 
+#include "src/model/matrix.h"
+
 namespace ballast::model::cuda {
-
-template <class T>
-inline constexpr DType kType = std::is_same_v<T, float> ? DType::f32 : DType::bf16;
-
-/// A matrix in device memory: element (r, c) is at r * row_step + c * column_step (elements); one
-/// of the two steps is 1, the other a multiple of 8.
-struct Matrix {
-  const void* data = nullptr;
-  DType type = DType::f32;
-  std::size_t row_step = 0;
-  std::size_t column_step = 1;
-};
-
-template <class T>
-Matrix matrix(const T* data, std::size_t row_step) {
-  return {data, kType<T>, row_step, 1};
-}
-template <class T>
-Matrix transposed(const T* data, std::size_t row_step) {
-  return {data, kType<T>, 1, row_step};
-}
-
-/// Extents of d[m, n] = a[m, k] * b[k, n].
-struct Extents {
-  std::size_t m = 0;
-  std::size_t n = 0;
-  std::size_t k = 0;
-};
 
 /// What a product does besides.
 struct Extras {
@@ -46,10 +18,11 @@ struct Extras {
   const void* bias = nullptr;    ///< [n] of a's type: added to every row
 };
 
-/// Matrix products through cuBLASLt, with fp32 accumulation; fp32 matrices are multiplied in fp32,
-/// not TF32. The algorithm is chosen once per shape, among those whose sums have a fixed order, so
-/// that equal calls give equal bits. Calls go to one stream at a time, for there is one workspace.
-/// The library is loaded when the first object is made. Errors: Error(device).
+/// Matrix products through cuBLASLt (the step of a matrix that is not 1 is a multiple of 8), with
+/// fp32 accumulation; fp32 matrices are multiplied in fp32, not TF32. The algorithm is chosen once
+/// per shape, among those whose sums have a fixed order, so that equal calls give equal bits. Calls
+/// go to one stream at a time, for there is one workspace. The library is loaded when the first
+/// object is made. Errors: Error(device).
 class Products {
  public:
   /// Bytes of device memory that set_workspace() takes.
