@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/model/compute.h"
+#include "ballast/model/gradient_stats.h"
 
 namespace ballast::model::cuda {
 
