@@ -73,7 +73,7 @@ constexpr T inverse_deviation(const T& mean_square, const T& epsilon) {
 /// `mean_gn` the row's means of g (0 for RMSNorm) and of g * n.
 template <class T>
 constexpr T norm_derivative(const T& g, const T& n, const T& mean_g, const T& mean_gn,
-                         const T& factor) {
+                            const T& factor) {
   return factor * (g - mean_g - n * mean_gn);
 }
 

@@ -87,14 +87,13 @@ cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride,
                             float* partials, Rows rows) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
   constexpr std::size_t kColumns = std::size_t{kWarp} * kEight;
-  const std::size_t groups =
-      std::min((rows.count + kLeastRows - 1) / kLeastRows, kMostGroups);
-  const cudaError_t code = device::launch(
-      {.stream = stream,
-       .blocks = {static_cast<unsigned>((rows.width + kColumns - 1) / kColumns),
-                  static_cast<unsigned>(groups)},
-       .threads = kThreads},
-      &sum_columns<T>, x, stride, partials, rows.count, rows.width);
+  const std::size_t groups = std::min((rows.count + kLeastRows - 1) / kLeastRows, kMostGroups);
+  const cudaError_t code =
+      device::launch({.stream = stream,
+                      .blocks = {static_cast<unsigned>((rows.width + kColumns - 1) / kColumns),
+                                 static_cast<unsigned>(groups)},
+                      .threads = kThreads},
+                     &sum_columns<T>, x, stride, partials, rows.count, rows.width);
   if (code != cudaSuccess) return code;
   return add_partials(stream, {partials, groups, rows.width}, gradient, nullptr);
 }

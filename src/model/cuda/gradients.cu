@@ -1,9 +1,8 @@
-#include "src/model/cuda/gradients.h"
-
 #include <algorithm>
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/gradients.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -15,7 +14,7 @@ using device::kWarp;
 /// Of the block that has a chunk.
 constexpr unsigned kThreads = 1024;
 /// Of the one that adds up what the chunks have.
-constexpr unsigned kTotalThreads = 256;
+constexpr unsigned kTotalThreads = 128;
 
 /// Turns the thread's counts into those of its block; thread 0 writes them.
 __device__ void leave(GradientStats mine, GradientStats* to) {

@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
   T* const y = a.y + row * a.rows.width;
   Eight<T> kept[held];
   share.keep(x, kept);
-  const RowStatistics s = row_statistics<centred>(team, share, x, kept, static_cast<float>(width),
-                                                  a.epsilon);
+  const RowStatistics s =
+      row_statistics<centred>(team, share, x, kept, static_cast<float>(width), a.epsilon);
   share.each(x, kept, [&](unsigned at, const float(&values)[kEight]) {
     float weight[kEight];
     float bias[kEight] = {};
@@ -52,10 +52,10 @@ cudaError_t launch_norm(cudaStream_t stream, const NormForward<T>& a) {
   }
   const unsigned held = keeps(width, 1) ? 1 : keeps(width, 2) ? 2 : 4;
   return device::launch({.stream = stream, .blocks = rows, .threads = threads_of_row(width, held)},
-                        held == 1           ? &norm_rows<centred, Fit::block, 1, T>
-                        : held == 2         ? &norm_rows<centred, Fit::block, 2, T>
+                        held == 1         ? &norm_rows<centred, Fit::block, 1, T>
+                        : held == 2       ? &norm_rows<centred, Fit::block, 2, T>
                         : keeps(width, 4) ? &norm_rows<centred, Fit::block, 4, T>
-                                            : &norm_rows<centred, Fit::beyond, 4, T>,
+                                          : &norm_rows<centred, Fit::beyond, 4, T>,
                         a);
 }
 

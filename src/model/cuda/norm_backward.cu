@@ -55,8 +55,7 @@ inline constexpr bool kAhead = held * sizeof(T) <= 4;
 template <bool centred, Fit fit, unsigned held, class T>
 class BackwardRow {
  public:
-  __device__ BackwardRow(const NormBackward<T>& a, const Share<fit, held>& share,
-                         std::size_t row)
+  __device__ BackwardRow(const NormBackward<T>& a, const Share<fit, held>& share, std::size_t row)
       : a_(a), share_(share), start_(row * a.rows.width) {}
 
   __device__ void keep(Kept<held, T>& kept) const {
@@ -88,8 +87,7 @@ class BackwardRow {
       put(at, kept.x[k], kept.dy[k], kAhead<held, T> ? residual[k] : residual_at(at));
     });
     share_.each_other([&](unsigned at) {
-      put(at, device::read(a_.x + start_ + at), device::read(a_.dy + start_ + at),
-          residual_at(at));
+      put(at, device::read(a_.x + start_ + at), device::read(a_.dy + start_ + at), residual_at(at));
     });
   }
 

@@ -100,11 +100,10 @@ cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length,
                         std::size_t head_size, float* cosine, float* sine) {
   const std::size_t size = length * (head_size / 2);
   if (size == 0) return cudaSuccess;
-  return device::launch(
-      {.stream = stream,
-       .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
-       .threads = kMostThreads},
-      &find_angles, theta, size, head_size / 2, cosine, sine);
+  return device::launch({.stream = stream,
+                         .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
+                         .threads = kMostThreads},
+                        &find_angles, theta, size, head_size / 2, cosine, sine);
 }
 
 template <class T>
@@ -113,11 +112,10 @@ cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation
   const std::size_t half = rotation.head_size / 2;
   if (rows.count == 0 || rotation.heads * half == 0) return cudaSuccess;
   const bool eights = half % kEight == 0;
-  const std::size_t pieces = eights
-                                 ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
-                                 : rotation.heads * half;
-  const std::size_t warps = std::min<std::size_t>((pieces + kWarp - 1) / kWarp,
-                                                  kMostThreads / kWarp);
+  const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
+                                    : rotation.heads * half;
+  const std::size_t warps =
+      std::min<std::size_t>((pieces + kWarp - 1) / kWarp, kMostThreads / kWarp);
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>(rows.count),
                          .threads = static_cast<unsigned>(warps * kWarp)},

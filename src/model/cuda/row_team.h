@@ -113,8 +113,8 @@ struct RowStatistics {
 /// from the elements, so that a large mean does not cancel the variance.
 template <bool centred, Fit fit, unsigned held, class T>
 __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit, held>& share,
-                                        const T* row, const Eight<T> (&kept)[held], float count,
-                                        float epsilon) {
+                                               const T* row, const Eight<T> (&kept)[held],
+                                               float count, float epsilon) {
   float mean = 0.0F;
   if constexpr (centred) {
     float sum[1] = {};

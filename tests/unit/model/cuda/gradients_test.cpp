@@ -77,18 +77,21 @@ void check(std::size_t size, std::size_t tied_size) {
 TEST_F(CudaGradients, ArePackedAndMeasured) {
   // Less than a thread's eight elements, than a chunk, just one, more than one; the tied part ends
   // within eight elements, within a chunk, with the last element.
-  for (const auto& [size, tied] :
-       {std::pair<std::size_t, std::size_t>{1, 0}, {5, 3}, {1024, 1024}, {8200, 4099},
-        {kStatsChunk, kStatsChunk - 8}, {kStatsChunk + 13, kStatsChunk + 13},
-        {3 * kStatsChunk - 4, kStatsChunk + 20}}) {
+  for (const auto& [size, tied] : {std::pair<std::size_t, std::size_t>{1, 0},
+                                   {5, 3},
+                                   {1024, 1024},
+                                   {8200, 4099},
+                                   {kStatsChunk, kStatsChunk - 8},
+                                   {kStatsChunk + 13, kStatsChunk + 13},
+                                   {3 * kStatsChunk - 4, kStatsChunk + 20}}) {
     check<float>(size, tied);
     check<Bf16>(size, tied);
   }
 }
 
 TEST_F(CudaGradients, OfMoreChunksThanThreadsAddThemUp) {
-  // The last kernel has 256 threads.
-  const std::size_t size = 257 * kStatsChunk + 8;
+  // The last kernel has 128 threads.
+  const std::size_t size = 129 * kStatsChunk + 8;
   const DeviceArray<Bf16> packed(size, to_bf16(0.5F));
   const DeviceArray<GradientStats> partial(chunks_of(size));
   const DeviceArray<GradientStats> stats(1);

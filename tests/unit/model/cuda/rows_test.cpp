@@ -2,6 +2,8 @@
 // which have a test of their own.
 #define BALLAST_KERNEL_ISA in_double
 
+#include "src/model/cuda/rows.h"
+
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -9,7 +11,6 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/cuda/rows.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
@@ -52,7 +53,7 @@ void check_gelu(std::size_t size) {
   in_double::gelu(exact(x).data(), y.data(), size);
   in_double::gelu_backward(exact(x).data(), d.data(), columns.data(), 1, size);
   expect_close(std::get<0>(found), y, 1e-6);
-  expect_close(std::get<1>(found), d, 3e-6);
+  expect_close(std::get<1>(found), d, 1e-5);
 }
 TEST_F(CudaRows, GeluIsTheHosts) {
   for (const std::size_t size : kSizes) {
@@ -79,7 +80,6 @@ void check_swiglu(std::size_t size) {
   std::vector<double> dup = exact(up);
   std::vector<double> y = exact(dy);
   in_double::swiglu(dgate.data(), dup.data(), y.data(), size);
-  in_double::swiglu_backward(dgate.data(), dup.data(), y.data(), 0);
   in_double::swiglu_backward(dgate.data(), dup.data(), exact(dy).data(), size);
   expect_close(std::get<0>(found), y, 3e-6);
   expect_close(std::get<1>(found), dgate, 1e-5);
@@ -95,8 +95,8 @@ TEST_F(CudaRows, SwigluIsTheHosts) {
 template <class T>
 void check_extremes() {
   const double infinity = std::numeric_limits<double>::infinity();
-  const std::vector<double> x = {infinity, 1e30, 300.0, -300.0, -1e30, 0.0, -0.0,
-                                 std::numeric_limits<double>::quiet_NaN()};
+  const std::vector<double> x = {infinity, 1e30, 300.0, -300.0,
+                                 -1e30,    0.0,  -0.0,  std::numeric_limits<double>::quiet_NaN()};
   std::vector<T> values;
   for (const double value : x) values.push_back(rounded<T>(value));
   const DeviceArray<T> there(values);
@@ -116,7 +116,7 @@ TEST_F(CudaRows, GeluOfExtremes) {
 
 /// Rows on both sides of one group of rows, of all threads of a column, and of the most groups;
 /// columns on both sides of a block.
-constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},     {64, 264},
+constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},  {64, 264},
                                   {65, 16}, {130, 24}, {16640, 8}};
 
 template <class T>
@@ -209,8 +209,13 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_size) 
 TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
   // Halves of whole eights and others; heads that do not fill the last thread, more than a block
   // turns at once.
-  for (const auto& [heads, head_size] : {std::pair<std::size_t, std::size_t>{1, 16}, {5, 48},
-                                         {70, 128}, {3, 20}, {40, 24}, {1, 2}, {4, 64}}) {
+  for (const auto& [heads, head_size] : {std::pair<std::size_t, std::size_t>{1, 16},
+                                         {5, 48},
+                                         {70, 128},
+                                         {3, 20},
+                                         {40, 24},
+                                         {1, 2},
+                                         {4, 64}}) {
     check_rotation<float>(4, heads, head_size);
     check_rotation<Bf16>(7, heads, head_size);
   }
