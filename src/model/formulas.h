@@ -1,8 +1,8 @@
 #pragma once
 
 // Elementwise formulas of the models, shared by every backend. `T` is a number or a vector of
-// numbers that converts from double; exp and sqrt of vectors are found by argument-dependent
-// lookup.
+// numbers that converts from double; exp and sqrt of what is no built-in type are found by
+// argument-dependent lookup. They are constexpr because nvcc lets a GPU run such functions.
 
 #include <cmath>
 
@@ -17,7 +17,7 @@ inline constexpr double kGeluCubic = 0.044715;
 
 /// Logistic function.
 template <class T>
-inline T sigmoid(const T& x) {
+constexpr T sigmoid(const T& x) {
   return T(1.0) / (T(1.0) + exp(-x));
 }
 
@@ -25,14 +25,14 @@ inline T sigmoid(const T& x) {
 /// (1 + tanh(u)) / 2 = sigmoid(2u). Source: Hendrycks & Gimpel, "Gaussian error linear units",
 /// 2016.
 template <class T>
-inline T gelu(const T& x) {
+constexpr T gelu(const T& x) {
   const T u = T(kGeluScale) * x * (T(1.0) + T(kGeluCubic) * x * x);
   return x * sigmoid(T(2.0) * u);
 }
 
 /// d gelu(x) / dx.
 template <class T>
-inline T gelu_derivative(const T& x) {
+constexpr T gelu_derivative(const T& x) {
   const T square = x * x;
   const T u = T(kGeluScale) * x * (T(1.0) + T(kGeluCubic) * square);
   const T slope = T(kGeluScale) * (T(1.0) + T(3.0 * kGeluCubic) * square);
@@ -42,51 +42,51 @@ inline T gelu_derivative(const T& x) {
 
 /// SiLU: x * sigmoid(x).
 template <class T>
-inline T silu(const T& x) {
+constexpr T silu(const T& x) {
   return x * sigmoid(x);
 }
 
 /// d silu(x) / dx, given s = sigmoid(x).
 template <class T>
-inline T silu_derivative(const T& x, const T& s) {
+constexpr T silu_derivative(const T& x, const T& s) {
   return s * (T(1.0) + x * (T(1.0) - s));
 }
 
 /// First and second coordinate of (a, b) turned by the angle with this cosine and sine. Rotary
 /// positions turn the pair (x[i], x[i + size/2]). Source: Su et al., "RoFormer", 2021, section 3.2.
 template <class T>
-inline T rotate_first(const T& a, const T& b, const T& cosine, const T& sine) {
+constexpr T rotate_first(const T& a, const T& b, const T& cosine, const T& sine) {
   return a * cosine - b * sine;
 }
 template <class T>
-inline T rotate_second(const T& a, const T& b, const T& cosine, const T& sine) {
+constexpr T rotate_second(const T& a, const T& b, const T& cosine, const T& sine) {
   return b * cosine + a * sine;
 }
 
 /// 1 / sqrt(mean square + epsilon), the factor of both norms.
 template <class T>
-inline T inverse_deviation(const T& mean_square, const T& epsilon) {
+constexpr T inverse_deviation(const T& mean_square, const T& epsilon) {
   return T(1.0) / sqrt(mean_square + epsilon);
 }
 
 /// Gradient of a normalised row: `g` the gradient of the normalised value `n`, `mean_g` and
 /// `mean_gn` the row's means of g (0 for RMSNorm) and of g * n.
 template <class T>
-inline T norm_derivative(const T& g, const T& n, const T& mean_g, const T& mean_gn,
-                         const T& factor) {
+constexpr T norm_derivative(const T& g, const T& n, const T& mean_g, const T& mean_gn,
+                            const T& factor) {
   return factor * (g - mean_g - n * mean_gn);
 }
 
 /// exp(scale * score - log_sum): a probability of a softmax whose logarithm of the sum is known.
 template <class T>
-inline T probability(const T& score, const T& scale, const T& log_sum) {
+constexpr T probability(const T& score, const T& scale, const T& log_sum) {
   return exp(score * scale - log_sum);
 }
 
 /// Gradient of a softmax's score: `p` the probability, `dp` its gradient, `mean_dp` the sum of
 /// p * dp over the row.
 template <class T>
-inline T softmax_derivative(const T& p, const T& dp, const T& mean_dp, const T& scale) {
+constexpr T softmax_derivative(const T& p, const T& dp, const T& mean_dp, const T& scale) {
   return p * (dp - mean_dp) * scale;
 }
 

@@ -8,6 +8,7 @@
 #include "ballast/core/view.h"
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/gradient_stats.h"
 
 namespace ballast::model {
 
@@ -17,15 +18,6 @@ struct MicroBatchShape {
   std::uint64_t length = 1;
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
 };
-
-/// What there is in a packed gradient, in device memory.
-struct GradientStats {
-  double sum_of_squares = 0.0;   ///< of the packed values, fixed order, double accumulators
-  std::uint64_t non_finite = 0;  ///< packed values that are inf or NaN
-};
-
-/// Values of which one GradientStats is made before these are added up.
-inline constexpr std::size_t kStatsChunk = 65536;
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
 /// valid until the stream is synchronised. One object has one workspace, so its calls go to one

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include <cuda_runtime.h>
 
@@ -54,6 +55,22 @@ template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char memory[];
   return reinterpret_cast<T*>(memory);
+}
+
+/// The 16 bytes at an address aligned to that.
+__device__ inline uint4 load_16(const void* from) {
+  return *static_cast<const uint4*>(from);
+}
+__device__ inline void store_16(void* to, const uint4& words) {
+  *static_cast<uint4*>(to) = words;
+}
+
+/// Two bf16, `low` in the lower half, rounded as to_bf16 does it, but for which NaN a NaN becomes.
+/// Source: NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
+__device__ inline std::uint32_t to_bf16_pair(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 
 }  // namespace ballast::device

@@ -5,15 +5,15 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/model/compute.h"
+#include "ballast/model/gradient_stats.h"
 
 namespace ballast::model::cuda {
 
 // Kernels behind Compute's calls of the same names, where the arguments are described. Conventions:
-// rows.h. `partial`: scratch memory, a GradientStats per kStatsChunk values.
+// rows.h, but sizes may be any. `partial`: scratch memory, a GradientStats per kStatsChunk values.
 
 /// packed = gradient + tied (its first `tied_size` elements), rounded to T; stats of the packed
-/// values unless null.
+/// values unless null (then `partial` is not used). No array may be another's.
 template <class T>
 cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
                           std::size_t tied_size, T* packed, std::size_t size,

@@ -9,12 +9,13 @@ namespace ballast::model::cuda {
 // Kernels over rows of activations. `T` is the training type, float or Bf16; values are computed
 // and summed in fp32 with the formulas of src/model/formulas.h. Matrices are row-major without gaps
 // unless a stride (in elements) is given; pointers are to device memory, aligned to 16 bytes, and
-// widths are multiples of 8 unless said otherwise. Results depend only on the arguments: the order
-// of every sum is fixed by the extents. `partials` is scratch memory.
+// widths, strides and sizes are multiples of 8 unless said otherwise. Results depend only on the
+// arguments: the order of every sum is fixed by the extents. `partials` is scratch memory. Work of
+// extent 0 is none: cudaSuccess.
 
 struct Rows {
-  std::size_t count = 0;
-  std::size_t width = 0;
+  std::size_t count = 0;  ///< less than 2^31
+  std::size_t width = 0;  ///< less than 2^31
 };
 
 /// y = (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation * weight where `bias` is

@@ -6,8 +6,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include <cuda_runtime_api.h>
+
+#include "ballast/core/dtype.h"
 
 #include "tests/support/emulation/grid.h"
 
@@ -68,6 +73,13 @@ inline float __fdiv_rn(float a, float b) {
 inline float __fsqrt_rn(float a) {
   return std::sqrt(a);
 }
+/// Those that trade bits for time: here they are exact.
+inline float __expf(float a) {
+  return std::exp(a);
+}
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
 inline int __float2int_rn(float a) {
   return static_cast<int>(std::nearbyint(a));
 }
@@ -114,6 +126,26 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments..
 template <class... Parameters>
 cudaError_t load(void (*)(Parameters...)) {
   return cudaSuccess;
+}
+
+inline void expect_aligned_to_16(const void* address) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 16 == 0) return;
+  std::fprintf(stderr, "emulated kernel: 16 bytes that are not aligned to 16\n");
+  std::abort();
+}
+inline uint4 load_16(const void* from) {
+  expect_aligned_to_16(from);
+  uint4 words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+inline void store_16(void* to, const uint4& words) {
+  expect_aligned_to_16(to);
+  std::memcpy(to, &words, sizeof words);
+}
+
+inline std::uint32_t to_bf16_pair(float low, float high) {
+  return to_bf16(low).bits | std::uint32_t{to_bf16(high).bits} << 16U;
 }
 
 template <class T>

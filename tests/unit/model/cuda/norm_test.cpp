@@ -1,0 +1,273 @@
+// The norms on a GPU against those of the host in double, which have a test of their own.
+#define BALLAST_KERNEL_ISA in_double
+
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/model/cuda/rows.h"
+#include "src/model/host/norm_kernels.h"
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/values.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+namespace in_double = host::in_double;
+using test::DeviceArray;
+using test::exact;
+using test::expect_close;
+using test::in_every_order;
+using test::must;
+using test::normals_of;
+using test::rounded;
+
+constexpr float kEpsilon = 1e-5F;
+/// Behind everything that is written; stays as it is.
+constexpr std::size_t kBehind = 8;
+
+struct Case {
+  Rows rows;
+  bool centred;
+};
+void trace(const Case& c, std::string& text) {
+  text = std::to_string(c.rows.count) + " rows of " + std::to_string(c.rows.width) +
+         (c.centred ? ", LayerNorm" : ", RMSNorm");
+}
+
+/// Widths on both sides of where another kernel begins: a warp for a row, a block that keeps one,
+/// two or four eights per thread, rows that no block keeps. Rows that fill no block of warps.
+std::vector<Rows> shapes() {
+  return {{1, 8},    {9, 8},    {17, 264}, {8, 768},  {3, 1024},  {5, 1032},
+          {2, 4096}, {2, 4104}, {2, 8192}, {2, 8200}, {2, 16384}, {2, 16392}};
+}
+
+template <class T>
+struct Inputs {
+  explicit Inputs(const Case& c, double deviation = 1.5, double mean = 0.7)
+      : x(normals_of<T>(c.rows.count * c.rows.width, 1, deviation, mean)),
+        weight(normals_of<T>(c.rows.width, 2, 0.5, 1.0)),
+        bias(normals_of<T>(c.rows.width, 3)),
+        dy(normals_of<T>(x.size(), 4)),
+        residual(normals_of<T>(x.size(), 5)) {}
+  std::vector<T> x;
+  std::vector<T> weight;
+  std::vector<T> bias;
+  std::vector<T> dy;
+  std::vector<T> residual;
+};
+
+template <class T>
+std::vector<T> with_more_behind(std::vector<T> values) {
+  values.insert(values.end(), kBehind, rounded<T>(7.0));
+  return values;
+}
+template <class T>
+std::vector<T> without_those_behind(std::vector<T> values) {
+  for (std::size_t i = 0; i < kBehind; ++i) {
+    EXPECT_EQ(values.back(), rounded<T>(7.0));
+    values.pop_back();
+  }
+  return values;
+}
+
+template <class T>
+std::vector<T> normed(const Inputs<T>& in, const Case& c) {
+  const DeviceArray<T> x(in.x);
+  const DeviceArray<T> weight(in.weight);
+  const DeviceArray<T> bias(in.bias);
+  const std::vector<T> empty(in.x.size(), rounded<T>(-1.0));
+  return in_every_order([&] {
+    const DeviceArray<T> y(with_more_behind(empty));
+    must(norm<T>(nullptr, x.data(), weight.data(), c.centred ? bias.data() : nullptr, kEpsilon,
+                 y.data(), c.rows));
+    return without_those_behind(y.get());
+  });
+}
+
+template <class T>
+std::vector<double> expected_norm(const Inputs<T>& in, const Case& c) {
+  std::vector<double> y(in.x.size());
+  const std::vector<double> bias = exact(in.bias);
+  in_double::norm(exact(in.x).data(), exact(in.weight).data(), c.centred ? bias.data() : nullptr,
+                  static_cast<double>(kEpsilon), y.data(), c.rows.count, c.rows.width);
+  return y;
+}
+
+class CudaNorm : public test::Kernels {};
+
+template <class T>
+void check_norms() {
+  for (const Rows& rows : shapes()) {
+    for (const bool centred : {false, true}) {
+      const Case c = {rows, centred};
+      std::string text;
+      trace(c, text);
+      SCOPED_TRACE(text);
+      const Inputs<T> in(c);
+      expect_close(normed(in, c), expected_norm(in, c), 5e-6);
+    }
+  }
+}
+TEST_F(CudaNorm, IsTheHostsInFp32) {
+  check_norms<float>();
+}
+TEST_F(CudaNorm, IsTheHostsInBf16) {
+  check_norms<Bf16>();
+}
+
+TEST_F(CudaNorm, SurvivesALargeMean) {
+  for (const std::size_t width : {264U, 1032U}) {
+    const Case c = {{2, width}, true};
+    const Inputs<float> in(c, 1.0, 1000.0);
+    // The mean itself is rounded to 1000 * 2^-24 or so.
+    expect_close(normed(in, c), expected_norm(in, c), 5e-4);
+  }
+}
+
+TEST_F(CudaNorm, OfZerosIsTheBias) {
+  for (const std::size_t width : {264U, 1032U}) {
+    const Case c = {{2, width}, true};
+    Inputs<Bf16> in(c);
+    in.x.assign(in.x.size(), Bf16{});
+    const std::vector<Bf16> y = normed(in, c);
+    for (std::size_t i = 0; i < y.size(); ++i) ASSERT_EQ(y[i], in.bias[i % width]);
+    for (const Bf16 value : normed(in, {c.rows, false})) ASSERT_EQ(exact(value), 0.0);
+  }
+}
+
+TEST_F(CudaNorm, OfANanIsNanInItsRowAlone) {
+  for (const std::size_t width : {264U, 1032U}) {
+    const Case c = {{3, width}, false};
+    Inputs<float> in(c);
+    in.x[2 * width - 1] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> y = normed(in, c);
+    for (std::size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / width == 1) << i;
+  }
+}
+
+/// What norm_backward has for `residual` and `dx`.
+enum class Place { apart, without_residual, in_residual, in_dy, in_both };
+
+/// Of threads: runs of many rows take seconds where they are emulated.
+enum class Orders { all, one };
+
+template <class T>
+using Gradients = std::tuple<std::vector<T>, std::vector<float>, std::vector<float>>;
+
+/// dx, and the gradients of the weights on top of `before`.
+template <class T>
+Gradients<T> gradients(const Inputs<T>& in, const Case& c, Place place,
+                       const std::vector<float>& before, Orders orders) {
+  const DeviceArray<T> x(in.x);
+  const DeviceArray<T> weight(in.weight);
+  const DeviceArray<float> partials(partial_floats(c.rows), -1.0F);
+  const auto run = [&] {
+    const DeviceArray<T> dy(with_more_behind(in.dy));
+    const DeviceArray<T> residual(with_more_behind(place == Place::in_both ? in.dy : in.residual));
+    const DeviceArray<T> apart(with_more_behind(in.x));
+    const DeviceArray<float> weight_gradient(with_more_behind(before));
+    const DeviceArray<float> bias_gradient(with_more_behind(before));
+    const DeviceArray<T>& dx = place == Place::in_residual                        ? residual
+                               : place == Place::in_dy || place == Place::in_both ? dy
+                                                                                  : apart;
+    const T* const addend = place == Place::without_residual ? nullptr
+                            : place == Place::in_both        ? dy.data()
+                                                             : residual.data();
+    must(norm_backward<T>(nullptr, x.data(), weight.data(), dy.data(), kEpsilon, addend, dx.data(),
+                          weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
+                          partials.data(), c.rows));
+    return Gradients<T>{without_those_behind(dx.get()), without_those_behind(weight_gradient.get()),
+                        without_those_behind(bias_gradient.get())};
+  };
+  return orders == Orders::all ? in_every_order(run) : run();
+}
+
+template <class T>
+void check_backward(const Inputs<T>& in, const Case& c, Place place, Orders orders = Orders::all) {
+  std::string text;
+  trace(c, text);
+  SCOPED_TRACE(text);
+  std::vector<double> dx(in.x.size());
+  std::vector<double> weight_gradient(c.rows.width, 100.0);
+  std::vector<double> bias_gradient(c.rows.width, 100.0);
+  const std::vector<double> residual = exact(place == Place::in_both ? in.dy : in.residual);
+  in_double::norm_backward(exact(in.x).data(), exact(in.weight).data(), exact(in.dy).data(),
+                           static_cast<double>(kEpsilon),
+                           place == Place::without_residual ? nullptr : residual.data(), dx.data(),
+                           weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
+                           c.rows.count, c.rows.width);
+  const auto found = gradients(in, c, place, std::vector<float>(c.rows.width, 100.0F), orders);
+  expect_close(std::get<0>(found), dx, 1e-5);
+  expect_close(std::get<1>(found), weight_gradient, 1e-4);
+  expect_close(std::get<2>(found), bias_gradient, 1e-4);
+}
+
+template <class T>
+void check_backwards(const std::vector<Case>& cases) {
+  for (const Case& c : cases) check_backward(Inputs<T>(c), c, Place::apart);
+}
+// The widths of shapes(), as far as they have kernels of their own in that type.
+TEST_F(CudaNorm, GradientsAreTheHostsInFp32) {
+  check_backwards<float>({{{1, 8}, false},
+                          {{9, 8}, true},
+                          {{17, 264}, false},
+                          {{3, 1024}, true},
+                          {{3, 1024}, false},
+                          {{3, 1032}, true},
+                          {{3, 1032}, false},
+                          {{2, 4104}, true},
+                          {{1, 4104}, false},
+                          {{2, 8192}, false},
+                          {{1, 8200}, true}});
+}
+TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
+  check_backwards<Bf16>({{{1, 8}, true},
+                         {{9, 8}, false},
+                         {{17, 264}, true},
+                         {{3, 1024}, false},
+                         {{3, 1032}, true},
+                         {{3, 1032}, false},
+                         {{2, 4096}, false},
+                         {{2, 4104}, true},
+                         {{1, 8200}, true},
+                         {{1, 16392}, true}});
+}
+
+TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
+  // Several rows for each group of the kernels that keep a row.
+  for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}}) {
+    for (const Place place :
+         {Place::without_residual, Place::in_residual, Place::in_dy, Place::in_both}) {
+      const Case c = {rows, true};
+      check_backward(Inputs<Bf16>(c), c, place);
+    }
+  }
+  const Case beyond = {{2, 8200}, false};
+  check_backward(Inputs<float>(beyond), beyond, Place::in_both);
+}
+
+TEST_F(CudaNorm, GradientsOfMoreRowsThanGroups) {
+  // 2048 rows of a warp each, 256 of a block each are one per group.
+  const Case of_warps = {{2100, 8}, true};
+  check_backward(Inputs<Bf16>(of_warps), of_warps, Place::apart, Orders::one);
+  const Case of_blocks = {{258, 1032}, true};
+  check_backward(Inputs<Bf16>(of_blocks), of_blocks, Place::in_residual);
+  const Case beyond = {{257, 8200}, false};
+  check_backward(Inputs<float>(beyond), beyond, Place::apart, Orders::one);
+}
+
+TEST_F(CudaNorm, OfNoRowsIsNothing) {
+  EXPECT_EQ(norm<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, {0, 8}),
+            cudaSuccess);
+  EXPECT_EQ(norm_backward<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr,
+                                 nullptr, nullptr, nullptr, {0, 8}),
+            cudaSuccess);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda

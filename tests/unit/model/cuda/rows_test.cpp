@@ -1,0 +1,236 @@
+// Elementwise kernels, rotations and sums of columns on a GPU against those of the host in double,
+// which have a test of their own.
+#define BALLAST_KERNEL_ISA in_double
+
+#include "src/model/cuda/rows.h"
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/model/host/elementwise_kernels.h"
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/values.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+namespace in_double = host::in_double;
+using test::DeviceArray;
+using test::exact;
+using test::expect_close;
+using test::in_every_order;
+using test::must;
+using test::normals_of;
+using test::rounded;
+
+class CudaRows : public test::Kernels {};
+
+/// Less than a block of threads has, all of it, and more.
+constexpr std::size_t kSizes[] = {8, 2040, 2048, 2056, 5000};
+/// Numbers where exp overflows or vanishes are among them.
+constexpr double kDeviation = 20.0;
+
+template <class T>
+void check_gelu(std::size_t size) {
+  const std::vector<T> x = normals_of<T>(size, 1, kDeviation);
+  const std::vector<T> dy = normals_of<T>(size + 8, 2);
+  const DeviceArray<T> x_there(x);
+  const auto found = in_every_order([&] {
+    const DeviceArray<T> y(dy);
+    const DeviceArray<T> d(dy);
+    must(gelu<T>(nullptr, x_there.data(), y.data(), size));
+    must(gelu_backward<T>(nullptr, x_there.data(), d.data(), size));
+    return std::tuple{y.get(), d.get()};
+  });
+  std::vector<double> y = exact(dy);
+  std::vector<double> d = exact(dy);
+  std::vector<double> columns(size);
+  in_double::gelu(exact(x).data(), y.data(), size);
+  in_double::gelu_backward(exact(x).data(), d.data(), columns.data(), 1, size);
+  expect_close(std::get<0>(found), y, 1e-6);
+  expect_close(std::get<1>(found), d, 1e-5);
+}
+TEST_F(CudaRows, GeluIsTheHosts) {
+  for (const std::size_t size : kSizes) {
+    check_gelu<float>(size);
+    check_gelu<Bf16>(size);
+  }
+}
+
+template <class T>
+void check_swiglu(std::size_t size) {
+  const std::vector<T> gate = normals_of<T>(size + 8, 1, kDeviation);
+  const std::vector<T> up = normals_of<T>(size + 8, 2);
+  const std::vector<T> dy = normals_of<T>(size + 8, 3);
+  const DeviceArray<T> dy_there(dy);
+  const auto found = in_every_order([&] {
+    const DeviceArray<T> gate_there(gate);
+    const DeviceArray<T> up_there(up);
+    const DeviceArray<T> y(dy);
+    must(swiglu<T>(nullptr, gate_there.data(), up_there.data(), y.data(), size));
+    must(swiglu_backward<T>(nullptr, gate_there.data(), up_there.data(), dy_there.data(), size));
+    return std::tuple{y.get(), gate_there.get(), up_there.get()};
+  });
+  std::vector<double> dgate = exact(gate);
+  std::vector<double> dup = exact(up);
+  std::vector<double> y = exact(dy);
+  in_double::swiglu(dgate.data(), dup.data(), y.data(), size);
+  in_double::swiglu_backward(dgate.data(), dup.data(), exact(dy).data(), size);
+  expect_close(std::get<0>(found), y, 3e-6);
+  expect_close(std::get<1>(found), dgate, 1e-5);
+  expect_close(std::get<2>(found), dup, 1e-5);
+}
+TEST_F(CudaRows, SwigluIsTheHosts) {
+  for (const std::size_t size : kSizes) {
+    check_swiglu<float>(size);
+    check_swiglu<Bf16>(size);
+  }
+}
+
+template <class T>
+void check_extremes() {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<double> x = {infinity, 1e30, 300.0, -300.0,
+                                 -1e30,    0.0,  -0.0,  std::numeric_limits<double>::quiet_NaN()};
+  std::vector<T> values;
+  for (const double value : x) values.push_back(rounded<T>(value));
+  const DeviceArray<T> there(values);
+  const DeviceArray<T> y(values);
+  must(gelu<T>(nullptr, there.data(), y.data(), 8));
+  const std::vector<double> found = exact(y.get());
+  EXPECT_EQ(found[0], infinity);
+  EXPECT_NEAR(found[1], 1e30, 1e28);
+  EXPECT_NEAR(found[2], 300.0, 1.0);
+  for (const std::size_t i : {3, 4, 5, 6}) EXPECT_EQ(found[i], 0.0) << i;
+  EXPECT_TRUE(std::isnan(found[7]));
+}
+TEST_F(CudaRows, GeluOfExtremes) {
+  check_extremes<float>();
+  check_extremes<Bf16>();
+}
+
+/// Rows on both sides of one group of rows, of all threads of a column, and of the most groups;
+/// columns on both sides of a block.
+constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},  {64, 264},
+                                  {65, 16}, {130, 24}, {16640, 8}};
+
+template <class T>
+void check_columns(Rows rows, std::size_t stride) {
+  SCOPED_TRACE(testing::Message() << rows.count << " rows of " << rows.width);
+  const std::vector<T> x = normals_of<T>(rows.count * stride, 1, 1.0, 0.3);
+  std::vector<double> expected(rows.width, 50.0);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (i % stride < rows.width) expected[i % stride] += exact(x[i]);
+  }
+  const DeviceArray<T> there(x);
+  const DeviceArray<float> partials(partial_floats(rows), -1.0F);
+  const std::vector<float> found = in_every_order([&] {
+    const DeviceArray<float> gradient(rows.width, 50.0F);
+    must(add_column_sums<T>(nullptr, there.data(), stride, gradient.data(), partials.data(), rows));
+    return gradient.get();
+  });
+  expect_close(found, expected, 1e-4);
+}
+TEST_F(CudaRows, ColumnsAreAddedUp) {
+  for (const Rows& rows : kColumnShapes) {
+    check_columns<float>(rows, rows.width);
+    check_columns<Bf16>(rows, rows.width + 16);
+  }
+}
+
+TEST_F(CudaRows, AColumnWithANanIsAloneWithIt) {
+  std::vector<float> x(70 * 16, 1.0F);
+  x[69 * 16 + 5] = std::numeric_limits<float>::infinity();
+  const DeviceArray<float> there(x);
+  const DeviceArray<float> partials(partial_floats({70, 16}));
+  const DeviceArray<float> gradient(16, 1.0F);
+  must(add_column_sums<float>(nullptr, there.data(), 16, gradient.data(), partials.data(),
+                              {70, 16}));
+  const std::vector<float> found = gradient.get();
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(found[i], i == 5 ? x[69 * 16 + 5] : 71.0F);
+}
+
+constexpr double kTheta = 10000.0;
+
+struct Angles {
+  std::vector<float> cosine;
+  std::vector<float> sine;
+};
+Angles angles_of(std::size_t length, std::size_t head_size) {
+  const DeviceArray<float> cosine(length * head_size / 2);
+  const DeviceArray<float> sine(cosine.size());
+  must(fill_angles(nullptr, kTheta, length, head_size, cosine.data(), sine.data()));
+  return {cosine.get(), sine.get()};
+}
+
+TEST_F(CudaRows, AnglesAreThoseOfTheirPositions) {
+  const std::size_t length = 37;
+  const std::size_t half = 9;
+  const Angles found = angles_of(length, 2 * half);
+  for (std::size_t i = 0; i < length * half; ++i) {
+    const double angle = static_cast<double>(i / half) *
+                         std::pow(kTheta, -static_cast<double>(i % half) / double{half});
+    // Half a unit of the last place, and what one machine's cosine differs from another's.
+    ASSERT_NEAR(found.cosine[i], std::cos(angle), 0x1.01p-25) << i;
+    ASSERT_NEAR(found.sine[i], std::sin(angle), 0x1.01p-25) << i;
+  }
+}
+
+/// Row r is at position r % 3; what is behind the heads stays.
+template <class T>
+void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_size) {
+  SCOPED_TRACE(testing::Message() << heads << " heads of " << head_size);
+  const std::size_t length = 3;
+  const std::size_t stride = heads * head_size + 8;
+  const Angles angles = angles_of(length, head_size);
+  const DeviceArray<float> cosine(angles.cosine);
+  const DeviceArray<float> sine(angles.sine);
+  const std::vector<T> x = normals_of<T>(rows * stride, 1);
+  for (const float direction : {1.0F, -1.0F}) {
+    const std::vector<T> found = in_every_order([&] {
+      const DeviceArray<T> turned(x);
+      must(rotate<T>(nullptr, turned.data(), stride,
+                     {length, heads, head_size, cosine.data(), sine.data(), direction},
+                     {rows, heads * head_size}));
+      return turned.get();
+    });
+    std::vector<double> expected = exact(x);
+    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_size,
+                    exact(angles.cosine).data(), exact(angles.sine).data(),
+                    static_cast<double>(direction));
+    expect_close(found, expected, 1e-6);
+  }
+}
+TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
+  // Halves of whole eights and others; heads that do not fill the last thread, more than a block
+  // turns at once.
+  for (const auto& [heads, head_size] : {std::pair<std::size_t, std::size_t>{1, 16},
+                                         {5, 48},
+                                         {70, 128},
+                                         {3, 20},
+                                         {40, 24},
+                                         {1, 2},
+                                         {4, 64}}) {
+    check_rotation<float>(4, heads, head_size);
+    check_rotation<Bf16>(7, heads, head_size);
+  }
+}
+
+TEST_F(CudaRows, OfNothingIsNothing) {
+  EXPECT_EQ(gelu<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(gelu_backward<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(swiglu<float>(nullptr, nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(fill_angles(nullptr, kTheta, 0, 8, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, 1, 8, nullptr, nullptr, 1.0F}, {0, 8}),
+            cudaSuccess);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda
