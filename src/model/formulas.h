@@ -79,7 +79,7 @@ inline T norm_derivative(const T& g, const T& n, const T& mean_g, const T& mean_
 
 /// exp(scale * score - log_sum): a probability of a softmax whose logarithm of the sum is known.
 template <class T>
-inline T probability(const T& score, const T& scale, const T& log_sum) {
+constexpr T probability(const T& score, const T& scale, const T& log_sum) {
   return exp(score * scale - log_sum);
 }
 
