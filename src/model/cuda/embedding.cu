@@ -81,7 +81,8 @@ __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::s
 }
 
 /// Index of the first of tile[begin..end) that equals `token`, `end` where none does. A warp looks
-/// at four per lane; the tile is aligned and as long as whole looks need.
+/// at four per lane; the tile is aligned and as long as whole looks need, and what is found behind
+/// the end is no vote.
 __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
                             std::int32_t token) {
   constexpr unsigned kEach = Pack<std::int32_t>::kCount;
@@ -93,7 +94,7 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
     unsigned mine = end;
     for (unsigned i = kEach; i-- > 0;) {
       const unsigned place = at + own + i;
-      if (some.values[i] == token && place >= begin && place < end) mine = place;
+      if (some.values[i] == token && place >= begin) mine = place;
     }
     const unsigned found = __ballot_sync(device::kAllLanes, mine < end);
     if (found != 0) return __shfl_sync(device::kAllLanes, mine, __ffs(static_cast<int>(found)) - 1);
