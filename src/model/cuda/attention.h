@@ -14,12 +14,12 @@ struct AttentionShape {
   std::size_t kv_heads = 0;
   std::size_t head_size = 0;  ///< a multiple of 8, at most 256
 
-  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
-  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
-  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
+  [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
+  [[nodiscard]] constexpr std::size_t hidden() const { return heads * head_size; }
+  [[nodiscard]] constexpr std::size_t kv_hidden() const { return kv_heads * head_size; }
   /// Row length of [tokens, queries | keys | values].
-  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
-  [[nodiscard]] std::size_t log_sums() const { return tokens() * heads; }
+  [[nodiscard]] constexpr std::size_t row() const { return hidden() + 2 * kv_hidden(); }
+  [[nodiscard]] constexpr std::size_t log_sums() const { return tokens() * heads; }
 };
 
 // softmax(Q K^T / sqrt(head_size)) V under a causal mask, with memory linear in the sequence:
