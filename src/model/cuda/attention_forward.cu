@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "src/model/cuda/attention_tiles.h"
@@ -180,13 +179,12 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
                   float* log_sums) {
   using G = Geometry<kWidth>;
   const auto tiles = static_cast<unsigned>((shape.length + G::kRows - 1) / G::kRows);
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_size)));
   return device::launch({.stream = stream,
                          .blocks = {static_cast<unsigned>(shape.heads), tiles,
                                     static_cast<unsigned>(shape.sequences)},
                          .threads = kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &attend<kWidth>, shape, scale, qkv, out, log_sums);
+                        &attend<kWidth>, shape, score_scale(shape), qkv, out, log_sums);
 }
 
 }  // namespace
@@ -195,12 +193,9 @@ template <>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                       float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
-  if (shape.head_size <= 32) return start<32>(stream, shape, qkv, out, log_sums);
-  if (shape.head_size <= 64) return start<64>(stream, shape, qkv, out, log_sums);
-  if (shape.head_size <= 96) return start<96>(stream, shape, qkv, out, log_sums);
-  if (shape.head_size <= 128) return start<128>(stream, shape, qkv, out, log_sums);
-  if (shape.head_size <= 256) return start<256>(stream, shape, qkv, out, log_sums);
-  return cudaErrorInvalidValue;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  return for_width(
+      shape, [&](auto width) { return start<width.value>(stream, shape, qkv, out, log_sums); });
 }
 
 }  // namespace ballast::model::cuda

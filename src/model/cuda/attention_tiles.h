@@ -3,11 +3,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ballast/core/dtype.h"
 
 #include "src/device/cuda/tensor_core.h"
-#include "src/model/cuda/attention.h"
+#include "src/model/cuda/attention_places.h"
 
 namespace ballast::model::cuda {
 
@@ -17,7 +18,15 @@ namespace ballast::model::cuda {
 // Of the fragments (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, the columns
 // lane_column() and lane_column() + 1. Only kernels' sources include it.
 
-inline constexpr float kLog2E = 1.44269504088896340736F;
+/// start(width), a std::integral_constant: the columns that a head's are padded to.
+template <class Start>
+cudaError_t for_width(const AttentionShape& shape, const Start& start) {
+  if (shape.head_size <= 32) return start(std::integral_constant<int, 32>{});
+  if (shape.head_size <= 64) return start(std::integral_constant<int, 64>{});
+  if (shape.head_size <= 96) return start(std::integral_constant<int, 96>{});
+  if (shape.head_size <= 128) return start(std::integral_constant<int, 128>{});
+  return start(std::integral_constant<int, 256>{});
+}
 
 /// Elements from row to row of a tile: eight rows' parts of 16 bytes lie in different banks.
 template <int kWidth>
@@ -31,45 +40,6 @@ using Sums = float[kTiles][kColumns / 8][4];
 /// The same as the left side of a product, in bf16.
 template <int kTiles, int kColumns>
 using Weights = std::uint32_t[kTiles][kColumns / 16][4];
-
-/// Rows of one head of one sequence in memory.
-template <class T>
-struct HeadRows {
-  T* start = nullptr;
-  unsigned step = 0;  ///< elements from row to row
-  int length = 0;
-  int size = 0;  ///< columns, a multiple of 8
-};
-
-/// Where a head of a sequence starts in its matrices (elements).
-struct HeadPlace {
-  std::size_t query;  ///< in qkv
-  std::size_t key;
-  std::size_t value;
-  std::size_t out;  ///< in out
-  std::size_t row;  ///< in [sequences, heads, length]
-};
-constexpr HeadPlace place_of(const AttentionShape& shape, std::size_t sequence, std::size_t head) {
-  const std::size_t kv_head = head / (shape.heads / shape.kv_heads);
-  const std::size_t row = sequence * shape.length * shape.row();
-  HeadPlace at{};
-  at.query = row + head * shape.head_size;
-  at.key = row + shape.hidden() + kv_head * shape.head_size;
-  at.value = at.key + shape.kv_hidden();
-  at.out = sequence * shape.length * shape.hidden() + head * shape.head_size;
-  at.row = (sequence * shape.heads + head) * shape.length;
-  return at;
-}
-template <class T>
-constexpr HeadRows<T> rows_in_qkv(const AttentionShape& shape, T* start) {
-  return {start, static_cast<unsigned>(shape.row()), static_cast<int>(shape.length),
-          static_cast<int>(shape.head_size)};
-}
-template <class T>
-constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
-  return {start, static_cast<unsigned>(shape.hidden()), static_cast<int>(shape.length),
-          static_cast<int>(shape.head_size)};
-}
 
 __device__ inline int lane_row() {
   return static_cast<int>(threadIdx.x % device::kWarp / 4);
