@@ -37,7 +37,7 @@ T narrowed(double value) {
     return to_bf16(static_cast<float>(value));
   }
 }
-[[maybe_unused]] double widened(float value) {
+double widened(float value) {
   return value;
 }
 double widened(Bf16 value) {
@@ -137,7 +137,7 @@ std::vector<T> backward(const AttentionShape& shape, const std::vector<T>& qkv,
 
 template <class T>
 class Attention : public test::Kernels {};
-using Types = testing::Types<Bf16>;
+using Types = testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(Attention, Types);
 
 TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
