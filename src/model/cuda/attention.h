@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ballast/core/dtype.h"
+
 namespace ballast::model::cuda {
 
 /// Extents of a causal attention with grouped queries.
@@ -11,7 +13,7 @@ struct AttentionShape {
   std::size_t sequences = 0;
   std::size_t length = 0;
   std::size_t heads = 0;
-  std::size_t kv_heads = 0;
+  std::size_t kv_heads = 0;   ///< divides heads
   std::size_t head_size = 0;  ///< a multiple of 8, at most 256
 
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
@@ -34,11 +36,23 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T*
                       float* log_sums);
 
 /// out and log_sums as attention() left them; dout the gradient of out; dqkv is written. `scratch`:
-/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics.
+/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics. Both
+/// refuse (cudaErrorInvalidValue) extents other than those above.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,
                                void* scratch);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*, const float*,
+                               const float*, const float*, float*, void*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
+                               const float*, const Bf16*, Bf16*, void*);
+
 std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t element_bytes);
 
 }  // namespace ballast::model::cuda

@@ -61,13 +61,11 @@ struct Shared {
   __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
 };
 
-/// The queries that a block of keys goes through: those of the heads that share the keys, head
-/// after head, from the first key on.
+/// Queries that a block of keys meets in one step. It goes through the heads that share the keys,
+/// head after head, from the first key on.
 struct Queries {
-  int first;         ///< position
-  int steps;         ///< of a head
-  int turns;         ///< of all heads
-  std::size_t head;  ///< the first that shares these keys
+  int head;
+  int first;  ///< position
 };
 
 template <int kWidth>
@@ -75,17 +73,35 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
                              const Queries& queries, const Bf16* qkv, const QueryRow* rows,
                              const Bf16* dout, int turn) {
   constexpr int kStep = Geometry<kWidth>::kStep;
-  const std::size_t head = queries.head + static_cast<std::size_t>(turn / queries.steps);
-  const int query = queries.first + turn % queries.steps * kStep;
+  const auto head = static_cast<std::size_t>(queries.head);
   const HeadPlace place = place_of(shape, blockIdx.z, head);
   copy_pair<kWidth, kStep>(
       shared.first(turn),
-      {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, query);
+      {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, queries.first);
   const int at = 2 * static_cast<int>(threadIdx.x);  // two rows are 16 bytes
   if (at < kStep) {
     const std::size_t start = (blockIdx.z * shape.heads + head) * padded_length(shape);
     device::copy_ahead(shared.query_rows(turn) + at,
-                       rows + start + static_cast<std::size_t>(query + at));
+                       rows + start + static_cast<std::size_t>(queries.first + at));
+  }
+}
+
+/// Sets to 0 what belongs to keys that come after their query. `distance`: how far the query of
+/// this lane's first element comes after its key.
+template <bool kKeysAreRows, int kTiles, int kStep>
+__device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * m + 8 * (i / 2);
+        const int column = 8 * n + i % 2;
+        const int ahead = kKeysAreRows ? column - row : row - column;
+        if (distance + ahead < 0) p[m][n][i] = 0.0F;
+      }
+    }
   }
 }
 
@@ -99,7 +115,6 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
   const QueryRow* const rows = shared.query_rows(turn) + lane_column();
-  const int distance = first_key + lane_row() - first_query - lane_column();
   Sums<kTiles, kStep> p;
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), queries);
 #pragma unroll
@@ -110,9 +125,11 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
       for (int i = 0; i < 4; ++i) {
         p[m][n][i] =
             device::power_of_two(__fmaf_rn(p[m][n][i], scale, -rows[8 * n + i % 2].log_sum));
-        if (distance + 16 * m + 8 * (i / 2) > 8 * n + i % 2) p[m][n][i] = 0.0F;
       }
     }
+  }
+  if (first_key + 16 * kTiles > first_query) {
+    hide_later_keys<true, kTiles, kStep>(p, first_query - first_key + lane_column() - lane_row());
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -146,14 +163,12 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
                        const Bf16* dout, Bf16* dqkv) {
   using G = Geometry<kWidth>;
   const Shared<kWidth> shared;
-  const std::size_t group = shape.heads / shape.kv_heads;
+  const auto group = static_cast<int>(shape.heads / shape.kv_heads);
   const int slice = static_cast<int>(blockIdx.x % G::kSlices) * G::kSlice;
   const int first = static_cast<int>(blockIdx.y) * G::kOwn;
   const int length = static_cast<int>(shape.length);
-  Queries queries{first, (length - first + G::kStep - 1) / G::kStep, 0,
-                  blockIdx.x / G::kSlices * group};
-  queries.turns = queries.steps * static_cast<int>(group);
-  const HeadPlace place = place_of(shape, blockIdx.z, queries.head);
+  const int first_head = static_cast<int>(blockIdx.x / G::kSlices) * group;
+  const HeadPlace place = place_of(shape, blockIdx.z, static_cast<std::size_t>(first_head));
   const int first_key =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
 
@@ -164,16 +179,20 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   copy_pair<kWidth, G::kOwn>(
       shared.own, {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)},
       first);
+  Queries queries{first_head, first};
   copy_queries<kWidth>(shared, shape, queries, qkv, rows, dout, 0);
   device::end_copies();
-  for (int turn = 0; turn < queries.turns; ++turn) {
+  for (int turn = 0; queries.head < first_head + group; ++turn) {
+    Queries next{queries.head, queries.first + G::kStep};
+    if (next.first >= length) next = {queries.head + 1, first};
     device::await_copies<0>();
     __syncthreads();  // this step is here; nobody needs the one before any more
-    if (turn + 1 < queries.turns) {
-      copy_queries<kWidth>(shared, shape, queries, qkv, rows, dout, turn + 1);
+    if (next.head < first_head + group) {
+      copy_queries<kWidth>(shared, shape, next, qkv, rows, dout, turn + 1);
     }
     device::end_copies();
-    const int query = queries.first + turn % queries.steps * G::kStep;
+    const int query = queries.first;
+    queries = next;
     // Warps without keys, or whose keys come after these queries, only take part in copies.
     if (first_key >= length || first_key >= query + G::kStep) continue;
     add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, slice,
@@ -199,7 +218,6 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   constexpr int kStep = Geometry<kWidth>::kStep;
   const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
   const Bf16* const values = lane_part<kWidth>(shared.second(turn));
-  const int distance = first_key + lane_column() - first_query - lane_row();
   Sums<kTiles, kStep> p;
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), keys);
   Sums<kTiles, kStep> dp;
@@ -211,11 +229,13 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const QueryRow& row = rows[m][i / 2];
-        const float power = device::power_of_two(__fmaf_rn(p[m][n][i], scale, -row.log_sum));
-        const bool later = distance + 8 * n + i % 2 > 16 * m + 8 * (i / 2);
-        p[m][n][i] = later ? 0.0F : power * (dp[m][n][i] - row.delta);
+        p[m][n][i] = device::power_of_two(__fmaf_rn(p[m][n][i], scale, -row.log_sum)) *
+                     (dp[m][n][i] - row.delta);
       }
     }
+  }
+  if (first_key + kStep > first_query) {
+    hide_later_keys<false, kTiles, kStep>(p, first_query - first_key + lane_row() - lane_column());
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);

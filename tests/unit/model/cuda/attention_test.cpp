@@ -76,8 +76,9 @@ std::string text(const AttentionShape& shape) {
 
 /// Lengths below, at and above the tiles' borders; widths that are padded and that are not; groups.
 const std::vector<AttentionShape> kShapes = {
-    {2, 1, 3, 1, 8},   {3, 15, 2, 2, 16},  {1, 63, 3, 1, 64},   {1, 64, 2, 1, 72},
-    {2, 65, 1, 1, 32}, {1, 130, 3, 1, 64}, {1, 200, 1, 1, 128}, {1, 70, 1, 1, 256},
+    {2, 1, 3, 1, 8},     {3, 15, 2, 2, 16},  {1, 63, 3, 1, 64},
+    {1, 64, 4, 2, 72},   {2, 65, 1, 1, 32},  {1, 130, 3, 1, 64},
+    {1, 140, 1, 1, 128}, {1, 70, 1, 1, 256}, {1, 35, 2, 2, 200},
 };
 
 /// Rounding of one operand and of the result to T; for the rest, which is in fp32, some more, and
@@ -91,7 +92,7 @@ void expect_near(const std::vector<T>& found, const AttentionReference::Result& 
                  const std::string& what) {
   ASSERT_EQ(found.size(), expected.value.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    const double bound = kUnit<T> * (expected.size[i] + std::abs(expected.value[i])) + 1e-6;
+    const double bound = kUnit<T> * (expected.size[i] + std::abs(expected.value[i])) + 4e-6;
     // Not EXPECT_NEAR, which says too little about the place and costs much.
     ASSERT_LE(std::abs(widened(found[i]) - expected.value[i]), bound)
         << what << ", element " << i << ": " << widened(found[i]) << " for " << expected.value[i];
@@ -201,19 +202,17 @@ std::vector<T> middle(const std::vector<T>& values) {
 
 TYPED_TEST(Attention, OneSequenceKnowsNothingOfTheOthers) {
   using T = TypeParam;
-  for (const std::size_t length : {37U, 135U}) {
-    const AttentionShape one{1, length, 2, 1, 24};
-    AttentionShape three = one;
-    three.sequences = 3;
-    const auto qkv = between_nans<T>(one, one.row());
-    const Forward<T> alone = forward(one, middle(qkv));
-    const Forward<T> found = forward(three, qkv);
-    EXPECT_TRUE(test::same_bits(middle(found.out), alone.out));
-    EXPECT_TRUE(test::same_bits(middle(found.log_sums), alone.log_sums));
-    const auto dout = between_nans<T>(one, one.hidden());
-    EXPECT_TRUE(test::same_bits(middle(backward(three, qkv, found, dout)),
-                                backward(one, middle(qkv), alone, middle(dout))));
-  }
+  const AttentionShape one{1, 69, 2, 1, 24};
+  AttentionShape three = one;
+  three.sequences = 3;
+  const auto qkv = between_nans<T>(one, one.row());
+  const Forward<T> alone = forward(one, middle(qkv));
+  const Forward<T> found = forward(three, qkv);
+  EXPECT_TRUE(test::same_bits(middle(found.out), alone.out));
+  EXPECT_TRUE(test::same_bits(middle(found.log_sums), alone.log_sums));
+  const auto dout = between_nans<T>(one, one.hidden());
+  EXPECT_TRUE(test::same_bits(middle(backward(three, qkv, found, dout)),
+                              backward(one, middle(qkv), alone, middle(dout))));
 }
 
 TYPED_TEST(Attention, LaterTokensDoNotChangeEarlierRows) {
@@ -245,6 +244,14 @@ TYPED_TEST(Attention, GreatScoresNeitherOverflowNorVanish) {
   for (std::size_t i = 0; i < found.out.size(); ++i) {
     ASSERT_NEAR(widened(found.out[i]), expected.out.value[i],
                 2 * (kUnit<T> + 2e-4) * expected.out.size[i]);
+  }
+  const auto dout = random_values<T>(found.out.size(), 8);
+  const auto gradient =
+      AttentionReference{shape}.backward(widened(qkv), widened(found.out), widened(dout));
+  const auto dqkv = backward(shape, qkv, found, dout);
+  for (std::size_t i = 0; i < dqkv.size(); ++i) {
+    ASSERT_NEAR(widened(dqkv[i]), gradient.value[i],
+                2 * (kUnit<T> + 4e-4) * gradient.size[i] + 1e-3);
   }
 }
 
