@@ -7,6 +7,8 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/attention_shape.h"
+
 namespace ballast::model {
 
 /// Hands out consecutive, cache-line aligned parts of a memory; without a base it only counts.
@@ -25,23 +27,6 @@ class Bump {
  private:
   std::byte* base_;
   std::size_t used_ = 0;
-};
-
-/// Extents of a causal attention with grouped queries.
-struct AttentionShape {
-  std::size_t sequences = 0;
-  std::size_t length = 0;
-  std::size_t heads = 0;
-  std::size_t kv_heads = 0;
-  std::size_t head_size = 0;
-
-  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
-  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
-  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
-  /// Row length of [tokens, queries | keys | values].
-  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
-  /// Values that the logarithms of all rows' sums are.
-  [[nodiscard]] std::size_t log_sums() const { return tokens() * heads; }
 };
 
 inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {

@@ -4,10 +4,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/parts.h"
+#include "src/model/attention_shape.h"
 
 namespace ballast::model::cuda {
 
+// head_size is a multiple of 8 and at most 256.
+//
 // softmax(Q K^T / sqrt(head_size)) V under a causal mask, with memory linear in the sequence:
 // scores exist a tile at a time and are recomputed in the backward pass from the logarithm of each
 // row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
@@ -20,11 +22,23 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T*
                       float* log_sums);
 
 /// out and log_sums as attention() left them; dout the gradient of out; dqkv is written. `scratch`:
-/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics.
+/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics. Both
+/// refuse (cudaErrorInvalidValue) extents other than those above.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,
                                void* scratch);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*, const float*,
+                               const float*, const float*, float*, void*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
+                               const float*, const Bf16*, Bf16*, void*);
+
 std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t element_bytes);
 
 }  // namespace ballast::model::cuda

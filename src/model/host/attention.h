@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "src/model/attention_shape.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
-#include "src/model/parts.h"
 
 namespace ballast::model::host {
 
