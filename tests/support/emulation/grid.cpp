@@ -12,8 +12,14 @@
 #include <vector>
 
 #include <sys/mman.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // as gcc calls it
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -41,6 +47,8 @@ struct Copy {
 
 struct Fiber {
   ucontext_t context = {};
+  jmp_buf jump = {};
+  bool entered = false;
   void* stack = nullptr;
   void* fake_stack = nullptr;  ///< address sanitizer's
   State state = State::ready;
@@ -49,6 +57,18 @@ struct Fiber {
   std::byte given[2][kMostExchanged] = {};
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+
+  /// Goes on with the fiber; comes back through `home`. Contexts save the signal mask, by a system
+  /// call each time, jumps do not: a context only makes the first step onto the stack.
+  [[gnu::noinline]] void jump_from(jmp_buf& home) {
+    if (_setjmp(home) != 0) return;
+    if (entered) _longjmp(jump, 1);
+    entered = true;
+    setcontext(&context);
+  }
+  [[gnu::noinline]] void jump_to(jmp_buf& home) {
+    if (_setjmp(jump) == 0) _longjmp(home, 1);
+  }
 };
 
 /// One block at a time, on the calling thread.
@@ -96,14 +116,16 @@ class Block {
 
  private:
   static void start() { current_block().enter_body(); }
+  /// A fiber's life: one thread after another.
   void enter_body() {
     arrived(nullptr);
-    (*body_)();
-    Fiber& mine = current();
-    if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
-    mine.state = State::ended;
-    ++ended_;
-    leave_for_good();
+    while (true) {
+      (*body_)();
+      Fiber& mine = current();
+      if (!mine.open.empty() || !mine.groups.empty()) fail("copies that nobody waits for");
+      ++ended_;
+      wait(State::ended);
+    }
   }
 
   void prepare(unsigned threads) {
@@ -114,6 +136,11 @@ class Block {
       fiber->stack =
           mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (fiber->stack == MAP_FAILED) fail("no memory for a stack");
+      getcontext(&fiber->context);
+      fiber->context.uc_stack.ss_sp = fiber->stack;
+      fiber->context.uc_stack.ss_size = kStack;
+      fiber->context.uc_link = nullptr;
+      makecontext(&fiber->context, &Block::start, 0);
       fibers_.push_back(std::move(fiber));
     }
     turns_.resize(threads);
@@ -122,11 +149,6 @@ class Block {
       Fiber& fiber = *fibers_[thread];
       fiber.state = State::ready;
       fiber.turn = 0;
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack;
-      fiber.context.uc_stack.ss_size = kStack;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, &Block::start, 0);
     }
   }
 
@@ -144,7 +166,7 @@ class Block {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack, kStack);
 #endif
-    swapcontext(&home_, &fiber.context);
+    fiber.jump_from(home_);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
 #endif
@@ -153,14 +175,8 @@ class Block {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&fiber.fake_stack, home_stack_, home_size_);
 #endif
-    swapcontext(&fiber.context, &home_);
+    fiber.jump_to(home_);
     arrived(fiber.fake_stack);
-  }
-  void leave_for_good() {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(nullptr, home_stack_, home_size_);
-#endif
-    setcontext(&home_);
   }
   void arrived([[maybe_unused]] void* fake_stack) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -219,7 +235,7 @@ class Block {
   Place place_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<unsigned> turns_;
-  ucontext_t home_ = {};
+  jmp_buf home_ = {};
   void* fake_stack_ = nullptr;
   const void* home_stack_ = nullptr;
   std::size_t home_size_ = 0;

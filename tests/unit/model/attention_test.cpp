@@ -52,7 +52,7 @@ class AttentionShapes : public testing::TestWithParam<std::size_t> {
       Attention<float> attention(shape, table->f32, 2);
       std::vector<float> out(dout.size());
       std::vector<float> dqkv(qkv.size());
-      std::vector<float> log_sums(attention.log_sums());
+      std::vector<float> log_sums(shape.log_sums());
       std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
       attention.forward(in.data(), out.data(), log_sums.data(), scratch.data());
       attention.backward(in.data(), out.data(), log_sums.data(), dy.data(), dqkv.data(),
@@ -120,7 +120,7 @@ TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
   std::vector<float> qkv = normals<float>(shape.tokens() * shape.row(), 1);
   const RowKernels<float>& kernels = kernel_tables().back()->f32;
   Attention<float> attention(shape, kernels, 2);
-  std::vector<float> log_sums(attention.log_sums());
+  std::vector<float> log_sums(shape.log_sums());
   std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
   std::vector<float> before(shape.tokens() * shape.hidden());
   std::vector<float> after(before.size());
