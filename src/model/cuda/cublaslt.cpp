@@ -59,18 +59,18 @@ std::string load_one(const std::string& name, CublasLt& lt) {
 }  // namespace
 
 LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
-  LoadedCublasLt loaded;
+  std::string told;
   for (const std::string& name : names) {
-    const std::string refusal = load_one(name, loaded.functions);
-    if (refusal.empty()) return {.functions = loaded.functions, .refusal = ""};
+    CublasLt functions;
+    const std::string refusal = load_one(name, functions);
+    if (refusal.empty()) return {.functions = functions, .refusal = ""};
     // The first name is the right one; of the others most are not there.
-    if (!loaded.refusal.empty()) continue;
-    loaded.refusal = fmt::format(
+    if (!told.empty()) continue;
+    told = fmt::format(
         "{} cannot be loaded: {}; install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH", name,
         refusal);
   }
-  loaded.functions = {};
-  return loaded;
+  return {.functions = {}, .refusal = told};
 }
 
 }  // namespace ballast::model::cuda

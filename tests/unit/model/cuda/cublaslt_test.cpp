@@ -1,12 +1,14 @@
 // The loading of cuBLASLt. Needs no GPU; what needs the library is skipped where it is not.
 #include "src/model/cuda/cublaslt.h"
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/device.h"
 
 #include "src/model/cuda/products.h"
 
@@ -41,6 +43,23 @@ TEST(CublasLtLoader, TheFirstThatIsThereIsTaken) {
   cublasLtMatrixLayout_t layout = nullptr;
   ASSERT_EQ(lt.create_layout(&layout, CUDA_R_16BF, 8, 16, 8), CUBLAS_STATUS_SUCCESS);
   EXPECT_EQ(lt.destroy_layout(layout), CUBLAS_STATUS_SUCCESS);
+}
+
+TEST(CublasLtLoader, WithoutAGpuTheProductSaysSo) {
+  if (!products_refusal().empty()) GTEST_SKIP() << products_refusal();
+  if (device::cuda_refusal().empty()) GTEST_SKIP() << "there is a GPU";
+  const std::vector<float> any(64);
+  std::byte workspace = {};
+  Products products;
+  products.set_workspace(&workspace);
+  const Matrix square = matrix(any.data(), 8);
+  try {
+    products.multiply(nullptr, {8, 8, 8}, square, square, square);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    EXPECT_STREQ(error.what(), "product [8, 8, 8] of f32: cuBLASLt: CUBLAS_STATUS_NOT_INITIALIZED");
+  }
 }
 
 TEST(CublasLtLoader, ProductsSayWhyTheyAreNotThere) {

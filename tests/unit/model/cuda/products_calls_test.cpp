@@ -50,6 +50,43 @@ TEST_F(ProductsCalls, AnAlgorithmIsSearchedForOncePerShape) {
   EXPECT_EQ(FakeCublasLt::searches, before + 4);
 }
 
+TEST_F(ProductsCalls, WhateverAProductDependsOnHasItsOwnAlgorithm) {
+  const std::vector<float> values(1024);
+  std::vector<float> out(1024);
+  struct Operands {
+    Extents extents;
+    Matrix a, b, d;
+  };
+  const Operands base = {
+      {8, 8, 8}, matrix(values.data(), 16), matrix(values.data(), 16), matrix(out.data(), 16)};
+  const Operands turned = {{8, 8, 8},
+                           transposed(values.data(), 16),
+                           transposed(values.data(), 16),
+                           matrix(out.data(), 16)};
+  std::vector<Operands> all = {base, turned};
+  const auto also = [&](Operands operands, auto change) {
+    change(operands);
+    all.push_back(operands);
+  };
+  also(base, [](Operands& o) { o.extents.m = 4; });
+  also(base, [](Operands& o) { o.extents.n = 4; });
+  also(base, [](Operands& o) { o.extents.k = 4; });
+  also(base, [](Operands& o) { o.a.row_step = 8; });
+  also(base, [](Operands& o) { o.b.row_step = 8; });
+  also(base, [](Operands& o) { o.d.row_step = 8; });
+  also(base, [](Operands& o) { o.a.type = o.b.type = DType::bf16; });
+  also(base, [](Operands& o) { o.a.type = o.b.type = o.d.type = DType::bf16; });
+  also(turned, [](Operands& o) { o.a.column_step = 8; });
+  also(turned, [](Operands& o) { o.b.column_step = 8; });
+  Products products;
+  products.set_workspace(start_);
+  const int before = FakeCublasLt::searches;
+  for (const Operands& o : all) products.multiply(nullptr, o.extents, o.a, o.b, o.d);
+  EXPECT_EQ(FakeCublasLt::searches, before + static_cast<int>(all.size()));
+  for (const Operands& o : all) products.multiply(nullptr, o.extents, o.a, o.b, o.d);
+  EXPECT_EQ(FakeCublasLt::searches, before + static_cast<int>(all.size()));
+}
+
 TEST_F(ProductsCalls, OnlySumsOfAFixedOrderAreAllowed) {
   Products products;
   multiply(products, {16, 16, 16});
