@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include <cuda_runtime.h>
+#include <nv/target>
 
 namespace ballast::device {
 
@@ -54,6 +55,29 @@ template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char memory[];
   return reinterpret_cast<T*>(memory);
+}
+
+// Arithmetic that is rounded once, as IEEE 754 has it, and that no compiler joins with its
+// neighbours. Also for constexpr functions that kernels share with the host's code: those must not
+// call what is there for the device alone.
+__host__ __device__ inline float rounded_sum(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fadd_rn(a, b);), (return a + b;))
+}
+__host__ __device__ inline float rounded_difference(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fsub_rn(a, b);), (return a - b;))
+}
+__host__ __device__ inline float rounded_product(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fmul_rn(a, b);), (return a * b;))
+}
+__host__ __device__ inline float rounded_quotient(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fdiv_rn(a, b);), (return a / b;))
+}
+__host__ __device__ inline float rounded_root(float a) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fsqrt_rn(a);), (return sqrtf(a);))
+}
+/// a * b + c
+__host__ __device__ inline float rounded_fma(float a, float b, float c) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fmaf_rn(a, b, c);), (return fmaf(a, b, c);))
 }
 
 }  // namespace ballast::device
