@@ -188,7 +188,7 @@ struct FloatMoment {
 
   __device__ void load(const void* array, const std::uint8_t*, Place at) { packed.load(array, at); }
   __device__ void decode(float (&numbers)[kOwn]) const { unpack(packed, numbers); }
-  __device__ void encode(const float (&numbers)[kOwn], const Draws&, Place) {
+  __device__ void encode(const float (&numbers)[kOwn], const Draws&) {
     for (unsigned i = 0; i < kOwn; ++i) packed.set(i, std::bit_cast<std::uint32_t>(numbers[i]));
   }
   __device__ void store(void* array, std::uint8_t*, Place at) const { packed.store(array, at); }
@@ -201,7 +201,7 @@ struct Bf16Moment {
   __device__ void decode(float (&numbers)[kOwn]) const {
     unpack_as<cpu_adam::Bf16Gradient>(packed, numbers);
   }
-  __device__ void encode(const float (&numbers)[kOwn], const Draws& draws, Place) {
+  __device__ void encode(const float (&numbers)[kOwn], const Draws& draws) {
     for (unsigned i = 0; i < kOwn; ++i) {
       const std::uint32_t bits =
           cpu_adam::round_to_bf16<ThreadLanes>(Rounded{numbers[i]}, draws[i]);
@@ -226,8 +226,8 @@ struct CodedMoment {
       numbers[i] = cpu_adam::expand_code<ThreadLanes, Kind>(packed.get(i), base).value;
     }
   }
-  __device__ void encode(const float (&numbers)[kOwn], const Draws& draws, Place at) {
-    exponent = shared_exponent(numbers, at);
+  __device__ void encode(const float (&numbers)[kOwn], const Draws& draws) {
+    exponent = shared_exponent(numbers);
     const cpu_adam::CodeScale<ThreadLanes, Kind> scale(exponent);
     for (unsigned i = 0; i < kOwn; ++i) {
       const std::uint32_t code =
@@ -243,12 +243,12 @@ struct CodedMoment {
   }
 
  private:
-  /// Of the tile's elements that there are; all lanes get it.
-  static __device__ std::uint32_t shared_exponent(const float (&numbers)[kOwn], Place at) {
+  /// Of the tile; all lanes get it. Elements that there are not were zeros and still are.
+  static __device__ std::uint32_t shared_exponent(const float (&numbers)[kOwn]) {
     std::uint32_t largest = 0;
     for (unsigned i = 0; i < kOwn; ++i) {
       const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(numbers[i]) & 0x7fffffffU;
-      if (at.has(i)) largest = ThreadLanes::larger(largest, magnitude);
+      largest = ThreadLanes::larger(largest, magnitude);
     }
     for (int other = device::kWarp / 2; other > 0; other /= 2) {
       largest = ThreadLanes::larger(largest, __shfl_xor_sync(device::kAllLanes, largest, other));
@@ -338,11 +338,11 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
     draw(draws, coefficients, s.element + static_cast<std::uint32_t>(start));
   }
   if constexpr (Rule::kFirst) {
-    stored_first.encode(first, draws, at);
+    stored_first.encode(first, draws);
     stored_first.store(s.first, s.first_exponents, at);
   }
   if constexpr (Rule::kSecond) {
-    stored_second.encode(second, draws, at);
+    stored_second.encode(second, draws);
     stored_second.store(s.second, s.second_exponents, at);
   }
 }

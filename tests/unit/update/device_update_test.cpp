@@ -193,7 +193,8 @@ TEST_F(CudaUpdate, EveryLengthAndAlignment) {
       compare(States::random(layout, size, size + 1), hyper_at(layout.optimizer, 3), size % 9);
     }
     for (const std::size_t size : {255U, 256U, 257U, 2047U, 2048U, 2049U}) {
-      compare(States::random(layout, size, size), hyper_at(layout.optimizer, 4), size % 2);
+      compare(States::random(layout, size, size), hyper_at(layout.optimizer, 4), 0);
+      compare(States::random(layout, size, size), hyper_at(layout.optimizer, 4), 1);
     }
     compare(States::random(layout, kSeveralBlocks, 7), hyper_at(layout.optimizer, 5));
     for (const std::size_t offset : {1U, 4U, 8U}) {
@@ -302,6 +303,12 @@ TEST_F(CudaUpdate, ABlockOfCodesWithAnInfinityLeavesItsNeighboursAlone) {
     compare(States(layout, 3 * 256), hyper_at(layout.optimizer, 4));
     if (HasFailure()) return;
   }
+}
+
+/// Also where all random bits are zero, as they are for one in 2^16.
+TEST_F(CudaUpdate, ZerosInCodesStayZeros) {
+  const Layout layout{.optimizer = Optimizer::sgd, .moments = Moments::Format::blockwise8};
+  compare(States(layout, std::size_t{1} << 18U), hyper_at(layout.optimizer, 1));
 }
 
 /// What `call` throws.
