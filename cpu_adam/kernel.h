@@ -56,23 +56,23 @@ struct Group {
   Float gradient_scale;
   std::size_t i;
 
-  Float gradient() const {
+  constexpr Float gradient() const {
     return Grad::template load<Lanes>(arrays.gradient + i) * gradient_scale;
   }
-  Float first() const { return Lanes::load(arrays.first + i); }
-  Float second() const { return Lanes::load(arrays.second + i); }
-  Float weight() const {
+  constexpr Float first() const { return Lanes::load(arrays.first + i); }
+  constexpr Float second() const { return Lanes::load(arrays.second + i); }
+  constexpr Float weight() const {
     return Weight::template load<Lanes>(arrays.main + i, arrays.companion + i);
   }
-  void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
-  void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
-  void set_weight(Float value) const {
+  constexpr void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
+  constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
+  constexpr void set_weight(Float value) const {
     Weight::template store<Lanes>(arrays.main + i, arrays.companion + i, value);
   }
 };
 
 template <class Lanes, class Rule, class Weight, class Grad>
-inline void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
+constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
   Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i});
 }
 

@@ -15,7 +15,7 @@ namespace {
 struct Bf16Gradient {
   using Stored = std::uint16_t;
   template <class Lanes>
-  static typename Lanes::Float load(const Stored* from) {
+  static constexpr typename Lanes::Float load(const Stored* from) {
     return Lanes::number_of(Lanes::widen(from) << 16);
   }
 };
@@ -23,7 +23,7 @@ struct Bf16Gradient {
 struct F16Gradient {
   using Stored = std::uint16_t;
   template <class Lanes>
-  static typename Lanes::Float load(const Stored* from) {
+  static constexpr typename Lanes::Float load(const Stored* from) {
     return Lanes::load_half(from);
   }
 };
@@ -31,7 +31,7 @@ struct F16Gradient {
 struct F32Gradient {
   using Stored = float;
   template <class Lanes>
-  static typename Lanes::Float load(const Stored* from) {
+  static constexpr typename Lanes::Float load(const Stored* from) {
     return Lanes::load(from);
   }
 };
@@ -45,12 +45,12 @@ struct SplitWeights {
   static constexpr bool kStoresCompanion = true;
 
   template <class Lanes>
-  static typename Lanes::Float load(const Main* weight, const Companion* remainder) {
+  static constexpr typename Lanes::Float load(const Main* weight, const Companion* remainder) {
     const auto half = Lanes::pattern(0x8000U);
     return Lanes::number_of((Lanes::pair(remainder, weight) ^ half) - half);
   }
   template <class Lanes>
-  static void store(Main* weight, Companion* remainder, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, Companion* remainder, typename Lanes::Float master) {
     const auto half = Lanes::pattern(0x8000U);
     const auto bits = Lanes::bits_of(master);
     const auto rounded = (bits + half) ^ half;
@@ -65,11 +65,11 @@ struct PlainWeights {
   static constexpr bool kStoresCompanion = false;
 
   template <class Lanes>
-  static typename Lanes::Float load(const Main* weight, const void*) {
+  static constexpr typename Lanes::Float load(const Main* weight, const void*) {
     return Lanes::load(weight);
   }
   template <class Lanes>
-  static void store(Main* weight, Companion*, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, Companion*, typename Lanes::Float master) {
     Lanes::store(weight, master);
   }
 };
@@ -80,7 +80,7 @@ struct Bf16Copy : PlainWeights {
   static constexpr bool kStoresCompanion = true;
 
   template <class Lanes>
-  static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, Companion* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
     const auto bits = Lanes::bits_of(master);
     const auto odd = (bits >> 16) & Lanes::pattern(1U);
@@ -94,7 +94,7 @@ struct F16Copy : PlainWeights {
   static constexpr bool kStoresCompanion = true;
 
   template <class Lanes>
-  static void store(Main* weight, Companion* copy, typename Lanes::Float master) {
+  static constexpr void store(Main* weight, Companion* copy, typename Lanes::Float master) {
     Lanes::store(weight, master);
     Lanes::store_half(copy, master);
   }

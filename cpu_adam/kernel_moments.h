@@ -8,7 +8,8 @@
 #include "cpu_adam/variant.h"
 
 /// Compressed moments, tile by tile: expand to floats in the first-level cache, update with a fused
-/// kernel, compress. The coding is told in README.md.
+/// kernel, compress. The coding is told in README.md. What is constexpr is also what GPUs run
+/// (src/update/cuda), as in the other headers.
 namespace ballast::cpu_adam {
 namespace {
 
@@ -18,7 +19,7 @@ constexpr std::size_t kTile = Codes::kBlock;
 /// counter, two rounds of xor-shift and multiply with constants found with Wellons'
 /// hash-prospector (2018).
 template <class Lanes>
-inline typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
+constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
   auto x = Lanes::iota() + Lanes::pattern(element + key[0]);
   x = (x ^ (x >> 16)) * Lanes::pattern(0x21f0aaadU);
   x = (x ^ (x >> 15) ^ Lanes::pattern(key[1])) * Lanes::pattern(0xd35a2d97U);
@@ -27,8 +28,8 @@ inline typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t el
 
 /// bf16 by stochastic rounding: up with the probability of the bits that are cut off.
 template <class Lanes>
-inline typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
-                                          typename Lanes::Bits random) {
+constexpr typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
+                                             typename Lanes::Bits random) {
   const auto bits = Lanes::bits_of(value);
   const auto infinity = Lanes::pattern(0x7f800000U);
   const auto exponent = (bits & infinity) ^ infinity;
@@ -60,21 +61,31 @@ constexpr std::uint32_t code_base(std::uint32_t exponent) {
   return exponent * 8 + 7 - Kind::kLargest;
 }
 
+/// The numbers that bytes, zero-extended, stand for under the exponent of `base`.
+template <class Lanes, class Kind>
+constexpr typename Lanes::Float expand_code(typename Lanes::Bits byte, typename Lanes::Bits base) {
+  const auto code = byte & Lanes::pattern(Kind::kLargest);
+  auto bits = Lanes::where_zero(code, Lanes::pattern(0U), (code + base) << kCut);
+  if constexpr (Kind::kSigned) bits = bits | ((byte & Lanes::pattern(0x80U)) << 24);
+  return Lanes::number_of(bits);
+}
+
 template <class Lanes, class Kind>
 inline void expand_codes(const std::uint8_t* codes, std::uint32_t exponent, float* to) {
   const auto base = Lanes::pattern(code_base<Kind>(exponent));
-  const auto zero = Lanes::pattern(0U);
   for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-    const auto byte = Lanes::widen8(codes + i);
-    const auto code = byte & Lanes::pattern(Kind::kLargest);
-    auto bits = Lanes::where_zero(code, zero, (code + base) << kCut);
-    if constexpr (Kind::kSigned) bits = bits | ((byte & Lanes::pattern(0x80U)) << 24);
-    Lanes::store(to + i, Lanes::number_of(bits));
+    Lanes::store(to + i, expand_code<Lanes, Kind>(Lanes::widen8(codes + i), base));
   }
 }
 
-/// The shared exponent of a tile: that of its largest magnitude, were it rounded up. 255 when the
-/// tile holds an infinity or a NaN.
+/// The shared exponent of a tile whose largest magnitude has this pattern: that of the magnitude,
+/// were it rounded up. 255 when it is an infinity or a NaN.
+constexpr std::uint32_t exponent_for(std::uint32_t largest) {
+  const std::uint32_t exponent = (largest + ((1U << kCut) - 1)) >> 23;
+  if (exponent < kLowestExponent) return kLowestExponent;
+  return exponent > 255 ? 255 : exponent;
+}
+
 template <class Lanes>
 inline std::uint32_t shared_exponent(const float* from) {
   auto largest = Lanes::pattern(0U);
@@ -89,38 +100,59 @@ inline std::uint32_t shared_exponent(const float* from) {
     const std::uint32_t other = __builtin_bit_cast(std::uint32_t, lane);
     bits = other > bits ? other : bits;
   }
-  const std::uint32_t exponent = (bits + ((1U << kCut) - 1)) >> 23;
-  if (exponent < kLowestExponent) return kLowestExponent;
-  return exponent > 255 ? 255 : exponent;
+  return exponent_for(bits);
 }
 
-/// Rounds up with the probability of the bits that are cut off. Below the smallest code a first
-/// moment becomes that code or zero, also without bias; a second moment never becomes zero, which
-/// would let the update explode.
+/// What a shared exponent makes of the rounding to codes, in every lane.
+template <class Lanes, class Kind>
+struct CodeScale {
+  typename Lanes::Bits base;
+  typename Lanes::Float threshold;  ///< the smallest code's number
+  typename Lanes::Float unit;       ///< what a random bit is worth below it
+  bool all_nan;
+
+  explicit constexpr CodeScale(std::uint32_t exponent)
+      : CodeScale(exponent, __builtin_bit_cast(float, (code_base<Kind>(exponent) + 1) << kCut)) {}
+
+ private:
+  constexpr CodeScale(std::uint32_t exponent, float smallest)
+      : base(Lanes::pattern(code_base<Kind>(exponent))),
+        threshold(Lanes::broadcast(smallest)),
+        unit(Lanes::broadcast(smallest * 0x1p-16F)),
+        all_nan(exponent == 255) {}
+};
+
+/// Codes of numbers. Rounds up with the probability of the bits that are cut off. Below the
+/// smallest code a first moment becomes that code or zero, also without bias; a second moment never
+/// becomes zero, which would let the update explode. `draws`: of the elements.
+template <class Lanes, class Kind>
+constexpr typename Lanes::Bits compress_code(const CodeScale<Lanes, Kind>& scale,
+                                             typename Lanes::Float number,
+                                             typename Lanes::Bits draws) {
+  const auto zero = Lanes::pattern(0U);
+  const auto one = Lanes::pattern(1U);
+  const auto bits = Lanes::bits_of(number);
+  const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
+  const auto value = Lanes::number_of(magnitude);
+  const auto random = (draws >> Kind::kRandomShift) & Lanes::pattern(0xffffU);
+  const auto rounded = (magnitude + (random << 4) + Lanes::pattern(8U)) >> kCut;
+  auto small = Lanes::where_zero(magnitude, zero, one);
+  if constexpr (Kind::kSigned) {
+    small = Lanes::where_less(Lanes::to_float(random) * scale.unit, value, one, zero);
+  }
+  auto code = Lanes::where_less(value, scale.threshold, small, rounded - scale.base);
+  if (scale.all_nan) code = Lanes::pattern(Kind::kLargest);
+  if constexpr (Kind::kSigned) code = code | ((bits >> 24) & Lanes::pattern(0x80U));
+  return code;
+}
+
 template <class Lanes, class Kind>
 inline void compress_codes(const float* from, std::uint32_t exponent, std::uint8_t* codes,
                            const std::uint32_t (&key)[2], std::uint32_t element) {
-  const std::uint32_t base = code_base<Kind>(exponent);
-  const float smallest = __builtin_bit_cast(float, (base + 1) << kCut);
-  const auto threshold = Lanes::broadcast(smallest);
-  const auto unit = Lanes::broadcast(smallest * 0x1p-16F);
-  const auto zero = Lanes::pattern(0U);
-  const auto one = Lanes::pattern(1U);
+  const CodeScale<Lanes, Kind> scale(exponent);
   for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-    const auto bits = Lanes::bits_of(Lanes::load(from + i));
-    const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
-    const auto value = Lanes::number_of(magnitude);
-    const auto all = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
-    const auto random = (all >> Kind::kRandomShift) & Lanes::pattern(0xffffU);
-    const auto rounded = (magnitude + (random << 4) + Lanes::pattern(8U)) >> kCut;
-    auto small = Lanes::where_zero(magnitude, zero, one);
-    if constexpr (Kind::kSigned) {
-      small = Lanes::where_less(Lanes::to_float(random) * unit, value, one, zero);
-    }
-    auto code = Lanes::where_less(value, threshold, small, rounded - Lanes::pattern(base));
-    if (exponent == 255) code = Lanes::pattern(Kind::kLargest);
-    if constexpr (Kind::kSigned) code = code | ((bits >> 24) & Lanes::pattern(0x80U));
-    Lanes::narrow8(codes + i, code);
+    const auto draws = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
+    Lanes::narrow8(codes + i, compress_code<Lanes, Kind>(scale, Lanes::load(from + i), draws));
   }
 }
 

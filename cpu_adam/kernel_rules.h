@@ -15,7 +15,7 @@ struct Constants {
       momentum;
   bool nesterov;
 
-  explicit Constants(const Coefficients& from)
+  explicit constexpr Constants(const Coefficients& from)
       : gradient_scale(Lanes::broadcast(from.gradient_scale)),
         decay(Lanes::broadcast(from.decay)),
         l2(Lanes::broadcast(from.l2)),
@@ -40,7 +40,7 @@ struct AdamMoments {
   Float first, denominator;
 
   template <class Group>
-  AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
+  constexpr AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
     const Float decayed = at.second() * k.second_decay;
     const Float second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
     denominator = Lanes::sqrt(second) + k.epsilon;
@@ -60,7 +60,7 @@ struct AdamWRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
   template <class Lanes, class Group>
-  static void apply(const Constants<Lanes>& k, Group at) {
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const AdamMoments<Lanes, from_gradient> moments(k, at, at.gradient());
     const auto step = Lanes::divide(k.step_size * moments.first, moments.denominator);
     at.set_weight(Lanes::fma(at.weight(), k.decay, step));
@@ -73,7 +73,7 @@ struct AdamRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
   template <class Lanes, class Group>
-  static void apply(const Constants<Lanes>& k, Group at) {
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
     const AdamMoments<Lanes, from_gradient> moments(k, at, Lanes::fma(k.l2, weight, at.gradient()));
     at.set_weight(weight + Lanes::divide(k.step_size * moments.first, moments.denominator));
@@ -84,7 +84,7 @@ struct AdagradRule {
   static constexpr bool kFirst = false;
   static constexpr bool kSecond = true;
   template <class Lanes, class Group>
-  static void apply(const Constants<Lanes>& k, Group at) {
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
     const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
     const auto sum = Lanes::fma(gradient, gradient, at.second());
@@ -98,7 +98,7 @@ struct LionRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = false;
   template <class Lanes, class Group>
-  static void apply(const Constants<Lanes>& k, Group at) {
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto first = at.first();
     const auto distance = at.gradient() - first;
     at.set_first(Lanes::fma(k.second_weight, distance, first));
@@ -109,7 +109,7 @@ struct LionRule {
  private:
   /// 1 with the sign of `x`; zero and NaN stay what they are.
   template <class Lanes>
-  static typename Lanes::Float sign(typename Lanes::Float x) {
+  static constexpr typename Lanes::Float sign(typename Lanes::Float x) {
     const auto bits = Lanes::bits_of(x);
     const auto one = (bits & Lanes::pattern(0x80000000U)) | Lanes::pattern(0x3f800000U);
     const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
@@ -121,7 +121,7 @@ struct SgdRule {
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = false;
   template <class Lanes, class Group>
-  static void apply(const Constants<Lanes>& k, Group at) {
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
     const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
     const auto first = Lanes::fma(k.momentum, at.first(), gradient);

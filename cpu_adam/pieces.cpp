@@ -42,9 +42,20 @@ void require_complete(Optimizer optimizer, const Shard& shard) {
   expects(shard.weights.main != nullptr && present(sizes.companion, shard.weights.companion) &&
               present(sizes.first, moments.first) && present(sizes.second, moments.second) &&
               exponents && shard.gradient.data != nullptr,
-          "CPU update: a shard that is not empty has a null pointer");
+          "update: a shard that is not empty has a null pointer");
   expects(!coded || shard.first_element % Codes::kBlock == 0,
-          "CPU update: a shard with 8-bit moments does not start at a block of 256 elements");
+          "update: a shard with 8-bit moments does not start at a block of 256 elements");
+}
+
+void require_complete(const Hyper& hyper, const Shard& shard) {
+  expects(hyper.step >= 1, "update: the step counts from 1");
+  if (shard.size != 0) require_complete(hyper.optimizer, shard);
+}
+
+Moments::Format format_of_moments(Optimizer optimizer, const Shard& shard) {
+  const Moments::Format format = shard.moments.format;
+  const bool only_second = format == Moments::Format::bf16_first && !has_first_moment(optimizer);
+  return only_second ? Moments::Format::f32 : format;
 }
 
 Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems count) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu_adam/variant.h"
@@ -16,6 +17,24 @@ ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradie
 
 /// Throws Error(state) when `shard` cannot be updated by `optimizer` (see Updater::step).
 void require_complete(Optimizer optimizer, const Shard& shard);
+/// The same for a step, which an empty shard needs not be complete for.
+void require_complete(const Hyper& hyper, const Shard& shard);
+
+/// The format of the moments that `optimizer` keeps of `shard`: with no first one, that of the
+/// second.
+Moments::Format format_of_moments(Optimizer optimizer, const Shard& shard);
+
+/// Calls `piece(start, count)` for [start, end) of a shard, cut where the number of an element
+/// passes a multiple of 2^32: a kernel sees the lower half of that number.
+void for_pieces(Elems first_element, Elems start, Elems end, const auto& piece) {
+  constexpr Elems kLowerHalf = Elems{1} << 32;
+  while (start < end) {
+    const Elems left = kLowerHalf - (first_element + start) % kLowerHalf;
+    const Elems count = std::min(end - start, left);
+    piece(start, count);
+    start += count;
+  }
+}
 
 /// Elements [start, start + count) of `shard`, moments that `optimizer` does not keep left out.
 /// With Codes `start` is a multiple of their block.

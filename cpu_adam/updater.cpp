@@ -35,18 +35,6 @@ class Chunks {
   Elems size_;
 };
 
-/// Calls `piece(start, count)` for [start, end) of a shard, cut where the number of an element
-/// passes a multiple of 2^32: a kernel sees the lower half of that number.
-void for_pieces(Elems first_element, Elems start, Elems end, const auto& piece) {
-  constexpr Elems kLowerHalf = Elems{1} << 32;
-  while (start < end) {
-    const Elems left = kLowerHalf - (first_element + start) % kLowerHalf;
-    const Elems count = std::min(end - start, left);
-    piece(start, count);
-    start += count;
-  }
-}
-
 template <class Pattern>
 std::uint64_t count_non_finite(const void* gradient, Elems size, Pattern exponent) {
   const auto* patterns = static_cast<const Pattern*>(gradient);
@@ -76,19 +64,15 @@ Updater::Updater(Updater&&) noexcept = default;
 Updater& Updater::operator=(Updater&&) noexcept = default;
 
 void Updater::step(const Hyper& hyper, const Shard& shard) const {
-  expects(hyper.step >= 1, "CPU update: the step counts from 1");
+  require_complete(hyper, shard);
   if (shard.size == 0) return;
-  require_complete(hyper.optimizer, shard);
   const Variant& variant = impl_->variant;
   const FusedKernel fused =
       variant.fused[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
                    [gradient_index(shard.gradient.type)];
   const DefaultFloatingPoint for_the_coefficients;
   const Coefficients coefficients = coefficients_of(hyper);
-  const Moments::Format moments =
-      has_first_moment(hyper.optimizer) || shard.moments.format != Moments::Format::bf16_first
-          ? shard.moments.format
-          : Moments::Format::f32;
+  const Moments::Format moments = format_of_moments(hyper.optimizer, shard);
   const auto update = [&](Elems start, Elems count) {
     const Streams streams = piece_of(hyper.optimizer, shard, start, count);
     if (moments == Moments::Format::f32) return fused(coefficients, streams);

@@ -75,7 +75,8 @@ class Engine::Impl {
         swap_plan_(plan_swapping(config_, blueprint_.schedule, ranks_)),
         updater_({.threads = config_.ballast.update_threads,
                   .isa = wanted_isa(config_),
-                  .numa_node = config_.ballast.update_numa_node}) {}
+                  .numa_node = config_.ballast.update_numa_node}),
+        device_update_(update::make_device_update(*device_, updater_)) {}
 
   ~Impl() { executor_.reset(); }
 
@@ -91,9 +92,11 @@ class Engine::Impl {
                              .compute = *compute_,
                              .store = *store_,
                              .updater = updater_,
+                             .device_update = *device_update_,
                              .compute_stream = device_->make_stream("device-compute"),
                              .upload_stream = device_->make_stream("device-upload"),
                              .offload_stream = device_->make_stream("device-offload"),
+                             .update_stream = device_->make_stream("device-update"),
                              .ranks = ranks_,
                              .contexts = {}});
     if (ranks_ != nullptr) join_lanes();
@@ -259,6 +262,7 @@ class Engine::Impl {
   Blueprint blueprint_;
   std::optional<state::SwapPlan> swap_plan_;
   cpu_adam::Updater updater_;
+  std::unique_ptr<update::DeviceUpdate> device_update_;
   std::unique_ptr<state::Store> store_;
   std::optional<Machine> machine_;
   std::unique_ptr<schedule::Executor> executor_;

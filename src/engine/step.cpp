@@ -187,18 +187,24 @@ class Step {
 
   void update_on_host() {
     if (!allowed()) return;
-    update(host(Role::weights, sizes().updated_weights(operation_.block)).data(),
-           host(Role::states, work().state_bytes).data(),
-           host(Role::gradient, sizes().updated_gradient(operation_.block)).data());
+    const cpu_adam::Shard shard =
+        make_shard(machine_.blueprint, operation_.block,
+                   host(Role::weights, sizes().updated_weights(operation_.block)).data(),
+                   host(Role::states, work().state_bytes).data(),
+                   host(Role::gradient, sizes().updated_gradient(operation_.block)).data());
+    machine_.updater.step(context_.hyper, shard);
   }
 
-  /// On the host device, device memory is the processor's own and the host kernel does the work.
   void update_on_device() {
     if (!allowed()) return;
-    expects(machine_.device.kind() == "host", "update on this device is not in this version");
-    update(device(Role::weights, sizes().updated_weights(operation_.block)).raw(),
-           device(Role::states, work().state_bytes).raw(),
-           device(Role::gradient, sizes().updated_gradient(operation_.block)).raw());
+    auto& stream = *machine_.update_stream;
+    const cpu_adam::Shard shard =
+        make_shard(machine_.blueprint, operation_.block,
+                   device(Role::weights, sizes().updated_weights(operation_.block)).raw(),
+                   device(Role::states, work().state_bytes).raw(),
+                   device(Role::gradient, sizes().updated_gradient(operation_.block)).raw());
+    machine_.device_update.step(stream, context_.hyper, shard);
+    stream.synchronize();
   }
 
  private:
@@ -346,11 +352,6 @@ class Step {
     const Bytes bytes = operation_.bytes;
     machine_.device.copy_to_host(*machine_.offload_stream, host(to, bytes), device(from, bytes));
     machine_.offload_stream->synchronize();
-  }
-
-  void update(std::byte* weights, std::byte* states, const std::byte* gradient) {
-    machine_.updater.step(context_.hyper, make_shard(machine_.blueprint, operation_.block, weights,
-                                                     states, gradient));
   }
 
   Machine& machine_;

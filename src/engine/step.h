@@ -12,6 +12,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/model/compute.h"
 #include "ballast/state/store.h"
+#include "ballast/update/device_update.h"
 
 namespace ballast::engine {
 
@@ -32,9 +33,11 @@ struct Machine {
   model::Compute& compute;
   state::Store& store;
   const cpu_adam::Updater& updater;
+  update::DeviceUpdate& device_update;
   std::unique_ptr<device::Stream> compute_stream;
   std::unique_ptr<device::Stream> upload_stream;
   std::unique_ptr<device::Stream> offload_stream;
+  std::unique_ptr<device::Stream> update_stream;
   comm::Ranks* ranks = nullptr;  ///< nullptr, and nothing of the following, for one rank alone
   std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their parts
   std::unique_ptr<comm::Communicator> reducing;   ///< the same

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <cuda_runtime.h>
+#include <nv/target>
 
 namespace ballast::device {
 
@@ -71,6 +72,29 @@ __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// Arithmetic that is rounded once, as IEEE 754 has it, and that no compiler joins with its
+// neighbours. Also for constexpr functions that kernels share with the host's code: those must not
+// call what is there for the device alone.
+__host__ __device__ inline float rounded_sum(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fadd_rn(a, b);), (return a + b;))
+}
+__host__ __device__ inline float rounded_difference(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fsub_rn(a, b);), (return a - b;))
+}
+__host__ __device__ inline float rounded_product(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fmul_rn(a, b);), (return a * b;))
+}
+__host__ __device__ inline float rounded_quotient(float a, float b) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fdiv_rn(a, b);), (return a / b;))
+}
+__host__ __device__ inline float rounded_root(float a) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fsqrt_rn(a);), (return sqrtf(a);))
+}
+/// a * b + c
+__host__ __device__ inline float rounded_fma(float a, float b, float c) {
+  NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fmaf_rn(a, b, c);), (return fmaf(a, b, c);))
 }
 
 }  // namespace ballast::device

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include <sys/mman.h>
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #if defined(__has_feature)

@@ -166,4 +166,23 @@ T* dynamic_shared() {
   return static_cast<T*>(test::emulation::dynamic_memory());
 }
 
+inline float rounded_sum(float a, float b) {
+  return a + b;
+}
+inline float rounded_difference(float a, float b) {
+  return a - b;
+}
+inline float rounded_product(float a, float b) {
+  return a * b;
+}
+inline float rounded_quotient(float a, float b) {
+  return a / b;
+}
+inline float rounded_root(float a) {
+  return std::sqrt(a);
+}
+inline float rounded_fma(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
+
 }  // namespace ballast::device

@@ -1,0 +1,46 @@
+#include <string>
+
+#include "ballast/device/cuda_stream.h"
+
+#include "cpu_adam/coefficients.h"
+#include "cpu_adam/floating_point.h"
+#include "cpu_adam/pieces.h"
+#include "src/device/cuda/errors.h"
+#include "src/update/cuda/kernels.h"
+#include "src/update/factories.h"
+
+namespace ballast::update {
+namespace {
+
+class CudaUpdate final : public DeviceUpdate {
+ public:
+  void step(device::Stream& stream, const cpu_adam::Hyper& hyper,
+            const cpu_adam::Shard& shard) override {
+    const cudaStream_t queue = device::as_cuda(stream).native();
+    require_complete(hyper, shard);
+    const cuda::Formats formats = {.weights = shard.weights.format,
+                                   .gradient = shard.gradient.type,
+                                   .moments = format_of_moments(hyper.optimizer, shard)};
+    const cpu_adam::DefaultFloatingPoint for_the_coefficients;
+    cpu_adam::Coefficients coefficients = coefficients_of(hyper);
+    cpu_adam::for_pieces(shard.first_element, 0, shard.size, [&](Elems start, Elems count) {
+      const auto upper = static_cast<std::uint32_t>((shard.first_element + start) >> 32);
+      key_draws(coefficients, hyper.step, upper);
+      device::check_cuda(cuda::update(queue, hyper.optimizer, formats, coefficients,
+                                      piece_of(hyper.optimizer, shard, start, count)),
+                         "update " + std::string(to_string(hyper.optimizer)));
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device) {
+  // Loading takes the calling thread's current GPU; a stream knows which one that has to be.
+  const auto stream = device.make_stream("update");
+  static_cast<void>(device::as_cuda(*stream).native());
+  device::check_cuda(cuda::load_updates(), "loading the kernels of updates");
+  return std::make_unique<CudaUpdate>();
+}
+
+}  // namespace ballast::update

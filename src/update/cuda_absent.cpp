@@ -1,0 +1,12 @@
+#include "ballast/core/error.h"
+
+#include "src/update/factories.h"
+
+namespace ballast::update {
+
+std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device&) {
+  throw Error(ErrorCategory::device,
+              "this program was built without CUDA and has no update for that device");
+}
+
+}  // namespace ballast::update

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "ballast/update/device_update.h"
+
+namespace ballast::update {
+
+/// Updates by kernels on `device`, a CUDA device. Throws Error(device).
+std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device);
+
+}  // namespace ballast::update
