@@ -19,6 +19,8 @@ struct Geometry {
   /// Columns of dkeys and dvalues that a block has registers for.
   static constexpr int kSlice = kWidth <= 128 ? kWidth : 128;
   static constexpr int kSlices = kWidth / kSlice;
+  /// Blocks of differentiate_queries() that fit a multiprocessor's registers.
+  static constexpr int kQueryBlocks = kWidth == 64 || kWidth > 128 ? 2 : 3;
   static constexpr std::size_t kSharedBytes =
       (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
 };
@@ -245,7 +247,7 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
 /// Gradients of queries. A block per head, tile of queries (those with the most keys start first)
 /// and sequence; scores are computed once more, so that no two blocks add to one sum.
 template <int kWidth>
-__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
+__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::kQueryBlocks)
     differentiate_queries(AttentionShape shape, float scale, const Bf16* qkv,
                           const QueryRow* all_rows, const Bf16* dout, Bf16* dqkv) {
   using G = Geometry<kWidth>;

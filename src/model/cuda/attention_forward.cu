@@ -37,19 +37,18 @@ __device__ float sum_of_row(float value) {
   return value + __shfl_xor_sync(device::kAllLanes, value, 2);
 }
 
-/// Scores of keys that come after their query are as good as not there. `first_row`, `first_key`:
-/// of this warp.
+/// Scores of keys that come after their query are as good as not there. `distance`: how far the key
+/// of this lane's first element comes after its query.
 template <int kTiles>
-__device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int first_row, int first_key) {
+__device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int distance) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = first_row + 16 * m + 8 * (i / 2) + lane_row();
-        const int key = first_key + 8 * n + i % 2 + lane_column();
-        if (key > row) scores[m][n][i] = -std::numeric_limits<float>::infinity();
+        const bool later = distance + 8 * n + i % 2 > 16 * m + 8 * (i / 2);
+        if (later) scores[m][n][i] = -std::numeric_limits<float>::infinity();
       }
     }
   }
@@ -154,7 +153,9 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     if (seen) {
       Sums<kTiles, kKeys> scores;
       multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
-      if (key + kKeys > first_row) hide_later_keys<kTiles>(scores, first_row, key);
+      if (key + kKeys > first_row) {
+        hide_later_keys<kTiles>(scores, key + lane_column() - first_row - lane_row());
+      }
       add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
       to_weights<kTiles, kKeys>(scores, weights);
     }

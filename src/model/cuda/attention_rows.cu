@@ -1,5 +1,4 @@
 #include <bit>
-#include <limits>
 
 #include "ballast/core/dtype.h"
 
@@ -45,10 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   for (unsigned step = lanes / 2; step > 0; step /= 2) {
     sum += __shfl_xor_sync(device::kAllLanes, sum, static_cast<int>(step));
   }
-  if (threadIdx.x % lanes != 0 || position >= padded_length(shape)) return;
+  if (threadIdx.x % lanes != 0) return;
   const std::size_t row = (blockIdx.z * shape.heads + blockIdx.y) * padded_length(shape) + position;
-  rows[row].log_sum = position < shape.length ? log_sums[place.row + position] * kLog2E
-                                              : std::numeric_limits<float>::infinity();
+  rows[row].log_sum = position < shape.length ? log_sums[place.row + position] * kLog2E : 0.0F;
   rows[row].delta = sum;
 }
 

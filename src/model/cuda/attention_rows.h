@@ -9,7 +9,7 @@
 namespace ballast::model::cuda {
 
 /// What the backward pass needs to know of a query. Rows [sequences, heads, padded_length()]; those
-/// behind the length have log_sum infinity, so that all their probabilities are 0.
+/// behind the length are 0 and add nothing, for their queries and dout are 0 in a tile.
 struct alignas(8) QueryRow {
   float log_sum = 0.0F;  ///< base 2, of the exponentials of scores
   float delta = 0.0F;    ///< sum of dout * out: the gradient's part that all keys share
