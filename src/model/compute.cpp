@@ -5,15 +5,17 @@
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"
 
 namespace ballast::model {
 namespace {
 
-void require_host(std::string_view kind) {
-  if (kind == "host") return;
+/// Throws unless it is one of the two.
+bool is_cuda(std::string_view kind) {
+  if (kind == "host" || kind == "cuda") return kind == "cuda";
   throw Error(ErrorCategory::device,
-              fmt::format("device '{}' has no model kernels in this build; use device host", kind));
+              fmt::format("device '{}' has no model kernels; use device host or cuda", kind));
 }
 
 void require_type(DType type) {
@@ -40,24 +42,26 @@ void require_shape(const ModelConfig& config, MicroBatchShape shape) {
 
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape) {
-  require_host(device.kind());
+  const bool cuda = is_cuda(device.kind());
   require_type(type);
   require_shape(model.config, shape);
+  if (cuda) return cuda::make_cuda_compute(model, type, shape);
   return host::make_host_compute(device, model, type, shape);
 }
 
 Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
                       std::string_view device_kind, int compute_threads) {
-  require_host(device_kind);
+  const bool cuda = is_cuda(device_kind);
   require_type(type);
   require_shape(model.config, shape);
+  if (cuda) return cuda::cuda_workspace_bytes(model, type, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
   return host::host_workspace_bytes(model, type, shape, static_cast<std::size_t>(threads));
 }
 
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {
-  require_host(device.kind());
   require_type(type);
+  if (is_cuda(device.kind())) return cuda::measure_cuda_gemm_peak(device, type, seconds);
   return host::measure_host_gemm_peak(device, type, seconds);
 }
 

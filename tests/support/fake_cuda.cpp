@@ -67,7 +67,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** memory, std::size_t size) {
-  *memory = std::calloc(size, 1);
+  *memory = size > ballast::test::FakeCuda::most_at_once ? nullptr : std::calloc(size, 1);
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 
 namespace ballast::test {
 
@@ -10,6 +12,8 @@ namespace ballast::test {
 struct FakeCuda {
   /// So many queries of a stream are answered "not ready".
   static inline std::atomic<int> busy_queries = 0;
+  /// Allocations of more bytes fail.
+  static inline std::atomic<std::size_t> most_at_once = SIZE_MAX;
 };
 
 }  // namespace ballast::test

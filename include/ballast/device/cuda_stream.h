@@ -24,6 +24,11 @@ class CudaStream : public Stream {
   /// work that may never end, such as a collective. Each owner has one watch, its last one, until
   /// then.
   virtual void set_watch(const void* owner, Watch watch) = 0;
+
+  /// Has the next synchronize() call `verdict` once all work is done; what it throws synchronize()
+  /// throws: for findings that kernels leave in memory. Each owner has one, its last one, until
+  /// then.
+  virtual void set_verdict(const void* owner, std::function<void()> verdict) = 0;
 };
 
 /// `stream` as one of the CUDA device. Throws Error(state) when it is another device's.

@@ -1,6 +1,7 @@
 #include "src/device/cuda/stream.h"
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -53,17 +54,24 @@ class OwnedStream final : public CudaStream {
     const std::scoped_lock lock(mutex_);
     watches_[owner] = std::move(watch);
   }
+  void set_verdict(const void* owner, std::function<void()> verdict) override {
+    const std::scoped_lock lock(mutex_);
+    verdicts_[owner] = std::move(verdict);
+  }
   void synchronize() override {
     std::map<const void*, Watch> watches;
+    std::map<const void*, std::function<void()>> verdicts;
     {
       const std::scoped_lock lock(mutex_);
       watches.swap(watches_);
+      verdicts.swap(verdicts_);
     }
     if (watches.empty()) {
       check_cuda(cudaStreamSynchronize(native()), work_);
     } else {
       wait_watching(watches);
     }
+    for (const auto& [owner, verdict] : verdicts) verdict();
   }
 
  private:
@@ -85,6 +93,7 @@ class OwnedStream final : public CudaStream {
   StreamHandle stream_;
   std::mutex mutex_;
   std::map<const void*, Watch> watches_;
+  std::map<const void*, std::function<void()>> verdicts_;
 };
 
 class CudaEvent final : public Event {

@@ -65,4 +65,18 @@ __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+/// Two bf16 in a register, rounded to nearest, ties to even. Section 9.7.9.21 (cvt).
+__device__ inline std::uint32_t pair_of(float lower, float upper) {
+  std::uint32_t pair = 0;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+  return pair;
+}
+
+/// 2^x with a relative error below 2^-22; 0 for results below 2^-126. Section 9.7.3.21 (ex2).
+__device__ inline float power_of_two(float x) {
+  float power = 0.0F;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
 }  // namespace ballast::device

@@ -4,41 +4,41 @@
 
 #include <cuda_runtime_api.h>
 
+#include "src/model/attention_shape.h"
+
 namespace ballast::model::cuda {
 
-/// Extents of a causal attention with grouped queries.
-struct AttentionShape {
-  std::size_t sequences = 0;
-  std::size_t length = 0;
-  std::size_t heads = 0;
-  std::size_t kv_heads = 0;
-  std::size_t head_size = 0;  ///< a multiple of 8, at most 256
-
-  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
-  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
-  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
-  /// Row length of [tokens, queries | keys | values].
-  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
-  [[nodiscard]] std::size_t log_sums() const { return tokens() * heads; }
-};
-
+// head_size is a multiple of 8 and at most 256.
+//
 // softmax(Q K^T / sqrt(head_size)) V under a causal mask, with memory linear in the sequence:
 // scores exist a tile at a time and are recomputed in the backward pass from the logarithm of each
 // row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
 // 1 and 2). bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
 
-/// qkv [tokens, row()], out [tokens, hidden()]; log_sums [sequences, heads, length], fp32, natural
-/// logarithms, written for attention_backward().
+/// qkv [tokens, row()] (head_size a multiple of 8, at most 256), out [tokens, hidden()]; log_sums
+/// [sequences, heads, length], fp32, natural logarithms, written for attention_backward().
 template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
                       float* log_sums);
 
 /// out and log_sums as attention() left them; dout the gradient of out; dqkv is written. `scratch`:
-/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics.
+/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics. Both
+/// refuse (cudaErrorInvalidValue) extents other than those above.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,
                                void* scratch);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const float*, float*, float*);
+template <>
+cudaError_t attention(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const float*, const float*,
+                               const float*, const float*, float*, void*);
+template <>
+cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
+                               const float*, const Bf16*, Bf16*, void*);
+
 std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t element_bytes);
 
 }  // namespace ballast::model::cuda

@@ -3,25 +3,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "src/model/attention_shape.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
 
 namespace ballast::model::host {
-
-/// Extents of a causal attention with grouped queries.
-struct AttentionShape {
-  std::size_t sequences = 0;
-  std::size_t length = 0;
-  std::size_t heads = 0;
-  std::size_t kv_heads = 0;
-  std::size_t head_size = 0;
-
-  [[nodiscard]] std::size_t tokens() const { return sequences * length; }
-  [[nodiscard]] std::size_t hidden() const { return heads * head_size; }
-  [[nodiscard]] std::size_t kv_hidden() const { return kv_heads * head_size; }
-  /// Row length of [tokens, queries | keys | values].
-  [[nodiscard]] std::size_t row() const { return hidden() + 2 * kv_hidden(); }
-};
 
 /// softmax(Q K^T / sqrt(head_size)) V under a causal mask, a tile of query rows at a time: scratch
 /// memory is linear in the sequence's length. Scores are recomputed in the backward pass from the
@@ -35,8 +21,6 @@ class Attention {
 
   /// Bytes of scratch memory, a multiple of the cache line.
   [[nodiscard]] std::size_t scratch_bytes() const;
-  /// Number of values in `log_sums`.
-  [[nodiscard]] std::size_t log_sums() const { return shape_.tokens() * shape_.heads; }
 
   /// qkv [tokens, row()], out [tokens, hidden()], log_sums written for backward().
   void forward(const T* qkv, T* out, float* log_sums, std::byte* scratch);

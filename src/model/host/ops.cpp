@@ -1,8 +1,18 @@
 #include "src/model/host/ops.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
+#include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/device/host_stream.h"
+
+#include "src/model/host/gradients.h"
+#include "src/model/host/team.h"
+#include "src/model/host/tokens.h"
 
 namespace ballast::model::host {
 namespace {
@@ -10,21 +20,41 @@ namespace {
 /// Elements that a thread takes at a time: whole cache lines of any type.
 constexpr std::size_t kStep = 64;
 
+const KernelTable& best_kernels() {
+  const auto tables = kernel_tables();
+  expects(!tables.empty(), "no kernels for this CPU");
+  return *tables.back();
+}
+
+device::HostStream& as_host(device::Stream& stream) {
+  auto* host = dynamic_cast<device::HostStream*>(&stream);
+  expects(host != nullptr, "a stream of another device was given to the host device's kernels");
+  return *host;
+}
+
+/// [in, out] of a layer.
+template <class T>
+Matrix weight_of(const Linear<T>& layer) {
+  return layer.flipped ? transposed(layer.weight, layer.in) : matrix(layer.weight, layer.out);
+}
+
 }  // namespace
 
 template <class T>
-Ops<T>::Ops(const RowKernels<T>& kernels, std::size_t hidden, std::size_t widest,
-            std::size_t threads, float epsilon)
-    : kernels_(kernels),
-      hidden_(hidden),
-      sum_row_(round_up(widest, 16)),
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads)
+    : table_(best_kernels()),
+      kernels_(rows_of<T>(table_)),
+      shape_(attention_shape(config, shape)),
+      hidden_(config.hidden_size),
+      vocabulary_(config.vocab_size),
+      sum_row_(round_up(std::max(config.hidden_size * 3, config.intermediate_size), 16)),
       threads_(threads),
-      epsilon_(epsilon) {}
+      epsilon_(static_cast<float>(config.norm_epsilon)),
+      attention_(shape_, kernels_, threads) {}
 
 template <class T>
-void Ops<T>::copy(const T* from, T* to, std::size_t size) const {
-  split(size, kStep,
-        [&](Range r) { std::memcpy(to + r.begin, from + r.begin, r.size() * sizeof(T)); });
+void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
+  as_host(stream).enqueue(std::move(work));
 }
 
 template <class T>
@@ -106,12 +136,40 @@ void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
 }
 
 template <class T>
-void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows,
-                    bool add_to_y) {
-  const Matrix weight =
-      layer.flipped ? transposed(layer.weight, layer.in) : matrix(layer.weight, layer.out);
-  products_.multiply({rows, layer.out, layer.in}, matrix(x, layer.in), weight, matrix(y, y_row),
-                     add_to_y, layer.bias);
+void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
+  const std::size_t half = shape_.head_size / 2;
+  for (std::size_t i = 0; i < half; ++i) {
+    const double frequency =
+        std::pow(theta, -static_cast<double>(2 * i) / static_cast<double>(2 * half));
+    for (std::size_t position = 0; position < shape_.length; ++position) {
+      const double angle = static_cast<double>(position) * frequency;
+      cosine[position * half + i] = static_cast<float>(std::cos(angle));
+      sine[position * half + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+template <class T>
+void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direction) const {
+  split(shape_.tokens(), 1, [&](Range r) {
+    kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), shape_.length,
+                  shape_.heads + shape_.kv_heads, shape_.head_size, cosine, sine, direction);
+  });
+}
+
+template <class T>
+void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
+  products_.multiply({rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
+                     matrix(y, y_row), false, layer.bias);
+}
+
+template <class T>
+void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
+                         std::size_t rows) {
+  split(rows * layer.out, kStep,
+        [&](Range r) { std::memcpy(y + r.begin, residual + r.begin, r.size() * sizeof(T)); });
+  products_.multiply({rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
+                     matrix(y, layer.out), true, layer.bias);
 }
 
 template <class T>
@@ -133,6 +191,77 @@ void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std:
     products_.multiply({layer.in, layer.out, rows}, transposed(x, layer.in), matrix(dy, dy_row),
                        matrix(layer.weight_gradient, layer.out), true);
   }
+}
+
+template <class T>
+void Ops<T>::check_tokens(const std::int32_t* tokens) const {
+  host::check_tokens(tokens, shape_.tokens(), vocabulary_);
+}
+
+template <class T>
+void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const {
+  host::embed(kernels_, table, positions, tokens, shape_.tokens(), shape_.length, hidden_, out);
+}
+
+template <class T>
+void Ops<T>::embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+                            std::byte*) const {
+  host::embed_backward(kernels_, tokens, shape_.tokens(), shape_.length, hidden_, dy, table,
+                       positions);
+}
+
+template <class T>
+void Ops<T>::cross_entropy(float* logits, std::size_t rows, std::size_t stride,
+                           const std::int32_t* targets, const float* scale, double* losses) const {
+  host::cross_entropy(kernels_, logits, rows, stride, vocabulary_, targets, scale, losses);
+}
+
+template <class T>
+void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) const {
+  *sum = std::accumulate(losses, losses + count, 0.0);
+}
+
+template <class T>
+void Ops<T>::zero(float* values, std::size_t size) const {
+  split(size, kPage / sizeof(float),
+        [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
+}
+
+template <class T>
+void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
+                  std::size_t size, GradientStats* partial, GradientStats* stats) const {
+  const GradientStats found =
+      pack_gradient(gradients_of<T>(table_), gradient, tied, tied_size, packed, size, partial);
+  if (stats != nullptr) *stats = found;
+}
+
+template <class T>
+void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
+                     GradientStats* partial, GradientStats* stats) const {
+  as_host(stream).enqueue(
+      [=, this] { *stats = measure_gradient(gradients_of<T>(table_), packed, size, partial); });
+}
+
+template <class T>
+void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
+                    std::int8_t* codes, float* scales) const {
+  as_host(stream).enqueue([=, this] {
+    split(blocks, 1, [&](Range range) {
+      const std::size_t at = range.begin * kCodeBlock;
+      codes_of<T>(table_).encode(weights + at, range.size(), codes + at, scales + range.begin);
+    });
+  });
+}
+
+template <class T>
+void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
+                    std::size_t blocks, T* weights) const {
+  as_host(stream).enqueue([=, this] {
+    split(blocks, 1, [&](Range range) {
+      const std::size_t at = range.begin * kCodeBlock;
+      codes_of<T>(table_).decode(codes + at, scales + range.begin, range.size(), weights + at);
+    });
+  });
 }
 
 template class Ops<float>;

@@ -1,48 +1,35 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 
+#include "ballast/device/device.h"
+
+#include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
-#include "src/model/host/team.h"
+#include "src/model/parts.h"
 
 namespace ballast::model::host {
 
-/// A weight matrix with what belongs to it. Gradients are null in a forward pass.
-template <class T>
-struct Linear {
-  const T* weight = nullptr;  ///< [in, out], or [out, in] when `flipped`
-  const T* bias = nullptr;    ///< [out] or null
-  float* weight_gradient = nullptr;
-  float* bias_gradient = nullptr;
-  std::size_t in = 0;
-  std::size_t out = 0;
-  bool flipped = false;
-};
-
-/// A norm's weights.
-template <class T>
-struct Norm {
-  const T* weight = nullptr;
-  const T* bias = nullptr;  ///< null: RMSNorm
-  float* weight_gradient = nullptr;
-  float* bias_gradient = nullptr;
-};
-
-/// Parts of blocks over all rows of a micro-batch, spread over the team. Per-thread sums of weight
-/// gradients are added in thread order.
+/// The operations of the host device (../layer.h), spread over the team of the stream's thread.
+/// Per-thread sums of weight gradients are added in thread order.
 template <class T>
 class Ops {
  public:
-  /// `widest`: largest number of columns that a sum over rows has.
-  Ops(const RowKernels<T>& kernels, std::size_t hidden, std::size_t widest, std::size_t threads,
-      float epsilon);
+  using Value = T;
+  /// Most bytes of logits that exist at a time.
+  static constexpr Bytes kLogitBytes = 64 * kMiB;
 
-  /// Floats of memory for the sums.
-  [[nodiscard]] std::size_t sum_floats() const { return threads_ * 2 * sum_row_; }
-  void set_sums(float* sums) { sums_ = sums; }
+  /// `threads`: size of the team.
+  Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads);
 
-  void copy(const T* from, T* to, std::size_t size) const;
+  /// Enqueues work, which calls what follows.
+  void run(device::Stream& stream, std::function<void()> work);
+
+  /// Takes the memory that the operations share.
+  void take_memory(Bump& bump) { sums_ = bump.take<float>(threads_ * 2 * sum_row_); }
 
   void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const;
   /// dx = residual (null: 0) + gradient of x.
@@ -57,19 +44,62 @@ class Ops {
   void swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const;
   void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
 
-  /// y = x W (+ bias) (+ y); rows of y are `y_row` apart.
-  void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows,
-              bool add_to_y = false);
+  /// cosine and sine [length, head_size / 2] of position * theta^(-2 i / head_size). Source: Su et
+  /// al., "RoFormer", 2021, section 3.2.2.
+  void fill_angles(double theta, float* cosine, float* sine) const;
+  /// Turns queries and keys of qkv by their positions; `direction` -1 turns back.
+  void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
+
+  [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
+  /// Arguments as host::Attention's.
+  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch) {
+    attention_.forward(qkv, out, log_sums, scratch);
+  }
+  void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
+                          std::byte* scratch) {
+    attention_.backward(qkv, out, log_sums, dout, dqkv, scratch);
+  }
+
+  /// y = x W (+ bias); rows of y are `y_row` apart.
+  void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
+  /// y = residual + x W (+ bias), rows without gaps.
+  void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
   /// dx = dy W^T (+ dx); rows of dy are `dy_row` apart.
   void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
                     std::size_t rows, bool add_to_dx = false);
   /// Adds x^T dy to the weight's gradient.
   void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                      std::size_t rows);
+  /// c = a * b (+ c).
+  void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                bool add_to_c = false) {
+    products_.multiply(extents, a, b, c, add_to_c);
+  }
 
-  [[nodiscard]] const RowKernels<T>& kernels() const { return kernels_; }
-  Products& products() { return products_; }
-  [[nodiscard]] std::size_t threads() const { return threads_; }
+  /// Throws Error(data) naming the first of the micro-batch's tokens outside the vocabulary.
+  void check_tokens(const std::int32_t* tokens) const;
+  /// out[i] = table[tokens[i]] (+ its position's row where `positions` is not null).
+  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
+  /// Adds dy to the rows of the tokens, in token order, and of their positions unless null.
+  void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+                      std::byte* scratch) const;
+  /// losses[r] = the cross-entropy of a row of logits, which its gradients times *scale replace,
+  /// narrower, from the row's start, where `scale` is not null. `stride`: floats from row to row.
+  void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
+                     const std::int32_t* targets, const float* scale, double* losses) const;
+  void sum_losses(const double* losses, std::size_t count, double* sum) const;
+
+  void zero(float* values, std::size_t size) const;
+  /// As Compute's calls; `stats` may be null.
+  void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
+            std::size_t size, GradientStats* partial, GradientStats* stats) const;
+  void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
+               GradientStats* stats) const;
+  void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
+              float* scales) const;
+  void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
+              std::size_t blocks, T* weights) const;
 
  private:
   /// Zeroed sums of thread `part`: the first or second of its two rows.
@@ -79,13 +109,17 @@ class Ops {
   void clear_sums(std::size_t part, std::size_t width) const;
   void add_sums(std::size_t which, float* gradient, std::size_t width) const;
 
+  const KernelTable& table_;
   const RowKernels<T>& kernels_;
+  AttentionShape shape_;
   std::size_t hidden_;
+  std::size_t vocabulary_;
   std::size_t sum_row_;
   std::size_t threads_;
   float epsilon_;
   float* sums_ = nullptr;
   Products products_;
+  Attention<T> attention_;
 };
 
 }  // namespace ballast::model::host

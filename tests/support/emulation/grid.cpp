@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -244,12 +245,17 @@ void set_order(Order order) {
 void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body) {
   if (threads == 0 || threads > 1024) fail("a block has 1 to 1024 threads");
-  for (unsigned z = 0; z < blocks.z; ++z) {
-    for (unsigned y = 0; y < blocks.y; ++y) {
-      for (unsigned x = 0; x < blocks.x; ++x) {
-        block().run(blocks, threads, shared_bytes, {x, y, z}, body);
-      }
-    }
+  std::vector<std::size_t> turns(std::size_t{blocks.x} * blocks.y * blocks.z);
+  std::iota(turns.begin(), turns.end(), std::size_t{0});
+  const Order order = order_of_threads;
+  if (order == Order::backward) std::reverse(turns.begin(), turns.end());
+  if (order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), std::mt19937(17));
+  for (const std::size_t turn : turns) {
+    const std::size_t row = turn / blocks.x;
+    block().run(blocks, threads, shared_bytes,
+                {static_cast<unsigned>(turn % blocks.x), static_cast<unsigned>(row % blocks.y),
+                 static_cast<unsigned>(row / blocks.y)},
+                body);
   }
 }
 

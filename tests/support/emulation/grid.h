@@ -16,15 +16,16 @@ struct Dim3 {
       : x(x_), y(y_), z(z_) {}
 };
 
-/// In which order the threads of a block get from one barrier to the next. Right kernels give the
-/// same bits in each: what one thread leaves for another without a barrier between them shows.
+/// In which order the threads of a block get from one barrier to the next, and in which the blocks
+/// run. Right kernels give the same bits in each: what one thread leaves for another without a
+/// barrier between them shows, and so does what one block leaves for another.
 enum class Order { forward, backward, shuffled };
 
 /// Order of the grids that this process runs from now on.
 void set_order(Order order);
 
-/// Runs `body` once for each thread of the grid, block after block; the threads of a block are
-/// fibers of the calling thread, so that they can wait for each other. Ends the process with a
+/// Runs `body` once for each thread of the grid, one block after the other; the threads of a block
+/// are fibers of the calling thread, so that they can wait for each other. Ends the process with a
 /// message when they wait for each other for ever.
 void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body);

@@ -1,6 +1,7 @@
 // The stand-in for a GPU that kernels are tested on: what it carries out, and which mistakes show.
 #include "tests/support/emulation/grid.h"
 
+#include <algorithm>
 #include <bit>
 #include <vector>
 
@@ -60,6 +61,29 @@ TEST(Grid, LanesExchangeWhatTheyHave) {
     std::vector<float> out(64);
     EXPECT_EQ(launch({.threads = 64}, &sum_lanes, in.data(), out.data()), cudaSuccess);
     for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(out[i], i < 32 ? 496.0F + 3 : 1520.0F + 35) << i;
+  }
+}
+
+/// Each block's number, where it came in the order of all.
+__global__ void queue_up(unsigned* queue) {
+  const unsigned place = queue[0]++;
+  queue[1 + place] = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+}
+
+TEST(Grid, BlocksRunInTheOrderTooAndEachOnce) {
+  std::vector<unsigned> forward(25);
+  for (unsigned i = 0; i < 24; ++i) forward[1 + i] = i;
+  forward[0] = 24;
+  for (const Order order : kOrders) {
+    set_order(order);
+    std::vector<unsigned> queue(25);
+    EXPECT_EQ(launch({.blocks = {2, 3, 4}}, &queue_up, queue.data()), cudaSuccess);
+    if (order == Order::backward) std::reverse(queue.begin() + 1, queue.end());
+    if (order == Order::shuffled) {
+      EXPECT_NE(queue, forward);
+      std::sort(queue.begin() + 1, queue.end());
+    }
+    EXPECT_EQ(queue, forward);
   }
 }
 

@@ -10,7 +10,6 @@ namespace {
 using test::Bench;
 using test::central_difference;
 using test::dot;
-using test::doubles;
 using test::normals;
 using test::Reference;
 using test::relative_error;
@@ -86,11 +85,10 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
   Values in = bench.activation_values(9);
   const Values dy = bench.activation_values(10);
   const DeviceBytes d = bench.upload(dy);
-  const auto flat = bench.gradient(block.elements);
-  std::fill_n(flat.raw(), flat.size(), 3.0F);
+  const auto flat = bench.gradient(std::vector<float>(block.elements, 3.0F));
   bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat);
   bench.stream->synchronize();
-  Values gradient = doubles(flat);
+  Values gradient = bench.values(flat);
   for (double& value : gradient) value -= 3.0;
   const Values dx = bench.download(d);
   const auto loss = [&] { return dot(reference.layer(block, weights, in), dy); };
@@ -129,20 +127,19 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
     const DeviceBytes x = b.upload(in);
     const DeviceBytes dx = b.activation();
     const auto t = b.upload_tokens(targets);
-    const auto gradient = b.gradient(block.elements);
-    const auto tied_gradient = tied ? b.gradient(matrix) : DeviceView<float>();
-    std::fill_n(gradient.raw(), gradient.size(), 3.0F);
-    std::fill_n(tied_gradient.raw(), tied_gradient.size(), 3.0F);
+    const auto gradient = b.gradient(std::vector<float>(block.elements, 3.0F));
+    const auto tied_gradient =
+        tied ? b.gradient(std::vector<float>(matrix, 3.0F)) : DeviceView<float>();
     const auto trained = b.number();
     const auto evaluated = b.number();
     b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient, trained);
     b.compute->head_forward(*b.stream, w, e, x, t, evaluated);
     b.stream->synchronize();
 
-    EXPECT_NEAR(*trained.raw() * scale, loss(), 2e-6 * std::abs(loss()));
-    EXPECT_EQ(*trained.raw(), *evaluated.raw());
-    const auto added = [](DeviceView<float> view) {
-      Values values = doubles(view);
+    EXPECT_NEAR(b.one(trained) * scale, loss(), 2e-6 * std::abs(loss()));
+    EXPECT_EQ(b.one(trained), b.one(evaluated));
+    const auto added = [&](DeviceView<float> view) {
+      Values values = b.values(view);
       for (double& value : values) value -= 3.0;
       return values;
     };
@@ -177,7 +174,7 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
       expected[block.tensors[1].offset + i % bench.shape.length * width + c] += d;
     }
   }
-  EXPECT_EQ(std::memcmp(expected.data(), gradient.raw(), expected.size() * sizeof(float)), 0);
+  EXPECT_EQ(bench.get(gradient), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Blocks, testing::ValuesIn(cases()),
@@ -202,8 +199,8 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
                         b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, loss);
   b.stream->synchronize();
-  return {b.download(out), b.download(d), doubles(layer), b.download(dx),
-          doubles(head),   doubles(tied), {*loss.raw()}};
+  return {b.download(out), b.download(d),  b.values(layer), b.download(dx),
+          b.values(head),  b.values(tied), {b.one(loss)}};
 }
 
 TEST(BlocksInBf16, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
@@ -232,7 +229,7 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
   // Logits of 400 rows do not fit the chunk, and the last chunk is not full.
   ModelConfig config = test::small_gpt2();
   config.vocab_size = 50021;
-  config.hidden_size = 6;
+  config.hidden_size = test::odd(6, 24);
   config.max_sequence = 401;
   for (const DType type : {DType::f32, DType::bf16}) {
     Bench b(config, type, {1, 401});
@@ -250,7 +247,7 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
                           b.upload_tokens(targets), 1.0F, dx, gradient, tied, loss);
     b.stream->synchronize();
     const double expected = plain.head(weights, embedding.data(), in, targets);
-    EXPECT_NEAR(*loss.raw(), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);
+    EXPECT_NEAR(b.one(loss), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);
     if (type == DType::bf16) continue;
     const auto f = [&] { return plain.head(weights, embedding.data(), in, targets); };
     // The last row's input: its chunk is the last one.
@@ -258,7 +255,7 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     const std::size_t i = in.size() - 2;
     EXPECT_NEAR(d[i], central_difference(f, in[i]), 1e-4);
     // Every chunk adds to the same output matrix.
-    expect_derivatives(f, embedding, doubles(tied), 0, 600, "embedding");
+    expect_derivatives(f, embedding, b.values(tied), 0, 600, "embedding");
   }
 }
 

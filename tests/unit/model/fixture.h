@@ -1,7 +1,9 @@
 #pragma once
 
-#include <cstring>
+#include <cstdlib>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "ballast/core/random.h"
@@ -12,39 +14,51 @@
 
 namespace ballast::test {
 
+/// The device that these tests run on: BALLAST_TEST_DEVICE, or the host device.
+inline std::string device_kind() {
+  const char* const kind = std::getenv("BALLAST_TEST_DEVICE");
+  return kind == nullptr ? "host" : kind;
+}
+
+/// Odd sizes, as far as the device does them: on CUDA multiples of 8.
+inline std::uint64_t odd(std::uint64_t on_host, std::uint64_t on_cuda) {
+  return device_kind() == "cuda" ? on_cuda : on_host;
+}
+
 inline model::ModelConfig small_gpt2() {
   model::ModelConfig c;
   c.family = model::Family::gpt2;
   c.vocab_size = 61;
-  c.hidden_size = 36;
+  c.hidden_size = odd(36, 72);
   c.num_layers = 2;
   c.num_heads = 3;
   c.num_kv_heads = 3;
-  c.intermediate_size = 50;
+  c.intermediate_size = odd(50, 56);
   c.max_sequence = 80;
   return c;
 }
 
-/// Groups of three query heads; odd sizes.
+/// Groups of three query heads.
 inline model::ModelConfig small_llama() {
   model::ModelConfig c;
   c.family = model::Family::llama;
   c.vocab_size = 61;
-  c.hidden_size = 36;
+  c.hidden_size = odd(36, 48);
   c.num_layers = 2;
   c.num_heads = 6;
   c.num_kv_heads = 2;
-  c.intermediate_size = 45;
+  c.intermediate_size = odd(45, 56);
   c.tie_embeddings = false;
   return c;
 }
 
-/// A host device with the kernels of one model and memory to call them with.
+/// A device with the kernels of one model and memory to call them with. `threads`: of the host
+/// device's kernels.
 struct Bench {
   Bench(const model::ModelConfig& config, DType type, model::MicroBatchShape shape, int threads = 2)
       : architecture(model::build_architecture(config)), shape(shape), type(type) {
     device::DeviceOptions options;
-    options.kind = "host";
+    options.kind = device_kind();
     options.budget = 1 * kGiB;
     options.compute_threads = threads;
     device = device::make_device(options);
@@ -59,35 +73,46 @@ struct Bench {
   /// Values rounded to the training type, in device memory.
   template <class T>
   DeviceBytes upload(const std::vector<T>& values) {
-    const DeviceBytes bytes = device->allocate(values.size() * size_of(type), "test");
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto value = static_cast<float>(values[i]);
-      if (type == DType::f32) {
-        view_as<float>(bytes).raw()[i] = value;
-      } else {
-        view_as<Bf16>(bytes).raw()[i] = to_bf16(value);
-      }
-    }
-    return bytes;
+    if (type == DType::f32) return put(std::vector<float>(values.begin(), values.end()));
+    std::vector<Bf16> rounded;
+    for (const T value : values) rounded.push_back(to_bf16(static_cast<float>(value)));
+    return put(rounded);
   }
   [[nodiscard]] std::vector<double> download(DeviceBytes bytes) const {
-    std::vector<double> values(bytes.size() / size_of(type));
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = type == DType::f32 ? static_cast<double>(view_as<float>(bytes).raw()[i])
-                                     : static_cast<double>(to_float(view_as<Bf16>(bytes).raw()[i]));
-    }
-    return values;
+    if (type == DType::f32) return values(view_as<float>(bytes));
+    std::vector<double> exact;
+    for (const Bf16 value : get(view_as<Bf16>(bytes))) exact.push_back(to_float(value));
+    return exact;
   }
   DeviceView<std::int32_t> upload_tokens(const std::vector<std::int32_t>& tokens) {
-    const auto view = view_as<std::int32_t>(device->allocate(tokens.size() * 4, "tokens"));
-    std::memcpy(view.raw(), tokens.data(), tokens.size() * 4);
-    return view;
+    return view_as<std::int32_t>(put(tokens));
   }
   DeviceBytes activation() { return device->allocate(compute->activation_bytes(), "activation"); }
   DeviceView<float> gradient(std::size_t size) {
     return view_as<float>(device->allocate(size * sizeof(float), "gradient"));
   }
+  /// Another gradient, of these values.
+  DeviceView<float> gradient(const std::vector<float>& of) { return view_as<float>(put(of)); }
   DeviceView<double> number() { return view_as<double>(device->allocate(8, "number")); }
+
+  /// What device memory holds once the stream's work is done.
+  template <class T>
+  [[nodiscard]] std::vector<T> get(DeviceView<T> view) const {
+    std::vector<T> found(view.size());
+    const auto* const start = reinterpret_cast<const std::byte*>(view.raw());
+    device->copy_to_host(*stream, std::as_writable_bytes(std::span(found)),
+                         {start, view.size() * sizeof(T)});
+    stream->synchronize();
+    return found;
+  }
+  template <class T>
+  [[nodiscard]] T one(DeviceView<T> view) const {
+    return get(view).at(0);
+  }
+  [[nodiscard]] std::vector<double> values(DeviceView<float> view) const {
+    const std::vector<float> found = get(view);
+    return {found.begin(), found.end()};
+  }
 
   /// Flat weights of block `index` as a trained model might have them: norms around 1, biases not
   /// 0, padding 0; values exact in the training type.
@@ -122,14 +147,17 @@ struct Bench {
   std::unique_ptr<model::Compute> compute;
 
  private:
+  template <class T>
+  DeviceBytes put(const std::vector<T>& values) {
+    const DeviceBytes bytes = device->allocate(values.size() * sizeof(T), "test");
+    device->copy_to_device(*stream, bytes, std::as_bytes(std::span(values)));
+    stream->synchronize();
+    return bytes;
+  }
   [[nodiscard]] double exact(double value) const {
     const auto rounded = static_cast<float>(value);
     return type == DType::f32 ? rounded : to_float(to_bf16(rounded));
   }
 };
-
-inline std::vector<double> doubles(DeviceView<float> view) {
-  return {view.raw(), view.raw() + view.size()};
-}
 
 }  // namespace ballast::test

@@ -33,6 +33,15 @@
 inline void __syncthreads() {
   ballast::test::emulation::meet_block();
 }
+inline int __syncthreads_or(int vote) {
+  static thread_local int any;  // of the one block that runs
+  __syncthreads();
+  any = 0;
+  __syncthreads();
+  if (vote != 0) any = 1;
+  __syncthreads();
+  return any;
+}
 inline void __syncwarp(unsigned mask = 0xffffffffU) {
   ballast::test::emulation::exchange_all(mask, nullptr, 0);
 }
@@ -82,6 +91,10 @@ inline float __fdividef(float a, float b) {
 }
 inline int __float2int_rn(float a) {
   return static_cast<int>(std::nearbyint(a));
+}
+/// 1 + number of the lowest set bit, 0 without one.
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
 }
 inline unsigned __float_as_uint(float a) {
   return std::bit_cast<unsigned>(a);

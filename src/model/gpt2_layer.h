@@ -1,51 +1,61 @@
-#include "src/model/host/layer.h"
+#pragma once
 
-namespace ballast::model::host {
+#include <cstddef>
 
-template <class T>
-struct Gpt2Layer<T>::Weights {
-  Norm<T> norm1;
-  Linear<T> attention;
-  Linear<T> attention_out;
-  Norm<T> norm2;
-  Linear<T> mlp_in;
-  Linear<T> mlp_out;
+#include "src/model/layer.h"
+
+namespace ballast::model {
+
+template <class Ops>
+class Gpt2Layer final : public Layer<Ops> {
+ public:
+  using T = typename Ops::Value;
+  using Layer<Ops>::Layer;
+  void forward(const BlockWeights<T>& block, const T* in, T* out) override;
+  void backward(const BlockWeights<T>& block, const T* in, T* dy) override;
+
+ private:
+  struct Weights {
+    Norm<T> norm1;
+    Linear<T> attention;
+    Linear<T> attention_out;
+    Norm<T> norm2;
+    Linear<T> mlp_in;
+    Linear<T> mlp_out;
+  };
+  /// Tensors in the order of build_architecture().
+  static Weights bind(const BlockWeights<T>& block) {
+    return {block.norm(0, true), block.conv1d(2), block.conv1d(4),
+            block.norm(6, true), block.conv1d(8), block.conv1d(10)};
+  }
+  /// Everything but the last product.
+  void compute(const Weights& w, const T* in);
 };
 
-/// Tensors in the order of build_architecture().
-template <class T>
-auto Gpt2Layer<T>::bind(const BlockWeights<T>& block) -> Weights {
-  return {block.norm(0, true), block.conv1d(2), block.conv1d(4),
-          block.norm(6, true), block.conv1d(8), block.conv1d(10)};
-}
-
-template <class T>
-void Gpt2Layer<T>::compute(const Weights& w, const T* in) {
+template <class Ops>
+void Gpt2Layer<Ops>::compute(const Weights& w, const T* in) {
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
-  const std::size_t width = this->shape_.hidden();
   ops.norm(w.norm1, in, m.norm1, rows);
   ops.linear(w.attention, m.norm1, m.qkv, this->shape_.row(), rows);
   this->attend();
-  ops.copy(in, m.middle, this->size_);
-  ops.linear(w.attention_out, m.attention, m.middle, width, rows, true);
+  ops.linear_onto(w.attention_out, m.attention, in, m.middle, rows);
   ops.norm(w.norm2, m.middle, m.norm2, rows);
   ops.linear(w.mlp_in, m.norm2, m.hidden, this->intermediate_, rows);
   ops.gelu(m.hidden, m.activated, rows * this->intermediate_);
 }
 
-template <class T>
-void Gpt2Layer<T>::forward(const BlockWeights<T>& block, const T* in, T* out) {
+template <class Ops>
+void Gpt2Layer<Ops>::forward(const BlockWeights<T>& block, const T* in, T* out) {
   const Weights w = bind(block);
   compute(w, in);
-  this->ops_.copy(this->memory_.middle, out, this->size_);
-  this->ops_.linear(w.mlp_out, this->memory_.activated, out, this->shape_.hidden(), this->tokens_,
-                    true);
+  const LayerMemory<T>& m = this->memory_;
+  this->ops_.linear_onto(w.mlp_out, m.activated, m.middle, out, this->tokens_);
 }
 
-template <class T>
-void Gpt2Layer<T>::backward(const BlockWeights<T>& block, const T* in, T* dy) {
+template <class Ops>
+void Gpt2Layer<Ops>::backward(const BlockWeights<T>& block, const T* in, T* dy) {
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
@@ -73,7 +83,4 @@ void Gpt2Layer<T>::backward(const BlockWeights<T>& block, const T* in, T* dy) {
   ops.norm_backward(w.norm1, in, m.gradient, dy, dy, rows);
 }
 
-template class Gpt2Layer<float>;
-template class Gpt2Layer<Bf16>;
-
-}  // namespace ballast::model::host
+}  // namespace ballast::model

@@ -1,0 +1,220 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "ballast/core/error.h"
+#include "ballast/core/weight_codes.h"
+#include "ballast/model/compute.h"
+
+#include "src/model/gpt2_layer.h"
+#include "src/model/head.h"
+#include "src/model/llama_layer.h"
+
+namespace ballast::model {
+
+/// Compute by the operations of one device (layer.h). `Ops::run(stream, work)` does or enqueues
+/// work, which calls operations; those that take a stream go there by themselves.
+template <class Ops>
+class ComputeBy final : public Compute {
+ public:
+  using T = typename Ops::Value;
+
+  /// `about_ops`: what an Ops is made of, behind the model and the shape.
+  template <class... AboutOps>
+  ComputeBy(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
+      : model_(model),
+        shape_(shape),
+        ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
+        head_(model_.config, shape.tokens(), ops_) {
+    const AttentionShape attention = attention_shape(model_.config, shape);
+    if (gpt2()) {
+      layer_ = std::make_unique<Gpt2Layer<Ops>>(model_.config, attention, ops_);
+    } else {
+      layer_ = std::make_unique<LlamaLayer<Ops>>(model_.config, attention, ops_);
+    }
+    for (const BlockSpec& block : model_.blocks) {
+      largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
+    }
+    workspace_bytes_ = lay_out(nullptr);
+  }
+
+  Bytes activation_bytes() const override {
+    return shape_.tokens() * model_.config.hidden_size * sizeof(T);
+  }
+  Bytes workspace_bytes() const override { return workspace_bytes_; }
+  void set_workspace(DeviceBytes workspace) override {
+    expects(workspace.size() >= workspace_bytes_,
+            "the workspace is smaller than workspace_bytes()");
+    lay_out(workspace.raw());
+    ready_ = true;
+  }
+
+  void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
+                         DeviceView<const std::int32_t> tokens, DeviceBytes out) override {
+    run(stream, [=, this] {
+      ops_.check_tokens(tokens.raw());
+      const T* const table = as<T>(weights);
+      ops_.embed(table, gpt2() ? table + positions_at() : nullptr, tokens.raw(), as<T>(out));
+    });
+  }
+  void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
+                          ConstDeviceBytes dy, DeviceView<float> gradient) override {
+    run(stream, [=, this] {
+      ops_.check_tokens(tokens.raw());
+      float* const table = gradient.raw();
+      ops_.embed_backward(tokens.raw(), as<T>(dy), table, gpt2() ? table + positions_at() : nullptr,
+                          scratch_);
+    });
+  }
+  void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                     ConstDeviceBytes in, DeviceBytes out) override {
+    expect_layer(block);
+    run(stream, [=, this] {
+      layer_->forward({model_.blocks[block], as<T>(weights), nullptr}, as<T>(in), as<T>(out));
+    });
+  }
+  void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                      ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient) override {
+    expect_layer(block);
+    run(stream, [=, this] {
+      layer_->backward({model_.blocks[block], as<T>(weights), gradient.raw()}, as<T>(in),
+                       as<T>(dy));
+    });
+  }
+  void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
+                    ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
+                    DeviceView<double> loss_sum) override {
+    run(stream, [=, this] {
+      ops_.check_tokens(targets.raw());
+      const BlockWeights<T> block(model_.blocks.back(), as<T>(weights), nullptr);
+      head_.forward(final_norm(block), output(block, tied_weights).weight, as<T>(in), targets.raw(),
+                    loss_sum.raw());
+    });
+  }
+  void head_train(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
+                  ConstDeviceBytes in, DeviceView<const std::int32_t> targets, float gradient_scale,
+                  DeviceBytes dx, DeviceView<float> gradient, DeviceView<float> tied_gradient,
+                  DeviceView<double> loss_sum) override {
+    run(stream, [=, this] {
+      ops_.check_tokens(targets.raw());
+      const BlockWeights<T> block(model_.blocks.back(), as<T>(weights), gradient.raw());
+      Linear<T> matrix = output(block, tied_weights);
+      if (tied()) matrix.weight_gradient = tied_gradient.raw();
+      head_.train(final_norm(block), matrix.weight, matrix.weight_gradient, as<T>(in),
+                  targets.raw(), gradient_scale, as<T>(dx), loss_sum.raw());
+    });
+  }
+  void zero(device::Stream& stream, DeviceView<float> gradient) override {
+    run(stream, [=, this] { ops_.zero(gradient.raw(), gradient.size()); });
+  }
+  void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
+                     DeviceView<const float> tied, DeviceBytes packed,
+                     DeviceView<GradientStats> stats) override {
+    expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
+                packed.size() == gradient.size() * sizeof(T),
+            "pack_gradient: sizes do not belong together");
+    run(stream, [=, this] {
+      ops_.pack(gradient.raw(), tied.raw(), tied.size(), as<T>(packed), gradient.size(),
+                reinterpret_cast<GradientStats*>(scratch_), stats.empty() ? nullptr : stats.raw());
+    });
+  }
+
+  void measure_gradient(device::Stream& stream, ConstDeviceBytes packed, DeviceBytes scratch,
+                        DeviceView<GradientStats> stats) override {
+    const std::size_t size = packed.size() / sizeof(T);
+    expects(scratch.size() >= chunks_of(size) * sizeof(GradientStats),
+            "measure_gradient: not enough scratch");
+    ops_.measure(stream, as<T>(packed), size, as<GradientStats>(scratch), stats.raw());
+  }
+
+  void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
+                      DeviceBytes codes) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    ops_.encode(stream, as<T>(weights), blocks, as<std::int8_t>(codes),
+                reinterpret_cast<float*>(codes.raw() + blocks * WeightCodes::kBlock));
+  }
+  void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
+                      DeviceBytes weights) override {
+    const std::size_t blocks = code_blocks(weights.size(), codes.size());
+    ops_.decode(stream, as<std::int8_t>(codes),
+                reinterpret_cast<const float*>(codes.raw() + blocks * WeightCodes::kBlock), blocks,
+                as<T>(weights));
+  }
+
+ private:
+  /// Of weights and codes that belong together.
+  static std::size_t code_blocks(Bytes weights, Bytes codes) {
+    const Elems elements = weights / sizeof(T);
+    expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
+            "weights and the place for their codes do not fit together");
+    return elements / WeightCodes::kBlock;
+  }
+  static std::size_t chunks_of(std::size_t values) {
+    return (values + kStatsChunk - 1) / kStatsChunk;
+  }
+
+  template <class U>
+  static U* as(DeviceBytes bytes) {
+    return view_as<U>(bytes).raw();
+  }
+  template <class U>
+  static const U* as(ConstDeviceBytes bytes) {
+    return view_as<U>(bytes).raw();
+  }
+
+  template <class Work>
+  void run(device::Stream& stream, Work work) {
+    expects(ready_, "set_workspace() comes before the first kernel");
+    ops_.run(stream, std::move(work));
+  }
+  void expect_layer(std::size_t block) const {
+    expects(block >= 1 && block <= model_.config.num_layers, "no such layer");
+  }
+  [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
+  [[nodiscard]] bool gpt2() const { return model_.config.family == Family::gpt2; }
+  [[nodiscard]] Elems positions_at() const { return model_.blocks[0].tensors[1].offset; }
+  [[nodiscard]] Norm<T> final_norm(const BlockWeights<T>& block) const {
+    return block.norm(0, gpt2());
+  }
+  /// The output matrix is the last tensor of the head, or the first of the embedding.
+  [[nodiscard]] Linear<T> output(const BlockWeights<T>& block,
+                                 ConstDeviceBytes tied_weights) const {
+    if (!tied()) return block.linear(model_.blocks.back().tensors.size() - 1);
+    Linear<T> matrix;
+    matrix.weight = as<T>(tied_weights);
+    return matrix;
+  }
+
+  /// Places everything in `base` (null: only counts) and returns the bytes used. A layer, the head,
+  /// and a pack or an embedding never need their memory at the same time.
+  std::size_t lay_out(std::byte* base) {
+    Bump shared(base);
+    ops_.take_memory(shared);
+    const std::size_t before = round_up(shared.used(), kPage);
+    std::byte* const rest = base == nullptr ? nullptr : base + before;
+    Bump layer(rest);
+    layer_->take_memory(layer);
+    Bump head(rest);
+    head_.take_memory(head);
+    Bump others(rest);
+    scratch_ = others.take<std::byte>(std::max<std::size_t>(
+        chunks_of(largest_block_) * sizeof(GradientStats), ops_.embedding_scratch_bytes()));
+    return round_up(before + std::max({layer.used(), head.used(), others.used()}), kPage);
+  }
+
+  Architecture model_;
+  MicroBatchShape shape_;
+  Ops ops_;
+  Head<Ops> head_;
+  std::unique_ptr<Layer<Ops>> layer_;
+  std::size_t largest_block_ = 0;
+  Bytes workspace_bytes_ = 0;
+  bool ready_ = false;
+  std::byte* scratch_ = nullptr;  ///< of a pack or an embedding
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,276 @@
+#include "src/model/cuda/ops.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/device/cuda/errors.h"
+#include "src/model/cuda/attention.h"
+#include "src/model/cuda/gradients.h"
+#include "src/model/cuda/tokens.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::check_cuda;
+
+constexpr std::uint32_t kNone = 0xffffffffU;
+
+/// [in, out] of a layer.
+template <class T>
+Matrix weight_of(const Linear<T>& layer) {
+  return layer.flipped ? transposed(layer.weight, layer.in) : matrix(layer.weight, layer.out);
+}
+
+}  // namespace
+
+template <class T>
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape)
+    : shape_(attention_shape(config, shape)),
+      hidden_(config.hidden_size),
+      vocabulary_(config.vocab_size),
+      widest_{shape.tokens(), std::max(shape_.row(), config.intermediate_size)},
+      epsilon_(static_cast<float>(config.norm_epsilon)) {}
+
+template <class T>
+void Ops<T>::take_memory(Bump& bump) {
+  products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
+  partials_ = bump.take<float>(partial_floats(widest_));
+  first_bad_ = bump.take<std::uint32_t>(1);
+  if (products_) products_->set_workspace(products_workspace_);
+}
+
+template <class T>
+Products& Ops<T>::products() {
+  if (!products_) products_.emplace().set_workspace(products_workspace_);
+  return *products_;
+}
+
+template <class T>
+void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const {
+  check_cuda(cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, y, {rows, hidden_}),
+             "norm");
+}
+
+template <class T>
+void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
+                           T* dx, std::size_t rows) const {
+  check_cuda(cuda::norm_backward(queue_, x, weights.weight, dy, epsilon_, residual, dx,
+                                 weights.weight_gradient, weights.bias_gradient, partials_,
+                                 {rows, hidden_}),
+             "gradient of norm");
+}
+
+template <class T>
+void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
+  check_cuda(cuda::gelu(queue_, x, y, size), "gelu");
+}
+
+template <class T>
+void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
+                           std::size_t width) const {
+  check_cuda(cuda::gelu_backward(queue_, x, d, rows * width), "gradient of gelu");
+  add_column_sums(d, bias_gradient, rows, width);
+}
+
+template <class T>
+void Ops<T>::swiglu(const T* gate, const T* up, T* y, std::size_t size) const {
+  check_cuda(cuda::swiglu(queue_, gate, up, y, size), "swiglu");
+}
+
+template <class T>
+void Ops<T>::swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const {
+  check_cuda(cuda::swiglu_backward(queue_, gate, up, dy, size), "gradient of swiglu");
+}
+
+template <class T>
+void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
+                             std::size_t width) const {
+  check_cuda(cuda::add_column_sums(queue_, x, width, gradient, partials_, {rows, width}),
+             "gradient of a bias");
+}
+
+template <class T>
+void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
+  check_cuda(cuda::fill_angles(queue_, theta, shape_.length, shape_.head_size, cosine, sine),
+             "angles of rotary positions");
+}
+
+template <class T>
+void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direction) const {
+  const std::size_t heads = shape_.heads + shape_.kv_heads;
+  const Rotation rotation = {.length = shape_.length,
+                             .heads = heads,
+                             .head_size = shape_.head_size,
+                             .cosine = cosine,
+                             .sine = sine,
+                             .direction = direction};
+  check_cuda(cuda::rotate(queue_, qkv, shape_.row(), rotation,
+                          {shape_.tokens(), heads * shape_.head_size}),
+             "rotary positions");
+}
+
+template <class T>
+std::size_t Ops<T>::attention_scratch_bytes() const {
+  return cuda::attention_scratch_bytes(shape_, sizeof(T));
+}
+
+template <class T>
+void Ops<T>::attention(const T* qkv, T* out, float* log_sums, std::byte*) const {
+  check_cuda(cuda::attention(queue_, shape_, qkv, out, log_sums), "attention");
+}
+
+template <class T>
+void Ops<T>::attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout,
+                                T* dqkv, std::byte* scratch) const {
+  check_cuda(cuda::attention_backward(queue_, shape_, qkv, out, log_sums, dout, dqkv, scratch),
+             "gradient of attention");
+}
+
+template <class T>
+void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
+  products().multiply(queue_, {rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
+                      matrix(y, y_row), {.bias = layer.bias});
+}
+
+template <class T>
+void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
+                         std::size_t rows) {
+  products().multiply(queue_, {rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
+                      matrix(y, layer.out), {.addend = residual, .bias = layer.bias});
+}
+
+template <class T>
+void Ops<T>::linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
+                          std::size_t rows, bool add_to_dx) {
+  const Matrix weight =
+      layer.flipped ? matrix(layer.weight, layer.in) : transposed(layer.weight, layer.out);
+  products().multiply(queue_, {rows, layer.in, layer.out}, matrix(dy, dy_row), weight,
+                      matrix(dx, layer.in), {.addend = add_to_dx ? dx : nullptr});
+}
+
+template <class T>
+void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
+                           std::size_t rows) {
+  float* const sum = layer.weight_gradient;
+  if (layer.flipped) {
+    products().multiply(queue_, {layer.out, layer.in, rows}, transposed(dy, dy_row),
+                        matrix(x, layer.in), matrix(sum, layer.in), {.addend = sum});
+  } else {
+    products().multiply(queue_, {layer.in, layer.out, rows}, transposed(x, layer.in),
+                        matrix(dy, dy_row), matrix(sum, layer.out), {.addend = sum});
+  }
+}
+
+template <class T>
+void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                      bool add_to_c) {
+  products().multiply(queue_, extents, a, b, c, {.addend = add_to_c ? c.data : nullptr});
+}
+
+template <class T>
+void Ops<T>::check_tokens(const std::int32_t* tokens) {
+  if (!tokens_checked_) {
+    check_cuda(cudaMemsetAsync(first_bad_, 0xff, sizeof kNone, queue_), "checking tokens");
+  }
+  tokens_checked_ = true;
+  check_cuda(cuda::check_tokens(queue_, tokens, shape_.tokens(), vocabulary_, first_bad_),
+             "checking tokens");
+  stream_->set_verdict(this, [this, tokens, queue = queue_] { judge_tokens(tokens, queue); });
+}
+
+template <class T>
+void Ops<T>::judge_tokens(const std::int32_t* tokens, cudaStream_t queue) {
+  const auto read = [queue](auto& to, const void* from) {
+    check_cuda(cudaMemcpyAsync(&to, from, sizeof to, cudaMemcpyDeviceToHost, queue),
+               "checking tokens");
+    check_cuda(cudaStreamSynchronize(queue), "checking tokens");
+  };
+  tokens_checked_ = false;
+  std::uint32_t index = kNone;
+  read(index, first_bad_);
+  if (index == kNone) return;
+  std::int32_t token = 0;
+  read(token, tokens + index);
+  throw Error(ErrorCategory::data,
+              fmt::format("token {} of the micro-batch is {}, but model.vocab_size is {}", index,
+                          token, vocabulary_));
+}
+
+template <class T>
+void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const {
+  const Embedding<T> embedding = {.table = table,
+                                  .positions = positions,
+                                  .vocabulary = vocabulary_,
+                                  .width = hidden_,
+                                  .length = shape_.length};
+  check_cuda(cuda::embed(queue_, embedding, tokens, shape_.tokens(), out), "embedding");
+}
+
+template <class T>
+std::size_t Ops<T>::embedding_scratch_bytes() const {
+  return 2 * shape_.tokens() * sizeof(std::uint32_t);
+}
+
+template <class T>
+void Ops<T>::embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+                            std::byte* scratch) const {
+  check_cuda(
+      cuda::embed_backward(queue_, tokens, shape_.tokens(), dy, vocabulary_, hidden_, shape_.length,
+                           table, positions, reinterpret_cast<std::uint32_t*>(scratch)),
+      "gradient of the embedding");
+}
+
+template <class T>
+void Ops<T>::cross_entropy(float* logits, std::size_t rows, std::size_t stride,
+                           const std::int32_t* targets, const float* scale, double* losses) const {
+  check_cuda(cuda::cross_entropy<T>(queue_, logits, rows, stride, vocabulary_, targets,
+                                    scale == nullptr ? 0.0F : *scale, losses),
+             "cross-entropy");
+}
+
+template <class T>
+void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) const {
+  check_cuda(cuda::sum_losses(queue_, losses, count, sum), "sum of the losses");
+}
+
+template <class T>
+void Ops<T>::zero(float* values, std::size_t size) const {
+  if (size == 0) return;
+  check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");
+}
+
+template <class T>
+void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
+                  std::size_t size, GradientStats* partial, GradientStats* stats) const {
+  check_cuda(cuda::pack_gradient(queue_, gradient, tied, tied_size, packed, size, partial, stats),
+             "packing a gradient");
+}
+
+template <class T>
+void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
+                     GradientStats* partial, GradientStats* stats) const {
+  check_cuda(cuda::measure_gradient(device::as_cuda(stream).native(), packed, size, partial, stats),
+             "statistics of a gradient");
+}
+
+template <class T>
+void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
+                    std::int8_t* codes, float* scales) const {
+  check_cuda(cuda::encode_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
+             "encoding weights");
+}
+
+template <class T>
+void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
+                    std::size_t blocks, T* weights) const {
+  check_cuda(cuda::decode_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
+             "decoding weights");
+}
+
+template class Ops<float>;
+template class Ops<Bf16>;
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "ballast/device/cuda_stream.h"
+
+#include "src/model/cuda/products.h"
+#include "src/model/cuda/rows.h"
+#include "src/model/parts.h"
+
+namespace ballast::model::cuda {
+
+/// The operations of the CUDA device (../layer.h): each enqueues kernels on the stream of run().
+/// What they do is said at those of the host device (../host/ops.h). Nothing of CUDA is touched
+/// before the first one, so that a plan can be made without a GPU.
+template <class T>
+class Ops {
+ public:
+  using Value = T;
+  static constexpr Bytes kLogitBytes = 256 * kMiB;
+
+  Ops(const ModelConfig& config, MicroBatchShape shape);
+
+  /// Calls `work`, whose operations go to `stream`.
+  template <class Work>
+  void run(device::Stream& stream, const Work& work) {
+    stream_ = &device::as_cuda(stream);
+    queue_ = stream_->native();
+    work();
+  }
+
+  void take_memory(Bump& bump);
+
+  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const;
+  void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
+                     std::size_t rows) const;
+
+  void gelu(const T* x, T* y, std::size_t size) const;
+  void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
+                     std::size_t width) const;
+  void swiglu(const T* gate, const T* up, T* y, std::size_t size) const;
+  void swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const;
+  void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
+
+  void fill_angles(double theta, float* cosine, float* sine) const;
+  void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
+
+  [[nodiscard]] std::size_t attention_scratch_bytes() const;
+  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch) const;
+  void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
+                          std::byte* scratch) const;
+
+  void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
+  void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
+  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
+                    std::size_t rows, bool add_to_dx = false);
+  void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
+                     std::size_t rows);
+  void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                bool add_to_c = false);
+
+  /// The stream's next synchronize() throws Error(data) where a token is outside the vocabulary.
+  void check_tokens(const std::int32_t* tokens);
+  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  [[nodiscard]] std::size_t embedding_scratch_bytes() const;
+  void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+                      std::byte* scratch) const;
+  void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
+                     const std::int32_t* targets, const float* scale, double* losses) const;
+  void sum_losses(const double* losses, std::size_t count, double* sum) const;
+
+  void zero(float* values, std::size_t size) const;
+  void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
+            std::size_t size, GradientStats* partial, GradientStats* stats) const;
+  void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
+               GradientStats* stats) const;
+  void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
+              float* scales) const;
+  void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
+              std::size_t blocks, T* weights) const;
+
+ private:
+  [[nodiscard]] Products& products();
+  /// Throws what check_tokens() found, and forgets it.
+  void judge_tokens(const std::int32_t* tokens, cudaStream_t queue);
+
+  AttentionShape shape_;
+  std::size_t hidden_;
+  std::size_t vocabulary_;
+  Rows widest_;  ///< of all sums over rows
+  float epsilon_;
+  std::optional<Products> products_;
+  float* partials_ = nullptr;
+  std::byte* products_workspace_ = nullptr;
+  std::uint32_t* first_bad_ = nullptr;
+  bool tokens_checked_ = false;  ///< since the last judgement
+  device::CudaStream* stream_ = nullptr;
+  cudaStream_t queue_ = nullptr;
+};
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,26 @@
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/factories.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCategory::device,
+              "this program was built without CUDA: reconfigure with -Dcuda=enabled, or use "
+              "ballast.device \"host\"");
+}
+
+}  // namespace
+
+std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape) {
+  refuse();
+}
+Bytes cuda_workspace_bytes(const Architecture&, DType, MicroBatchShape) {
+  refuse();
+}
+double measure_cuda_gemm_peak(device::Device&, DType, double) {
+  refuse();
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "src/model/cuda/attention.h"
+
+namespace ballast::test {
+
+/// Causal attention with grouped queries once more, in double and plain. With every result comes
+/// its size: what it would be if all that is added up were positive, which is what rounding errors
+/// are in proportion to.
+struct AttentionReference {
+  using Values = std::vector<double>;
+  struct Result {
+    Values value;
+    Values size;
+    explicit Result(std::size_t count) : value(count), size(count) {}
+    void add(std::size_t at, double term) {
+      value[at] += term;
+      size[at] += std::abs(term);
+    }
+  };
+
+  model::cuda::AttentionShape shape;
+
+  struct Forward {
+    Result out;
+    Values log_sums;
+  };
+  [[nodiscard]] Forward forward(const Values& qkv) const {
+    Forward result{Result(shape.tokens() * shape.hidden()), Values(shape.log_sums())};
+    for_rows([&](const Row& row) {
+      const Values scores = scores_of(row, qkv);
+      const double log_sum = log_sum_of(scores);
+      result.log_sums[row.log_sum] = log_sum;
+      for (std::size_t j = 0; j < scores.size(); ++j) {
+        const double p = std::exp(scores[j] - log_sum);
+        for (std::size_t i = 0; i < shape.head_size; ++i) {
+          result.out.add(row.out + i, p * qkv[row.value + j * shape.row() + i]);
+        }
+      }
+    });
+    return result;
+  }
+
+  /// Gradient of qkv, given that of `out`, whose values are taken as they are.
+  [[nodiscard]] Result backward(const Values& qkv, const Values& out, const Values& dout) const {
+    Result result(shape.tokens() * shape.row());
+    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
+    for_rows([&](const Row& row) {
+      const Values scores = scores_of(row, qkv);
+      const double log_sum = log_sum_of(scores);
+      double delta = 0.0;
+      for (std::size_t i = 0; i < shape.head_size; ++i) {
+        delta += dout[row.out + i] * out[row.out + i];
+      }
+      for (std::size_t j = 0; j < scores.size(); ++j) {
+        const std::size_t key = row.key + j * shape.row();
+        const std::size_t value = row.value + j * shape.row();
+        const double p = std::exp(scores[j] - log_sum);
+        double dp = 0.0;
+        for (std::size_t i = 0; i < shape.head_size; ++i) dp += dout[row.out + i] * qkv[value + i];
+        const double ds = p * (dp - delta) * scale;
+        for (std::size_t i = 0; i < shape.head_size; ++i) {
+          result.add(row.query + i, ds * qkv[key + i]);
+          result.add(key + i, ds * qkv[row.query + i]);
+          result.add(value + i, p * dout[row.out + i]);
+        }
+      }
+    });
+    return result;
+  }
+
+ private:
+  /// One query: where it, the first key and value that it sees, and its results are.
+  struct Row {
+    std::size_t position;
+    std::size_t query;
+    std::size_t key;
+    std::size_t value;
+    std::size_t out;
+    std::size_t log_sum;
+  };
+  template <class Body>
+  void for_rows(const Body& body) const {
+    const std::size_t size = shape.head_size;
+    for (std::size_t s = 0; s < shape.sequences; ++s) {
+      for (std::size_t h = 0; h < shape.heads; ++h) {
+        const std::size_t kv = h / (shape.heads / shape.kv_heads);
+        for (std::size_t i = 0; i < shape.length; ++i) {
+          const std::size_t token = s * shape.length + i;
+          const std::size_t keys = s * shape.length * shape.row() + shape.hidden() + kv * size;
+          body(Row{i, token * shape.row() + h * size, keys, keys + shape.kv_hidden(),
+                   token * shape.hidden() + h * size, (s * shape.heads + h) * shape.length + i});
+        }
+      }
+    }
+  }
+  [[nodiscard]] Values scores_of(const Row& row, const Values& qkv) const {
+    Values scores(row.position + 1);
+    for (std::size_t j = 0; j < scores.size(); ++j) {
+      for (std::size_t i = 0; i < shape.head_size; ++i) {
+        scores[j] += qkv[row.query + i] * qkv[row.key + j * shape.row() + i];
+      }
+      scores[j] /= std::sqrt(static_cast<double>(shape.head_size));
+    }
+    return scores;
+  }
+  static double log_sum_of(const Values& scores) {
+    const double greatest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0.0;
+    for (const double score : scores) sum += std::exp(score - greatest);
+    return greatest + std::log(sum);
+  }
+};
+
+}  // namespace ballast::test

@@ -1,0 +1,315 @@
+// Attention on a GPU against attention in double.
+#include "src/model/cuda/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/random.h"
+
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/attention_reference.h"
+#include "tests/unit/model/numbers.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using test::AttentionReference;
+using test::DeviceArray;
+using test::in_every_order;
+using Values = std::vector<double>;
+
+template <class T>
+T narrowed(double value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return static_cast<float>(value);
+  } else {
+    return to_bf16(static_cast<float>(value));
+  }
+}
+double widened(float value) {
+  return value;
+}
+double widened(Bf16 value) {
+  return to_float(value);
+}
+template <class T>
+Values widened(const std::vector<T>& values) {
+  Values out;
+  for (const T value : values) out.push_back(widened(value));
+  return out;
+}
+template <class T>
+std::vector<T> narrowed(const Values& values) {
+  std::vector<T> out;
+  for (const double value : values) out.push_back(narrowed<T>(value));
+  return out;
+}
+template <class T>
+std::vector<T> random_values(std::size_t size, std::uint64_t seed, double deviation = 1.0) {
+  std::vector<T> out;
+  for (std::size_t i = 0; i < size; ++i) {
+    out.push_back(narrowed<T>(deviation * random_normal(seed, i)));
+  }
+  return out;
+}
+template <class T>
+T nan_of() {
+  return narrowed<T>(std::numeric_limits<double>::quiet_NaN());
+}
+
+std::string text(const AttentionShape& shape) {
+  return std::to_string(shape.sequences) + " sequences of " + std::to_string(shape.length) + ", " +
+         std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " heads of " +
+         std::to_string(shape.head_size);
+}
+
+/// Lengths below, at and above the tiles' borders; widths that are padded and that are not; groups.
+const std::vector<AttentionShape> kShapes = {
+    {2, 1, 3, 1, 8},     {3, 15, 2, 2, 16},  {1, 63, 3, 1, 64},
+    {1, 64, 4, 2, 72},   {2, 65, 1, 1, 32},  {1, 130, 3, 1, 64},
+    {1, 140, 1, 1, 128}, {1, 70, 1, 1, 256}, {1, 35, 2, 2, 200},
+};
+
+/// Rounding of one operand and of the result to T; for the rest, which is in fp32, some more, and
+/// where terms cancel each other (inputs are of the size of 1) a bit that nothing is in proportion
+/// to.
+template <class T>
+constexpr double kUnit = std::is_same_v<T, float> ? 0x1p-19 : 0x1.02p-8;
+
+template <class T>
+void expect_near(const std::vector<T>& found, const AttentionReference::Result& expected,
+                 const std::string& what) {
+  ASSERT_EQ(found.size(), expected.value.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double bound = kUnit<T> * (expected.size[i] + std::abs(expected.value[i])) + 4e-6;
+    // Not EXPECT_NEAR, which says too little about the place and costs much.
+    ASSERT_LE(std::abs(widened(found[i]) - expected.value[i]), bound)
+        << what << ", element " << i << ": " << widened(found[i]) << " for " << expected.value[i];
+  }
+}
+
+template <class T>
+struct Forward {
+  std::vector<T> out;
+  std::vector<float> log_sums;
+};
+/// What was there before must not matter.
+template <class T>
+Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv) {
+  const DeviceArray<T> in(qkv);
+  const auto [out, log_sums] = in_every_order([&] {
+    const DeviceArray<T> out(shape.tokens() * shape.hidden(), nan_of<T>());
+    const DeviceArray<float> log_sums(shape.log_sums(), nan_of<float>());
+    EXPECT_EQ(attention<T>(nullptr, shape, in.data(), out.data(), log_sums.data()), cudaSuccess);
+    return std::tuple(out.get(), log_sums.get());
+  });
+  return {out, log_sums};
+}
+
+/// Gradient of qkv.
+template <class T>
+std::vector<T> backward(const AttentionShape& shape, const std::vector<T>& qkv,
+                        const Forward<T>& result, const std::vector<T>& dout) {
+  const DeviceArray<T> in(qkv);
+  const DeviceArray<T> out(result.out);
+  const DeviceArray<float> log_sums(result.log_sums);
+  const DeviceArray<T> gradient(dout);
+  return in_every_order([&] {
+    const DeviceArray<T> dqkv(qkv.size(), nan_of<T>());
+    const DeviceArray<std::byte> scratch(attention_scratch_bytes(shape, sizeof(T)),
+                                         std::byte{0xff});
+    EXPECT_EQ(attention_backward<T>(nullptr, shape, in.data(), out.data(), log_sums.data(),
+                                    gradient.data(), dqkv.data(), scratch.data()),
+              cudaSuccess);
+    return dqkv.get();
+  });
+}
+
+template <class T>
+class Attention : public test::Kernels {};
+using Types = testing::Types<float, Bf16>;
+TYPED_TEST_SUITE(Attention, Types);
+
+TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
+  using T = TypeParam;
+  for (const AttentionShape& shape : kShapes) {
+    const auto qkv = random_values<T>(shape.tokens() * shape.row(), 1);
+    const auto expected = AttentionReference{shape}.forward(widened(qkv));
+    const Forward<T> found = forward(shape, qkv);
+    expect_near(found.out, expected.out, text(shape));
+    for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
+      ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 4e-6) << text(shape) << ", row " << i;
+    }
+  }
+}
+
+TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
+  using T = TypeParam;
+  for (const AttentionShape& shape : kShapes) {
+    const auto qkv = random_values<T>(shape.tokens() * shape.row(), 2);
+    const auto dout = random_values<T>(shape.tokens() * shape.hidden(), 3);
+    const AttentionReference reference{shape};
+    const auto exact = reference.forward(widened(qkv));
+    const Forward<T> result{narrowed<T>(exact.out.value), narrowed<float>(exact.log_sums)};
+    const auto expected = reference.backward(widened(qkv), widened(result.out), widened(dout));
+    expect_near(backward(shape, qkv, result, dout), expected, text(shape));
+  }
+}
+
+TEST(AttentionReferenceTest, DifferentiatesItself) {
+  const AttentionShape shape{2, 5, 4, 2, 8};
+  const AttentionReference reference{shape};
+  Values qkv = widened(random_values<float>(shape.tokens() * shape.row(), 2));
+  const Values dout = widened(random_values<float>(shape.tokens() * shape.hidden(), 3));
+  const std::function<double()> loss = [&] {
+    const auto out = reference.forward(qkv).out.value;
+    double sum = 0.0;
+    for (std::size_t i = 0; i < out.size(); ++i) sum += out[i] * dout[i];
+    return sum;
+  };
+  const auto gradient = reference.backward(qkv, reference.forward(qkv).out.value, dout).value;
+  for (std::size_t i = 0; i < qkv.size(); i += 3) {
+    const double difference = test::central_difference(loss, qkv[i]);
+    ASSERT_NEAR(gradient[i], difference, 1e-7) << i;
+  }
+}
+
+/// A sequence between two that are all NaN.
+template <class T>
+std::vector<T> between_nans(const AttentionShape& one, std::size_t width) {
+  std::vector<T> values(3 * one.length * width, nan_of<T>());
+  const auto good = random_values<T>(one.length * width, 5);
+  std::copy(good.begin(), good.end(), values.begin() + one.length * width);
+  return values;
+}
+/// The middle third.
+template <class T>
+std::vector<T> middle(const std::vector<T>& values) {
+  const std::size_t third = values.size() / 3;
+  return {values.begin() + third, values.begin() + 2 * third};
+}
+
+TYPED_TEST(Attention, OneSequenceKnowsNothingOfTheOthers) {
+  using T = TypeParam;
+  const AttentionShape one{1, 69, 2, 1, 24};
+  AttentionShape three = one;
+  three.sequences = 3;
+  const auto qkv = between_nans<T>(one, one.row());
+  const Forward<T> alone = forward(one, middle(qkv));
+  const Forward<T> found = forward(three, qkv);
+  EXPECT_TRUE(test::same_bits(middle(found.out), alone.out));
+  EXPECT_TRUE(test::same_bits(middle(found.log_sums), alone.log_sums));
+  const auto dout = between_nans<T>(one, one.hidden());
+  EXPECT_TRUE(test::same_bits(middle(backward(three, qkv, found, dout)),
+                              backward(one, middle(qkv), alone, middle(dout))));
+}
+
+TYPED_TEST(Attention, LaterTokensDoNotChangeEarlierRows) {
+  using T = TypeParam;
+  const AttentionShape shape{1, 140, 1, 1, 16};
+  auto qkv = random_values<T>(shape.tokens() * shape.row(), 6);
+  const Forward<T> before = forward(shape, qkv);
+  for (const std::size_t row : {139U, 129U, 100U, 64U, 17U}) {
+    for (std::size_t i = row * shape.row(); i < qkv.size(); ++i) qkv[i] = narrowed<T>(1e4);
+    Forward<T> after = forward(shape, qkv);
+    after.out.resize(row * shape.hidden());
+    std::vector<T> expected = before.out;
+    expected.resize(after.out.size());
+    EXPECT_TRUE(test::same_bits(after.out, expected)) << row;
+  }
+}
+
+TYPED_TEST(Attention, GreatScoresNeitherOverflowNorVanish) {
+  using T = TypeParam;
+  const AttentionShape shape{1, 90, 2, 1, 16};
+  // |q . k| / 4 is about 100, for single pairs several times that.
+  const auto qkv = random_values<T>(shape.tokens() * shape.row(), 7, 10.0);
+  const auto expected = AttentionReference{shape}.forward(widened(qkv));
+  const Forward<T> found = forward(shape, qkv);
+  // The scores' own rounding, in fp32, grows with them.
+  for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
+    ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 2e-4);
+  }
+  for (std::size_t i = 0; i < found.out.size(); ++i) {
+    ASSERT_NEAR(widened(found.out[i]), expected.out.value[i],
+                2 * (kUnit<T> + 2e-4) * expected.out.size[i]);
+  }
+  const auto dout = random_values<T>(found.out.size(), 8);
+  const auto gradient =
+      AttentionReference{shape}.backward(widened(qkv), widened(found.out), widened(dout));
+  const auto dqkv = backward(shape, qkv, found, dout);
+  for (std::size_t i = 0; i < dqkv.size(); ++i) {
+    ASSERT_NEAR(widened(dqkv[i]), gradient.value[i],
+                2 * (kUnit<T> + 4e-4) * gradient.size[i] + 1e-3);
+  }
+}
+
+TYPED_TEST(Attention, NothingIsWrittenBehindTheResults) {
+  using T = TypeParam;
+  const AttentionShape shape{2, 66, 1, 1, 40};
+  constexpr std::size_t kExtra = 10000;
+  const auto rest = [](const auto& array) {
+    const auto values = array.get();
+    return std::vector(values.end() - static_cast<std::ptrdiff_t>(kExtra), values.end());
+  };
+  const DeviceArray<T> in(random_values<T>(shape.tokens() * shape.row(), 8));
+  const DeviceArray<T> out(shape.tokens() * shape.hidden() + kExtra, narrowed<T>(3));
+  const DeviceArray<T> dqkv(shape.tokens() * shape.row() + kExtra, narrowed<T>(3));
+  const DeviceArray<float> log_sums(shape.log_sums() + kExtra, 3.0F);
+  const std::size_t bytes = attention_scratch_bytes(shape, sizeof(T));
+  const DeviceArray<std::byte> scratch(bytes + kExtra, std::byte{3});
+  ASSERT_EQ(attention<T>(nullptr, shape, in.data(), out.data(), log_sums.data()), cudaSuccess);
+  ASSERT_EQ(attention_backward<T>(nullptr, shape, in.data(), out.data(), log_sums.data(),
+                                  out.data(), dqkv.data(), scratch.data()),
+            cudaSuccess);
+  EXPECT_EQ(rest(out), std::vector<T>(kExtra, narrowed<T>(3)));
+  EXPECT_EQ(rest(dqkv), std::vector<T>(kExtra, narrowed<T>(3)));
+  EXPECT_EQ(rest(log_sums), std::vector<float>(kExtra, 3.0F));
+  EXPECT_EQ(rest(scratch), std::vector<std::byte>(kExtra, std::byte{3}));
+}
+
+TYPED_TEST(Attention, NothingToDoIsDone) {
+  using T = TypeParam;
+  for (const AttentionShape shape :
+       {AttentionShape{0, 5, 2, 1, 8}, AttentionShape{5, 0, 2, 1, 8}}) {
+    EXPECT_EQ(attention<T>(nullptr, shape, nullptr, nullptr, nullptr), cudaSuccess);
+    EXPECT_EQ(
+        attention_backward<T>(nullptr, shape, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+        cudaSuccess);
+    EXPECT_EQ(attention_scratch_bytes(shape, sizeof(T)), 0U);
+  }
+}
+
+TYPED_TEST(Attention, ExtentsThatNoKernelIsMadeForAreRefused) {
+  using T = TypeParam;
+  for (const AttentionShape shape :
+       {AttentionShape{1, 2, 1, 1, 264}, AttentionShape{1, 2, 1, 1, 12},
+        AttentionShape{1, 2, 3, 2, 8}}) {
+    EXPECT_EQ(attention<T>(nullptr, shape, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+    EXPECT_EQ(
+        attention_backward<T>(nullptr, shape, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+        cudaErrorInvalidValue);
+  }
+}
+
+TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
+  const auto bytes = [](std::size_t length) {
+    return attention_scratch_bytes({1, length, 4, 2, 64}, 2);
+  };
+  EXPECT_EQ(bytes(8192), 2 * bytes(4096));
+  EXPECT_LE(bytes(8192), 8192U * 4 * 8);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda

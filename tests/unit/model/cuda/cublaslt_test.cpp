@@ -1,0 +1,57 @@
+// The loading of cuBLASLt. Needs no GPU; what needs the library is skipped where it is not.
+#include "src/model/cuda/cublaslt.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/products.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+std::string refusal_of(const std::vector<std::string>& names) {
+  const LoadedCublasLt loaded = load_cublaslt(names);
+  EXPECT_EQ(loaded.functions.matmul, nullptr);
+  return loaded.refusal;
+}
+
+TEST(CublasLtLoader, AMissingLibraryIsNamedInOneLine) {
+  const std::string refusal = refusal_of({"libthere-is-no-such.so.13", "libnor-this.so"});
+  EXPECT_EQ(refusal,
+            "libthere-is-no-such.so.13 cannot be loaded: cannot open shared object file: No such "
+            "file or directory; install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+}
+
+TEST(CublasLtLoader, ALibraryWithoutTheFunctionsIsRefused) {
+  const std::string refusal = refusal_of({"libm.so.6"});
+  EXPECT_EQ(refusal.find("libm.so.6 cannot be loaded: it has no cublasLtGetVersion; install"), 0U)
+      << refusal;
+}
+
+TEST(CublasLtLoader, TheFirstThatIsThereIsTaken) {
+  if (!cublaslt_refusal().empty()) GTEST_SKIP() << cublaslt_refusal();
+  const CublasLt& lt = cublaslt();
+  EXPECT_EQ(lt.version() / 10000, std::size_t{CUBLAS_VER_MAJOR});
+  EXPECT_STREQ(lt.status_name(CUBLAS_STATUS_NOT_SUPPORTED), "CUBLAS_STATUS_NOT_SUPPORTED");
+  // Descriptors need no GPU.
+  cublasLtMatrixLayout_t layout = nullptr;
+  ASSERT_EQ(lt.create_layout(&layout, CUDA_R_16BF, 8, 16, 8), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(lt.destroy_layout(layout), CUBLAS_STATUS_SUCCESS);
+}
+
+TEST(CublasLtLoader, ProductsSayWhyTheyAreNotThere) {
+  EXPECT_EQ(products_refusal(), cublaslt_refusal());
+  if (products_refusal().empty()) {
+    EXPECT_NO_THROW(Products());
+    return;
+  }
+  EXPECT_EQ(products_refusal().find('\n'), std::string_view::npos);
+  EXPECT_THROW(Products(), Error);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda

@@ -1,0 +1,119 @@
+// What is asked of cuBLASLt, and what becomes of its refusals: of its stand-in.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/products.h"
+#include "tests/support/fake_cublaslt.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using test::FakeCublasLt;
+
+class ProductsCalls : public testing::Test {
+ protected:
+  ProductsCalls() : workspace_(Products::kWorkspace + 256) {
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace_.data());
+    start_ = workspace_.data() + (256 - address % 256) % 256;
+  }
+
+  void multiply(Products& products, const Extents& extents, const Extras& extras = {}) {
+    products.set_workspace(start_);
+    const Matrix any = matrix(values_.data(), 16);
+    products.multiply(nullptr, extents, any, any, matrix(out_.data(), 16), extras);
+  }
+
+  std::vector<std::byte> workspace_;
+  std::byte* start_;
+  // Memory from malloc is aligned to 16.
+  std::vector<float> values_ = std::vector<float>(256, 0.5F);
+  std::vector<float> out_ = std::vector<float>(256);
+};
+
+TEST_F(ProductsCalls, AnAlgorithmIsSearchedForOncePerShape) {
+  Products products;
+  const int before = FakeCublasLt::searches;
+  for (int i = 0; i < 3; ++i) multiply(products, {16, 16, 16});
+  EXPECT_EQ(FakeCublasLt::searches, before + 1);
+  multiply(products, {16, 16, 8});
+  EXPECT_EQ(FakeCublasLt::searches, before + 2);
+  multiply(products, {16, 16, 16}, {.addend = out_.data()});
+  multiply(products, {16, 16, 16}, {.bias = values_.data()});
+  EXPECT_EQ(FakeCublasLt::searches, before + 4);
+  multiply(products, {16, 16, 16}, {.addend = values_.data()});
+  multiply(products, {16, 16, 16}, {.bias = values_.data() + 4});
+  EXPECT_EQ(FakeCublasLt::searches, before + 4);
+}
+
+TEST_F(ProductsCalls, OnlySumsOfAFixedOrderAreAllowed) {
+  Products products;
+  multiply(products, {16, 16, 16});
+  EXPECT_EQ(FakeCublasLt::reductions, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  EXPECT_EQ(FakeCublasLt::workspace, Products::kWorkspace);
+}
+
+TEST_F(ProductsCalls, EachBiasIsTheOneOfItsCall) {
+  Products products;
+  const std::vector<float> ones(16, 1.0F);
+  const std::vector<float> twos(16, 2.0F);
+  multiply(products, {16, 16, 4}, {.bias = ones.data()});
+  EXPECT_EQ(out_[17], 2.0F);
+  multiply(products, {16, 16, 4}, {.bias = twos.data()});
+  EXPECT_EQ(out_[17], 3.0F);
+  multiply(products, {16, 16, 4});
+  EXPECT_EQ(out_[17], 1.0F);
+}
+
+TEST_F(ProductsCalls, NothingIsLeftBehind) {
+  const int before = FakeCublasLt::alive;
+  {
+    Products products;
+    multiply(products, {16, 16, 16});
+    multiply(products, {16, 16, 8}, {.bias = values_.data()});
+    FakeCublasLt::next_search = CUBLAS_STATUS_NOT_SUPPORTED;
+    EXPECT_THROW(multiply(products, {8, 8, 8}), Error);
+    EXPECT_GT(FakeCublasLt::alive, before);
+  }
+  EXPECT_EQ(FakeCublasLt::alive, before);
+}
+
+/// What the next product's error says.
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST_F(ProductsCalls, RefusalsNameTheProduct) {
+  Products products;
+  FakeCublasLt::next_search = CUBLAS_STATUS_NOT_SUPPORTED;
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {16, 8, 4});
+            }),
+            "product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_NOT_SUPPORTED");
+  FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {16, 8, 4});
+            }),
+            "product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+  EXPECT_NO_THROW(multiply(products, {16, 8, 4}));
+  // What is aligned to less than the search was told.
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {4, 8, 4}, {.addend = values_.data() + 1});
+            }),
+            "product [4, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda

@@ -1,0 +1,287 @@
+// Matrix products of the CUDA device: through cuBLASLt on a GPU, else through its stand-in.
+#include "src/model/cuda/products.h"
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using test::DeviceArray;
+using test::same_bits;
+
+constexpr std::size_t padded(std::size_t size) {
+  return (size + 7) / 8 * 8;
+}
+
+/// A matrix with its numbers, in memory of `type` whose gaps are NaN.
+class Numbers {
+ public:
+  Numbers(DType type, std::size_t rows, std::size_t columns, bool by_rows, std::uint32_t seed,
+          std::size_t gap = 0)
+      : type_(type),
+        rows_(rows),
+        columns_(columns),
+        row_step_(by_rows ? padded(columns) + gap : 1),
+        column_step_(by_rows ? 1 : padded(rows) + gap) {
+    std::vector<float> values(by_rows ? rows * row_step_ : columns * column_step_, NAN);
+    std::mt19937 random(seed);
+    for (std::size_t r = 0; r < rows; ++r) {
+      for (std::size_t c = 0; c < columns; ++c) {
+        values[at(r, c)] = static_cast<float>(static_cast<double>(random()) * 0x1p-31 - 1.0);
+      }
+    }
+    set(values);
+  }
+
+  [[nodiscard]] double value(std::size_t r, std::size_t c) const { return values_[at(r, c)]; }
+  [[nodiscard]] Matrix matrix() const {
+    return {type_ == DType::f32 ? static_cast<const void*>(wide_->data()) : narrow_->data(), type_,
+            row_step_, column_step_};
+  }
+  [[nodiscard]] std::size_t rows() const { return rows_; }
+  [[nodiscard]] std::size_t columns() const { return columns_; }
+
+  /// Reads what is in the device's memory now.
+  void fetch() {
+    if (type_ == DType::f32) {
+      values_ = wide_->get();
+    } else {
+      const std::vector<Bf16> narrow = narrow_->get();
+      for (std::size_t i = 0; i < narrow.size(); ++i) values_[i] = to_float(narrow[i]);
+    }
+  }
+  [[nodiscard]] const std::vector<float>& all() const { return values_; }
+  /// Whether the memory between rows is as it was.
+  [[nodiscard]] bool has_its_gaps() const {
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (i % row_step_ >= columns_ && !std::isnan(values_[i])) return false;
+    }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] std::size_t at(std::size_t r, std::size_t c) const {
+    return r * row_step_ + c * column_step_;
+  }
+  void set(const std::vector<float>& values) {
+    values_ = values;
+    if (type_ == DType::f32) {
+      wide_ = std::make_unique<DeviceArray<float>>(values);
+      return;
+    }
+    std::vector<Bf16> narrow(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      narrow[i] = to_bf16(values[i]);
+      values_[i] = to_float(narrow[i]);
+    }
+    narrow_ = std::make_unique<DeviceArray<Bf16>>(narrow);
+  }
+
+  DType type_;
+  std::size_t rows_;
+  std::size_t columns_;
+  std::size_t row_step_;
+  std::size_t column_step_;
+  std::vector<float> values_;
+  std::unique_ptr<DeviceArray<float>> wide_;
+  std::unique_ptr<DeviceArray<Bf16>> narrow_;
+};
+
+enum class Addend { none, itself, other };
+
+struct Case {
+  Extents extents;
+  DType type = DType::f32;
+  DType out = DType::f32;
+  bool a_by_rows = true;
+  bool b_by_rows = true;
+  Addend addend = Addend::none;
+  bool bias = false;
+  std::size_t gap = 0;  ///< more elements between the rows of d than padding needs
+};
+
+std::string name_of(const Case& test) {
+  return testing::PrintToString(test.extents.m) + " x " + testing::PrintToString(test.extents.n) +
+         " x " + testing::PrintToString(test.extents.k) + ", " + std::string(to_string(test.type)) +
+         " to " + std::string(to_string(test.out)) + ", a by " +
+         (test.a_by_rows ? "rows" : "columns") + ", b by " + (test.b_by_rows ? "rows" : "columns") +
+         ", addend " + testing::PrintToString(static_cast<int>(test.addend)) + ", bias " +
+         testing::PrintToString(test.bias);
+}
+
+class CudaProducts : public test::Kernels {
+ protected:
+  void SetUp() override {
+    test::Kernels::SetUp();
+    if (IsSkipped()) return;
+    workspace_.emplace(Products::kWorkspace + 256);
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace_->data());
+    products_.emplace();
+    products_->set_workspace(workspace_->data() + (256 - address % 256) % 256);
+  }
+
+  struct Operands {
+    Numbers a, b, d, other, bias;
+    explicit Operands(const Case& test)
+        : a(test.type, test.extents.m, test.extents.k, test.a_by_rows, 1),
+          b(test.type, test.extents.k, test.extents.n, test.b_by_rows, 2),
+          d(test.out, test.extents.m, test.extents.n, true, 3, test.gap),
+          other(test.out, test.extents.m, test.extents.n, true, 4, test.gap),
+          bias(test.type, 1, test.extents.n, true, 5) {}
+    [[nodiscard]] Extras extras(const Case& test) const {
+      Extras extras;
+      if (test.addend == Addend::itself) extras.addend = d.matrix().data;
+      if (test.addend == Addend::other) extras.addend = other.matrix().data;
+      if (test.bias) extras.bias = bias.matrix().data;
+      return extras;
+    }
+  };
+
+  /// d as the product leaves it.
+  Numbers product(const Case& test) {
+    Operands in(test);
+    products_->multiply(nullptr, test.extents, in.a.matrix(), in.b.matrix(), in.d.matrix(),
+                        in.extras(test));
+    in.d.fetch();
+    return std::move(in.d);
+  }
+
+  void expect_product(const Case& test) {
+    SCOPED_TRACE(name_of(test));
+    const Operands in(test);
+    const Numbers d = product(test);
+    EXPECT_TRUE(d.has_its_gaps());
+    const double rounding = test.out == DType::f32 ? 0.0 : 0x1p-8;
+    for (std::size_t r = 0; r < test.extents.m; ++r) {
+      for (std::size_t c = 0; c < test.extents.n; ++c) {
+        double sum = 0.0;
+        double sizes = 1.0;
+        for (std::size_t k = 0; k < test.extents.k; ++k) {
+          const double term = in.a.value(r, k) * in.b.value(k, c);
+          sum += term;
+          sizes += std::abs(term);
+        }
+        if (test.addend == Addend::itself) sum += in.d.value(r, c);
+        if (test.addend == Addend::other) sum += in.other.value(r, c);
+        if (test.bias) sum += in.bias.value(0, c);
+        // TF32 would be off by 2^-12 of each term.
+        ASSERT_NEAR(d.value(r, c), sum, std::abs(sum) * rounding + 1e-6 * sizes) << r << ", " << c;
+      }
+    }
+    EXPECT_TRUE(same_bits(product(test).all(), d.all())) << "equal calls, other bits";
+  }
+
+  std::optional<DeviceArray<std::byte>> workspace_;
+  std::optional<Products> products_;
+};
+
+/// Of all types: to fp32, of fp32 and of bf16, and from bf16 to bf16.
+std::vector<Case> of_all_types(const Extents& extents) {
+  return {{.extents = extents, .type = DType::f32, .out = DType::f32},
+          {.extents = extents, .type = DType::bf16, .out = DType::bf16},
+          {.extents = extents, .type = DType::bf16, .out = DType::f32}};
+}
+
+TEST_F(CudaProducts, EveryLayoutOfBothOperands) {
+  for (Case test : of_all_types({24, 40, 56})) {
+    for (const bool a_by_rows : {true, false}) {
+      for (const bool b_by_rows : {true, false}) {
+        test.a_by_rows = a_by_rows;
+        test.b_by_rows = b_by_rows;
+        expect_product(test);
+      }
+    }
+  }
+}
+
+TEST_F(CudaProducts, ExtentsThatAreNoMultiplesOfAnything) {
+  for (const Extents& extents : {Extents{5, 131, 24}, Extents{131, 7, 24}, Extents{24, 32, 131},
+                                 Extents{1, 1, 1}, Extents{33, 35, 37}}) {
+    for (Case test : of_all_types(extents)) {
+      for (const bool a_by_rows : {true, false}) {
+        for (const bool b_by_rows : {true, false}) {
+          test.a_by_rows = a_by_rows;
+          test.b_by_rows = b_by_rows;
+          expect_product(test);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaProducts, LongSumsInSteps) {
+  for (Case test : of_all_types({8, 16, 5003})) {
+    expect_product(test);
+    test.a_by_rows = false;
+    test.addend = Addend::itself;
+    expect_product(test);
+  }
+}
+
+TEST_F(CudaProducts, AddendsAndRowsFarApart) {
+  for (Case test : of_all_types({16, 43, 24})) {
+    for (const Addend addend : {Addend::itself, Addend::other}) {
+      test.addend = addend;
+      for (const std::size_t gap : {0U, 24U}) {
+        test.gap = gap;
+        expect_product(test);
+      }
+    }
+  }
+}
+
+TEST_F(CudaProducts, BiasesAreAddedToEachRow) {
+  for (Case test : of_all_types({16, 43, 24})) {
+    if (test.out != test.type) continue;
+    test.bias = true;
+    for (const Addend addend : {Addend::none, Addend::itself, Addend::other}) {
+      test.addend = addend;
+      expect_product(test);
+    }
+  }
+}
+
+TEST_F(CudaProducts, NothingIsDoneWithoutRowsOrColumns) {
+  const Numbers any(DType::f32, 8, 8, true, 1);
+  EXPECT_NO_THROW(products_->multiply(nullptr, {0, 8, 8}, any.matrix(), any.matrix(), {}));
+  EXPECT_NO_THROW(products_->multiply(nullptr, {8, 0, 8}, any.matrix(), any.matrix(), {}));
+}
+
+TEST_F(CudaProducts, WhatCannotBeHadIsRefused) {
+  const Numbers wide(DType::f32, 8, 8, true, 1);
+  const Numbers narrow(DType::bf16, 8, 8, true, 1);
+  const Numbers across(DType::f32, 8, 8, false, 1);
+  const Extents extents = {8, 8, 8};
+  const auto refused = [&](const Numbers& a, const Numbers& b, const Numbers& d,
+                           const Extras& extras = {}) {
+    EXPECT_THROW(products_->multiply(nullptr, extents, a.matrix(), b.matrix(), d.matrix(), extras),
+                 Error);
+  };
+  refused(wide, narrow, wide);
+  refused(wide, wide, narrow);
+  refused(wide, wide, across);
+  refused(narrow, narrow, wide, {.bias = narrow.matrix().data});
+  EXPECT_THROW(products_->multiply(nullptr, {8, 8, 0}, wide.matrix(), wide.matrix(), wide.matrix()),
+               Error);
+  Products without_workspace;
+  EXPECT_THROW(without_workspace.multiply(nullptr, extents, wide.matrix(), wide.matrix(),
+                                          Numbers(DType::f32, 8, 8, true, 1).matrix()),
+               Error);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda

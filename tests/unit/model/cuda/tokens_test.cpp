@@ -1,0 +1,372 @@
+// Kernels that know tokens.
+#include "src/model/cuda/tokens.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/dtype.h"
+
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using test::DeviceArray;
+using test::in_every_order;
+using test::must;
+using test::same_bits;
+
+template <class T>
+class Tokens : public test::Kernels {};
+using Types = testing::Types<float, Bf16>;
+TYPED_TEST_SUITE(Tokens, Types);
+using CheckTokens = test::Kernels;
+using SumLosses = test::Kernels;
+
+float value_of(float value) {
+  return value;
+}
+float value_of(Bf16 value) {
+  return to_float(value);
+}
+template <class T>
+T rounded(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+    return to_bf16(value);
+  }
+}
+/// Of many sizes, so that the order of a sum shows.
+template <class T>
+std::vector<T> random_values(std::size_t size, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<T> values(size);
+  for (T& value : values) {
+    const double unit = static_cast<double>(random()) * 0x1p-31 - 1.0;
+    value = rounded<T>(static_cast<float>(std::ldexp(unit, static_cast<int>(random() % 8U))));
+  }
+  return values;
+}
+/// `count` tokens, a few of them frequent.
+std::vector<std::int32_t> random_tokens(std::size_t count, std::uint32_t vocabulary,
+                                        std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::int32_t> tokens(count);
+  for (std::int32_t& token : tokens) {
+    token = static_cast<std::int32_t>(random() % (random() % 3 == 0 ? 3 : vocabulary));
+  }
+  return tokens;
+}
+
+std::uint32_t first_bad_of(const std::vector<std::int32_t>& tokens, std::size_t vocabulary,
+                           std::uint32_t before) {
+  const DeviceArray<std::int32_t> in(tokens);
+  return in_every_order([&] {
+    const DeviceArray<std::uint32_t> first(1, before);
+    must(check_tokens(nullptr, in.data(), in.size(), vocabulary, first.data()));
+    return first.get();
+  })[0];
+}
+
+TEST_F(CheckTokens, FindsTheFirstBadOneUnlessAnEarlierOneIsKnown) {
+  constexpr std::uint32_t kNone = 1000000;
+  std::vector<std::int32_t> tokens(1000, 60);
+  EXPECT_EQ(first_bad_of(tokens, 61, kNone), kNone);
+  EXPECT_EQ(first_bad_of(tokens, 60, kNone), 0U);
+  tokens[999] = 61;
+  EXPECT_EQ(first_bad_of(tokens, 61, kNone), 999U);
+  tokens[500] = std::numeric_limits<std::int32_t>::min();
+  tokens[501] = -1;
+  EXPECT_EQ(first_bad_of(tokens, 61, kNone), 500U);
+  EXPECT_EQ(first_bad_of(tokens, 61, 17), 17U);
+  EXPECT_EQ(first_bad_of({}, 61, 17), 17U);
+}
+
+/// Extents and contents of an embedding.
+template <class T>
+struct Table {
+  std::size_t vocabulary = 37;
+  std::size_t width = 0;
+  std::size_t length = 0;
+  std::vector<std::int32_t> tokens = {};
+  std::vector<T> table = {};
+  std::vector<T> positions = {};
+
+  Table(std::size_t width_, std::size_t sequences, std::size_t length_)
+      : width(width_),
+        length(length_),
+        tokens(random_tokens(sequences * length, 37, 1)),
+        table(random_values<T>(vocabulary * width, 2)),
+        positions(random_values<T>((length + 3) * width, 3)) {}
+};
+
+template <class T>
+std::vector<T> embedded(const Table<T>& from, bool with_positions) {
+  const DeviceArray<T> table(from.table);
+  const DeviceArray<T> positions(from.positions);
+  const DeviceArray<std::int32_t> tokens(from.tokens);
+  return in_every_order([&] {
+    const DeviceArray<T> out(from.tokens.size() * from.width, rounded<T>(-7.0F));
+    must(embed<T>(nullptr,
+                  {.table = table.data(),
+                   .positions = with_positions ? positions.data() : nullptr,
+                   .vocabulary = from.vocabulary,
+                   .width = from.width,
+                   .length = from.length},
+                  tokens.data(), tokens.size(), out.data()));
+    return out.get();
+  });
+}
+
+TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
+  // A part of a warp, and more packs than a block has threads.
+  for (const std::size_t width : {std::size_t{8}, std::size_t{40}, std::size_t{1048}}) {
+    const Table<TypeParam> from(width, 3, 7);
+    for (const bool with_positions : {false, true}) {
+      const std::vector<TypeParam> out = embedded(from, with_positions);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        const std::size_t at = i / width;
+        const auto token = static_cast<std::size_t>(from.tokens[at]);
+        float expected = value_of(from.table[token * width + i % width]);
+        if (with_positions) {
+          expected += value_of(from.positions[at % from.length * width + i % width]);
+        }
+        ASSERT_EQ(value_of(out[i]), value_of(rounded<TypeParam>(expected))) << width << ", " << i;
+      }
+    }
+  }
+}
+
+TYPED_TEST(Tokens, ATokenOutsideTheTableEmbedsAsZero) {
+  Table<TypeParam> from(40, 2, 5);
+  from.tokens[3] = 37;
+  from.tokens[6] = -2;
+  const std::vector<TypeParam> out = embedded(from, false);
+  for (const std::size_t at : {std::size_t{3}, std::size_t{6}}) {
+    for (std::size_t i = 0; i < 40; ++i) EXPECT_EQ(value_of(out[at * 40 + i]), 0.0F);
+  }
+}
+
+using Gradients = std::tuple<std::vector<float>, std::vector<float>>;
+
+template <class T>
+Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_positions) {
+  const DeviceArray<std::int32_t> tokens(from.tokens);
+  const DeviceArray<T> out(dy);
+  return in_every_order([&] {
+    const DeviceArray<float> table(random_values<float>(from.table.size(), 5));
+    const DeviceArray<float> positions(random_values<float>(from.positions.size(), 6));
+    const DeviceArray<std::uint32_t> links(2 * from.tokens.size(), 0xdeadbeefU);
+    must(embed_backward<T>(nullptr, tokens.data(), tokens.size(), out.data(), from.vocabulary,
+                           from.width, from.length, table.data(),
+                           with_positions ? positions.data() : nullptr, links.data()));
+    return Gradients(table.get(), positions.get());
+  });
+}
+
+/// The same sums in the same order, so the same bits.
+template <class T>
+Gradients expected_gradients(const Table<T>& from, const std::vector<T>& dy, bool with_positions) {
+  auto table = random_values<float>(from.table.size(), 5);
+  auto positions = random_values<float>(from.positions.size(), 6);
+  for (std::size_t at = 0; at < from.tokens.size(); ++at) {
+    const std::int32_t token = from.tokens[at];
+    const bool in = token >= 0 && static_cast<std::size_t>(token) < from.vocabulary;
+    for (std::size_t i = 0; i < from.width; ++i) {
+      const float value = value_of(dy[at * from.width + i]);
+      if (in) table[static_cast<std::size_t>(token) * from.width + i] += value;
+      if (with_positions) positions[at % from.length * from.width + i] += value;
+    }
+  }
+  return {table, positions};
+}
+
+template <class T>
+void expect_gradients(const Table<T>& from, bool with_positions) {
+  const std::vector<T> dy = random_values<T>(from.tokens.size() * from.width, 4);
+  EXPECT_TRUE(
+      same_bits(gradients(from, dy, with_positions), expected_gradients(from, dy, with_positions)))
+      << from.tokens.size() << " tokens, width " << from.width;
+}
+
+TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
+  for (const bool with_positions : {false, true}) {
+    expect_gradients(Table<TypeParam>(8, 1, 1), with_positions);
+    expect_gradients(Table<TypeParam>(40, 5, 41), with_positions);
+    expect_gradients(Table<TypeParam>(1048, 2, 3), with_positions);
+  }
+  // Less than one sequence.
+  Table<TypeParam> from(8, 1, 40);
+  from.tokens.resize(33);
+  expect_gradients(from, true);
+}
+
+TYPED_TEST(Tokens, LinksReachFromTileToTile) {
+  // Tiles of the search have 2048 tokens and start with each block's first.
+  Table<TypeParam> from(8, 1, 4500);
+  std::fill(from.tokens.begin(), from.tokens.end(), 1);
+  for (const std::size_t at : {0U, 31U, 2047U, 2048U, 4499U}) from.tokens[at] = 5;
+  for (const std::size_t at : {64U, 64U + 2048U}) from.tokens[at] = 6;
+  for (const std::size_t at : {65U, 64U + 2047U, 64U + 4096U}) from.tokens[at] = 7;
+  expect_gradients(from, false);
+}
+
+TYPED_TEST(Tokens, TokensOutsideTheTableTouchNothing) {
+  Table<TypeParam> from(40, 2, 5);
+  for (const std::size_t at : {1U, 4U, 8U}) from.tokens[at] = 37;
+  for (const std::size_t at : {0U, 9U}) from.tokens[at] = -1;
+  expect_gradients(from, true);
+}
+
+/// What there is behind the vocabulary must not matter.
+std::vector<float> random_logits(std::size_t rows, std::size_t stride, std::size_t vocabulary) {
+  std::vector<float> logits = random_values<float>(rows * stride, 11);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    logits[i] /= 8.0F;
+    if (i % stride >= vocabulary) logits[i] = i % 2 == 0 ? NAN : 1e30F;
+  }
+  return logits;
+}
+
+template <class T>
+struct Entropy {
+  std::vector<double> losses;
+  std::vector<float> logits;  ///< as they were left
+
+  /// Element of a row of gradients.
+  [[nodiscard]] float gradient(std::size_t row, std::size_t stride, std::size_t i) const {
+    return value_of(reinterpret_cast<const T*>(logits.data() + row * stride)[i]);
+  }
+};
+
+template <class T>
+Entropy<T> entropy(const std::vector<float>& logits, std::size_t stride, std::size_t vocabulary,
+                   const std::vector<std::int32_t>& targets, float scale) {
+  const DeviceArray<std::int32_t> wanted(targets);
+  auto [losses, left] = in_every_order([&] {
+    const DeviceArray<float> rows(logits);
+    const DeviceArray<double> out(targets.size(), -1.0);
+    must(cross_entropy<T>(nullptr, rows.data(), targets.size(), stride, vocabulary, wanted.data(),
+                          scale, out.data()));
+    return std::tuple(out.get(), rows.get());
+  });
+  return {losses, left};
+}
+
+/// Of one row, in double.
+struct Softmax {
+  double largest = -HUGE_VAL;
+  double total = 0.0;
+  Softmax(const float* row, std::size_t vocabulary) {
+    for (std::size_t i = 0; i < vocabulary; ++i) {
+      largest = std::max(largest, static_cast<double>(row[i]));
+    }
+    for (std::size_t i = 0; i < vocabulary; ++i) total += std::exp(row[i] - largest);
+  }
+  [[nodiscard]] double loss(double wanted) const { return std::log(total) + largest - wanted; }
+  [[nodiscard]] double gradient(double logit, bool is_target, double scale) const {
+    const double e = std::exp(logit - largest);
+    return (is_target ? e - total : e) / total * scale;
+  }
+};
+
+template <class T>
+void expect_entropy(std::size_t rows, std::size_t vocabulary, std::size_t stride) {
+  SCOPED_TRACE(testing::Message() << rows << " rows of " << vocabulary);
+  const std::vector<float> logits = random_logits(rows, stride, vocabulary);
+  std::vector<std::int32_t> targets(rows);
+  for (std::size_t r = 0; r < rows; ++r) {
+    targets[r] =
+        static_cast<std::int32_t>((vocabulary - 1) * r / std::max<std::size_t>(rows - 1, 1));
+  }
+  const Entropy<T> only = entropy<T>(logits, stride, vocabulary, targets, 0.0F);
+  EXPECT_TRUE(same_bits(only.logits, logits)) << "an evaluation leaves the logits as they were";
+  constexpr float kScale = 3.0F;
+  const Entropy<T> both = entropy<T>(logits, stride, vocabulary, targets, kScale);
+  EXPECT_EQ(both.losses, only.losses);
+  const double relative = std::is_same_v<T, float> ? 4e-6 : 4.1e-3;
+  for (std::size_t r = 0; r < rows; ++r) {
+    const float* const row = logits.data() + r * stride;
+    const auto target = static_cast<std::size_t>(targets[r]);
+    const Softmax softmax(row, vocabulary);
+    EXPECT_NEAR(both.losses[r], softmax.loss(row[target]), 1e-6) << r;
+    for (std::size_t i = 0; i < vocabulary; ++i) {
+      const double expected = softmax.gradient(row[i], i == target, kScale);
+      ASSERT_NEAR(both.gradient(r, stride, i), expected, std::abs(expected) * relative + 1e-30)
+          << r << ", " << i;
+    }
+  }
+}
+
+TYPED_TEST(Tokens, CrossEntropyIsThatOfDoublePrecision) {
+  expect_entropy<TypeParam>(1, 1, 4);
+  expect_entropy<TypeParam>(5, 131, 144);
+  // A chunk of the block is 4096 logits: exactly one, a bit more than one, four and a part.
+  expect_entropy<TypeParam>(2, 4096, 4096);
+  expect_entropy<TypeParam>(2, 4097, 4100);
+  expect_entropy<TypeParam>(3, 18001, 18016);
+}
+
+TYPED_TEST(Tokens, TheTargetsGradientIsPreciseWhereItsProbabilityIsNearOne) {
+  // p - 1 = -1e-6 or so, which no fp32 p near 1 holds to more than a digit.
+  std::vector<float> logits(128, -20.0F);
+  logits[7] = 0.0F;
+  const Softmax softmax(logits.data(), logits.size());
+  const Entropy<TypeParam> found = entropy<TypeParam>(logits, 128, 128, {7}, 1.0F);
+  const double expected = softmax.gradient(0.0, true, 1.0);
+  EXPECT_NEAR(found.gradient(0, 128, 7), expected, std::abs(expected) * 0.1);
+  EXPECT_NEAR(found.losses[0], softmax.loss(0.0), softmax.loss(0.0) * 0.1);
+}
+
+TYPED_TEST(Tokens, LogitsOfAnySizeHaveAFiniteLossAndOthersNone) {
+  constexpr std::size_t kVocabulary = 700;
+  std::vector<float> logits(kVocabulary);
+  for (std::size_t i = 0; i < kVocabulary; ++i) {
+    logits[i] = (static_cast<float>(i) - 350.0F) * 9e35F;
+  }
+  logits[3] = -std::numeric_limits<float>::infinity();
+  const auto loss_of = [&](std::int32_t target, float scale) {
+    return entropy<TypeParam>(logits, kVocabulary, kVocabulary, {target}, scale).losses[0];
+  };
+  EXPECT_EQ(loss_of(699, 1.0F), 0.0);
+  EXPECT_NEAR(loss_of(0, 1.0F), 6.291e38, 1e33);
+  EXPECT_EQ(loss_of(3, 1.0F), HUGE_VAL);
+  EXPECT_TRUE(std::isnan(loss_of(700, 1.0F))) << "a target outside the vocabulary";
+  EXPECT_TRUE(std::isnan(loss_of(-1, 1.0F)));
+  logits[100] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::isnan(loss_of(699, 1.0F)));
+  logits[100] = NAN;
+  EXPECT_TRUE(std::isnan(loss_of(699, 1.0F)));
+  std::fill(logits.begin(), logits.end(), -std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(loss_of(5, 1.0F)));
+}
+
+TEST_F(SumLosses, AddsThemAll) {
+  for (const std::size_t count : {0U, 1U, 511U, 3000U}) {
+    std::vector<double> losses(count);
+    double expected = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      losses[i] = 1.0 + static_cast<double>(i * i % 1009);
+      expected += losses[i];
+    }
+    const DeviceArray<double> in(losses);
+    const auto sum = in_every_order([&] {
+      const DeviceArray<double> out(1, -1.0);
+      must(sum_losses(nullptr, in.data(), count, out.data()));
+      return out.get();
+    });
+    EXPECT_EQ(sum[0], expected) << count;
+  }
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda
