@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ballast/core/dtype.h"
+
 #include "src/model/attention_shape.h"
 
 namespace ballast::model::cuda {
