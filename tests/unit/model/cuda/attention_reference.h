@@ -24,7 +24,7 @@ struct AttentionReference {
     }
   };
 
-  model::cuda::AttentionShape shape;
+  model::AttentionShape shape;
 
   struct Forward {
     Result out;
