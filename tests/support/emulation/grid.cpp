@@ -1,6 +1,7 @@
 #include "tests/support/emulation/grid.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -81,16 +82,12 @@ class Block {
     place_ = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
     prepare(threads);
     std::mt19937 random(block.x + 7919 * block.y + 31337 * block.z);
-    while (true) {
-      sort(random);
-      bool moved = false;
-      for (const unsigned thread : turns_) {
-        if (fibers_[thread]->state != State::ready) continue;
-        enter(thread);
-        moved = true;
-      }
-      if (!release() && !moved) {
-        if (ended_ == count_) return;
+    while (ended_ < count_) {
+      const unsigned warp = choose_warp(random);
+      if (warp < warps()) {
+        run_lanes(warp, random);
+        release_warp(warp * kLanes);
+      } else if (!release_block()) {
         fail("threads wait for each other for ever (a barrier that not all of them reach)");
       }
     }
@@ -143,20 +140,48 @@ class Block {
       makecontext(&fiber->context, &Block::start, 0);
       fibers_.push_back(std::move(fiber));
     }
-    turns_.resize(threads);
     for (unsigned thread = 0; thread < threads; ++thread) {
-      turns_[thread] = thread;
       Fiber& fiber = *fibers_[thread];
       fiber.state = State::ready;
       fiber.turn = 0;
     }
   }
 
-  void sort(std::mt19937& random) {
+  [[nodiscard]] unsigned warps() const { return (count_ + kLanes - 1) / kLanes; }
+  [[nodiscard]] unsigned end_of(unsigned warp) const {
+    return std::min(count_, (warp + 1) * kLanes);
+  }
+  [[nodiscard]] bool can_go_on(unsigned warp) const {
+    for (unsigned thread = warp * kLanes; thread < end_of(warp); ++thread) {
+      if (fibers_[thread]->state == State::ready) return true;
+    }
+    return false;
+  }
+
+  /// The first, last or any of the warps that can go on; warps() if none can.
+  unsigned choose_warp(std::mt19937& random) {
     const Order order = order_of_threads;
-    if (order == Order::backward) std::sort(turns_.rbegin(), turns_.rend());
-    if (order == Order::forward) std::sort(turns_.begin(), turns_.end());
-    if (order == Order::shuffled) std::shuffle(turns_.begin(), turns_.end(), random);
+    unsigned chosen = warps();
+    unsigned candidates = 0;
+    for (unsigned i = 0; i < warps(); ++i) {
+      const unsigned warp = order == Order::backward ? warps() - 1 - i : i;
+      if (!can_go_on(warp)) continue;
+      if (order != Order::shuffled) return warp;
+      if (random() % ++candidates == 0) chosen = warp;
+    }
+    return chosen;
+  }
+
+  void run_lanes(unsigned warp, std::mt19937& random) {
+    const Order order = order_of_threads;
+    std::array<unsigned, kLanes> lanes;
+    std::iota(lanes.begin(), lanes.end(), 0U);
+    if (order == Order::backward) std::reverse(lanes.begin(), lanes.end());
+    if (order == Order::shuffled) std::shuffle(lanes.begin(), lanes.end(), random);
+    for (const unsigned lane : lanes) {
+      const unsigned thread = warp * kLanes + lane;
+      if (thread < count_ && fibers_[thread]->state == State::ready) enter(thread);
+    }
   }
 
   void enter(unsigned thread) {
@@ -184,26 +209,22 @@ class Block {
 #endif
   }
 
-  /// Lets those go on that have met all whom they wait for.
-  bool release() {
-    bool any = false;
+  /// Lets the threads go on that have met all others of the block. Returns whether they have.
+  bool release_block() {
     unsigned at_block = 0;
     for (unsigned thread = 0; thread < count_; ++thread) {
       if (fibers_[thread]->state == State::at_block) ++at_block;
     }
-    if (at_block > 0 && at_block + ended_ == count_) {
-      for (unsigned thread = 0; thread < count_; ++thread) {
-        if (fibers_[thread]->state == State::at_block) fibers_[thread]->state = State::ready;
-      }
-      any = true;
+    if (at_block == 0 || at_block + ended_ < count_) return false;
+    for (unsigned thread = 0; thread < count_; ++thread) {
+      if (fibers_[thread]->state == State::at_block) fibers_[thread]->state = State::ready;
     }
-    for (unsigned first = 0; first < count_; first += kLanes) any = release_warp(first) || any;
-    return any;
+    return true;
   }
 
-  bool release_warp(unsigned first) {
+  /// Lets the lanes go on that have met all whom they wait for.
+  void release_warp(unsigned first) {
     const unsigned lanes = std::min(kLanes, count_ - first);
-    bool any = false;
     for (unsigned lane = 0; lane < lanes; ++lane) {
       const Fiber& fiber = *fibers_[first + lane];
       if (fiber.state != State::at_warp || !all_there(first, lanes, fiber)) continue;
@@ -211,9 +232,7 @@ class Block {
       for (unsigned other = 0; other < lanes; ++other) {
         if ((mask >> other & 1U) != 0) fibers_[first + other]->state = State::ready;
       }
-      any = true;
     }
-    return any;
   }
 
   bool all_there(unsigned first, unsigned lanes, const Fiber& one) const {
@@ -234,7 +253,6 @@ class Block {
   std::vector<std::byte> shared_;
   Place place_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<unsigned> turns_;
   jmp_buf home_ = {};
   void* fake_stack_ = nullptr;
   const void* home_stack_ = nullptr;

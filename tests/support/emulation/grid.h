@@ -17,8 +17,10 @@ struct Dim3 {
 };
 
 /// In which order the threads of a block get from one barrier to the next, and in which the blocks
-/// run. Right kernels give the same bits in each: what one thread leaves for another without a
-/// barrier between them shows, and so does what one block leaves for another.
+/// run: a warp goes on without the others to the next barrier of the block, the first one or the
+/// last one first; shuffled, any warp may go on to its next exchange. Right kernels give the same
+/// bits in each: what one thread leaves for another without a barrier between them shows, and so
+/// does what one block leaves for another.
 enum class Order { forward, backward, shuffled };
 
 /// Order of the grids that this process runs from now on.

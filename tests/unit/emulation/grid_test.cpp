@@ -87,6 +87,37 @@ TEST(Grid, BlocksRunInTheOrderTooAndEachOnce) {
   }
 }
 
+/// Each warp tells the other one a number, twice, in the same place.
+__global__ void tell_twice(int* out, bool with_barrier) {
+  __shared__ int told[2];
+  const unsigned warp = threadIdx.x / 32;
+  int heard = 0;
+  for (int turn = 1; turn <= 2; ++turn) {
+    if (threadIdx.x % 32 == 0) told[warp] = turn;
+    __syncthreads();
+    heard = 10 * heard + told[1 - warp];
+    if (with_barrier) __syncthreads();
+    __syncwarp();
+  }
+  out[threadIdx.x] = heard;
+}
+
+TEST(Grid, WarpsThatRunAheadShow) {
+  for (const Order order : kOrders) {
+    for (const bool with_barrier : {true, false}) {
+      set_order(order);
+      std::vector<int> out(64);
+      EXPECT_EQ(launch({.threads = 64}, &tell_twice, out.data(), with_barrier), cudaSuccess);
+      const std::vector<int> right(64, 12);
+      if (with_barrier) {
+        EXPECT_EQ(out, right);
+      } else if (order != Order::shuffled) {  // there it is a matter of luck
+        EXPECT_NE(out, right);
+      }
+    }
+  }
+}
+
 __global__ void wait_alone() {
   if (threadIdx.x == 3) __syncwarp();
   if (threadIdx.x != 3) __syncthreads();

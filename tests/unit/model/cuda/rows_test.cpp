@@ -211,7 +211,7 @@ TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
   // turns at once.
   for (const auto& [heads, head_size] : {std::pair<std::size_t, std::size_t>{1, 16},
                                          {5, 48},
-                                         {70, 128},
+                                         {140, 128},
                                          {3, 20},
                                          {40, 24},
                                          {1, 2},
