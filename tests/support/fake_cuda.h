@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <vector>
 
 namespace ballast::test {
 
@@ -10,6 +12,18 @@ namespace ballast::test {
 struct FakeCuda {
   /// So many queries of a stream are answered "not ready".
   static inline std::atomic<int> busy_queries = 0;
+
+  /// A piece of host memory.
+  struct Piece {
+    std::byte* start;
+    std::size_t size;
+  };
+  /// What cudaHostRegister has registered and nobody has unregistered, by address.
+  static std::vector<Piece> registered();
+  /// So many registrations are granted, and all after them refused; negative: all are granted.
+  static inline std::atomic<int> registrations_left = -1;
+  /// Calls of cudaHostUnregister that were refused.
+  static inline std::atomic<int> refused_unregistrations = 0;
 };
 
 }  // namespace ballast::test
