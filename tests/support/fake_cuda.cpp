@@ -123,6 +123,17 @@ cudaError_t cudaMemset(void* memory, int value, std::size_t size) {
   if (value != 0) std::memset(memory, value, size);
   return cudaSuccess;
 }
+cudaError_t cudaMallocHost(void** memory, std::size_t size) {
+  *memory = std::malloc(size);
+  if (*memory == nullptr) return remembered(cudaErrorMemoryAllocation);
+  ++FakeCuda::host_allocations;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  --FakeCuda::host_allocations;
+  return cudaSuccess;
+}
 cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
   auto* start = static_cast<std::byte*>(memory);
   if (size == 0 || !mapped(start, size)) return remembered(cudaErrorInvalidValue);
@@ -149,12 +160,14 @@ cudaError_t cudaHostUnregister(void* memory) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
                             cudaStream_t) {
-  const void* host = kind == cudaMemcpyHostToDevice ? from : to;
+  const bool up = kind == cudaMemcpyHostToDevice;
+  const void* host = up ? from : to;
   // CUDA documents this for ranges that are registered in part, and says nothing of ranges in two.
   if (where(static_cast<const std::byte*>(host), size) == Lies::across) {
     return remembered(cudaErrorInvalidValue);
   }
   std::memcpy(to, from, size);
+  (up ? FakeCuda::copied_to_device : FakeCuda::copied_to_host) += size;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {

@@ -24,6 +24,12 @@ struct FakeCuda {
   static inline std::atomic<int> registrations_left = -1;
   /// Calls of cudaHostUnregister that were refused.
   static inline std::atomic<int> refused_unregistrations = 0;
+
+  /// Pieces of cudaMallocHost that nobody has freed.
+  static inline std::atomic<int> host_allocations = 0;
+  /// Bytes that copies have moved so far.
+  static inline std::atomic<std::size_t> copied_to_device = 0;
+  static inline std::atomic<std::size_t> copied_to_host = 0;
 };
 
 }  // namespace ballast::test
