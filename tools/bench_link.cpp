@@ -232,11 +232,12 @@ void print_row(const LinkResult& result) {
 }
 
 std::string json_of(const LinkResult& result, const std::string& kind) {
-  return fmt::format(
-      R"({{"device": "{}", "way": "{}", "bytes": {}, "copies": {}, "repeats": {}, )"
-      R"("gb_per_second": {}, "ceiling_gb_per_second": {}, "percent_of_ceiling": {}}})",
-      kind, name_of(result.way), result.bytes, result.copies, result.rounds, result.gb_per_second(),
-      result.ceiling_gb_per_second(), 100.0 * result.share);
+  return fmt::format(R"({{"device": "{}", "way": "{}", "bytes": {}, "copies": {}, "repeats": {}, )"
+                     R"("median_seconds": {}, "gb_per_second": {}, "ceiling_gb_per_second": {}, )"
+                     R"("percent_of_ceiling": {}}})",
+                     kind, name_of(result.way), result.bytes, result.copies, result.rounds,
+                     result.seconds, result.gb_per_second(), result.ceiling_gb_per_second(),
+                     100.0 * result.share);
 }
 
 void run_bench_link(const BenchLinkArguments& arguments) {

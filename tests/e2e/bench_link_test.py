@@ -18,8 +18,8 @@ from one_line import assert_one_line
 
 BALLAST = ""
 
-FIELDS = {"device", "way", "bytes", "copies", "repeats", "gb_per_second", "ceiling_gb_per_second",
-          "percent_of_ceiling"}
+FIELDS = {"device", "way", "bytes", "copies", "repeats", "median_seconds", "gb_per_second",
+          "ceiling_gb_per_second", "percent_of_ceiling"}
 WAYS = ["upload", "offload", "both"]
 QUICK = ("--device", "host", "--repeats", "1", "--seconds", "0")
 
@@ -51,7 +51,9 @@ class BenchLink(unittest.TestCase):
             self.assertEqual(row["device"], "host")
             self.assertEqual(row["repeats"], 1)
             self.assertGreaterEqual(row["copies"], 1)
-            self.assertGreater(row["gb_per_second"], 0.0)
+            moved = row["bytes"] * row["copies"] * (2 if row["way"] == "both" else 1)
+            self.assertAlmostEqual(row["gb_per_second"] * 1e9 * row["median_seconds"], moved,
+                                   delta=1e-9 * moved)
             # One round: the median of the shares is the share of the medians.
             self.assertAlmostEqual(
                 row["percent_of_ceiling"] * row["ceiling_gb_per_second"] / 100.0,

@@ -24,7 +24,7 @@ TEST(NumaNode, IsWhatTheKernelSaysOfThePciDevice) {
   };
   say("0000:3b:00.0", "1\n");
   say("0000:5e:00.0", "-1\n");
-  say("0000:af:00.0", "");
+  say("0000:af:00.0", "none\n");
   EXPECT_EQ(numa_node_of("0000:3B:00.0", devices.path()), 1);
   EXPECT_EQ(numa_node_of("0000:3b:00.0", devices.path()), 1);
   EXPECT_EQ(numa_node_of("0000:5E:00.0", devices.path()), -1);
