@@ -2,6 +2,7 @@
 
 #include "tools/bench_adam.h"
 #include "tools/bench_io.h"
+#include "tools/bench_link.h"
 #include "tools/bench_plan.h"
 #include "tools/bench_step.h"
 #include "tools/commands.h"
@@ -13,6 +14,7 @@ void add_bench(CLI::App& app, Action& action) {
   bench->require_subcommand(1);
   add_bench_adam(*bench, action);
   add_bench_io(*bench, action);
+  add_bench_link(*bench, action);
   add_bench_plan(*bench, action);
   add_bench_step(*bench, action);
 }

@@ -17,4 +17,8 @@ std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
                                          cuda_refusal() + ", or use \"auto\" or \"host\"");
 }
 
+std::unique_ptr<PlainCopies> make_cuda_plain_copies(Device&, Bytes) {
+  throw Error(ErrorCategory::device, "plain copies: " + cuda_refusal());
+}
+
 }  // namespace ballast::device

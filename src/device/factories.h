@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "ballast/device/device.h"
+#include "ballast/device/plain_copies.h"
 
 namespace ballast::device {
 
@@ -11,5 +12,9 @@ std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 
 /// The CUDA device, or Error(device) saying why there is none.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
+
+/// make_plain_copies for the two kinds of devices.
+std::unique_ptr<PlainCopies> make_host_plain_copies(Bytes bytes);
+std::unique_ptr<PlainCopies> make_cuda_plain_copies(Device& device, Bytes bytes);
 
 }  // namespace ballast::device

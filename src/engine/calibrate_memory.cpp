@@ -28,7 +28,8 @@ class Copies {
         count_(cold_copies(sample, 2 * bytes_)),
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
         stream_(device_->make_stream("calibration")),
-        host_(count_ * bytes_, "measuring copies") {
+        host_(count_ * bytes_, "measuring copies"),
+        pin_(device_->pin(host_.bytes(), "ballast.host_bytes")) {
     for (std::size_t i = 0; i < count_; ++i) {
       places_.push_back(device_->allocate(bytes_, "measuring copies"));
     }
@@ -62,6 +63,7 @@ class Copies {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   Mapping host_;
+  std::unique_ptr<device::Pin> pin_;  ///< as in a run
   std::vector<DeviceBytes> places_;
 };
 

@@ -60,7 +60,9 @@ std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
 
 Store::Store(const schedule::Schedule& schedule, device::Device& device,
              const std::optional<SwapPlan>& swap)
-    : device_(device), pool_(paged_bytes(schedule, Tier::host)) {
+    : device_(device),
+      pool_(paged_bytes(schedule, Tier::host)),
+      pin_(device.pin(pool_.memory(), "ballast.host_bytes")) {
   std::size_t extents = 0;
   places_.reserve(schedule.buffers.size());
   for (const auto& buffer : schedule.buffers) {

@@ -15,6 +15,7 @@
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
 
+#include "tests/support/device_kind.h"
 #include "tests/support/temp_dir.h"
 
 // Thirty optimizer steps against the same steps in PyTorch: warm-up, weight decay, clipping that
@@ -60,7 +61,8 @@ json make_config(const json& reference, bool bf16) {
           {"zero_optimization",
            {{"offload_optimizer", {{"device", "nvme"}}}, {"offload_param", {{"device", "cpu"}}}}},
           {"aio", {{"any_file_system", true}}},
-          {"ballast", {{"device", "host"}, {"device_bytes", "64MiB"}, {"host_bytes", "64MiB"}}}};
+          {"ballast",
+           {{"device", test::device_kind()}, {"device_bytes", "128MiB"}, {"host_bytes", "64MiB"}}}};
 }
 
 /// A run of ours beside the reference's numbers.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/mapping.h"
 #include "ballast/device/cuda_stream.h"
 
 #include "src/device/cuda/errors.h"
@@ -105,6 +107,71 @@ TEST_F(CudaDevice, CopiesRoundTripAlsoFromAnotherThread) {
     stream->synchronize();
   }).join();
   EXPECT_TRUE(in == out);
+}
+
+cudaMemoryType type_of(const std::byte& byte) {
+  cudaPointerAttributes attributes = {};
+  EXPECT_EQ(cudaPointerGetAttributes(&attributes, &byte), cudaSuccess);
+  return attributes.type;
+}
+
+TEST_F(CudaDevice, MemoryIsPinnedAsLongAsThePinLives) {
+  const auto device = make(kMiB);
+  const Mapping mapping(kGiB + 8 * kMiB, "test");
+  const HostBytes memory = mapping.bytes();
+  const HostBytes inner = memory.subspan(2 * kMiB, kGiB + 4 * kMiB);  // more than one part
+  auto pin = device->pin(inner, "test");
+  EXPECT_EQ(type_of(inner.front()), cudaMemoryTypeHost);
+  EXPECT_EQ(type_of(inner.back()), cudaMemoryTypeHost);
+  EXPECT_EQ(type_of(memory.front()), cudaMemoryTypeUnregistered);
+  EXPECT_EQ(type_of(memory.back()), cudaMemoryTypeUnregistered);
+  const std::string text =
+      error_of(ErrorCategory::memory, [&] { device->pin(memory, "the test's size"); });
+  EXPECT_NE(text.find("lower the test's size"), std::string::npos) << text;
+  EXPECT_EQ(type_of(memory.front()), cudaMemoryTypeUnregistered);
+  pin.reset();
+  EXPECT_EQ(type_of(inner.front()), cudaMemoryTypeUnregistered);
+  EXPECT_EQ(type_of(inner.back()), cudaMemoryTypeUnregistered);
+}
+
+TEST_F(CudaDevice, CallersDoNotWaitForCopiesOfPinnedMemory) {
+  constexpr Bytes kSize = 8 * kMiB;
+  const auto device = make(kSize);
+  const auto stream = device->make_stream("copy");
+  const Mapping mapping(2 * kSize, "test");
+  const auto pin = device->pin(mapping.bytes(), "test");
+  const HostBytes in = mapping.bytes().first(kSize);
+  const HostBytes out = mapping.bytes().last(kSize);
+  const Content content = pattern(kSize);
+  std::copy(content.begin(), content.end(), in.begin());
+  const DeviceBytes memory = device->allocate(kSize, "buffer");
+  hold_up(*stream);
+  device->copy_to_device(*stream, memory, in);
+  device->copy_to_host(*stream, out, memory);
+  EXPECT_EQ(cudaStreamQuery(as_cuda(*stream).native()), cudaErrorNotReady);
+  static_cast<void>(cudaGetLastError());  // "not ready" is remembered
+  stream->synchronize();
+  EXPECT_TRUE(std::equal(in.begin(), in.end(), out.begin()));
+}
+
+/// Ranges that lie in two registrations of CUDA's.
+TEST_F(CudaDevice, CopiesMayCrossThePartsOfAPin) {
+  const auto device = make(kMiB);
+  const auto stream = device->make_stream("copy");
+  const Mapping mapping(kGiB + kMiB, "test");
+  const auto pin = device->pin(mapping.bytes(), "test");
+  const auto start = reinterpret_cast<std::uintptr_t>(mapping.bytes().data());
+  const Bytes border = round_up(start + kPage, kGiB) - start;
+  const Content content = pattern(6001);
+  const HostBytes host = mapping.bytes().subspan(border - 3000, content.size());
+  std::copy(content.begin(), content.end(), host.begin());
+  const DeviceBytes memory = device->allocate(content.size(), "buffer");
+  device->copy_to_device(*stream, memory, host);
+  stream->synchronize();
+  std::fill(host.begin(), host.end(), std::byte{});
+  device->copy_to_host(*stream, host, memory);
+  stream->synchronize();
+  EXPECT_TRUE(std::equal(content.begin(), content.end(), host.begin()));
 }
 
 TEST_F(CudaDevice, EventsOrderWorkAcrossStreams) {

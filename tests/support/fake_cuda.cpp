@@ -1,9 +1,15 @@
 #include "tests/support/fake_cuda.h"
 
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace {
 
@@ -19,7 +25,40 @@ cudaError_t remembered(cudaError_t code) {
   return code;
 }
 
+using ballast::test::FakeCuda;
+
+std::mutex registry_mutex;
+std::map<std::byte*, std::size_t>& registry() {
+  static std::map<std::byte*, std::size_t> pieces;
+  return pieces;
+}
+
+/// What a range has to do with the pieces that are registered.
+enum class Lies { outside, in_one, across };
+
+Lies where(const std::byte* start, std::size_t size) {
+  const std::scoped_lock lock(registry_mutex);
+  for (const auto& [piece, length] : registry()) {
+    if (start >= piece + length || piece >= start + size) continue;
+    return start >= piece && start + size <= piece + length ? Lies::in_one : Lies::across;
+  }
+  return Lies::outside;
+}
+
+bool mapped(std::byte* start, std::size_t size) {
+  const std::size_t before =
+      reinterpret_cast<std::uintptr_t>(start) % static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return msync(start - before, size + before, MS_ASYNC) == 0;
+}
+
 }  // namespace
+
+std::vector<FakeCuda::Piece> FakeCuda::registered() {
+  const std::scoped_lock lock(registry_mutex);
+  std::vector<Piece> pieces;
+  for (const auto& [start, size] : registry()) pieces.push_back({start, size});
+  return pieces;
+}
 
 cudaError_t cudaGetLastError() {
   const cudaError_t code = last_error;
@@ -61,6 +100,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[0] = static_cast<char>(1 + device);
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+  std::snprintf(id, static_cast<std::size_t>(size), "FACE:%02X:00.0",
+                static_cast<unsigned>(device));
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = kMemory;
   return cudaSuccess;
@@ -83,9 +127,51 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStrea
   std::memset(memory, value, size);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind,
+cudaError_t cudaMallocHost(void** memory, std::size_t size) {
+  *memory = std::malloc(size);
+  if (*memory == nullptr) return remembered(cudaErrorMemoryAllocation);
+  ++FakeCuda::host_allocations;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  --FakeCuda::host_allocations;
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
+  auto* start = static_cast<std::byte*>(memory);
+  if (size == 0 || !mapped(start, size)) return remembered(cudaErrorInvalidValue);
+  auto& left = FakeCuda::registrations_left;
+  if (left >= 0 && left-- == 0) {
+    left = 0;
+    return remembered(cudaErrorMemoryAllocation);
+  }
+  if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
+  const std::scoped_lock lock(registry_mutex);
+  registry()[start] = size;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  auto* start = static_cast<std::byte*>(memory);
+  const std::scoped_lock lock(registry_mutex);
+  const auto found = registry().find(start);
+  if (found == registry().end() || !mapped(start, found->second)) {
+    ++FakeCuda::refused_unregistrations;
+    return remembered(cudaErrorHostMemoryNotRegistered);
+  }
+  registry().erase(found);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
                             cudaStream_t) {
+  const bool up = kind == cudaMemcpyHostToDevice;
+  const void* host = up ? from : to;
+  // CUDA documents this for ranges that are registered in part, and says nothing of ranges in two.
+  if (where(static_cast<const std::byte*>(host), size) == Lies::across) {
+    return remembered(cudaErrorInvalidValue);
+  }
   if (size > 0) std::memcpy(to, from, size);  // either may be null else
+  (up ? FakeCuda::copied_to_device : FakeCuda::copied_to_host) += size;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -104,7 +190,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t) {
-  auto& busy = ballast::test::FakeCuda::busy_queries;
+  auto& busy = FakeCuda::busy_queries;
   return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {

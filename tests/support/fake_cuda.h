@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace ballast::test {
 
@@ -14,6 +15,24 @@ struct FakeCuda {
   static inline std::atomic<int> busy_queries = 0;
   /// Allocations of more bytes fail.
   static inline std::atomic<std::size_t> most_at_once = SIZE_MAX;
+
+  /// A piece of host memory.
+  struct Piece {
+    std::byte* start;
+    std::size_t size;
+  };
+  /// What cudaHostRegister has registered and nobody has unregistered, by address.
+  static std::vector<Piece> registered();
+  /// So many registrations are granted, and all after them refused; negative: all are granted.
+  static inline std::atomic<int> registrations_left = -1;
+  /// Calls of cudaHostUnregister that were refused.
+  static inline std::atomic<int> refused_unregistrations = 0;
+
+  /// Pieces of cudaMallocHost that nobody has freed.
+  static inline std::atomic<int> host_allocations = 0;
+  /// Bytes that copies have moved so far.
+  static inline std::atomic<std::size_t> copied_to_device = 0;
+  static inline std::atomic<std::size_t> copied_to_host = 0;
 };
 
 }  // namespace ballast::test

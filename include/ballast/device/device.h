@@ -40,6 +40,15 @@ class Event {
   virtual void synchronize() = 0;
 };
 
+/// Host memory that is pinned for as long as this lives: see Device::pin.
+class Pin {
+ public:
+  virtual ~Pin() = default;
+  Pin() = default;
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+};
+
 /// A compute device with its own memory of a fixed budget. Thread-safe.
 class Device {
  public:
@@ -63,7 +72,14 @@ class Device {
   virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
 
-  /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done.
+  /// Makes copies to and from `memory` as fast as the link, and asynchronous, until the Pin ends;
+  /// copies are over by then, and memory and device are still there. `memory`: page-aligned, not
+  /// pinned already. Its pages become resident, which takes seconds per 10 GiB. `setting`: what
+  /// says how large it is, for messages. Throws Error(memory), and then nothing is pinned.
+  virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
+
+  /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done. Host
+  /// memory that is not pinned may be copied too: slower, and the call may wait for the copy.
   virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
   virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
 };

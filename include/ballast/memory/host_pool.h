@@ -22,6 +22,8 @@ class HostPool {
   /// used up.
   HostBytes allocate(Bytes bytes, std::string_view what);
 
+  /// All of it, cut or not.
+  [[nodiscard]] HostBytes memory() const { return mapping_.bytes(); }
   [[nodiscard]] Bytes capacity() const { return mapping_.bytes().size(); }
   [[nodiscard]] Bytes allocated() const { return allocated_; }
 

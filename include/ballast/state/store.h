@@ -19,7 +19,8 @@ class SwapSpace;
 std::vector<Bytes> swap_extents(const schedule::Schedule& schedule);
 
 /// Gives every buffer of a schedule its place (device arena, host pool, swap space) and moves whole
-/// buffers between host memory and the swap space. The device must outlive it.
+/// buffers between host memory and the swap space. All of its host memory is pinned. The device
+/// must outlive it.
 class Store {
  public:
   /// Allocates everything. `swap` is laid out for swap_extents(schedule); none if that is empty.
@@ -54,6 +55,7 @@ class Store {
 
   device::Device& device_;
   memory::HostPool pool_;
+  std::unique_ptr<device::Pin> pin_;  ///< of the whole pool, so it ends before that
   std::vector<Place> places_;
   std::unique_ptr<SwapSpace> swap_;  ///< knows places in the pool, so it ends first
 };

@@ -9,6 +9,7 @@
 
 #include "src/device/bump.h"
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
 #include "src/device/factories.h"
 
@@ -128,6 +129,10 @@ class CudaDevice final : public Device {
   }
   std::unique_ptr<Event> make_event() override { return make_cuda_event(ordinal_); }
 
+  std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) override {
+    return make_cuda_pin(ordinal_, memory, setting);
+  }
+
   void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) override {
     expects(to.size() == from.size(), "copy_to_device: sizes differ");
     copy(stream, to.raw(), from.data(), from.size(), cudaMemcpyHostToDevice);
@@ -138,13 +143,20 @@ class CudaDevice final : public Device {
   }
 
  private:
-  static void copy(Stream& stream, void* to, const void* from, Bytes bytes, cudaMemcpyKind kind) {
+  static void copy(Stream& stream, std::byte* to, const std::byte* from, Bytes bytes,
+                   cudaMemcpyKind kind) {
+    const bool up = kind == cudaMemcpyHostToDevice;
     const cudaStream_t queue = as_cuda(stream).native();
-    if (bytes == 0) return;
-    const cudaError_t code = cudaMemcpyAsync(to, from, bytes, kind, queue);
-    if (code == cudaSuccess) return;
-    check_cuda(code, fmt::format("copying {} {} the device", format_bytes(bytes),
-                                 kind == cudaMemcpyHostToDevice ? "to" : "from"));
+    Bytes done = 0;
+    while (done < bytes) {
+      const Bytes size = pinned_part(up ? from + done : to + done, bytes - done);
+      const cudaError_t code = cudaMemcpyAsync(to + done, from + done, size, kind, queue);
+      if (code != cudaSuccess) {
+        check_cuda(code,
+                   fmt::format("copying {} {} the device", format_bytes(size), up ? "to" : "from"));
+      }
+      done += size;
+    }
   }
 
   int ordinal_;

@@ -56,6 +56,9 @@ class HostEvent final : public Event {
   std::uint64_t count_ = 0;
 };
 
+/// Threads copy any memory alike.
+class NothingPinned final : public Pin {};
+
 /// Plays a GPU: `budget` bytes of address space, handed out once and zeroed by the kernel.
 class HostDevice final : public Device {
  public:
@@ -83,6 +86,10 @@ class HostDevice final : public Device {
     return std::make_unique<HostStream>(std::string(name), threads_);
   }
   std::unique_ptr<Event> make_event() override { return std::make_unique<HostEvent>(); }
+
+  std::unique_ptr<Pin> pin(HostBytes, std::string_view) override {
+    return std::make_unique<NothingPinned>();
+  }
 
   void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) override {
     expects(to.size() == from.size(), "copy_to_device: sizes differ");

@@ -23,6 +23,9 @@ class Renamed final : public device::Device {
     return host_->make_stream(name);
   }
   std::unique_ptr<device::Event> make_event() override { return host_->make_event(); }
+  std::unique_ptr<device::Pin> pin(HostBytes memory, std::string_view setting) override {
+    return host_->pin(memory, setting);
+  }
   void copy_to_device(device::Stream& stream, DeviceBytes to, ConstHostBytes from) override {
     host_->copy_to_device(stream, to, from);
   }

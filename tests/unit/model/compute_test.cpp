@@ -94,6 +94,7 @@ class Abacus final : public device::Device {
   Bytes allocated() const override { return 0; }
   std::unique_ptr<device::Stream> make_stream(std::string_view) override { return nullptr; }
   std::unique_ptr<device::Event> make_event() override { return nullptr; }
+  std::unique_ptr<device::Pin> pin(HostBytes, std::string_view) override { return nullptr; }
   void copy_to_device(device::Stream&, DeviceBytes, ConstHostBytes) override {}
   void copy_to_host(device::Stream&, HostBytes, ConstDeviceBytes) override {}
 };

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,15 +9,10 @@
 #include "ballast/device/device.h"
 #include "ballast/model/compute.h"
 
+#include "tests/support/device_kind.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::test {
-
-/// The device that these tests run on: BALLAST_TEST_DEVICE, or the host device.
-inline std::string device_kind() {
-  const char* const kind = std::getenv("BALLAST_TEST_DEVICE");
-  return kind == nullptr ? "host" : kind;
-}
 
 /// Odd sizes, as far as the device does them: on CUDA multiples of 8.
 inline std::uint64_t odd(std::uint64_t on_host, std::uint64_t on_cuda) {

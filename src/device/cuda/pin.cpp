@@ -1,0 +1,98 @@
+#include "src/device/cuda/pin.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+
+#include "src/device/cuda/errors.h"
+#include "src/device/numa.h"
+
+namespace ballast::device {
+namespace {
+
+/// A registration is at most this large: a failure can say how far it came, and -v shows progress.
+constexpr Bytes kPart = kGiB;
+/// From here on it takes so long that a run says what it is waiting for.
+constexpr Bytes kWorthALine = 8 * kGiB;
+
+int numa_node_of_gpu(int ordinal) {
+  std::array<char, 32> address = {};
+  if (cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), ordinal) !=
+      cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return -1;
+  }
+  return numa_node_of(address.data());
+}
+
+class CudaPin final : public Pin {
+ public:
+  CudaPin(int ordinal, HostBytes memory, std::string_view setting) : ordinal_(ordinal) {
+    if (memory.empty()) return;
+    check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
+    place(memory);
+    if (memory.size() > kWorthALine) {
+      log(LogLevel::info,
+          fmt::format("pinning {} of host memory ({}) for CUDA device {}: this takes a while",
+                      format_bytes(memory.size()), setting, ordinal));
+    }
+    for (Bytes done = 0; done < memory.size();) {
+      const Bytes size = pinned_part(memory.data() + done, memory.size() - done);
+      const cudaError_t code =
+          cudaHostRegister(memory.data() + done, size, cudaHostRegisterPortable);
+      if (code != cudaSuccess) refuse(code, done, memory.size(), setting);
+      parts_.emplace_back(memory.data() + done);
+      done += size;
+      log(LogLevel::debug, fmt::format("pinned {} of {} of host memory", format_bytes(done),
+                                       format_bytes(memory.size())));
+    }
+  }
+  ~CudaPin() override {
+    if (cudaSetDevice(ordinal_) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  }
+
+ private:
+  /// Pinning makes the pages, so this comes first. Nothing but speed depends on it.
+  void place(HostBytes memory) const {
+    const int node = numa_node_of_gpu(ordinal_);
+    if (node < 0) return;
+    const bool granted = prefer_numa_node(memory, node);
+    log(LogLevel::debug, fmt::format("host memory for CUDA device {}: NUMA node {}{}", ordinal_,
+                                     node, granted ? "" : " was refused"));
+  }
+
+  [[noreturn]] void refuse(cudaError_t code, Bytes done, Bytes size,
+                           std::string_view setting) const {
+    static_cast<void>(cudaGetLastError());
+    const std::string advice = code == cudaErrorNotSupported ? R"(set ballast.device to "host")"
+                                                             : fmt::format("lower {}", setting);
+    throw Error(ErrorCategory::memory,
+                fmt::format("host memory ({}): {} of {} could be pinned for CUDA device {}; CUDA: "
+                            "{} ({}); {}",
+                            setting, done == 0 ? "nothing" : format_bytes(done), format_bytes(size),
+                            ordinal_, cudaGetErrorString(code), cudaGetErrorName(code), advice));
+  }
+
+  int ordinal_;
+  std::vector<std::unique_ptr<void, CudaEnd<cudaHostUnregister>>> parts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting) {
+  return std::make_unique<CudaPin>(ordinal, memory, setting);
+}
+
+Bytes pinned_part(const std::byte* start, Bytes bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(start);
+  return std::min<Bytes>(bytes, kPart - address % kPart);
+}
+
+}  // namespace ballast::device

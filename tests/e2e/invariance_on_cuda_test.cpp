@@ -1,0 +1,68 @@
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/device_kind.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+
+// The invariant of the whole engine on the CUDA device: where states live, who updates them (the
+// GPU or the CPU), and how transfers overlap changes not one bit of what is learnt. Without a GPU
+// its kernels run thread by thread on the host, so models and runs are small.
+
+namespace ballast::engine {
+namespace {
+
+constexpr std::uint64_t kSteps = 10;
+
+const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
+                             "num_layers": 2, "num_heads": 2)";
+const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 48,
+                              "num_layers": 2, "num_heads": 6, "num_kv_heads": 2,
+                              "intermediate_size": 72)";
+
+test::Outcome train(const std::string& model, bool bf16, std::vector<std::string> overrides) {
+  const test::TempDir directory;
+  for (const char* common : {"ballast.device=cuda", "ballast.device_bytes=128MiB",
+                             "train_micro_batch_size_per_gpu=1", "data.sequence_length=19"}) {
+    overrides.emplace_back(common);
+  }
+  return test::train(test::tiny_config(model, bf16, directory.path(), overrides), kSteps,
+                     test::scattered_ids);
+}
+
+void expect_invariance(const std::string& model, bool bf16) {
+  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+  const std::string weights = "zero_optimization.offload_param.device=";
+  const test::Outcome expected = train(model, bf16, {"ballast.serial=true"});
+  EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
+  const std::vector<std::vector<std::string>> variants = {
+      {},
+      {optimizer + "cpu"},
+      {weights + "cpu", optimizer + "cpu", "ballast.update_threads=3"},
+      {weights + "nvme", optimizer + "nvme", "ballast.activations=nvme", "ballast.delay_seed=3"},
+      {weights + "cpu",
+       R"(ballast.placement=[{"blocks": "0-1", "weights": "nvme", "optimizer": "device"},
+                             {"blocks": 2, "weights": "device", "optimizer": "cpu"}])"},
+      {"ballast.order=micro_batch_major", weights + "cpu", "ballast.activations=cpu"}};
+  for (const auto& variant : variants) {
+    std::string name;
+    for (const std::string& part : variant) name += part + " ";
+    test::expect_same(train(model, bf16, variant), expected, name);
+  }
+}
+
+TEST(InvarianceOnCuda, Gpt2InBf16) {
+  expect_invariance(kGpt2, true);
+}
+TEST(InvarianceOnCuda, LlamaInBf16) {
+  expect_invariance(kLlama, true);
+}
+TEST(InvarianceOnCuda, LlamaInFp32) {
+  expect_invariance(kLlama, false);
+}
+
+}  // namespace
+}  // namespace ballast::engine

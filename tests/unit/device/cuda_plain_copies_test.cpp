@@ -1,0 +1,38 @@
+// What the CUDA device's copies are measured against, on a fake of CUDA's runtime.
+#include <gtest/gtest.h>
+
+#include "ballast/device/device.h"
+#include "ballast/device/plain_copies.h"
+
+#include "tests/support/fake_cuda.h"
+
+namespace ballast::device {
+namespace {
+
+using test::FakeCuda;
+
+TEST(CudaPlainCopies, GoTheWayTheyAreToldAsOftenAsTheyAreTold) {
+  constexpr Bytes kSize = 100 * kKiB + 1;
+  const auto device = make_device({.kind = "cuda", .budget = kMiB});
+  {
+    const auto copies = make_plain_copies(*device, kSize);
+    EXPECT_EQ(FakeCuda::host_allocations, 2);
+    FakeCuda::copied_to_device = 0;
+    FakeCuda::copied_to_host = 0;
+    copies->run(CopyWay::up, 3);
+    EXPECT_EQ(FakeCuda::copied_to_device, 3 * kSize);
+    EXPECT_EQ(FakeCuda::copied_to_host, 0U);
+    copies->run(CopyWay::down, 2);
+    EXPECT_EQ(FakeCuda::copied_to_device, 3 * kSize);
+    EXPECT_EQ(FakeCuda::copied_to_host, 2 * kSize);
+    copies->run(CopyWay::both, 4);
+    EXPECT_EQ(FakeCuda::copied_to_device, 7 * kSize);
+    EXPECT_EQ(FakeCuda::copied_to_host, 6 * kSize);
+    EXPECT_TRUE(FakeCuda::registered().empty());
+  }
+  EXPECT_EQ(FakeCuda::host_allocations, 0);
+  EXPECT_EQ(device->allocated(), 0U);
+}
+
+}  // namespace
+}  // namespace ballast::device

@@ -1,0 +1,70 @@
+// That a store pins its host memory, on a fake of CUDA's runtime.
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/state/store.h"
+
+#include "tests/support/fake_cuda.h"
+
+namespace ballast::state {
+namespace {
+
+using test::FakeCuda;
+
+class CudaStore : public testing::Test {
+ protected:
+  void SetUp() override {
+    FakeCuda::registrations_left = -1;
+    FakeCuda::refused_unregistrations = 0;
+  }
+  void TearDown() override {
+    EXPECT_TRUE(FakeCuda::registered().empty());
+    EXPECT_EQ(FakeCuda::refused_unregistrations, 0) << "unpinned after the memory was gone";
+  }
+
+  schedule::Schedule schedule_{
+      .buffers = {{.name = "weights", .tier = Tier::device, .bytes = 3 * kPage},
+                  {.name = "small", .tier = Tier::host, .bytes = 10},
+                  {.name = "states", .tier = Tier::host, .bytes = 2 * kMiB + 1}}};
+  std::unique_ptr<device::Device> device_ =
+      device::make_device({.kind = "cuda", .budget = 4 * kPage});
+};
+
+TEST_F(CudaStore, PinsItsHostBuffersAndNothingElse) {
+  const Store store(schedule_, *device_, {});
+  const std::byte* at = store.host(1, 1).data();
+  Bytes pinned = 0;
+  for (const FakeCuda::Piece& piece : FakeCuda::registered()) {
+    EXPECT_EQ(piece.start, at + pinned);
+    pinned += piece.size;
+  }
+  EXPECT_EQ(pinned, store.allocated(Tier::host));
+  EXPECT_EQ(pinned, 2 * kMiB + 2 * kPage);
+}
+
+TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {
+  schedule_.buffers.resize(1);
+  const Store store(schedule_, *device_, {});
+  EXPECT_TRUE(FakeCuda::registered().empty());
+}
+
+/// TearDown sees whether a store that could not be made has left anything pinned.
+TEST_F(CudaStore, ThatFailsLaterUnpins) {
+  schedule_.buffers.push_back({.name = "too much", .tier = Tier::device, .bytes = kMiB});
+  EXPECT_THROW(Store(schedule_, *device_, {}), Error);
+}
+
+TEST_F(CudaStore, ThatCannotPinSaysWhichKeyToLower) {
+  FakeCuda::registrations_left = 0;
+  try {
+    const Store store(schedule_, *device_, {});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::memory);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("lower ballast.host_bytes"), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ballast::state
