@@ -44,9 +44,9 @@ for isa in scalar avx2; do
 done
 
 step "address and undefined-behaviour sanitizers: gcc"
-configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
+configure build-asan -Dgpu_architectures=90 -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
 meson test -C build-asan --print-errorlogs --suite unit --suite conformance \
-  --no-suite older-cpus --timeout-multiplier 4 >build-asan/test.log 2>&1 || {
+  --no-suite older-cpus --no-suite emulated --timeout-multiplier 4 >build-asan/test.log 2>&1 || {
   grep -E -A20 'FAILED|error' build-asan/test.log | head -n 80 >&2
   tail -n 100 build-asan/test.log >&2
   exit 1
@@ -54,7 +54,7 @@ meson test -C build-asan --print-errorlogs --suite unit --suite conformance \
 tail -n 8 build-asan/test.log
 
 step "thread sanitizer: clang"
-CXX=clang++ configure build-tsan -Doptimization=1 -Db_sanitize=thread -Db_lundef=false
+CXX=clang++ configure build-tsan -Dgpu_architectures=90 -Doptimization=1 -Db_sanitize=thread -Db_lundef=false
 meson test -C build-tsan --print-errorlogs --setup tsan --suite threads \
   --timeout-multiplier 8 >build-tsan/test.log 2>&1 || {
   grep -E -A20 'FAILED|error' build-tsan/test.log | head -n 80 >&2
