@@ -43,8 +43,8 @@ for isa in scalar avx2; do
   meson test -C build-test --no-rebuild --print-errorlogs --setup "masked_$isa"
 done
 
-step "address and undefined-behaviour sanitizers: gcc"
-configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
+step "address and undefined-behaviour sanitizers: clang"
+CXX=clang++ configure build-asan -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false
 meson test -C build-asan --print-errorlogs --suite unit --suite conformance \
   --no-suite older-cpus --timeout-multiplier 4 >build-asan/test.log 2>&1 || {
   grep -E -A20 'FAILED|error' build-asan/test.log | head -n 80 >&2
