@@ -12,6 +12,10 @@ std::string cuda_refusal() {
   return "built without CUDA: reconfigure with -Dcuda=enabled";
 }
 
+Bytes free_cuda_memory(const DeviceOptions&) {
+  return 0;
+}
+
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
   throw Error(ErrorCategory::device, "ballast.device is \"cuda\", but this program was " +
                                          cuda_refusal() + ", or use \"auto\" or \"host\"");

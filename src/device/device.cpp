@@ -18,8 +18,8 @@ void log_cuda() {
   const std::string refusal = cuda_refusal();
   if (refusal.empty()) {
     log(LogLevel::info,
-        "device: using the host device; CUDA was found, but this version has no "
-        "kernels for it yet");
+        "device: using the host device; CUDA was found, but its kernels have not been run on a GPU "
+        "yet: set ballast.device to \"cuda\" to try them");
   } else {
     log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
   }
@@ -39,6 +39,10 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   throw Error(ErrorCategory::config, "ballast.device: '" + options.kind +
                                          "' is no device; choose auto, host or cuda" +
                                          did_you_mean(options.kind, choices));
+}
+
+Bytes own_memory(const DeviceOptions& options) {
+  return options.kind == "cuda" && cuda_refusal().empty() ? free_cuda_memory(options) : 0;
 }
 
 }  // namespace ballast::device

@@ -10,6 +10,9 @@ namespace ballast::device {
 /// The host device. Throws Error(memory) when the budget cannot be mapped.
 std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 
+/// own_memory() of the CUDA device, where there is one.
+Bytes free_cuda_memory(const DeviceOptions& options);
+
 /// The CUDA device, or Error(device) saying why there is none.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 

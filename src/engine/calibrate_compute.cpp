@@ -149,7 +149,8 @@ class Kernels {
   };
 
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
-    const Bytes workspace = model::workspace_bytes(model_, type_, shape_, "host",
+    const bool cuda = sample.config.ballast.device == "cuda";
+    const Bytes workspace = model::workspace_bytes(model_, type_, shape_, cuda ? "cuda" : "host",
                                                    sample.config.ballast.compute_threads);
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
     Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
@@ -302,6 +303,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
     }
   }
   rates.launch_seconds = launch_seconds(sample.config);
+  if (sample.config.ballast.device == "cuda") return;  // a GPU shares no cores
   const int threads = sample.config.ballast.compute_threads > 0
                           ? sample.config.ballast.compute_threads
                           : device::default_compute_threads();

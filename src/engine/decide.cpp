@@ -1,4 +1,5 @@
 #include "ballast/core/dtype.h"
+#include "ballast/device/device.h"
 #include "ballast/engine/planner.h"
 #include "ballast/model/compute.h"
 
@@ -7,14 +8,16 @@
 namespace ballast::engine {
 namespace {
 
-/// What the kernels need. This build's are the host device's; for a machine that is not here
-/// theirs, on one thread, stand in for the real ones.
+/// What the kernels of the machine with those rates need: the host device's where compute and
+/// update share cores, else CUDA's; where this program was built without those, the host device's
+/// on one thread stand in for them.
 WorkspaceOf workspace_on(const config::Config& config, const model::Architecture& model,
                          const schedule::Rates& rates) {
-  const bool here = rates.shared_cores > 0;
+  const bool on_host = rates.shared_cores > 0;
   return [&model, type = config.bf16 ? DType::bf16 : DType::f32,
-          threads = here ? config.ballast.compute_threads : 1](model::MicroBatchShape shape) {
-    return model::workspace_bytes(model, type, shape, "host", threads);
+          kind = on_host || !device::cuda_built_in() ? "host" : "cuda",
+          threads = on_host ? config.ballast.compute_threads : 1](model::MicroBatchShape shape) {
+    return model::workspace_bytes(model, type, shape, kind, threads);
   };
 }
 

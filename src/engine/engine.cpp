@@ -59,13 +59,9 @@ class Engine::Impl {
         interrupted_(interrupted),
         ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
         budgets_(memory::resolve_budgets({config_.ballast.device_bytes, config_.ballast.host_bytes},
-                                         memory::available_memory())),
-        device_(device::make_device(
-            {.kind = config_.ballast.device,
-             .budget = budgets_.device,
-             .compute_threads = config_.ballast.compute_threads,
-             .link_gbps = config_.ballast.link_gbps,
-             .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank})),
+                                         memory::available_memory(),
+                                         device::own_memory(device_options()))),
+        device_(device::make_device(device_options())),
         model_(make_architecture(config_)),
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
                                      {config_.batch.micro_batch, config_.data.sequence_length})),
@@ -179,6 +175,14 @@ class Engine::Impl {
   std::uint64_t updates() const { return updates_; }
 
  private:
+  [[nodiscard]] device::DeviceOptions device_options() const {
+    return {.kind = config_.ballast.device,
+            .budget = budgets_.device,
+            .compute_threads = config_.ballast.compute_threads,
+            .link_gbps = config_.ballast.link_gbps,
+            .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank};
+  }
+
   /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks
   /// have copies of the weights together in groups, gathers have one more for each of the two ways.
   void join_lanes() {

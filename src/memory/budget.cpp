@@ -75,8 +75,12 @@ Bytes peak_resident_bytes() {
   return read_kib_line("/proc/self/status", "VmHWM", 0);
 }
 
-Budgets resolve_budgets(Budgets wanted, Bytes available) {
+Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device) {
   const Bytes usable = available / 5 * 4;
+  if (on_device > 0) {
+    return {wanted.device > 0 ? wanted.device : on_device / 20 * 19,
+            wanted.host > 0 ? wanted.host : usable};
+  }
   const auto rest = [&](Bytes named) { return usable > named ? usable - named : 0; };
   if (wanted.device == 0 && wanted.host == 0) return {usable / 2, usable / 2};
   if (wanted.device == 0) return {rest(wanted.host), wanted.host};

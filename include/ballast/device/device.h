@@ -92,9 +92,9 @@ struct DeviceOptions {
   std::uint32_t local_rank = 0;  ///< cuda: which GPU, modulo the number of those that are visible
 };
 
-/// Makes the device. "auto" takes the host device, because no other one has kernels yet, and logs
-/// once what it knows of CUDA; "cuda" by name throws Error(device) where cuda_refusal() has a
-/// reason.
+/// Makes the device. "auto" takes the host device, because no GPU has run the kernels of the other
+/// one yet, and logs once what it knows of CUDA; "cuda" by name throws Error(device) where
+/// cuda_refusal() has a reason.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
 /// Whether this program was compiled with CUDA.
@@ -103,5 +103,9 @@ bool cuda_built_in();
 /// Empty when device "cuda" can be made here; else the reason, one line. The first call may take
 /// seconds: it starts the driver.
 std::string cuda_refusal();
+
+/// Free memory of the device that such options make, where it has memory of its own: 0 for the host
+/// device and where there is none.
+Bytes own_memory(const DeviceOptions& options);
 
 }  // namespace ballast::device

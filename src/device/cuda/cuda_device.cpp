@@ -178,6 +178,15 @@ std::string cuda_refusal() {
   return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
 }
 
+Bytes free_cuda_memory(const DeviceOptions& options) {
+  const int ordinal = ordinal_of(options.local_rank);
+  check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking for free device memory");
+  return free;
+}
+
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
   if (const std::string refusal = cuda_refusal(); !refusal.empty()) {
     throw Error(ErrorCategory::device,

@@ -83,6 +83,11 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(resolve_budgets({.device = 30, .host = 0}, 100).host, 50U);
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100).host, 0U);
   EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
+  const Budgets apart = resolve_budgets({}, 100, 40);
+  EXPECT_EQ(apart.device, 38U);
+  EXPECT_EQ(apart.host, 80U);
+  EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100, 40).device, 90U);
+  EXPECT_EQ(resolve_budgets({.device = 0, .host = 70}, 100, 40).host, 70U);
 }
 
 TEST(Topology, TheMachineHasCoresAndNodes) {
