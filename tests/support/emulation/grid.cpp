@@ -129,16 +129,15 @@ class Block {
     count_ = threads;
     ended_ = 0;
     while (fibers_.size() < threads) {
-      auto fiber = std::make_unique<Fiber>();
-      fiber->stack =
+      Fiber& fiber = *fibers_.emplace_back(new Fiber);
+      fiber.stack =
           mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (fiber->stack == MAP_FAILED) fail("no memory for a stack");
-      getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack;
-      fiber->context.uc_stack.ss_size = kStack;
-      fiber->context.uc_link = nullptr;
-      makecontext(&fiber->context, &Block::start, 0);
-      fibers_.push_back(std::move(fiber));
+      if (fiber.stack == MAP_FAILED) fail("no memory for a stack");
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack;
+      fiber.context.uc_stack.ss_size = kStack;
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, &Block::start, 0);
     }
     for (unsigned thread = 0; thread < threads; ++thread) {
       Fiber& fiber = *fibers_[thread];
