@@ -4,5 +4,5 @@ set -eu
 cd "$(dirname "$0")/.."
 mode=-i
 [ "${1:-}" = "--check" ] && mode="--dry-run --Werror"
-find include src aio cpu_adam tools tests -name '*.h' -o -name '*.cpp' | sort |
+find include src aio cpu_adam tools tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' | sort |
   xargs clang-format $mode
