@@ -1,8 +1,6 @@
 #pragma once
 
-#include "ballast/core/dtype.h"
-
-#include "src/device/cuda/kernel_language.h"
+#include "src/device/cuda/eight.h"
 
 namespace ballast::model::cuda {
 
@@ -22,19 +20,12 @@ __device__ inline void store_pack(T* to, const Pack<T>& pack) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-__device__ inline float widen(float value) {
-  return value;
-}
-__device__ inline float widen(Bf16 value) {
-  return to_float(value);
-}
+using device::widen;
 template <class T>
-__device__ T narrow(float value) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return value;
-  } else {
-    return to_bf16(value);
-  }
+__device__ inline T narrow(float value) {
+  T narrowed;
+  device::narrow(value, narrowed);
+  return narrowed;
 }
 
 }  // namespace ballast::model::cuda
