@@ -118,6 +118,8 @@ class Plan(unittest.TestCase):
         self.assertEqual(names, ["simulated"])
 
     def test_what_was_decided_is_a_config_that_leaves_nothing_open(self):
+        # A GPU's workspace alone is larger.
+        self.rates.write_text(json.dumps({**RATES, "shared_cores": 4}))
         tight = ("ballast.device_bytes=1200KiB", "ballast.host_bytes=1500KiB")
         plan = self.planned(*settings(*ALL_AUTO, *tight))
         self.assertGreater(plan["simulated"], 1)
