@@ -194,6 +194,7 @@ class ComputeBy final : public Compute {
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.take_memory(shared);
+    layer_->take_lasting_memory(shared);
     const std::size_t before = round_up(shared.used(), kPage);
     std::byte* const rest = base == nullptr ? nullptr : base + before;
     Bump layer(rest);

@@ -46,8 +46,8 @@ class Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  /// Takes the memory of a layer.
-  virtual void take_memory(Bump& bump) {
+  /// Takes the memory of one call.
+  void take_memory(Bump& bump) {
     memory_.norm1 = bump.take<T>(size_);
     memory_.qkv = bump.take<T>(tokens_ * shape_.row());
     memory_.attention = bump.take<T>(size_);
@@ -63,6 +63,10 @@ class Layer {
     memory_.activated = memory_.hidden + wide;
     memory_.up = gated_ ? memory_.activated + wide : nullptr;
   }
+
+  /// Takes memory of what lasts from call to call: between two calls of a layer others use what
+  /// take_memory() takes.
+  virtual void take_lasting_memory(Bump& /*bump*/) {}
 
   /// Views as in Compute::layer_forward.
   virtual void forward(const BlockWeights<T>& block, const T* in, T* out) = 0;

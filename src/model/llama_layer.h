@@ -13,7 +13,7 @@ class LlamaLayer final : public Layer<Ops> {
   using T = typename Ops::Value;
   LlamaLayer(const ModelConfig& config, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(config, shape, ops), theta_(config.rope_theta) {}
-  void take_memory(Bump& bump) override;
+  void take_lasting_memory(Bump& bump) override;
   void forward(const BlockWeights<T>& block, const T* in, T* out) override;
   void backward(const BlockWeights<T>& block, const T* in, T* dy) override;
 
@@ -45,8 +45,7 @@ class LlamaLayer final : public Layer<Ops> {
 };
 
 template <class Ops>
-void LlamaLayer<Ops>::take_memory(Bump& bump) {
-  Layer<Ops>::take_memory(bump);
+void LlamaLayer<Ops>::take_lasting_memory(Bump& bump) {
   const std::size_t angles = this->shape_.length * (this->shape_.head_size / 2);
   cosine_ = bump.take<float>(angles);
   sine_ = bump.take<float>(angles);

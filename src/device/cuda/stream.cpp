@@ -37,9 +37,11 @@ class OwnedStream final : public CudaStream {
                fmt::format("making stream {}", name));
     stream_.reset(made);
   }
-  /// Host buffers of copies that were not waited for may be gone afterwards.
+  /// Host buffers of copies that were not waited for may be gone afterwards. Nobody asks for a
+  /// verdict any more, and when an exception ends both, whoever would give it may be gone already.
   ~OwnedStream() override {
     try {
+      verdicts_.clear();
       synchronize();
     } catch (const Error&) {
       // Nobody asked for it by synchronising.

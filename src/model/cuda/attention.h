@@ -24,7 +24,7 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T*
                       float* log_sums);
 
 /// out and log_sums as attention() left them; dout the gradient of out; dqkv is written. `scratch`:
-/// attention_scratch_bytes() of device memory, aligned to 128 bytes. No sum uses atomics. Both
+/// attention_scratch_bytes() of device memory, aligned to 16 bytes. No sum uses atomics. Both
 /// refuse (cudaErrorInvalidValue) extents other than those above.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,

@@ -128,6 +128,27 @@ TEST(MakeCompute, RefusesWhatItCannotRun) {
   EXPECT_THROW(compute->set_workspace(device->allocate(64, "too small")), Error);
 }
 
+/// The head of a large vocabulary needs more memory than a layer; what a layer keeps from call to
+/// call must not lie there.
+TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
+  ModelConfig config = test::small_llama();
+  config.vocab_size = 4000;
+  Bench b(config, DType::f32, {1, 16});
+  const DeviceBytes weights = b.upload(b.weights(1));
+  const DeviceBytes in = b.upload(b.activation_values(1));
+  const auto layer = [&] {
+    const DeviceBytes out = b.activation();
+    b.compute->layer_forward(*b.stream, 1, weights, in, out);
+    return b.download(out);
+  };
+  const std::vector<double> before = layer();
+  const auto targets = b.upload_tokens(b.tokens(2));
+  const auto gradient = b.gradient(b.architecture.blocks.back().elements);
+  b.compute->head_train(*b.stream, b.upload(b.weights(3)), {}, in, targets, 1.0F, b.activation(),
+                        gradient, {}, b.number());
+  EXPECT_EQ(layer(), before);
+}
+
 TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {
   Bench b(test::small_gpt2(), DType::f32, {1, 4});
   const auto tokens = b.upload_tokens({1, 2, 61, 3});

@@ -45,6 +45,7 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::
 }
 
 inline void load_matrices_as(std::uint32_t (&r)[4], const void* row, bool transposed) {
+  expect_aligned_to_16(row);
   test::emulation::exchange_all(kAllLanes, &row, sizeof row);
   const unsigned lane = threadIdx.x % kWarp;
   const unsigned g = lane / 4;
