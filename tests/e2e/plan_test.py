@@ -119,8 +119,10 @@ class Plan(unittest.TestCase):
 
     def test_what_was_decided_is_a_config_that_leaves_nothing_open(self):
         # A GPU's workspace alone is larger.
-        self.rates.write_text(json.dumps({**RATES, "shared_cores": 4}))
-        tight = ("ballast.device_bytes=1200KiB", "ballast.host_bytes=1500KiB")
+        self.rates.write_text(json.dumps({**RATES, "shared_cores": 4, "compute_threads": 1,
+                                          "update_threads": 1}))
+        tight = ("ballast.device_bytes=1200KiB", "ballast.host_bytes=1500KiB",
+                 "ballast.compute_threads=1")
         plan = self.planned(*settings(*ALL_AUTO, *tight))
         self.assertGreater(plan["simulated"], 1)
         self.assertEqual(plan["micro_batch"] * plan["accumulation"], 8)
