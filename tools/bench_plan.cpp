@@ -122,8 +122,8 @@ Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
   const model::Architecture model = engine::make_architecture(config);
   outcome.rates = engine::calibrate(config, model);
-  const memory::Budgets budgets = memory::resolve_budgets(
-      {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
+  const memory::Budgets budgets = engine::resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
   train(engine::decide(config, model, budgets, outcome.rates).config, steps, outcome);
   return outcome;
 }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/device.h"
 
 #include "src/engine/outline.h"
 #include "src/engine/state_layout.h"
@@ -74,6 +75,12 @@ class GreedyFill {
 
 double Blueprint::nominal_flops_per_step() const {
   return 8.0 * static_cast<double>(model.parameters()) * static_cast<double>(tokens_per_step());
+}
+
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
+                                Bytes available) {
+  return memory::resolve_budgets(wanted, available,
+                                 device::own_memory({.kind = config.ballast.device}));
 }
 
 model::Architecture make_architecture(const config::Config& config) {

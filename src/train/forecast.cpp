@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/schedule/hiding.h"
 #include "ballast/schedule/simulator.h"
@@ -131,8 +130,7 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
   const memory::Budgets wanted = {first(config.ballast.device_bytes, rates.device_bytes),
                                   first(config.ballast.host_bytes, rates.host_bytes)};
-  return memory::resolve_budgets(wanted, memory::available_memory(),
-                                 device::own_memory({.kind = config.ballast.device}));
+  return engine::resolve_budgets(config, wanted, memory::available_memory());
 }
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,

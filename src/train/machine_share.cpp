@@ -10,7 +10,7 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/cpu.h"
-#include "ballast/device/device.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/topology.h"
 
@@ -94,8 +94,7 @@ MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
 void apply_common_share(config::Config& config, const MachineShare& share) {
   auto& ballast = config.ballast;
   const memory::Budgets budgets =
-      memory::resolve_budgets({ballast.device_bytes, ballast.host_bytes}, share.memory,
-                              device::own_memory({.kind = ballast.device}));
+      engine::resolve_budgets(config, {ballast.device_bytes, ballast.host_bytes}, share.memory);
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;

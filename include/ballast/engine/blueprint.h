@@ -46,6 +46,11 @@ struct Blueprint {
 /// The model that `config` describes. Throws Error(config).
 model::Architecture make_architecture(const config::Config& config);
 
+/// `wanted` with what is 0 in it filled in: from `available` bytes of this machine's memory, and
+/// from that of the device that `config` names, where it has its own (memory::resolve_budgets).
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
+                                Bytes available);
+
 /// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
 /// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds
 /// schedule and ledger. Throws Error(memory) naming the line that does not fit.
