@@ -14,13 +14,13 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/core/suggest.h"
 #include "ballast/device/device.h"
 #include "ballast/device/plain_copies.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/host_pool.h"
 #include "ballast/memory/topology.h"
 
+#include "tools/bench_device.h"
 #include "tools/quantile.h"
 
 namespace ballast::tools {
@@ -75,22 +75,6 @@ double seconds_of(const auto& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// "host" or "cuda". Throws Error when there is none of what was asked for.
-std::string device_kind(const std::string& asked) {
-  static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
-  if (std::find(choices.begin(), choices.end(), asked) == choices.end()) {
-    throw Error(ErrorCategory::usage,
-                fmt::format("bench link: --device: '{}' is no device; choose auto, host or cuda{}",
-                            asked, did_you_mean(asked, choices)));
-  }
-  if (asked == "host") return asked;
-  const std::string refusal = device::cuda_refusal();
-  if (refusal.empty()) return "cuda";
-  if (asked == "auto") return "host";
-  throw Error(ErrorCategory::device,
-              "bench link: --device cuda: " + refusal + "; use --device host");
 }
 
 /// Sizes of copies, checked before anything is allocated. Throws Error.
@@ -241,7 +225,7 @@ std::string json_of(const LinkResult& result, const std::string& kind) {
 }
 
 void run_bench_link(const BenchLinkArguments& arguments) {
-  const std::string kind = device_kind(arguments.device);
+  const std::string kind = bench_device("bench link", arguments.device);
   std::string json;
   bool headed = arguments.json;
   for (const Bytes bytes : sizes_of(arguments, kind)) {
@@ -266,8 +250,7 @@ void add_bench_link(CLI::App& bench, Action& action) {
   auto& a = *arguments;
   CLI::App* command = bench.add_subcommand(
       "link", "Copies to and from the device as a share of the machine's plainest copies");
-  command->add_option("--device", a.device, "auto (cuda where there is a GPU), host or cuda")
-      ->capture_default_str();
+  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
   command
       ->add_option("--bytes", a.bytes,
                    "Size of a copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)")

@@ -14,10 +14,13 @@
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
 
+#include "tools/bench_device.h"
+
 namespace ballast::tools {
 namespace {
 
 struct BenchStepArguments {
+  std::string device = "auto";
   std::string family = "gpt2";
   std::string dtype = "bf16";
   std::uint64_t vocab = 50257;
@@ -35,6 +38,8 @@ struct BenchStepArguments {
 /// The better rate of the GEMM probe before and after the steps stands for the machine's peak: it
 /// is what the steps could have had.
 struct BenchStepResult {
+  std::string kind;         ///< of the device
+  std::string description;  ///< of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
   double seconds = 0.0;  ///< median step
@@ -52,10 +57,10 @@ config::Config make_config(const BenchStepArguments& arguments) {
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
           "bf16": {{"enabled": {}}},
           "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
-          "ballast": {{"device": "host", "out": "."}}}})",
+          "ballast": {{"device": "{}", "out": "."}}}})",
       arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
       arguments.sequence, arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch,
-      arguments.accumulation);
+      arguments.accumulation, bench_device("bench step", arguments.device));
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
@@ -76,6 +81,8 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   const auto inputs = random_ids(tokens, arguments.vocab, 1);
   const auto targets = random_ids(tokens, arguments.vocab, 2);
   BenchStepResult result;
+  result.kind = engine.device().kind();
+  result.description = engine.device().description();
   const auto probe = [&] {
     result.gemm_peak =
         std::max(result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
@@ -109,6 +116,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   fmt::print("{} {} parameters, {}, {} tokens per step, median of {} steps after a warm-up\n",
              arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
              arguments.steps);
+  fmt::print("  device    {}\n", result.description);
   fmt::print("  step      {:>10}   {} tok/s\n", format_seconds(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds));
   fmt::print("  hardware  {:>10}FLOP/s (8 per parameter and token, update included)\n",
@@ -124,14 +132,14 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
 }
 
 void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
-  fmt::print(
-      R"([{{"family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, "step_seconds": {}, )"
-      R"("tokens_per_second": {}, "flops_per_second": {}, "gemm_peak_flops_per_second": {}, )"
-      R"("percent_of_gemm_peak": {}, "loss": {}}}])"
-      "\n",
-      arguments.family, arguments.dtype, result.parameters, result.tokens, result.seconds,
-      static_cast<double>(result.tokens) / result.seconds, result.flops_per_second,
-      result.gemm_peak, 100.0 * result.flops_per_second / result.gemm_peak, result.loss);
+  fmt::print(R"([{{"device": "{}", "family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, )"
+             R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
+             R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, "loss": {}}}])"
+             "\n",
+             result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
+             result.seconds, static_cast<double>(result.tokens) / result.seconds,
+             result.flops_per_second, result.gemm_peak,
+             100.0 * result.flops_per_second / result.gemm_peak, result.loss);
 }
 
 }  // namespace
@@ -143,6 +151,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
       "step",
       "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
       "peak");
+  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
   command->add_option("--family", a.family, "gpt2 or llama")->capture_default_str();
   command->add_option("--dtype", a.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))

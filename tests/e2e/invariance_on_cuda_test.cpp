@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/device_kind.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -25,8 +24,7 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
 
 test::Outcome train(const std::string& model, bool bf16, std::vector<std::string> overrides) {
   const test::TempDir directory;
-  for (const char* common : {"ballast.device=cuda", "ballast.device_bytes=128MiB",
-                             "train_micro_batch_size_per_gpu=1", "data.sequence_length=19"}) {
+  for (const char* common : {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19"}) {
     overrides.emplace_back(common);
   }
   return test::train(test::tiny_config(model, bf16, directory.path(), overrides), kSteps,

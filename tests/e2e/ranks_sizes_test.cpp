@@ -9,6 +9,7 @@
 #include "ballast/schedule/rank_sizes.h"
 #include "ballast/schedule/zero_memory.h"
 
+#include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -26,9 +27,16 @@ const std::string kModel = R"("family": "llama", "vocab_size": 512, "hidden_size
                               "num_layers": 6, "num_heads": 3)";
 
 config::Config stage_config(int stage, const test::TempDir& directory) {
-  return test::tiny_config(kModel, true, directory.path(),
-                           {fmt::format("zero_optimization.stage={}", stage),
-                            "ballast.device_bytes=256MiB", "ballast.host_bytes=256MiB"});
+  std::vector<std::string> overrides = {fmt::format("zero_optimization.stage={}", stage),
+                                        "ballast.device_bytes=256MiB", "ballast.host_bytes=256MiB"};
+  // Without a GPU its kernels run thread by thread on the host. Sizes per
+  // parameter depend neither on the batch nor on the depth.
+  if (test::device_kind() == "cuda") {
+    overrides.insert(overrides.end(),
+                     {"model.num_layers=3", "data.sequence_length=4",
+                      "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=1"});
+  }
+  return test::tiny_config(kModel, true, directory.path(), overrides);
 }
 
 /// Model states that this rank has allocated, all of them on the device.

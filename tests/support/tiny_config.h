@@ -8,13 +8,19 @@
 
 #include "ballast/config/config.h"
 
+#include "tests/support/device_kind.h"
+
 namespace ballast::test {
 
 /// A config around `model` (the inside of the model section, 131 token ids or fewer) with 3
-/// micro-batches of 2 sequences of 37 tokens and roomy budgets; its run directory is `directory`.
+/// micro-batches of 2 sequences of 37 tokens and roomy budgets, for device_kind(); its run
+/// directory is `directory`.
 inline config::Config tiny_config(const std::string& model, bool bf16,
                                   const std::filesystem::path& directory,
                                   const std::vector<std::string>& overrides = {}) {
+  const std::string device = device_kind();
+  // A GPU's matrix products have 32 MiB of workspace.
+  const char* const device_bytes = device == "cuda" ? "128MiB" : "64MiB";
   const std::string text = fmt::format(
       R"({{"model": {{{}}},
           "data": {{"tokens": ["unused.bin"], "sequence_length": 37}},
@@ -23,9 +29,9 @@ inline config::Config tiny_config(const std::string& model, bool bf16,
           "gradient_clipping": 0.9,
           "aio": {{"any_file_system": true}},
           "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
-          "ballast": {{"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB",
+          "ballast": {{"device": "{}", "device_bytes": "{}", "host_bytes": "64MiB",
                        "out": "{}"}}}})",
-      model, bf16, directory.string());
+      model, bf16, device, device_bytes, directory.string());
   return config::parse(text, directory, "test", overrides);
 }
 
