@@ -190,7 +190,8 @@ class ComputeBy final : public Compute {
   }
 
   /// Places everything in `base` (null: only counts) and returns the bytes used. A layer, the head,
-  /// and a pack or an embedding never need their memory at the same time.
+  /// and a pack or an embedding never need their memory at the same time, but for what a layer
+  /// keeps for its next call.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.take_memory(shared);
