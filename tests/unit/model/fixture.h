@@ -53,7 +53,7 @@ struct Bench {
       : architecture(model::build_architecture(config)), shape(shape), type(type) {
     device::DeviceOptions options;
     options.kind = device_kind();
-    options.budget = 1 * kGiB;
+    options.budget = odd(1 * kGiB, 256 * kMiB);
     options.compute_threads = threads;
     device = device::make_device(options);
     stream = device->make_stream("compute");
