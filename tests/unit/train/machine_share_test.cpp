@@ -72,6 +72,22 @@ TEST(MachineShare, TheSmallestShareOfMemoryIsThatOfAll) {
   }
 }
 
+TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
+  std::vector<RankPlace> places = {place('a', 0, 0xff), place('a', 1, 0xff), place('b', 0, 0xff)};
+  EXPECT_EQ(share_of(places, 0).device_memory, 0U) << "the host device has none of its own";
+  places[0].device_memory = 400;
+  places[1].device_memory = 200;
+  places[2].device_memory = 300;
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const MachineShare share = share_of(places, rank);
+    EXPECT_EQ(share.device_memory, 200U);
+    config::Config open;
+    apply_common_share(open, share);
+    EXPECT_EQ(open.ballast.device_bytes, 190U) << "some of it is left free";
+    EXPECT_EQ(open.ballast.host_bytes, share.memory / 5 * 4);
+  }
+}
+
 TEST(MachineShare, FillsWhatTheConfigLeavesOpenAndNothingElse) {
   const MachineShare share = {
       .memory = 1000, .compute_threads = 2, .cpus = 3, .sharing = 4, .numa_node = 1};
