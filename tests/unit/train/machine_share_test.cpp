@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/train/choices.h"
+
 #include "src/train/common_config.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
@@ -86,6 +88,20 @@ TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
     EXPECT_EQ(open.ballast.device_bytes, 190U) << "some of it is left free";
     EXPECT_EQ(open.ballast.host_bytes, share.memory / 5 * 4);
   }
+}
+
+TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
+  const Company company = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
+  schedule::Rates host;
+  host.shared_cores = 8;
+  host.read_per_second = 6.0;
+  share_out(host, company);
+  EXPECT_EQ(host.shared_cores, 2U);
+  EXPECT_EQ(host.read_per_second, 3.0);
+  EXPECT_EQ(host.fabric_per_second, 5.0);
+  schedule::Rates gpu;
+  share_out(gpu, company);
+  EXPECT_EQ(gpu.shared_cores, 0U);
 }
 
 TEST(MachineShare, FillsWhatTheConfigLeavesOpenAndNothingElse) {
