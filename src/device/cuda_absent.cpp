@@ -3,6 +3,14 @@
 #include "src/device/factories.h"
 
 namespace ballast::device {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCategory::device, "ballast.device is \"cuda\", but this program was " +
+                                         cuda_refusal() + ", or use \"auto\" or \"host\"");
+}
+
+}  // namespace
 
 bool cuda_built_in() {
   return false;
@@ -16,9 +24,12 @@ Bytes free_cuda_memory(const DeviceOptions&) {
   return 0;
 }
 
+std::string cuda_name(const DeviceOptions&) {
+  refuse();
+}
+
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions&) {
-  throw Error(ErrorCategory::device, "ballast.device is \"cuda\", but this program was " +
-                                         cuda_refusal() + ", or use \"auto\" or \"host\"");
+  refuse();
 }
 
 std::unique_ptr<PlainCopies> make_cuda_plain_copies(Device&, Bytes) {

@@ -45,4 +45,8 @@ Bytes own_memory(const DeviceOptions& options) {
   return options.kind == "cuda" && cuda_refusal().empty() ? free_cuda_memory(options) : 0;
 }
 
+std::string gpu_name(const DeviceOptions& options) {
+  return options.kind == "cuda" ? cuda_name(options) : "";
+}
+
 }  // namespace ballast::device

@@ -13,6 +13,9 @@ std::unique_ptr<Device> make_host_device(const DeviceOptions& options);
 /// own_memory() of the CUDA device, where there is one.
 Bytes free_cuda_memory(const DeviceOptions& options);
 
+/// gpu_name() of the CUDA device, or Error(device) saying why there is none.
+std::string cuda_name(const DeviceOptions& options);
+
 /// The CUDA device, or Error(device) saying why there is none.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 

@@ -78,9 +78,12 @@ double Blueprint::nominal_flops_per_step() const {
 }
 
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
-                                Bytes available) {
-  return memory::resolve_budgets(wanted, available,
-                                 device::own_memory({.kind = config.ballast.device}));
+                                Bytes available, std::uint32_t local_rank) {
+  return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));
+}
+
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
+  return device::own_memory({.kind = config.ballast.device, .local_rank = local_rank});
 }
 
 model::Architecture make_architecture(const config::Config& config) {

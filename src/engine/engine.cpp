@@ -58,9 +58,9 @@ class Engine::Impl {
       : config_(std::move(config)),
         interrupted_(interrupted),
         ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
-        budgets_(resolve_budgets(config_,
-                                 {config_.ballast.device_bytes, config_.ballast.host_bytes},
-                                 memory::available_memory())),
+        budgets_(resolve_budgets(
+            config_, {config_.ballast.device_bytes, config_.ballast.host_bytes},
+            memory::available_memory(), ranks_ == nullptr ? 0 : ranks_->launch().local_rank)),
         device_(device::make_device(device_options())),
         model_(make_architecture(config_)),
         compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,

@@ -12,12 +12,10 @@
 #include "ballast/train/machine_rates.h"
 
 namespace ballast::train {
-namespace {
-
-/// What one rank gets of a machine that was measured while the others waited. Copies and updates
-/// are not shared out: how much of the memory bandwidth each gets is not known.
 void share_out(schedule::Rates& rates, const Company& company) {
-  rates.shared_cores = std::max(1U, rates.shared_cores / company.sharing);
+  if (rates.shared_cores > 0) {
+    rates.shared_cores = std::max(1U, rates.shared_cores / company.sharing);
+  }
   for (double* rate : {&rates.read_per_second, &rates.write_per_second, &rates.mixed_per_second}) {
     *rate /= company.local_world;
   }
@@ -25,8 +23,6 @@ void share_out(schedule::Rates& rates, const Company& company) {
   rates.network_per_second = company.received_per_second;
   rates.ranks_per_node = company.local_world;
 }
-
-}  // namespace
 
 config::Config decide_choices(const config::Config& config, const Company& company) {
   if (!engine::leaves_choices(config)) return config;

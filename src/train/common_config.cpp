@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-MachineShare find_share(comm::Ranks& ranks) {
-  const RankPlace mine = read_place(ranks.launch());
+MachineShare find_share(comm::Ranks& ranks, const config::Config& config) {
+  const RankPlace mine = read_place(ranks.launch(), config);
   std::vector<RankPlace> all(ranks.world());
   ranks.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return share_of(all, ranks.rank());
@@ -59,7 +59,7 @@ void wait_for_first(comm::Ranks& ranks, const std::future<config::Config>& work,
 }  // namespace
 
 config::Config common_config(const config::Config& config, comm::Ranks& ranks) {
-  const MachineShare share = find_share(ranks);
+  const MachineShare share = find_share(ranks, config);
   const bool first = ranks.rank() == 0;
   const auto& launch = ranks.launch();
   std::future<config::Config> decided;

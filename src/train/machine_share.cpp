@@ -54,7 +54,7 @@ bool RankPlace::bound() const {
   return count < online_cpus;
 }
 
-RankPlace read_place(const comm::Launch& launch) {
+RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
   RankPlace place;
   const std::string host = comm::host_name();
   std::copy_n(host.begin(), std::min(host.size(), place.host.size()), place.host.begin());
@@ -63,6 +63,7 @@ RankPlace read_place(const comm::Launch& launch) {
   place.online_cpus = static_cast<std::uint64_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   place.local_rank = launch.local_rank;
   place.numa_nodes = static_cast<std::uint64_t>(std::max(1, memory::read_topology().numa_nodes));
+  place.device_memory = engine::own_device_memory(config, launch.local_rank);
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return place;
@@ -75,10 +76,12 @@ RankPlace read_place(const comm::Launch& launch) {
 MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
   MachineShare share;
   share.memory = std::numeric_limits<Bytes>::max();
+  share.device_memory = std::numeric_limits<Bytes>::max();
   share.compute_threads = std::numeric_limits<int>::max();
   for (const auto& place : places) {
     const Neighbours around = neighbours(places, place);
     share.memory = std::min(share.memory, place.available / around.machine);
+    share.device_memory = std::min<Bytes>(share.device_memory, place.device_memory);
     share.compute_threads = std::min(share.compute_threads, cpus_of(place, around));
   }
   const RankPlace& own = places.at(rank);
@@ -93,8 +96,8 @@ MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
 
 void apply_common_share(config::Config& config, const MachineShare& share) {
   auto& ballast = config.ballast;
-  const memory::Budgets budgets =
-      engine::resolve_budgets(config, {ballast.device_bytes, ballast.host_bytes}, share.memory);
+  const memory::Budgets budgets = memory::resolve_budgets(
+      {ballast.device_bytes, ballast.host_bytes}, share.memory, share.device_memory);
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;

@@ -19,6 +19,7 @@ struct RankPlace {
   std::uint64_t online_cpus = 1;             ///< of the machine
   std::uint64_t local_rank = 0;              ///< of Launch
   std::uint64_t numa_nodes = 1;              ///< of the machine
+  std::uint64_t device_memory = 0;           ///< engine::own_device_memory()
   std::array<std::uint64_t, kWords> cpus{};  ///< affinity mask: bit b of word w is CPU 64 w + b
 
   /// Whether it was started on some of the machine's CPUs only.
@@ -27,11 +28,12 @@ struct RankPlace {
 };
 
 /// This process's.
-RankPlace read_place(const comm::Launch& launch);
+RankPlace read_place(const comm::Launch& launch, const config::Config& config);
 
 /// What is left to a rank when those of a machine share it.
 struct MachineShare {
   Bytes memory = 0;         ///< of what is available: the smallest share of all ranks
+  Bytes device_memory = 0;  ///< that devices have of their own: the least of all ranks
   int compute_threads = 1;  ///< the fewest CPUs of all ranks, so that all need the same workspace
   int cpus = 1;        ///< of this rank: its CPUs, shared evenly by the ranks that have them too
   int sharing = 1;     ///< ranks on this rank's CPUs, itself included

@@ -161,10 +161,24 @@ class Trainer {
     });
   }
 
+  /// States on a GPU are updated there, all others by the CPU.
+  [[nodiscard]] std::string describe_update() {
+    const auto& blocks = engine_.blueprint().placement.blocks;
+    const auto on_gpu = engine_.device().kind() != "cuda"
+                            ? 0
+                            : std::count_if(blocks.begin(), blocks.end(), [](const auto& block) {
+                                return block.optimizer == Tier::device;
+                              });
+    const std::string isa(engine_.update_isa());
+    if (on_gpu == 0) return isa;
+    return static_cast<std::size_t>(on_gpu) == blocks.size() ? "on the GPU"
+                                                             : isa + " and on the GPU";
+  }
+
   void announce() {
     observer_.started({.blueprint = engine_.blueprint(),
                        .device = engine_.device().description(),
-                       .update_isa = std::string(engine_.update_isa()),
+                       .update_isa = describe_update(),
                        .io_backend = std::string(engine_.io_backend()),
                        .gemm_peak_flops = gemm_peak_,
                        .files = source_->files().size(),

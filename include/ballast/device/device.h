@@ -108,4 +108,8 @@ std::string cuda_refusal();
 /// device and where there is none.
 Bytes own_memory(const DeviceOptions& options);
 
+/// What tells the GPU of such options from others, "" for the host device. "cuda" throws like
+/// make_device.
+std::string gpu_name(const DeviceOptions& options);
+
 }  // namespace ballast::device

@@ -49,7 +49,11 @@ model::Architecture make_architecture(const config::Config& config);
 /// `wanted` with what is 0 in it filled in: from `available` bytes of this machine's memory, and
 /// from that of the device that `config` names, where it has its own (memory::resolve_budgets).
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
-                                Bytes available);
+                                Bytes available, std::uint32_t local_rank = 0);
+
+/// Free memory of the device that `config` names for the rank with that number on its machine; 0
+/// where the device takes what it needs from the machine's.
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 /// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
 /// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds

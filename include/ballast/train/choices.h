@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "ballast/config/config.h"
+#include "ballast/schedule/rates.h"
 
 namespace ballast::train {
 
@@ -20,5 +21,10 @@ struct Company {
 /// budgets and threads of `config` are then those of one rank. Throws like engine::decide() and
 /// machine_rates().
 config::Config decide_choices(const config::Config& config, const Company& company = {});
+
+/// Makes `rates` of a machine that was measured while the other ranks waited what one rank gets.
+/// Copies and updates are not shared out: how much of the memory bandwidth each gets is not known.
+/// A GPU shares no cores (`shared_cores` 0) with the update, and so it stays.
+void share_out(schedule::Rates& rates, const Company& company);
 
 }  // namespace ballast::train

@@ -20,7 +20,7 @@ namespace ballast::train {
 struct RunStart {
   const engine::Blueprint& blueprint;
   std::string device;
-  std::string update_isa;
+  std::string update_isa;  ///< of the CPU, or that the GPU updates
   std::string io_backend;  ///< "" when nothing is on NVMe
   double gemm_peak_flops = 0.0;
   std::uint64_t files = 0;

@@ -61,6 +61,17 @@ cudaDeviceProp properties_of(int ordinal) {
   return properties;
 }
 
+void require_cuda() {
+  if (const std::string refusal = cuda_refusal(); !refusal.empty()) {
+    throw Error(ErrorCategory::device,
+                "ballast.device is \"cuda\", but " + refusal + "; use \"auto\" or \"host\"");
+  }
+}
+
+std::string name_of(const cudaDeviceProp& properties) {
+  return fmt::format("{}, {}", properties.name, format_bytes(properties.totalGlobalMem));
+}
+
 /// All memory of a budget, zeroed.
 class Arena {
  public:
@@ -114,8 +125,7 @@ class CudaDevice final : public Device {
 
   std::string_view kind() const override { return "cuda"; }
   std::string description() const override {
-    return fmt::format("CUDA device {}, {}, {}", ordinal_, properties_.name,
-                       format_bytes(properties_.totalGlobalMem));
+    return fmt::format("CUDA device {}, {}", ordinal_, name_of(properties_));
   }
 
   DeviceBytes allocate(Bytes bytes, std::string_view what) override {
@@ -187,11 +197,13 @@ Bytes free_cuda_memory(const DeviceOptions& options) {
   return free;
 }
 
+std::string cuda_name(const DeviceOptions& options) {
+  require_cuda();
+  return name_of(properties_of(ordinal_of(options.local_rank)));
+}
+
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
-  if (const std::string refusal = cuda_refusal(); !refusal.empty()) {
-    throw Error(ErrorCategory::device,
-                "ballast.device is \"cuda\", but " + refusal + "; use \"auto\" or \"host\"");
-  }
+  require_cuda();
   return std::make_unique<CudaDevice>(options);
 }
 

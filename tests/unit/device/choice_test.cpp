@@ -35,6 +35,13 @@ TEST(MakeDevice, CudaByNameWhereThereIsNoneSaysWhyAndWhatElse) {
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 
+TEST(GpuName, IsEmptyForTheHostDeviceAndRefusedWhereThereIsNoGpu) {
+  EXPECT_EQ(gpu_name({.kind = "host"}), "");
+  EXPECT_EQ(gpu_name({.kind = "auto"}), "");
+  if (cuda_refusal().empty()) GTEST_SKIP() << "there is a CUDA device";
+  EXPECT_THROW(gpu_name({.kind = "cuda"}), Error);
+}
+
 TEST(MakeDevice, TheReasonIsTheBuildOrTheDriver) {
   const std::string reason = cuda_refusal();
   if (reason.empty()) GTEST_SKIP() << "there is a CUDA device";

@@ -34,5 +34,9 @@ TEST(CudaPlainCopies, GoTheWayTheyAreToldAsOftenAsTheyAreTold) {
   EXPECT_EQ(device->allocated(), 0U);
 }
 
+TEST(GpuName, IsThatOfItsKindAndSize) {
+  EXPECT_EQ(gpu_name({.kind = "cuda"}), "Fake GPU, 8.00 GiB");
+}
+
 }  // namespace
 }  // namespace ballast::device

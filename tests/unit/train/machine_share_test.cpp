@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/train/choices.h"
+
 #include "src/train/common_config.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
@@ -70,6 +72,36 @@ TEST(MachineShare, TheSmallestShareOfMemoryIsThatOfAll) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(share_of(places, rank).memory, 9 * kGiB / 2);
   }
+}
+
+TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
+  std::vector<RankPlace> places = {place('a', 0, 0xff), place('a', 1, 0xff), place('b', 0, 0xff)};
+  EXPECT_EQ(share_of(places, 0).device_memory, 0U) << "the host device has none of its own";
+  places[0].device_memory = 400;
+  places[1].device_memory = 200;
+  places[2].device_memory = 300;
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const MachineShare share = share_of(places, rank);
+    EXPECT_EQ(share.device_memory, 200U);
+    config::Config open;
+    apply_common_share(open, share);
+    EXPECT_EQ(open.ballast.device_bytes, 190U) << "some of it is left free";
+    EXPECT_EQ(open.ballast.host_bytes, share.memory / 5 * 4);
+  }
+}
+
+TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
+  const Company company = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
+  schedule::Rates host;
+  host.shared_cores = 8;
+  host.read_per_second = 6.0;
+  share_out(host, company);
+  EXPECT_EQ(host.shared_cores, 2U);
+  EXPECT_EQ(host.read_per_second, 3.0);
+  EXPECT_EQ(host.fabric_per_second, 5.0);
+  schedule::Rates gpu;
+  share_out(gpu, company);
+  EXPECT_EQ(gpu.shared_cores, 0U);
 }
 
 TEST(MachineShare, FillsWhatTheConfigLeavesOpenAndNothingElse) {
