@@ -3,7 +3,7 @@
 # source that the given build folder (made with clang) compiles.
 set -eu
 cd "$(dirname "$0")/.."
-folder=${1:-build-tsan}
+folder=${1:-build-asan}
 python3 - "$folder" <<'PY' >"$folder/analysed"
 import json, os, sys
 folder = sys.argv[1]
