@@ -10,6 +10,7 @@
 #include "src/model/cuda/attention.h"
 #include "src/model/cuda/gradients.h"
 #include "src/model/cuda/tokens.h"
+#include "src/model/linear_products.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -17,12 +18,6 @@ namespace {
 using device::check_cuda;
 
 constexpr std::uint32_t kNone = 0xffffffffU;
-
-/// [in, out] of a layer.
-template <class T>
-Matrix weight_of(const Linear<T>& layer) {
-  return layer.flipped ? transposed(layer.weight, layer.in) : matrix(layer.weight, layer.out);
-}
 
 }  // namespace
 
@@ -131,37 +126,29 @@ void Ops<T>::attention_backward(const T* qkv, const T* out, const float* log_sum
 
 template <class T>
 void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
-  products().multiply(queue_, {rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
-                      matrix(y, y_row), {.bias = layer.bias});
+  const Product p = forward_product(layer, x, y, y_row, rows);
+  products().multiply(queue_, p.extents, p.a, p.b, p.c, {.bias = layer.bias});
 }
 
 template <class T>
 void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
                          std::size_t rows) {
-  products().multiply(queue_, {rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
-                      matrix(y, layer.out), {.addend = residual, .bias = layer.bias});
+  const Product p = forward_product(layer, x, y, layer.out, rows);
+  products().multiply(queue_, p.extents, p.a, p.b, p.c, {.addend = residual, .bias = layer.bias});
 }
 
 template <class T>
 void Ops<T>::linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
                           std::size_t rows, bool add_to_dx) {
-  const Matrix weight =
-      layer.flipped ? matrix(layer.weight, layer.in) : transposed(layer.weight, layer.out);
-  products().multiply(queue_, {rows, layer.in, layer.out}, matrix(dy, dy_row), weight,
-                      matrix(dx, layer.in), {.addend = add_to_dx ? dx : nullptr});
+  const Product p = input_product(layer, dy, dy_row, dx, rows);
+  multiply(p.extents, p.a, p.b, p.c, add_to_dx);
 }
 
 template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
-  float* const sum = layer.weight_gradient;
-  if (layer.flipped) {
-    products().multiply(queue_, {layer.out, layer.in, rows}, transposed(dy, dy_row),
-                        matrix(x, layer.in), matrix(sum, layer.in), {.addend = sum});
-  } else {
-    products().multiply(queue_, {layer.in, layer.out, rows}, transposed(x, layer.in),
-                        matrix(dy, dy_row), matrix(sum, layer.out), {.addend = sum});
-  }
+  const Product p = weight_product(layer, x, dy, dy_row, rows);
+  multiply(p.extents, p.a, p.b, p.c, true);
 }
 
 template <class T>

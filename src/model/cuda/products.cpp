@@ -1,6 +1,5 @@
 #include "src/model/cuda/products.h"
 
-#include <array>
 #include <unordered_map>
 
 #include <fmt/format.h>
@@ -8,6 +7,7 @@
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cublaslt.h"
+#include "src/model/product_key.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -24,26 +24,11 @@ struct End {
 template <class T>
 using Owned = std::unique_ptr<std::remove_pointer_t<T>, End<std::remove_pointer_t<T>>>;
 
-/// Everything an algorithm depends on.
-struct Key {
-  std::array<std::size_t, 9> values;
-  friend bool operator==(const Key&, const Key&) = default;
-};
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    std::size_t hash = 0xcbf29ce484222325U;
-    for (const std::size_t value : key.values) hash = (hash ^ value) * 0x100000001b3U;
-    return hash ^ (hash >> 29);
-  }
-};
-
-Key key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& d,
-           const Extras& extras) {
-  const std::size_t flags = static_cast<std::size_t>(a.type) |
-                            static_cast<std::size_t>(d.type) << 4U |
-                            static_cast<std::size_t>(extras.addend != nullptr) << 8U |
-                            static_cast<std::size_t>(extras.bias != nullptr) << 9U;
-  return {{e.m, e.n, e.k, a.row_step, a.column_step, b.row_step, b.column_step, d.row_step, flags}};
+ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& d,
+                  const Extras& extras) {
+  return product_key(e, a, b, d,
+                     static_cast<std::size_t>(extras.addend != nullptr) |
+                         static_cast<std::size_t>(extras.bias != nullptr) << 1U);
 }
 
 /// A product made ready. cuBLASLt's matrices are column-major, so that ours are to it their own
@@ -176,11 +161,11 @@ struct Products::Cache {
   void* workspace = nullptr;
   // Made by the first product, whose thread has entered the device.
   Owned<cublasLtHandle_t> handle;
-  std::unordered_map<Key, Plan, KeyHash> plans;
+  std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
 
   const Plan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
                    const Matrix& d, const Extras& extras) {
-    const Key key = key_of(extents, a, b, d, extras);
+    const ProductKey key = key_of(extents, a, b, d, extras);
     auto found = plans.find(key);
     if (found == plans.end()) {
       if (handle == nullptr) handle = calls.handle();

@@ -13,6 +13,7 @@
 #include "src/model/host/gradients.h"
 #include "src/model/host/team.h"
 #include "src/model/host/tokens.h"
+#include "src/model/linear_products.h"
 
 namespace ballast::model::host {
 namespace {
@@ -30,12 +31,6 @@ device::HostStream& as_host(device::Stream& stream) {
   auto* host = dynamic_cast<device::HostStream*>(&stream);
   expects(host != nullptr, "a stream of another device was given to the host device's kernels");
   return *host;
-}
-
-/// [in, out] of a layer.
-template <class T>
-Matrix weight_of(const Linear<T>& layer) {
-  return layer.flipped ? transposed(layer.weight, layer.in) : matrix(layer.weight, layer.out);
 }
 
 }  // namespace
@@ -159,8 +154,8 @@ void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direct
 
 template <class T>
 void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
-  products_.multiply({rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
-                     matrix(y, y_row), false, layer.bias);
+  const Product p = forward_product(layer, x, y, y_row, rows);
+  products_.multiply(p.extents, p.a, p.b, p.c, false, layer.bias);
 }
 
 template <class T>
@@ -168,29 +163,22 @@ void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, 
                          std::size_t rows) {
   split(rows * layer.out, kStep,
         [&](Range r) { std::memcpy(y + r.begin, residual + r.begin, r.size() * sizeof(T)); });
-  products_.multiply({rows, layer.out, layer.in}, matrix(x, layer.in), weight_of(layer),
-                     matrix(y, layer.out), true, layer.bias);
+  const Product p = forward_product(layer, x, y, layer.out, rows);
+  products_.multiply(p.extents, p.a, p.b, p.c, true, layer.bias);
 }
 
 template <class T>
 void Ops<T>::linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
                           std::size_t rows, bool add_to_dx) {
-  const Matrix weight =
-      layer.flipped ? matrix(layer.weight, layer.in) : transposed(layer.weight, layer.out);
-  products_.multiply({rows, layer.in, layer.out}, matrix(dy, dy_row), weight, matrix(dx, layer.in),
-                     add_to_dx);
+  const Product p = input_product(layer, dy, dy_row, dx, rows);
+  products_.multiply(p.extents, p.a, p.b, p.c, add_to_dx);
 }
 
 template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
-  if (layer.flipped) {
-    products_.multiply({layer.out, layer.in, rows}, transposed(dy, dy_row), matrix(x, layer.in),
-                       matrix(layer.weight_gradient, layer.in), true);
-  } else {
-    products_.multiply({layer.in, layer.out, rows}, transposed(x, layer.in), matrix(dy, dy_row),
-                       matrix(layer.weight_gradient, layer.out), true);
-  }
+  const Product p = weight_product(layer, x, dy, dy_row, rows);
+  products_.multiply(p.extents, p.a, p.b, p.c, true);
 }
 
 template <class T>

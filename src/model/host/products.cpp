@@ -10,38 +10,23 @@
 
 #include "ballast/core/error.h"
 
+#include "src/model/product_key.h"
+
 namespace ballast::model::host {
 namespace {
 
 using Memory = dnnl::memory;
 using Dimension = dnnl::memory::dim;
 
-/// Everything a primitive depends on.
-struct Key {
-  std::array<std::size_t, 9> values;
-  friend bool operator==(const Key&, const Key&) = default;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    std::size_t hash = 0xcbf29ce484222325U;
-    for (const std::size_t value : key.values) hash = (hash ^ value) * 0x100000001b3U;
-    return hash ^ (hash >> 29);
-  }
-};
-
 struct Primitive {
   Memory::desc a, b, c, bias;
   dnnl::matmul matmul;
 };
 
-Key key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c, bool add_to_c,
-           bool with_bias) {
-  const auto type = [](const Matrix& m) { return static_cast<std::size_t>(m.type); };
-  const std::size_t flags = type(a) | type(b) << 4U | type(c) << 8U |
-                            static_cast<std::size_t>(add_to_c) << 12U |
-                            static_cast<std::size_t>(with_bias) << 13U;
-  return {{e.m, e.n, e.k, a.row_step, a.column_step, b.row_step, b.column_step, c.row_step, flags}};
+ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
+                  bool add_to_c, bool with_bias) {
+  return product_key(
+      e, a, b, c, static_cast<std::size_t>(add_to_c) | static_cast<std::size_t>(with_bias) << 1U);
 }
 
 Memory::data_type data_type(DType type) {
@@ -189,11 +174,11 @@ bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
 }  // namespace
 
 struct Products::Cache {
-  std::unordered_map<Key, Primitive, KeyHash> primitives;
+  std::unordered_map<ProductKey, Primitive, ProductKeyHash> primitives;
 
   const Primitive& get(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                        bool add_to_c, bool with_bias) {
-    const Key key = key_of(e, a, b, c, add_to_c, with_bias);
+    const ProductKey key = key_of(e, a, b, c, add_to_c, with_bias);
     auto found = primitives.find(key);
     if (found == primitives.end()) {
       found = primitives.emplace(key, make(e, a, b, c, add_to_c, with_bias)).first;
