@@ -89,9 +89,9 @@ class Engine::Impl {
                              .store = *store_,
                              .updater = updater_,
                              .device_update = *device_update_,
-                             .compute_stream = device_->make_stream("device-compute"),
-                             .upload_stream = device_->make_stream("device-upload"),
-                             .offload_stream = device_->make_stream("device-offload"),
+                             .compute_lane = {*device_, "device-compute"},
+                             .upload_lane = {*device_, "device-upload"},
+                             .offload_lane = {*device_, "device-offload"},
                              .update_stream = device_->make_stream("device-update"),
                              .ranks = ranks_,
                              .contexts = {}});
@@ -105,19 +105,21 @@ class Engine::Impl {
     initialize_states(*machine_, source);
     executor_ = std::make_unique<schedule::Executor>(
         [this](const schedule::Operation& operation, std::uint64_t step) {
-          perform(*machine_, operation, step);
+          engine::start(*machine_, operation, step);
         },
         [this](const schedule::Operation& operation) {
           return schedule::describe(operation, blueprint_.workload);
         },
-        schedule::ExecutorOptions{.serial = config_.ballast.serial,
-                                  .delay_seed = config_.ballast.delay_seed,
-                                  .observer =
-                                      [this](const schedule::Span& span) {
-                                        if (auto* timeline = timeline_.load())
-                                          timeline->spans.push_back(span);
-                                      },
-                                  .interrupted = interrupted_});
+        schedule::ExecutorOptions{
+            .finish = [this](const schedule::Operation& operation,
+                             std::uint64_t) { engine::finish(*machine_, operation); },
+            .serial = config_.ballast.serial,
+            .delay_seed = config_.ballast.delay_seed,
+            .observer =
+                [this](const schedule::Span& span) {
+                  if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
+                },
+            .interrupted = interrupted_});
   }
 
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,

@@ -65,8 +65,8 @@ class OpenHome {
       return;
     }
     const DeviceBytes to = machine_.store.device(home_, bytes_).subview(offset, data.size());
-    machine_.device.copy_to_device(*machine_.upload_stream, to, data);
-    machine_.upload_stream->synchronize();
+    machine_.device.copy_to_device(machine_.upload_lane.stream(), to, data);
+    machine_.upload_lane.stream().synchronize();
   }
 
   void get(Bytes offset, HostBytes data) {
@@ -76,8 +76,8 @@ class OpenHome {
       return;
     }
     const DeviceBytes from = machine_.store.device(home_, bytes_).subview(offset, data.size());
-    machine_.device.copy_to_host(*machine_.offload_stream, data, from);
-    machine_.offload_stream->synchronize();
+    machine_.device.copy_to_host(machine_.offload_lane.stream(), data, from);
+    machine_.offload_lane.stream().synchronize();
   }
 
   void put_zeros(Bytes offset, Bytes count) {

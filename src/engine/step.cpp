@@ -33,7 +33,7 @@ class Step {
   void writeback_states() { writeback(Role::states_source, Role::states); }
   void writeback_activation() { writeback(Role::input, Role::output); }
 
-  // upload, offload: host and device
+  // upload, offload: host and device; enqueue
   void upload_batch() { upload(Role::batch_source, Role::batch); }
   void upload_weights() { upload(Role::weights_source, Role::weights); }
   void upload_activation() { upload(Role::input, Role::output); }
@@ -107,9 +107,9 @@ class Step {
     stream.synchronize();
   }
 
-  // compute
+  // compute: enqueues
   void forward() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     const DeviceBytes out = device(Role::output, activation_bytes());
     if (operation_.block == 0) {
       machine_.compute.embedding_forward(stream, weights(), tokens(), out);
@@ -117,11 +117,10 @@ class Step {
       machine_.compute.layer_forward(stream, operation_.block, weights(),
                                      device(Role::input, activation_bytes()), out);
     }
-    stream.synchronize();
   }
 
   void backward() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     const DeviceBytes flow = device(Role::gradient_flow, activation_bytes());
     if (operation_.block == 0) {
       machine_.compute.embedding_backward(stream, tokens(), flow, accumulator());
@@ -129,35 +128,31 @@ class Step {
       machine_.compute.layer_backward(stream, operation_.block, weights(),
                                       device(Role::input, activation_bytes()), flow, accumulator());
     }
-    stream.synchronize();
   }
 
   void evaluate_head() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     machine_.compute.head_forward(stream, weights(), tied_weights(),
                                   device(Role::input, activation_bytes()), targets(), loss());
-    stream.synchronize();
   }
 
   void train_head() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     const auto scale = static_cast<float>(1.0 / static_cast<double>(tokens_in_step()));
     machine_.compute.head_train(stream, weights(), tied_weights(),
                                 device(Role::input, activation_bytes()), targets(), scale,
                                 device(Role::gradient_flow, activation_bytes()), accumulator(),
                                 tied_accumulator(), loss());
-    stream.synchronize();
   }
 
   void clear_gradient() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     machine_.compute.zero(stream, accumulator());
     if (!tied_accumulator().empty()) machine_.compute.zero(stream, tied_accumulator());
-    stream.synchronize();
   }
 
   void pack_gradient() {
-    auto& stream = *machine_.compute_stream;
+    auto& stream = machine_.compute_lane.stream();
     const DeviceBytes whole = device(Role::gradient, sizes().whole_gradient(operation_.block));
     const DeviceBytes packed = whole.subview(0, work().gradient_bytes);
     // What pads it to equal parts of all ranks counts as a gradient there.
@@ -165,7 +160,6 @@ class Step {
     if (!padding.empty()) machine_.compute.zero(stream, view_as<float>(padding));
     machine_.compute.pack_gradient(stream, accumulator(), tied_accumulator(), packed,
                                    gradient_statistics());
-    stream.synchronize();
   }
 
   // update
@@ -345,13 +339,13 @@ class Step {
   }
   void upload(Role from, Role to) {
     const Bytes bytes = operation_.bytes;
-    machine_.device.copy_to_device(*machine_.upload_stream, device(to, bytes), host(from, bytes));
-    machine_.upload_stream->synchronize();
+    machine_.device.copy_to_device(machine_.upload_lane.stream(), device(to, bytes),
+                                   host(from, bytes));
   }
   void offload(Role from, Role to) {
     const Bytes bytes = operation_.bytes;
-    machine_.device.copy_to_host(*machine_.offload_stream, host(to, bytes), device(from, bytes));
-    machine_.offload_stream->synchronize();
+    machine_.device.copy_to_host(machine_.offload_lane.stream(), host(to, bytes),
+                                 device(from, bytes));
   }
 
   Machine& machine_;
@@ -359,11 +353,8 @@ class Step {
   StepContext& context_;
 };
 
-}  // namespace
-
-void perform(Machine& machine, const Operation& operation, std::uint64_t run) {
-  Step step(machine, operation, machine.context(run - operation.lag));
-  switch (operation.action) {
+void tell(Step& step, schedule::Action action) {
+  switch (action) {
     case Action::upload_batch:
       return step.upload_batch();
     case Action::fetch_weights:
@@ -415,6 +406,29 @@ void perform(Machine& machine, const Operation& operation, std::uint64_t run) {
     case Action::writeback_states:
       return step.writeback_states();
   }
+}
+
+QueuedLane& lane_of(Machine& machine, const Operation& operation) {
+  switch (operation.lane) {
+    case schedule::Lane::upload:
+      return machine.upload_lane;
+    case schedule::Lane::offload:
+      return machine.offload_lane;
+    default:
+      return machine.compute_lane;
+  }
+}
+
+}  // namespace
+
+void start(Machine& machine, const Operation& operation, std::uint64_t run) {
+  Step step(machine, operation, machine.context(run - operation.lag));
+  tell(step, operation.action);
+  if (schedule::is_queued(operation.lane)) lane_of(machine, operation).end_operation();
+}
+
+void finish(Machine& machine, const Operation& operation) {
+  lane_of(machine, operation).await_operation();
 }
 
 }  // namespace ballast::engine

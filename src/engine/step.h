@@ -14,6 +14,8 @@
 #include "ballast/state/store.h"
 #include "ballast/update/device_update.h"
 
+#include "src/engine/queued_lane.h"
+
 namespace ballast::engine {
 
 /// What one submitted plan carries besides tensors. Written by the caller before the plan is
@@ -34,9 +36,9 @@ struct Machine {
   state::Store& store;
   const cpu_adam::Updater& updater;
   update::DeviceUpdate& device_update;
-  std::unique_ptr<device::Stream> compute_stream;
-  std::unique_ptr<device::Stream> upload_stream;
-  std::unique_ptr<device::Stream> offload_stream;
+  QueuedLane compute_lane;
+  QueuedLane upload_lane;
+  QueuedLane offload_lane;
   std::unique_ptr<device::Stream> update_stream;
   comm::Ranks* ranks = nullptr;  ///< nullptr, and nothing of the following, for one rank alone
   std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their parts
@@ -54,8 +56,12 @@ struct Machine {
   StepContext& context(std::uint64_t run) { return contexts[run % contexts.size()]; }
 };
 
-/// Performs one operation of a plan and returns when it is finished: the step, told lane by lane.
-/// Throws Error.
-void perform(Machine& machine, const schedule::Operation& operation, std::uint64_t run);
+/// Performs one operation of a plan, or enqueues it where its lane is queued: the step, told lane
+/// by lane. Throws Error.
+void start(Machine& machine, const schedule::Operation& operation, std::uint64_t run);
+
+/// Returns when the first operation of a queued lane is over that was started and not finished.
+/// `operation`: which one that is. Throws Error.
+void finish(Machine& machine, const schedule::Operation& operation);
 
 }  // namespace ballast::engine

@@ -1,5 +1,6 @@
 #include "ballast/schedule/executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -27,24 +28,33 @@ double seconds_since(Clock::time_point start) {
 
 using Seam = std::vector<std::vector<OpId>>;
 
+enum class Progress : char { waiting, enqueued, over };
+
 /// One submitted plan.
 struct Run {
   const Plan* plan = nullptr;
   std::uint64_t number = 0;
-  std::vector<char> done;
+  std::vector<Progress> progress;
   std::size_t remaining = 0;
   std::shared_ptr<Run> previous;  ///< until it is finished and a next one is submitted
   const Seam* seam = nullptr;     ///< between the previous run and this one
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
+  /// Whether what `lane` starts now comes behind operation `id` of this run.
+  [[nodiscard]] bool precedes(OpId id, Lane lane) const {
+    return progress[id] == Progress::over ||
+           (progress[id] == Progress::enqueued && plan->operations[id].lane == lane);
+  }
+
   [[nodiscard]] bool ready(OpId id) const {
-    for (const OpId before : plan->operations[id].after) {
-      if (done[before] == 0) return false;
+    const Operation& operation = plan->operations[id];
+    for (const OpId before : operation.after) {
+      if (!precedes(before, operation.lane)) return false;
     }
     if (previous == nullptr) return true;
     for (const OpId before : (*seam)[id]) {
-      if (previous->done[before] == 0) return false;
+      if (!previous->precedes(before, operation.lane)) return false;
     }
     return true;
   }
@@ -53,6 +63,16 @@ struct Run {
 struct Item {
   std::shared_ptr<Run> run;
   OpId id = kNoOp;
+  double begun = 0.0;
+
+  [[nodiscard]] const Operation& operation() const { return run->plan->operations[id]; }
+};
+
+/// What a lane has before it, and how it has fared. Used with the executor's lock held.
+struct LaneQueue {
+  std::deque<Item> waiting;
+  std::deque<Item> enqueued;  ///< and not over
+  double free_since = 0.0;    ///< end of the last operation that is over
 };
 
 }  // namespace
@@ -64,15 +84,21 @@ struct Executor::State {
 
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::array<std::deque<Item>, kLaneCount> queues;
+  std::array<LaneQueue, kLaneCount> lanes;
   std::shared_ptr<Run> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::size_t unfinished_runs = 0;
   std::exception_ptr failure;
-  bool stopping = false;
+  bool stopping = false;      ///< nothing is started any more
+  bool all_enqueued = false;  ///< and nothing enqueued
   LaneTotals totals;
   Clock::time_point birth = Clock::now();
-  std::vector<std::thread> threads;
+  std::vector<std::thread> starting;
+  std::vector<std::thread> finishing;
+
+  [[nodiscard]] bool queued(std::size_t lane) const {
+    return options.finish != nullptr && is_queued(kLanes[lane]);
+  }
 
   [[nodiscard]] bool interrupted() const {
     return options.interrupted != nullptr && options.interrupted->load();
@@ -104,79 +130,146 @@ struct Executor::State {
                                 : seams.emplace(key, seam(before, next)).first->second;
   }
 
-  void delay(const Run& run, OpId id) const {
+  void delay(const Item& item, std::uint64_t salt) const {
     if (!options.delay_seed) return;
-    const auto word = random_u64(*options.delay_seed, run.number, id);
+    const auto word = random_u64(*options.delay_seed, item.run->number, item.id + (salt << 32U));
     std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
   }
 
   [[nodiscard]] double now() const { return seconds_since(birth); }
 
-  /// Runs one operation without the lock; returns its failure, named.
-  std::exception_ptr perform(const Run& run, Span& span) const {
-    const Operation& operation = span.operation();
-    std::exception_ptr result;
-    delay(run, span.op);
-    span.start = now();
+  /// Calls `what` without the lock; returns its failure, named.
+  std::exception_ptr call(const Handler& what, const Item& item) const {
+    const Operation& operation = item.operation();
     try {
-      handler(operation, run.number);
+      what(operation, item.run->number);
     } catch (const Error& error) {
-      result = std::make_exception_ptr(error.with_context(namer(operation)));
+      return std::make_exception_ptr(error.with_context(namer(operation)));
     } catch (const std::exception& error) {
-      result = std::make_exception_ptr(
+      return std::make_exception_ptr(
           Error(ErrorCategory::state, namer(operation) + ": " + error.what()));
     }
-    span.end = now();
-    return result;
+    return nullptr;
   }
 
-  /// With the lock held: books a finished operation.
-  void complete(Run& run, const Span& span, const std::exception_ptr& error) {
-    const Operation& operation = span.operation();
-    const auto lane = static_cast<std::size_t>(operation.lane);
-    totals.busy_seconds[lane] += span.end - span.start;
-    totals.bytes[lane] += operation.bytes;
-    if (options.observer) options.observer(span);
-    if (error && !failure) failure = error;
-    run.done[span.op] = 1;
-    if (--run.remaining == 0) --unfinished_runs;
+  std::exception_ptr start(Item& item) const {
+    delay(item, 0);
+    item.begun = now();
+    return call(handler, item);
+  }
+
+  std::exception_ptr finish(const Item& item) const {
+    delay(item, 1);
+    return call(options.finish, item);
+  }
+
+  /// With the lock held.
+  void fail(const std::exception_ptr& error) {
+    if (!failure) failure = error;
     changed.notify_all();
   }
 
-  void run_lane(std::size_t lane) {
+  /// With the lock held: books an operation that is over.
+  void complete(const Item& item) {
+    const Operation& operation = item.operation();
+    const auto number = static_cast<std::size_t>(operation.lane);
+    LaneQueue& lane = lanes[number];
+    const Span span = {item.run->plan, item.id, item.run->number,
+                       std::max(item.begun, lane.free_since), now()};
+    lane.free_since = span.end;
+    totals.busy_seconds[number] += span.end - span.start;
+    totals.bytes[number] += operation.bytes;
+    if (options.observer) options.observer(span);
+    item.run->progress[item.id] = Progress::over;
+    if (--item.run->remaining == 0) --unfinished_runs;
+    changed.notify_all();
+  }
+
+  /// With the lock held: waits until the lane can start its next operation. False when it never
+  /// will, or not now because of a failure.
+  bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
+    LaneQueue& lane = lanes[number];
+    const Item item = lane.waiting.front();
+    const double since = now();
+    changed.wait(lock, [&] {
+      return stopping || failure ||
+             (lane.enqueued.size() < kMostEnqueued && item.run->ready(item.id));
+    });
+    // What is enqueued keeps the lane busy.
+    if (lane.enqueued.empty()) {
+      totals.stalled_seconds[number] += std::max(0.0, now() - std::max(since, lane.free_since));
+    }
+    if (stopping || failure) return false;
+    if (interrupted()) {
+      fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
+      return false;
+    }
+    return true;
+  }
+
+  void start_operations(std::size_t number) {
     std::unique_lock lock(mutex);
-    auto& queue = queues[lane];
+    LaneQueue& lane = lanes[number];
     while (true) {
-      changed.wait(lock, [&] { return stopping || (!queue.empty() && !failure); });
+      changed.wait(lock, [&] { return stopping || (!lane.waiting.empty() && !failure); });
       if (stopping) return;
-      const Item item = queue.front();
-      const auto waiting_since = Clock::now();
-      changed.wait(lock, [&] { return stopping || failure || item.run->ready(item.id); });
-      totals.stalled_seconds[lane] += seconds_since(waiting_since);
-      if (stopping) return;
-      if (failure) continue;
-      if (interrupted()) {
-        failure = std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted"));
-        changed.notify_all();
-        continue;
-      }
-      queue.pop_front();
+      if (!await_inputs(lock, number)) continue;
+      Item item = std::move(lane.waiting.front());
+      lane.waiting.pop_front();
       lock.unlock();
-      Span span = {item.run->plan, item.id, item.run->number, 0.0, 0.0};
-      const auto error = perform(*item.run, span);
+      const auto error = start(item);
       lock.lock();
-      complete(*item.run, span, error);
+      if (error) {
+        fail(error);
+      } else if (queued(number)) {
+        totals.enqueueing_seconds[number] += now() - item.begun;
+        item.run->progress[item.id] = Progress::enqueued;
+        lane.enqueued.push_back(std::move(item));
+        changed.notify_all();
+      } else {
+        complete(item);
+      }
+    }
+  }
+
+  /// Until the very end: what is enqueued uses memory of whoever enqueued it.
+  void finish_operations(std::size_t number) {
+    std::unique_lock lock(mutex);
+    LaneQueue& lane = lanes[number];
+    while (true) {
+      changed.wait(lock, [&] { return all_enqueued || !lane.enqueued.empty(); });
+      if (lane.enqueued.empty()) return;
+      const Item item = lane.enqueued.front();
+      lock.unlock();
+      const auto error = finish(item);
+      lock.lock();
+      lane.enqueued.pop_front();
+      if (error) {
+        fail(error);
+      } else {
+        complete(item);
+      }
     }
   }
 
   void run_serially(const std::shared_ptr<Run>& run) {
     for (OpId id = 0; id < run->plan->operations.size(); ++id) {
-      Span span = {run->plan, id, run->number, 0.0, 0.0};
-      const auto error = perform(*run, span);
+      Item item = {run, id};
+      auto error = start(item);
+      if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
       const std::scoped_lock lock(mutex);
-      complete(*run, span, error);
+      if (error) {
+        fail(error);
+      } else {
+        complete(item);
+      }
       throw_failure();
     }
+  }
+
+  void join(std::vector<std::thread>& threads) {
+    changed.notify_all();
+    for (auto& thread : threads) thread.join();
   }
 };
 
@@ -186,27 +279,33 @@ Executor::Executor(Handler handler, Namer namer, const ExecutorOptions& options)
   state_->namer = std::move(namer);
   state_->options = options;
   if (options.serial) return;
+  State* const state = state_.get();
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    state_->threads.emplace_back([state = state_.get(), lane] { state->run_lane(lane); });
     const std::string name(to_string(kLanes[lane]));
-    pthread_setname_np(state_->threads.back().native_handle(), name.c_str());
+    state->starting.emplace_back([state, lane] { state->start_operations(lane); });
+    pthread_setname_np(state->starting.back().native_handle(), name.c_str());
+    if (!state->queued(lane)) continue;
+    state->finishing.emplace_back([state, lane] { state->finish_operations(lane); });
+    pthread_setname_np(state->finishing.back().native_handle(), (name + " end").c_str());
   }
 }
 
 Executor::~Executor() {
-  {
+  const auto set = [this](bool& flag) {
     const std::scoped_lock lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->changed.notify_all();
-  for (auto& thread : state_->threads) thread.join();
+    flag = true;
+  };
+  set(state_->stopping);
+  state_->join(state_->starting);
+  set(state_->all_enqueued);
+  state_->join(state_->finishing);
 }
 
 void Executor::submit(const Plan& plan, std::uint64_t number) {
   auto run = std::make_shared<Run>();
   run->plan = &plan;
   run->number = number;
-  run->done.assign(plan.operations.size(), 0);
+  run->progress.assign(plan.operations.size(), Progress::waiting);
   run->remaining = plan.operations.size();
   if (plan.operations.empty()) return;
   {
@@ -225,7 +324,7 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
     if (!state_->options.serial) {
       for (OpId id = 0; id < plan.operations.size(); ++id) {
         const auto lane = static_cast<std::size_t>(plan.operations[id].lane);
-        state_->queues[lane].push_back({run, id});
+        state_->lanes[lane].waiting.push_back({run, id});
       }
     }
   }
@@ -235,9 +334,9 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
 
 void Executor::wait(OpId id) {
   std::unique_lock lock(state_->mutex);
-  expects(state_->last != nullptr && id < state_->last->done.size(),
+  expects(state_->last != nullptr && id < state_->last->progress.size(),
           "executor: waiting for an operation that was not submitted");
-  state_->wait_for(lock, [&] { return state_->last->done[id] != 0; });
+  state_->wait_for(lock, [&] { return state_->last->progress[id] == Progress::over; });
 }
 
 void Executor::drain() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "ballast/device/device.h"
 
@@ -25,10 +26,14 @@ class CudaStream : public Stream {
   /// then.
   virtual void set_watch(const void* owner, Watch watch) = 0;
 
-  /// Has the next synchronize() call `verdict` once all work is done; what it throws synchronize()
-  /// throws: for findings that kernels leave in memory. Each owner has one, its last one, until
-  /// then.
-  virtual void set_verdict(const void* owner, std::function<void()> verdict) = 0;
+  using Verdict = std::function<void()>;
+
+  /// Has the next synchronize() of the stream, or of the next event recorded in it, call `verdict`
+  /// once the work before is done; what it throws synchronize() throws: for findings that kernels
+  /// leave in memory. Verdicts are called in turn, each once.
+  virtual void add_verdict(Verdict verdict) = 0;
+  /// Those that nobody has asked for yet; they are the caller's from now on.
+  virtual std::vector<Verdict> take_verdicts() = 0;
 };
 
 /// `stream` as one of the CUDA device. Throws Error(state) when it is another device's.

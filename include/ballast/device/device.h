@@ -36,7 +36,8 @@ class Event {
   virtual void record(Stream& stream) = 0;
   /// Work enqueued on `stream` after this call starts after the event.
   virtual void wait_on(Stream& stream) = 0;
-  /// Blocks the host until the event.
+  /// Blocks the host until the event. Throws the first Error that work before it has raised, unless
+  /// the stream's synchronize() was there first.
   virtual void synchronize() = 0;
 };
 

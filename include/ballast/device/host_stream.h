@@ -36,6 +36,9 @@ class HostStream final : public Stream {
   [[nodiscard]] std::uint64_t enqueued() const;
   /// Blocks the caller until `count` items are done. Does not rethrow.
   void wait_until(std::uint64_t count) const;
+  /// Rethrows the failure that synchronize() would, if one of the first `count` items has raised
+  /// it. It stays with the stream.
+  void throw_failure_within(std::uint64_t count) const;
 
  private:
   void run(int compute_threads);
@@ -47,6 +50,7 @@ class HostStream final : public Stream {
   std::uint64_t finished_ = 0;
   bool stopping_ = false;
   std::exception_ptr failure_;
+  std::uint64_t failed_ = 0;  ///< number of the item that raised it, from 1
   std::thread thread_;
 };
 

@@ -14,14 +14,29 @@
 namespace ballast::schedule {
 
 /// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
-/// the next operation waited for its inputs.
+/// the next operation waited for its inputs. Enqueueing: what a queued lane's thread needed to hand
+/// operations to the device, most of it under the operation before.
 struct LaneTotals {
   std::array<double, kLaneCount> busy_seconds{};
   std::array<double, kLaneCount> stalled_seconds{};
+  std::array<double, kLaneCount> enqueueing_seconds{};
   std::array<Bytes, kLaneCount> bytes{};
 };
 
+/// Does something about one operation of run `run`; throws Error on failure. Called from several
+/// threads, for one operation per lane at a time.
+using Handler = std::function<void(const Operation& operation, std::uint64_t run)>;
+
+/// Most operations of a lane that are enqueued and not over: one runs, the next is there when it
+/// ends. More would have to be waited for after an interrupt.
+inline constexpr std::size_t kMostEnqueued = 2;
+
 struct ExecutorOptions {
+  /// Where it is set, the handler of the executor only enqueues operations of queued lanes
+  /// (is_queued), behind those it enqueued for the lane before, and this returns when one of them
+  /// is over, in the same order. So the device goes from one operation to the next without the
+  /// host.
+  Handler finish = nullptr;
   /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
   bool serial = false;
   /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to shake out
@@ -33,17 +48,16 @@ struct ExecutorOptions {
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Runs plans: one thread per lane, completion per operation, no barrier between steps. A plan may
-/// be submitted while the one before still runs; its operations then wait for just those they
-/// follow.
+/// Runs plans: one thread per lane, a second one for each that is queued, completion per operation,
+/// no barrier between steps. A plan may be submitted while the one before still runs; its
+/// operations then wait for just those they follow.
 class Executor {
  public:
-  /// Performs one operation and returns when it is finished; throws Error on failure. Called from
-  /// several threads, one operation per lane at a time.
-  using Handler = std::function<void(const Operation& operation, std::uint64_t run)>;
   /// Names an operation in error messages.
   using Namer = std::function<std::string(const Operation&)>;
 
+  /// `handler`: performs one operation and returns when it is over (but see
+  /// ExecutorOptions::finish).
   Executor(Handler handler, Namer namer, const ExecutorOptions& options);
   /// Abandons what has not started and waits for what has.
   ~Executor();

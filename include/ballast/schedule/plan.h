@@ -32,6 +32,12 @@ inline constexpr std::array<Lane, kLaneCount> kLanes = {
 
 std::string_view to_string(Lane lane) noexcept;
 
+/// Whether the device may queue operations of the lane: each is work on one stream and nothing
+/// else, so one may be enqueued behind those of its lane that it follows before they are over.
+constexpr bool is_queued(Lane lane) noexcept {
+  return lane == Lane::compute || lane == Lane::upload || lane == Lane::offload;
+}
+
 /// What an operation does. The lane says where; the roles of its buffers say with what.
 enum class Action : std::uint8_t {
   upload_batch,          ///< tokens and targets of one micro-batch, host to device

@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -41,7 +42,7 @@ class OwnedStream final : public CudaStream {
   /// verdict any more, and when an exception ends both, whoever would give it may be gone already.
   ~OwnedStream() override {
     try {
-      verdicts_.clear();
+      static_cast<void>(take_verdicts());
       synchronize();
     } catch (const Error&) {
       // Nobody asked for it by synchronising.
@@ -56,24 +57,27 @@ class OwnedStream final : public CudaStream {
     const std::scoped_lock lock(mutex_);
     watches_[owner] = std::move(watch);
   }
-  void set_verdict(const void* owner, std::function<void()> verdict) override {
+  void add_verdict(Verdict verdict) override {
     const std::scoped_lock lock(mutex_);
-    verdicts_[owner] = std::move(verdict);
+    verdicts_.push_back(std::move(verdict));
+  }
+  std::vector<Verdict> take_verdicts() override {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(verdicts_, {});
   }
   void synchronize() override {
     std::map<const void*, Watch> watches;
-    std::map<const void*, std::function<void()>> verdicts;
     {
       const std::scoped_lock lock(mutex_);
       watches.swap(watches_);
-      verdicts.swap(verdicts_);
     }
+    const std::vector<Verdict> verdicts = take_verdicts();
     if (watches.empty()) {
       check_cuda(cudaStreamSynchronize(native()), work_);
     } else {
       wait_watching(watches);
     }
-    for (const auto& [owner, verdict] : verdicts) verdict();
+    for (const Verdict& verdict : verdicts) verdict();
   }
 
  private:
@@ -95,7 +99,7 @@ class OwnedStream final : public CudaStream {
   StreamHandle stream_;
   std::mutex mutex_;
   std::map<const void*, Watch> watches_;
-  std::map<const void*, std::function<void()>> verdicts_;
+  std::vector<Verdict> verdicts_;
 };
 
 class CudaEvent final : public Event {
@@ -110,7 +114,9 @@ class CudaEvent final : public Event {
   }
 
   void record(Stream& stream) override {
-    check_cuda(cudaEventRecord(event_.get(), as_cuda(stream).native()), "recording an event");
+    CudaStream& cuda = as_cuda(stream);
+    check_cuda(cudaEventRecord(event_.get(), cuda.native()), "recording an event");
+    for (auto& verdict : cuda.take_verdicts()) verdicts_.push_back(std::move(verdict));
   }
   void wait_on(Stream& stream) override {
     check_cuda(cudaStreamWaitEvent(as_cuda(stream).native(), event_.get(), 0),
@@ -118,10 +124,12 @@ class CudaEvent final : public Event {
   }
   void synchronize() override {
     check_cuda(cudaEventSynchronize(event_.get()), "work before an event");
+    for (const auto& verdict : std::exchange(verdicts_, {})) verdict();
   }
 
  private:
   EventHandle event_;
+  std::vector<CudaStream::Verdict> verdicts_;
 };
 
 }  // namespace

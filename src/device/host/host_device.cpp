@@ -38,7 +38,9 @@ class HostEvent final : public Event {
   }
   void synchronize() override {
     const auto [source, count] = recorded();
-    if (source != nullptr) source->wait_until(count);
+    if (source == nullptr) return;
+    source->wait_until(count);
+    source->throw_failure_within(count);
   }
 
  private:

@@ -51,6 +51,11 @@ void HostStream::wait_until(std::uint64_t count) const {
   changed_.wait(lock, [&] { return finished_ >= count; });
 }
 
+void HostStream::throw_failure_within(std::uint64_t count) const {
+  const std::scoped_lock lock(mutex_);
+  if (failure_ && failed_ <= count) std::rethrow_exception(failure_);
+}
+
 void HostStream::run(int compute_threads) {
   omp_set_dynamic(0);
   omp_set_num_threads(std::max(1, compute_threads));
@@ -72,8 +77,11 @@ void HostStream::run(int compute_threads) {
     }
     work = nullptr;
     lock.lock();
-    if (failure) failure_ = failure;
     ++finished_;
+    if (failure) {
+      failure_ = failure;
+      failed_ = finished_;
+    }
     changed_.notify_all();
   }
 }

@@ -2,10 +2,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include "ballast/core/error.h"
-
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/attention.h"
 #include "src/model/cuda/gradients.h"
@@ -13,13 +9,8 @@
 #include "src/model/linear_products.h"
 
 namespace ballast::model::cuda {
-namespace {
 
 using device::check_cuda;
-
-constexpr std::uint32_t kNone = 0xffffffffU;
-
-}  // namespace
 
 template <class T>
 Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape)
@@ -33,7 +24,7 @@ template <class T>
 void Ops<T>::take_memory(Bump& bump) {
   products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
   partials_ = bump.take<float>(partial_floats(widest_));
-  first_bad_ = bump.take<std::uint32_t>(1);
+  token_check_.set_memory(bump.take<std::uint32_t>(1));
   if (products_) products_->set_workspace(products_workspace_);
 }
 
@@ -159,31 +150,7 @@ void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, 
 
 template <class T>
 void Ops<T>::check_tokens(const std::int32_t* tokens) {
-  if (!tokens_checked_) {
-    check_cuda(cudaMemsetAsync(first_bad_, 0xff, sizeof kNone, queue_), "checking tokens");
-  }
-  tokens_checked_ = true;
-  check_cuda(cuda::check_tokens(queue_, tokens, shape_.tokens(), vocabulary_, first_bad_),
-             "checking tokens");
-  stream_->set_verdict(this, [this, tokens, queue = queue_] { judge_tokens(tokens, queue); });
-}
-
-template <class T>
-void Ops<T>::judge_tokens(const std::int32_t* tokens, cudaStream_t queue) {
-  const auto read = [queue](auto& to, const void* from) {
-    check_cuda(cudaMemcpyAsync(&to, from, sizeof to, cudaMemcpyDeviceToHost, queue),
-               "checking tokens");
-    check_cuda(cudaStreamSynchronize(queue), "checking tokens");
-  };
-  tokens_checked_ = false;
-  std::uint32_t index = kNone;
-  read(index, first_bad_);
-  if (index == kNone) return;
-  std::int32_t token = 0;
-  read(token, tokens + index);
-  throw Error(ErrorCategory::data,
-              fmt::format("token {} of the micro-batch is {}, but model.vocab_size is {}", index,
-                          token, vocabulary_));
+  token_check_.enqueue(*stream_, tokens, shape_.tokens(), vocabulary_);
 }
 
 template <class T>

@@ -11,6 +11,7 @@
 
 #include "src/model/cuda/products.h"
 #include "src/model/cuda/rows.h"
+#include "src/model/cuda/token_check.h"
 #include "src/model/parts.h"
 
 namespace ballast::model::cuda {
@@ -64,7 +65,7 @@ class Ops {
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c = false);
 
-  /// The stream's next synchronize() throws Error(data) where a token is outside the vocabulary.
+  /// The stream's verdict is Error(data) where a token is outside the vocabulary.
   void check_tokens(const std::int32_t* tokens);
   void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
@@ -86,8 +87,6 @@ class Ops {
 
  private:
   [[nodiscard]] Products& products();
-  /// Throws what check_tokens() found, and forgets it.
-  void judge_tokens(const std::int32_t* tokens, cudaStream_t queue);
 
   AttentionShape shape_;
   std::size_t hidden_;
@@ -97,8 +96,7 @@ class Ops {
   std::optional<Products> products_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;
-  std::uint32_t* first_bad_ = nullptr;
-  bool tokens_checked_ = false;  ///< since the last judgement
+  TokenCheck token_check_;
   device::CudaStream* stream_ = nullptr;
   cudaStream_t queue_ = nullptr;
 };

@@ -73,6 +73,26 @@ TEST(HostDevice, EventsOrderWorkAcrossStreams) {
   EXPECT_EQ(seen, 1);
 }
 
+TEST(HostDevice, AnEventTellsWhatWorkBeforeItHasRaisedAndNothingElse) {
+  const auto device = make(1 * kMiB);
+  const auto stream = device->make_stream("failing");
+  const auto before = device->make_event();
+  const auto behind = device->make_event();
+  EXPECT_NO_THROW(before->synchronize()) << "never recorded";
+  auto& host = dynamic_cast<HostStream&>(*stream);
+  std::atomic<bool> ran = false;
+  host.enqueue([&] { ran = true; });
+  before->record(*stream);
+  host.enqueue([] { throw Error(ErrorCategory::device, "broken kernel"); });
+  behind->record(*stream);
+  EXPECT_THROW(behind->synchronize(), Error);
+  EXPECT_NO_THROW(before->synchronize());
+  EXPECT_TRUE(ran);
+  EXPECT_THROW(behind->synchronize(), Error) << "the stream still drops what follows";
+  EXPECT_THROW(stream->synchronize(), Error);
+  EXPECT_NO_THROW(behind->synchronize()) << "told by the stream";
+}
+
 TEST(HostStream, KeepsTheFirstErrorForSynchronizeAndDropsWhatFollows) {
   HostStream stream("failing", 1);
   bool ran = false;

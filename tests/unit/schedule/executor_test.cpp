@@ -1,10 +1,17 @@
 #include "ballast/schedule/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +28,95 @@ namespace {
 std::string action_name(const Operation& operation) {
   return std::string(to_string(operation.action));
 }
+
+/// Device streams in miniature: a thread for each queued lane that runs what is enqueued there.
+class Streams {
+ public:
+  explicit Streams(Handler work) : work_(std::move(work)) {
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      if (is_queued(kLanes[lane])) {
+        streams_[lane].thread = std::thread([this, lane] { run(streams_[lane]); });
+      }
+    }
+  }
+  ~Streams() {
+    {
+      const std::scoped_lock lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    for (Stream& stream : streams_) {
+      if (stream.thread.joinable()) stream.thread.join();
+    }
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  /// For the executor: performs, or enqueues where the lane is queued.
+  void start(const Operation& operation, std::uint64_t run) {
+    if (!is_queued(operation.lane)) return work_(operation, run);
+    Stream& stream = of(operation);
+    {
+      const std::scoped_lock lock(mutex_);
+      stream.items.emplace_back(&operation, run);
+      most_ = std::max(most_, stream.items.size());
+    }
+    changed_.notify_all();
+  }
+  /// For ExecutorOptions::finish.
+  void finish(const Operation& operation, std::uint64_t run) {
+    Stream& stream = of(operation);
+    std::unique_lock lock(mutex_);
+    const std::size_t number = ++stream.finished;
+    changed_.wait(lock, [&] { return stream.done.size() >= number; });
+    EXPECT_EQ(stream.done[number - 1], std::pair(&operation, run)) << "finished out of turn";
+  }
+  ExecutorOptions options(ExecutorOptions others) {
+    others.finish = [this](const Operation& operation, std::uint64_t run) {
+      finish(operation, run);
+    };
+    return others;
+  }
+  /// Most operations that a stream held at a time.
+  [[nodiscard]] std::size_t most() const {
+    const std::scoped_lock lock(mutex_);
+    return most_;
+  }
+
+ private:
+  using Item = std::pair<const Operation*, std::uint64_t>;
+  struct Stream {
+    std::deque<Item> items;
+    std::vector<Item> done;
+    std::size_t finished = 0;
+    std::thread thread;
+  };
+
+  Stream& of(const Operation& operation) {
+    return streams_[static_cast<std::size_t>(operation.lane)];
+  }
+  void run(Stream& stream) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return ending_ || !stream.items.empty(); });
+      if (stream.items.empty()) return;
+      const Item item = stream.items.front();
+      lock.unlock();
+      work_(*item.first, item.second);
+      lock.lock();
+      stream.items.pop_front();
+      stream.done.push_back(item);
+      changed_.notify_all();
+    }
+  }
+
+  Handler work_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<Stream, kLaneCount> streams_;
+  std::size_t most_ = 0;
+  bool ending_ = false;
+};
 
 /// Submits `runs`, numbered from 1. `patient`: each waits for the gate of the one before, as a
 /// training loop does; otherwise as many overlap as the executor allows.
@@ -51,6 +147,124 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
     EXPECT_EQ(run({}, true), expected) << seed;
     EXPECT_EQ(run({}, false), expected) << seed;
     EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
+  }
+}
+
+TEST(Executor, QueuedLanesGiveTheSerialResult) {
+  std::size_t most = 0;
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
+    const Problem problem = random_problem(seed);
+    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    const auto runs = random_runs(problem, schedule, seed, 6);
+    const auto expected = serial_result(schedule, runs.runs);
+    const auto run = [&](const ExecutorOptions& options, bool patient) {
+      FakeMachine machine(schedule.buffers.size());
+      Streams streams([&](const Operation& op, std::uint64_t n) {
+        if (options.delay_seed) std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
+        machine.perform(op, n);
+      });
+      Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
+                        action_name, streams.options(options));
+      submit_all(executor, runs.runs, patient);
+      most = std::max(most, streams.most());
+      return machine.values();
+    };
+    EXPECT_EQ(run({.serial = true}, true), expected) << seed;
+    EXPECT_EQ(run({}, true), expected) << seed;
+    EXPECT_EQ(run({}, false), expected) << seed;
+    EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
+  }
+  EXPECT_EQ(most, kMostEnqueued) << "nothing was enqueued ahead, or too much";
+}
+
+/// Operations of given lanes, each behind the one before it.
+Plan chain(std::initializer_list<Lane> lanes) {
+  Plan plan;
+  for (const Lane lane : lanes) {
+    const auto id = static_cast<OpId>(plan.operations.size());
+    Operation operation;
+    operation.lane = lane;
+    if (id > 0) operation.after = {id - 1};
+    plan.operations.push_back(operation);
+  }
+  return plan;
+}
+
+TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
+  const Plan plan =
+      chain({Lane::compute, Lane::compute, Lane::compute, Lane::offload, Lane::update});
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<OpId> started;
+  const auto number = [&](const Operation& op) {
+    return static_cast<OpId>(&op - plan.operations.data());
+  };
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    std::unique_lock lock(mutex);
+    if (number(op) != 0) return;
+    // The first is under way until the second is enqueued, and then for as long as others might
+    // need to be started by mistake.
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return started.size() >= 2;
+    })) << "nothing is enqueued ahead";
+    changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return started.size() > 2; });
+    EXPECT_EQ(started, (std::vector<OpId>{0, 1}));
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) {
+        const std::scoped_lock lock(mutex);
+        started.push_back(number(op));
+        changed.notify_all();
+      },
+      action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_EQ(started, (std::vector<OpId>{0, 1, 2, 3, 4}));
+  EXPECT_GT(executor.totals().enqueueing_seconds[static_cast<std::size_t>(Lane::compute)], 0.0);
+}
+
+TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
+  const Plan plan = chain({Lane::compute, Lane::offload});
+  std::atomic<bool> over = false;
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    if (op.lane != Lane::compute) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    over = true;
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.lane == Lane::offload); },
+      action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_TRUE(over);
+}
+
+TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
+  const Plan plan = chain({Lane::compute, Lane::compute, Lane::offload});
+  for (const bool serial : {false, true}) {
+    std::atomic<int> started = 0;
+    std::atomic<int> finished = 0;
+    {
+      ExecutorOptions options = {.serial = serial};
+      options.finish = [&](const Operation&, std::uint64_t) {
+        // Whatever can be enqueued by now is.
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        if (++finished == 1) throw Error(ErrorCategory::device, "broken");
+      };
+      Executor executor([&](const Operation&, std::uint64_t) { ++started; },
+                        [](const Operation&) { return std::string("the first"); }, options);
+      try {
+        executor.submit(plan, 1);
+        executor.drain();
+        FAIL();
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(), "the first: broken");
+      }
+    }
+    EXPECT_EQ(started, finished);
+    EXPECT_EQ(started, serial ? 1 : 2);
   }
 }
 

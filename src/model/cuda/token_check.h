@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ballast/device/cuda_stream.h"
+
+namespace ballast::model::cuda {
+
+/// Finds tokens outside the vocabulary without waiting for the device.
+class TokenCheck {
+ public:
+  TokenCheck();
+
+  /// Device memory for one number, before the first check().
+  void set_memory(std::uint32_t* first_bad) { first_bad_ = first_bad; }
+
+  /// Enqueues a look at tokens [count]. Where one of them is outside [0, vocabulary), the stream's
+  /// verdict (CudaStream::add_verdict) throws Error(data) with the first such; the tokens are still
+  /// there then. Throws Error(device).
+  void enqueue(device::CudaStream& stream, const std::int32_t* tokens, std::size_t count,
+               std::size_t vocabulary);
+
+ private:
+  class Words;
+
+  std::uint32_t* first_bad_ = nullptr;
+  std::shared_ptr<Words> words_;
+};
+
+}  // namespace ballast::model::cuda
