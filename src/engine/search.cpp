@@ -271,7 +271,7 @@ bool Search::worth_simulating(const schedule::Schedule& schedule,
   std::array<double, schedule::kLaneCount> seconds{};
   for (const schedule::Operation& operation : schedule.steady.operations) {
     seconds.at(static_cast<std::size_t>(operation.lane)) +=
-        seconds_alone(operation, workload, question_.rates);
+        seconds_in_turn(operation, workload, question_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
   return best_tokens_per_second_ * longest * kTie <=

@@ -96,6 +96,7 @@ struct LaneState {
   std::size_t run = 0;
   std::size_t position = 0;
   bool busy = false;
+  bool enqueued = false;  ///< the operation, while the one before it was under way
   double start = 0.0;
   Cost left;
 };
@@ -207,6 +208,7 @@ class Simulation {
       lane.busy = true;
       lane.start = now_;
       lane.left = run.table->costs[id];
+      if (lane.enqueued) lane.left.lead = 0.0;
     }
   }
 
@@ -269,6 +271,8 @@ class Simulation {
     mark_gates();
     lane.busy = false;
     ++lane.position;
+    lane.enqueued = is_queued(kLanes[number]) && has_next(lane, number) &&
+                    runs_[lane.run].missing[operation_of(lane, number)] == 0;
   }
 
   void mark_gates() {
@@ -320,7 +324,7 @@ std::vector<Prediction::Bound> Simulation::bounds() const {
   std::array<double, kLaneCount> work{};
   for (OpId id = 0; id < table.costs.size(); ++id) {
     const std::size_t lane = index(table.plan->operations[id].lane);
-    alone[lane] += table.costs[id].seconds();
+    alone[lane] += table.costs[id].seconds_in_turn(kLanes[lane]);
     work[lane] += table.costs[id].work;
   }
   auto seconds = alone;

@@ -142,4 +142,8 @@ double seconds_alone(const Operation& operation, const Workload& workload, const
   return cost_of(operation, workload, rates).seconds();
 }
 
+double seconds_in_turn(const Operation& operation, const Workload& workload, const Rates& rates) {
+  return cost_of(operation, workload, rates).seconds_in_turn(operation.lane);
+}
+
 }  // namespace ballast::schedule

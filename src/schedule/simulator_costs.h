@@ -10,6 +10,10 @@ struct Cost {
   double lead = 0.0;  ///< before it uses anything shared: launch and latency
   double work = 0.0;  ///< at full speed
   [[nodiscard]] double seconds() const { return lead + work; }
+  /// Where `lane` has no time to lose.
+  [[nodiscard]] double seconds_in_turn(Lane lane) const {
+    return is_queued(lane) ? work : seconds();
+  }
 };
 
 /// Throws Error(config) naming the rate that `operation` needs and `rates` lacks.

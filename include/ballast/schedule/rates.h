@@ -29,7 +29,8 @@ struct Rates {
   Curve backward;                         ///< a transformer layer, recompute included
   Curve head;                             ///< the head in training, forward and backward
   double device_memory_per_second = 0.0;  ///< bytes: clearing, packing, embedding, device updates
-  double launch_seconds = 0.0;  ///< of every operation of any lane, before it does anything
+  /// Of every operation before it does anything, unless it is enqueued behind another (is_queued).
+  double launch_seconds = 0.0;
 
   // Update on the host.
   double update_per_second = 0.0;  ///< bytes of memory traffic (Operation::traffic)

@@ -42,5 +42,7 @@ Prediction simulate(const Schedule& schedule, const Workload& workload, const Ra
 
 /// Seconds that `operation` takes when nothing else runs.
 double seconds_alone(const Operation& operation, const Workload& workload, const Rates& rates);
+/// The same where its lane has no time to lose: a queued one has the operation enqueued by then.
+double seconds_in_turn(const Operation& operation, const Workload& workload, const Rates& rates);
 
 }  // namespace ballast::schedule

@@ -54,7 +54,8 @@ struct Alone {
   double critical_path = 0.0;
 };
 
-/// Durations of one plan's operations that have everything to themselves.
+/// Durations of one plan's operations that have everything to themselves: the least of lanes and
+/// paths, the most of all together.
 Alone alone(const Plan& plan, const Workload& workload, const Rates& rates) {
   Alone result;
   std::map<Lane, double> lanes;
@@ -62,12 +63,13 @@ Alone alone(const Plan& plan, const Workload& workload, const Rates& rates) {
   for (OpId id = 0; id < plan.operations.size(); ++id) {
     const Operation& operation = plan.operations[id];
     const double seconds = seconds_alone(operation, workload, rates);
+    const double least = seconds_in_turn(operation, workload, rates);
     double start = lanes[operation.lane];
     for (const OpId before : operation.after) start = std::max(start, end[before]);
-    end[id] = start + seconds;
+    end[id] = start + least;
     result.critical_path = std::max(result.critical_path, end[id]);
     result.sum += seconds;
-    lanes[operation.lane] += seconds;
+    lanes[operation.lane] += least;
     result.largest_lane = std::max(result.largest_lane, lanes[operation.lane]);
   }
   return result;

@@ -227,6 +227,27 @@ TEST(Simulator, LaunchAndLatencyAreNotShared) {
   EXPECT_DOUBLE_EQ(run_once(hand, rates).step_seconds, 1.0 + 4.0);
 }
 
+TEST(Simulator, WhatIsEnqueuedBehindItsLaneHasNoLaunchOfItsOwn) {
+  Rates rates = unit_rates();
+  rates.launch_seconds = 0.25;
+  Hand queued;
+  const OpId first = queued.add(Lane::compute, 2.0);
+  const OpId behind = queued.add(Lane::compute, 2.0, {first});
+  const OpId upload = queued.add(Lane::upload, 6.0);
+  const OpId late = queued.add(Lane::compute, 1.0, {behind, upload});
+  const Prediction prediction = run_once(queued, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, first).end, 2.25);
+  EXPECT_DOUBLE_EQ(span_of(prediction, behind).end, 4.25);
+  EXPECT_DOUBLE_EQ(span_of(prediction, late).end, 6.25 + 1.25) << "its upload came later";
+  EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::compute), 5.0);
+  Hand others;
+  const OpId update = others.add(Lane::update, 2.0);
+  others.add(Lane::update, 2.0, {update});
+  const Prediction not_queued = run_once(others, rates);
+  EXPECT_DOUBLE_EQ(not_queued.step_seconds, 4.5);
+  EXPECT_DOUBLE_EQ(bound_of(not_queued, Lane::update), 4.5);
+}
+
 TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
   Hand hand;
   const OpId compute = hand.add(Lane::compute, 4.0);
