@@ -73,6 +73,13 @@ struct LaneQueue {
   std::deque<Item> waiting;
   std::deque<Item> enqueued;  ///< and not over
   double free_since = 0.0;    ///< end of the last operation that is over
+  std::condition_variable may_start;
+  std::condition_variable may_finish;
+
+  [[nodiscard]] bool can_start() const {
+    return !waiting.empty() && enqueued.size() < kMostEnqueued &&
+           waiting.front().run->ready(waiting.front().id);
+  }
 };
 
 }  // namespace
@@ -83,7 +90,7 @@ struct Executor::State {
   ExecutorOptions options;
 
   mutable std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable progressed;  ///< for callers
   std::array<LaneQueue, kLaneCount> lanes;
   std::shared_ptr<Run> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
@@ -104,11 +111,19 @@ struct Executor::State {
     return options.interrupted != nullptr && options.interrupted->load();
   }
 
+  /// With the lock held: wakes the lanes that can go on, and callers.
+  void wake() {
+    for (LaneQueue& lane : lanes) {
+      if (stopping || failure || lane.can_start()) lane.may_start.notify_one();
+      if (all_enqueued || !lane.enqueued.empty()) lane.may_finish.notify_one();
+    }
+    progressed.notify_all();
+  }
+
   /// With the lock held: an interrupt becomes the failure; a failure is thrown.
   void throw_failure() {
     if (!failure && interrupted()) {
-      failure = std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted"));
-      changed.notify_all();
+      fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
     }
     if (failure) std::rethrow_exception(failure);
   }
@@ -118,7 +133,7 @@ struct Executor::State {
   void wait_for(std::unique_lock<std::mutex>& lock, Condition condition) {
     throw_failure();
     while (!condition()) {
-      changed.wait_for(lock, kInterruptPoll);
+      progressed.wait_for(lock, kInterruptPoll);
       throw_failure();
     }
   }
@@ -166,7 +181,7 @@ struct Executor::State {
   /// With the lock held.
   void fail(const std::exception_ptr& error) {
     if (!failure) failure = error;
-    changed.notify_all();
+    wake();
   }
 
   /// With the lock held: books an operation that is over.
@@ -182,19 +197,15 @@ struct Executor::State {
     if (options.observer) options.observer(span);
     item.run->progress[item.id] = Progress::over;
     if (--item.run->remaining == 0) --unfinished_runs;
-    changed.notify_all();
+    wake();
   }
 
   /// With the lock held: waits until the lane can start its next operation. False when it never
   /// will, or not now because of a failure.
   bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
     LaneQueue& lane = lanes[number];
-    const Item item = lane.waiting.front();
     const double since = now();
-    changed.wait(lock, [&] {
-      return stopping || failure ||
-             (lane.enqueued.size() < kMostEnqueued && item.run->ready(item.id));
-    });
+    lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
     // What is enqueued keeps the lane busy.
     if (lane.enqueued.empty()) {
       totals.stalled_seconds[number] += std::max(0.0, now() - std::max(since, lane.free_since));
@@ -211,7 +222,7 @@ struct Executor::State {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
     while (true) {
-      changed.wait(lock, [&] { return stopping || (!lane.waiting.empty() && !failure); });
+      lane.may_start.wait(lock, [&] { return stopping || (!lane.waiting.empty() && !failure); });
       if (stopping) return;
       if (!await_inputs(lock, number)) continue;
       Item item = std::move(lane.waiting.front());
@@ -225,7 +236,7 @@ struct Executor::State {
         totals.enqueueing_seconds[number] += now() - item.begun;
         item.run->progress[item.id] = Progress::enqueued;
         lane.enqueued.push_back(std::move(item));
-        changed.notify_all();
+        lane.may_finish.notify_one();
       } else {
         complete(item);
       }
@@ -237,7 +248,7 @@ struct Executor::State {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
     while (true) {
-      changed.wait(lock, [&] { return all_enqueued || !lane.enqueued.empty(); });
+      lane.may_finish.wait(lock, [&] { return all_enqueued || !lane.enqueued.empty(); });
       if (lane.enqueued.empty()) return;
       const Item item = lane.enqueued.front();
       lock.unlock();
@@ -267,8 +278,13 @@ struct Executor::State {
     }
   }
 
-  void join(std::vector<std::thread>& threads) {
-    changed.notify_all();
+  /// Tells `threads` by `flag` to end, and waits for them.
+  void join(std::vector<std::thread>& threads, bool& flag) {
+    {
+      const std::scoped_lock lock(mutex);
+      flag = true;
+      wake();
+    }
     for (auto& thread : threads) thread.join();
   }
 };
@@ -291,14 +307,8 @@ Executor::Executor(Handler handler, Namer namer, const ExecutorOptions& options)
 }
 
 Executor::~Executor() {
-  const auto set = [this](bool& flag) {
-    const std::scoped_lock lock(state_->mutex);
-    flag = true;
-  };
-  set(state_->stopping);
-  state_->join(state_->starting);
-  set(state_->all_enqueued);
-  state_->join(state_->finishing);
+  state_->join(state_->starting, state_->stopping);
+  state_->join(state_->finishing, state_->all_enqueued);
 }
 
 void Executor::submit(const Plan& plan, std::uint64_t number) {
@@ -326,9 +336,9 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
         const auto lane = static_cast<std::size_t>(plan.operations[id].lane);
         state_->lanes[lane].waiting.push_back({run, id});
       }
+      for (LaneQueue& lane : state_->lanes) lane.may_start.notify_one();
     }
   }
-  state_->changed.notify_all();
   if (state_->options.serial) state_->run_serially(run);
 }
 
