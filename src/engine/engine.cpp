@@ -13,6 +13,7 @@
 #include "src/engine/states.h"
 #include "src/engine/step.h"
 #include "src/engine/swap_options.h"
+#include "src/engine/warm_up.h"
 
 namespace ballast::engine {
 namespace {
@@ -103,6 +104,7 @@ class Engine::Impl {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
     initialize_states(*machine_, source);
+    if (device_->kind() != "host") warm_up(*machine_);
     executor_ = std::make_unique<schedule::Executor>(
         [this](const schedule::Operation& operation, std::uint64_t step) {
           engine::start(*machine_, operation, step);

@@ -1,0 +1,52 @@
+#include "src/engine/warm_up.h"
+
+#include <set>
+#include <tuple>
+
+#include "ballast/core/error.h"
+
+namespace ballast::engine {
+namespace {
+
+using schedule::Lane;
+using schedule::Operation;
+using schedule::Role;
+
+bool needs_kernels(const Operation& operation) {
+  return operation.lane == Lane::compute || operation.lane == Lane::gather ||
+         operation.lane == Lane::reduce;
+}
+
+/// What decides which kernels an operation takes: layers are alike.
+auto kind_of(const Operation& operation, std::uint32_t last_block) {
+  const std::uint32_t block = operation.block;
+  const int place = block == 0 ? 0 : block == last_block ? 2 : 1;
+  const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
+  return std::tuple(operation.action, place, has(Role::workspace), has(Role::weights_source));
+}
+
+}  // namespace
+
+void warm_up(Machine& machine) {
+  constexpr std::uint64_t kRun = 1;
+  machine.context(kRun).micro_batches = 1;
+  const schedule::Schedule& schedule = machine.blueprint.schedule;
+  const schedule::Workload& workload = machine.blueprint.workload;
+  const auto last_block = static_cast<std::uint32_t>(workload.blocks.size() - 1);
+  std::set<decltype(kind_of(Operation(), last_block))> done;
+  for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
+    for (const Operation& operation : plan->operations) {
+      if (!needs_kernels(operation)) continue;
+      if (!done.insert(kind_of(operation, last_block)).second) continue;
+      try {
+        start(machine, operation, kRun);
+        if (schedule::is_queued(operation.lane)) finish(machine, operation);
+      } catch (const Error& error) {
+        throw error.with_context(schedule::describe(operation, workload));
+      }
+    }
+  }
+  machine.contexts = {};
+}
+
+}  // namespace ballast::engine

@@ -1,0 +1,94 @@
+#include <cstdint>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/engine/engine.h"
+
+#include "tests/support/fake_cublaslt.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+
+// The engine on the CUDA device where things go wrong, or would on a GPU. Without one: on fakes.
+
+namespace ballast::engine {
+namespace {
+
+using test::FakeCublasLt;
+
+class EngineOnCuda : public testing::Test {
+ protected:
+  /// A run of its own directory.
+  Engine make() {
+    return Engine(test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
+                                       "num_layers": 2, "num_heads": 2)",
+                                    true, directory_.path(),
+                                    {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19",
+                                     "zero_optimization.offload_optimizer.device=cpu"}),
+                  nullptr);
+  }
+  static test::Batch batch_for(const Engine& engine) {
+    return test::scattered_ids(engine.blueprint().tokens_per_step(), 1);
+  }
+
+  test::TempDir directory_;
+};
+
+TEST_F(EngineOnCuda, LooksForProductsBeforeTheFirstStep) {
+  Engine engine = make();
+  const int before = FakeCublasLt::searches;
+  engine.start();
+  const int at_start = FakeCublasLt::searches;
+  EXPECT_GT(at_start, before);
+  const test::Batch batch = batch_for(engine);
+  engine.train_step(batch.tokens, batch.targets, 0.001);
+  const std::size_t held_out =
+      engine.evaluation_micro_batches() * engine.blueprint().shape.tokens();
+  const test::Batch evaluated = test::scattered_ids(held_out, 2);
+  engine.evaluate(evaluated.tokens, evaluated.targets);
+  engine.finish();
+  EXPECT_EQ(FakeCublasLt::searches, at_start) << "a lane had to wait for what the start left out";
+}
+
+TEST_F(EngineOnCuda, WhatIsMissingShowsAtTheStart) {
+  Engine engine = make();
+  FakeCublasLt::next_search = CUBLAS_STATUS_NOT_SUPPORTED;
+  try {
+    engine.start();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    EXPECT_NE(std::string(error.what()).find("forward of layer 0"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(EngineOnCuda, ATokenOutsideTheVocabularyEndsTheStepWithItsName) {
+  for (const bool target : {false, true}) {
+    Engine engine = make();
+    engine.start();
+    test::Batch batch = batch_for(engine);
+    (target ? batch.targets : batch.tokens)[23] = 131;
+    try {
+      engine.train_step(batch.tokens, batch.targets, 0.001);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.category(), ErrorCategory::data);
+      const std::string message = error.what();
+      // The fifth of the second micro-batch.
+      EXPECT_NE(message.find("token 4 of the micro-batch is 131, but model.vocab_size is 131"),
+                std::string::npos)
+          << message;
+      EXPECT_EQ(message.rfind(target ? "forward and backward of head, micro-batch 1"
+                                     : "forward of embedding, micro-batch 1",
+                              0),
+                0U)
+          << message;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine
