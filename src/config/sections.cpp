@@ -86,6 +86,11 @@ Key rule_tier(std::string name, std::optional<Tier>& tier) {
           [&tier] { return tier ? Json(to_string(*tier)) : Json(); }};
 }
 
+Key rule_flag(std::string name, std::optional<bool>& flag) {
+  return {std::move(name), [&flag](const Value& value) { flag = value.flag(); },
+          [&flag] { return flag ? Json(*flag) : Json(); }};
+}
+
 Section rule_keys(PlacementRule& rule) {
   const auto write_blocks = [&rule] {
     if (rule.first_block == rule.last_block) return Json(rule.first_block);
@@ -94,7 +99,8 @@ Section rule_keys(PlacementRule& rule) {
   return {{"blocks", [&rule](const Value& value) { read_blocks(value, rule); }, write_blocks},
           rule_tier("weights", rule.weights),
           rule_tier("optimizer", rule.optimizer),
-          rule_tier("activations", rule.activations)};
+          rule_tier("activations", rule.activations),
+          rule_flag("recompute", rule.recompute)};
 }
 
 Key placement_key(std::vector<PlacementRule>& rules) {
@@ -106,8 +112,9 @@ Key placement_key(std::vector<PlacementRule>& rules) {
       PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (!item.json().contains("blocks")) item.fail("names no blocks; add \"blocks\"");
-      if (!rule.weights && !rule.optimizer && !rule.activations) {
-        item.fail("places nothing; add \"weights\", \"optimizer\" or \"activations\"");
+      if (!rule.weights && !rule.optimizer && !rule.activations && !rule.recompute) {
+        item.fail(
+            "places nothing; add \"weights\", \"optimizer\", \"activations\" or \"recompute\"");
       }
       rules.push_back(rule);
     }
@@ -128,6 +135,15 @@ Key activations_key(TierChoice& tier) {
   };
   key.write = [&tier] { return tier ? Json(to_string(*tier)) : Json("auto"); };
   return key;
+}
+
+Key recompute_key(std::optional<bool>& recompute) {
+  return {"recompute",
+          [&recompute](const Value& value) {
+            recompute.reset();
+            if (!value.is_auto()) recompute = value.flag();
+          },
+          [&recompute] { return recompute ? Json(*recompute) : Json("auto"); }};
 }
 
 Key delay_seed_key(std::optional<std::uint64_t>& seed) {
@@ -158,6 +174,7 @@ Section ballast_keys(BallastSection& b) {
           flag("serial", b.serial),
           delay_seed_key(b.delay_seed),
           activations_key(b.activations),
+          recompute_key(b.recompute),
           whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
           whole("activation_buffers", b.activation_buffers, {0, 1024}),
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),

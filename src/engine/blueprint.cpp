@@ -24,15 +24,19 @@ class GreedyFill {
   /// at a time, in forward order, as long as the budgets hold.
   void place() {
     auto& blocks = blueprint_.placement.blocks;
-    for (const Wish& wish : wishes_) {
+    for (std::size_t b = 0; b < wishes_.size(); ++b) {
+      const Wish& wish = wishes_[b];
+      const bool layer = b > 0 && b + 1 < wishes_.size();
       blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
-                        wish.activations.value_or(Tier::nvme)});
+                        wish.activations.value_or(Tier::nvme),
+                        layer && !wish.recompute.value_or(true)});
     }
     for (const Tier tier : {Tier::host, Tier::device}) {
       promote(&schedule::BlockPlacement::activations, &Wish::activations, tier);
       promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
       promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
     }
+    keep_intermediates();
   }
 
  private:
@@ -65,6 +69,18 @@ class GreedyFill {
     if (blocks == before || fits()) return true;
     blocks = before;
     return false;
+  }
+
+  /// Last layers first: theirs are wanted back first.
+  void keep_intermediates() {
+    auto& blocks = blueprint_.placement.blocks;
+    for (std::size_t b = blocks.size() - 1; b-- > 1;) {
+      if (wishes_[b].recompute) continue;
+      blocks[b].keeps_intermediates = true;
+      if (fits()) continue;
+      blocks[b].keeps_intermediates = false;
+      return;
+    }
   }
 
   Blueprint& blueprint_;
@@ -113,9 +129,9 @@ memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
 }
 
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes, std::uint32_t world,
-                         std::uint32_t rank) {
-  Blueprint blueprint = outline(config, model, budgets, workspace_bytes, world);
+                         const memory::Budgets& budgets, model::KernelMemory kernels,
+                         std::uint32_t world, std::uint32_t rank) {
+  Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
   blueprint.ledger = make_ledger(
@@ -124,6 +140,24 @@ Blueprint draw_blueprint(const config::Config& config, const model::Architecture
   blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
   return blueprint;
 }
+
+namespace {
+
+/// Empty for a model without layers.
+std::string describe_kept(const Blueprint& blueprint) {
+  const std::size_t layers = blueprint.placement.blocks.size() - 2;
+  std::size_t kept = 0;
+  for (std::size_t b = 1; b <= layers; ++b) {
+    kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
+  }
+  if (layers == 0) return "";
+  if (kept == 0) return "computed again in the backward pass";
+  if (kept == layers) return "kept on device";
+  return fmt::format("of {} layer{} kept on device, of {} computed again", kept,
+                     kept == 1 ? "" : "s", layers - kept);
+}
+
+}  // namespace
 
 std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;
@@ -154,6 +188,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
                                 "weights gathered", to_string(blueprint.type)));
   }
   describe("activations", &schedule::BlockPlacement::activations);
+  if (const std::string kept = describe_kept(blueprint); !kept.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "intermediates", kept));
+  }
   return lines;
 }
 

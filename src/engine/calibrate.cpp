@@ -42,6 +42,7 @@ config::Config all_on_host(config::Config config) {
   config.zero.parameters.tier = Tier::host;
   config.zero.optimizer.tier = Tier::host;
   config.ballast.activations = Tier::device;
+  config.ballast.recompute = true;
   config.ballast.placement.clear();
   config.batch.micro_batch = 1;
   config.batch.accumulation = 1;
@@ -116,7 +117,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   const DType type = config.bf16 ? DType::bf16 : DType::f32;
   return {.config = config,
           .blueprint = draw_blueprint(all_on_host(config), one_layer(model, type),
-                                      {.device = kNoLimit, .host = kNoLimit}, 0),
+                                      {.device = kNoLimit, .host = kNoLimit}, {}),
           .blocks = model.blocks.size(),
           .last_level_cache = memory::read_topology().last_level_cache};
 }

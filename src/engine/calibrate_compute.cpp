@@ -96,13 +96,14 @@ class Kernels {
   }
 
   double forward_seconds() {
-    return seconds([&] { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_); });
+    return seconds(
+        [&] { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_, {}); });
   }
   double backward_seconds() {
     return seconds([&] {
       const Layer& layer = next_layer();
       compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_,
-                               view_as<float>(layer.gradient));
+                               view_as<float>(layer.gradient), {});
     });
   }
   double head_seconds() {
@@ -150,8 +151,9 @@ class Kernels {
 
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
     const bool cuda = sample.config.ballast.device == "cuda";
-    const Bytes workspace = model::workspace_bytes(model_, type_, shape_, cuda ? "cuda" : "host",
-                                                   sample.config.ballast.compute_threads);
+    const Bytes workspace = model::kernel_memory(model_, type_, shape_, cuda ? "cuda" : "host",
+                                                 sample.config.ballast.compute_threads)
+                                .workspace;
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
     Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
     for (const auto& block : model_.blocks) {

@@ -41,10 +41,11 @@ Placement Filler::lowest() const {
   for (std::size_t b = 0; b < wishes_.size(); ++b) {
     const Wish& wish = wishes_[b];
     // The embedding has no input; the head consumes its own at once.
-    const bool keeps_input = b > 0 && b + 1 < wishes_.size();
-    placement.blocks.push_back(
-        {wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
-         wish.activations.value_or(keeps_input ? Tier::nvme : Tier::device)});
+    const bool layer = b > 0 && b + 1 < wishes_.size();
+    placement.blocks.push_back({wish.weights.value_or(Tier::nvme),
+                                wish.optimizer.value_or(Tier::nvme),
+                                wish.activations.value_or(layer ? Tier::nvme : Tier::device),
+                                layer && !wish.recompute.value_or(true)});
   }
   return placement;
 }
@@ -71,6 +72,10 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
     if (takes_weights(move.part)) open = open && !wish.weights && now.weights > move.tier;
     if (takes_optimizer(move.part)) open = open && !wish.optimizer && now.optimizer > move.tier;
     if (move.part == Part::activations) open = !wish.activations && now.activations > move.tier;
+    if (move.part == Part::intermediates) {
+      const bool layer = b > 0 && b + 1 < wishes_.size();
+      open = layer && !wish.recompute && !now.keeps_intermediates;
+    }
     if (open) blocks.push_back(b);
   }
   return blocks;
@@ -85,6 +90,7 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
     if (takes_weights(move.part)) block.weights = move.tier;
     if (takes_optimizer(move.part)) block.optimizer = move.tier;
     if (move.part == Part::activations) block.activations = move.tier;
+    if (move.part == Part::intermediates) block.keeps_intermediates = true;
   }
   return placement;
 }

@@ -19,7 +19,8 @@ enum class Part : std::uint8_t {
   weights,
   optimizer,
   both,  ///< weights and optimizer states of a block together
-  activations
+  activations,
+  intermediates  ///< kept on the device, whatever the tier of the move
 };
 
 /// Which of the blocks that may move do, when not all fit.

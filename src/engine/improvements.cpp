@@ -46,7 +46,7 @@ class Improvements {
                               budgets,
                               rates,
                               question_.world,
-                              question_.workspace_of,
+                              question_.kernel_memory_of,
                               question_.work_limit / 8};
     try {
       const double speed = speed_of(decide_with(changed));
@@ -75,6 +75,7 @@ class Improvements {
     config.zero.parameters.tier = std::nullopt;
     config.zero.optimizer.tier = std::nullopt;
     config.ballast.activations = std::nullopt;
+    config.ballast.recompute = std::nullopt;
     config.ballast.placement.clear();
     config.zero.parameters.buffer_count = 0;
     config.zero.optimizer.buffer_count = 0;

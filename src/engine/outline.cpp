@@ -104,7 +104,7 @@ void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
 
 std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) {
   std::vector<Wish> wishes(blocks, {config.zero.parameters.tier, config.zero.optimizer.tier,
-                                    config.ballast.activations});
+                                    config.ballast.activations, config.ballast.recompute});
   for (const auto& rule : config.ballast.placement) {
     if (rule.last_block >= blocks) {
       throw Error(ErrorCategory::config,
@@ -116,13 +116,15 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) 
       if (rule.weights) wishes[b].weights = rule.weights;
       if (rule.optimizer) wishes[b].optimizer = rule.optimizer;
       if (rule.activations) wishes[b].activations = rule.activations;
+      if (rule.recompute) wishes[b].recompute = rule.recompute;
     }
   }
   return wishes;
 }
 
 Blueprint outline(const config::Config& config, const model::Architecture& model,
-                  const memory::Budgets& budgets, Bytes workspace_bytes, std::uint32_t world) {
+                  const memory::Budgets& budgets, model::KernelMemory kernels,
+                  std::uint32_t world) {
   Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
@@ -134,7 +136,8 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
   if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
-  blueprint.workload.workspace_bytes = workspace_bytes;
+  blueprint.workload.workspace_bytes = kernels.workspace;
+  blueprint.workload.intermediate_bytes = kernels.intermediates;
   add_blocks(blueprint, config.zero);
   add_batch(blueprint, config.ballast.eval_batches / world);
   blueprint.options = schedule_options(config);

@@ -25,14 +25,26 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
       static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
+/// Whether more layers keep their intermediates than compute them again.
+bool mostly_kept(const std::vector<BlockPlacement>& blocks) {
+  const auto kept = std::count_if(blocks.begin(), blocks.end(), [](const BlockPlacement& block) {
+    return block.keeps_intermediates;
+  });
+  return 2 * static_cast<std::size_t>(kept) + 2 > blocks.size();
+}
+
 /// Says `placement` as sections and, where blocks differ from them, rules over ranges of blocks.
-void name_placement(config::Config& config, const std::vector<BlockPlacement>& blocks) {
+void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) {
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(blocks, &BlockPlacement::optimizer),
-                               usual(blocks, &BlockPlacement::activations)};
+                               usual(blocks, &BlockPlacement::activations), mostly_kept(blocks)};
+  // Embedding and head have nothing to keep.
+  blocks.front().keeps_intermediates = most.keeps_intermediates;
+  blocks.back().keeps_intermediates = most.keeps_intermediates;
   config.zero.parameters.tier = most.weights;
   config.zero.optimizer.tier = most.optimizer;
   config.ballast.activations = most.activations;
+  config.ballast.recompute = !most.keeps_intermediates;
   config.ballast.placement.clear();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b] == most) continue;
@@ -44,6 +56,9 @@ void name_placement(config::Config& config, const std::vector<BlockPlacement>& b
     if (blocks[b].weights != most.weights) rule.weights = blocks[b].weights;
     if (blocks[b].optimizer != most.optimizer) rule.optimizer = blocks[b].optimizer;
     if (blocks[b].activations != most.activations) rule.activations = blocks[b].activations;
+    if (blocks[b].keeps_intermediates != most.keeps_intermediates) {
+      rule.recompute = !blocks[b].keeps_intermediates;
+    }
     config.ballast.placement.push_back(rule);
   }
 }
@@ -65,7 +80,7 @@ Decision conclude(const Question& question, config::Config config, std::size_t s
   Decision decision;
   const model::MicroBatchShape shape = {config.batch.micro_batch, config.data.sequence_length};
   decision.blueprint = draw_blueprint(config, question.model, question.budgets,
-                                      question.workspace_of(shape), question.world);
+                                      question.kernel_memory_of(shape), question.world);
   decision.prediction =
       schedule::simulate(decision.blueprint.schedule, decision.blueprint.workload, question.rates);
   decision.config = std::move(config);

@@ -60,7 +60,7 @@ void add_micro_batches(const Question& question, std::vector<Change>& changes) {
   open.batch.automatic = true;
   for (const std::uint64_t size :
        micro_batch_sizes({open, question.model, question.budgets, question.rates, question.world,
-                          question.workspace_of})) {
+                          question.kernel_memory_of})) {
     if (size >= question.config.batch.micro_batch) continue;
     const config::Config changed = with_micro_batches(question.config, size, question.world);
     changes.push_back({fmt::format("train_micro_batch_size_per_gpu {} (and "
@@ -95,14 +95,23 @@ void add_tiers(const config::Config& config, std::vector<Change>& changes) {
   }
 }
 
+void add_recompute(const config::Config& config, std::vector<Change>& changes) {
+  if (config.ballast.recompute.value_or(true)) return;
+  Change change = {"ballast.recompute \"auto\"", config};
+  change.config.ballast.recompute = std::nullopt;
+  for (config::PlacementRule& rule : change.config.ballast.placement) rule.recompute = std::nullopt;
+  changes.push_back(std::move(change));
+}
+
 void add_everything_open(const config::Config& config, std::vector<Change>& changes) {
   Change change = {
-      "\"auto\" for offload_param.device, offload_optimizer.device and "
-      "ballast.activations",
+      "\"auto\" for offload_param.device, offload_optimizer.device, ballast.activations and "
+      "ballast.recompute",
       config};
   change.config.zero.parameters.tier = std::nullopt;
   change.config.zero.optimizer.tier = std::nullopt;
   change.config.ballast.activations = std::nullopt;
+  change.config.ballast.recompute = std::nullopt;
   change.config.ballast.placement.clear();
   changes.push_back(std::move(change));
 }
@@ -164,12 +173,13 @@ std::string explain_refusal(const Question& question) {
   const Nearest nearest = come_nearest(question);
   std::vector<Change> changes;
   add_micro_batches(question, changes);
+  add_recompute(question.config, changes);
   add_tiers(question.config, changes);
   add_everything_open(question.config, changes);
   std::string fitting;
   for (const Change& change : changes) {
     const Question changed = {change.config,  question.model, question.budgets,
-                              question.rates, question.world, question.workspace_of};
+                              question.rates, question.world, question.kernel_memory_of};
     if (come_nearest(changed).excess > 0) continue;
     fitting = change.words + " would fit, and so would ";
     break;

@@ -31,7 +31,8 @@ std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
       fmt::format("{}/{}/{}/{}/{}/", micro_batch, options.weight_slots, options.weight_staging,
                   options.state_staging, options.activation_staging);
   for (const auto& block : placement.blocks) {
-    key += static_cast<char>('a' + 9 * static_cast<int>(block.weights) +
+    key += static_cast<char>('!' + 27 * static_cast<int>(block.keeps_intermediates) +
+                             9 * static_cast<int>(block.weights) +
                              3 * static_cast<int>(block.optimizer) +
                              static_cast<int>(block.activations));
   }
@@ -94,7 +95,8 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
 std::vector<Program> basic_programs() {
   const auto move = [](Part part, Tier tier, Pattern pattern = Pattern::first) {
     // The inputs of the last blocks are the first that the backward pass wants back.
-    return Move{part, tier, part == Part::activations ? Pattern::last : pattern};
+    const bool of_activations = part == Part::activations || part == Part::intermediates;
+    return Move{part, tier, of_activations ? Pattern::last : pattern};
   };
   const auto in_order = [&](std::initializer_list<Part> parts, Tier tier,
                             Pattern pattern = Pattern::first) {
@@ -103,12 +105,14 @@ std::vector<Program> basic_programs() {
     return program;
   };
   using enum Part;
-  const std::array<Program, 6> device = {
-      in_order({activations, weights, both, optimizer}, Tier::device),
-      in_order({activations, both, weights, optimizer}, Tier::device),
-      in_order({both, activations, weights, optimizer}, Tier::device),
+  const std::array<Program, 8> device = {
+      in_order({activations, weights, both, optimizer, intermediates}, Tier::device),
+      in_order({activations, intermediates, weights, both, optimizer}, Tier::device),
+      in_order({activations, both, weights, optimizer, intermediates}, Tier::device),
+      in_order({both, activations, weights, optimizer, intermediates}, Tier::device),
       in_order({activations}, Tier::device),
-      in_order({weights, activations, both, optimizer}, Tier::device),
+      in_order({intermediates, activations, weights, both}, Tier::device),
+      in_order({weights, activations, both, optimizer, intermediates}, Tier::device),
       in_order({}, Tier::device)};
   const std::array<Program, 6> host = {
       in_order({weights, optimizer, activations}, Tier::host),
@@ -131,10 +135,10 @@ std::vector<Program> basic_programs() {
 Setting::Setting(const Question& question, std::uint64_t size)
     : micro_batch(size),
       budgets(question.budgets),
-      outline(engine::outline(with_micro_batches(question.config, size, question.world),
-                              question.model, question.budgets,
-                              question.workspace_of({size, question.config.data.sequence_length}),
-                              question.world)),
+      outline(engine::outline(
+          with_micro_batches(question.config, size, question.world), question.model,
+          question.budgets, question.kernel_memory_of({size, question.config.data.sequence_length}),
+          question.world)),
       wishes(read_wishes(question.config, question.model.blocks.size())),
       filler(outline.workload, wishes, budgets) {}
 

@@ -19,8 +19,8 @@
 
 namespace ballast::engine {
 
-/// Device memory that the kernels need for micro-batches of that shape.
-using WorkspaceOf = std::function<Bytes(model::MicroBatchShape)>;
+/// What the kernels need for micro-batches of that shape.
+using KernelMemoryOf = std::function<model::KernelMemory(model::MicroBatchShape)>;
 
 /// Everything that a decision depends on.
 struct Question {
@@ -29,7 +29,7 @@ struct Question {
   const memory::Budgets& budgets;
   const schedule::Rates& rates;
   std::uint32_t world = 1;
-  WorkspaceOf workspace_of;
+  KernelMemoryOf kernel_memory_of;
   /// Operations that may be built and simulated in search of an answer.
   std::size_t work_limit = 2'000'000;
 };

@@ -115,7 +115,7 @@ class Step {
       machine_.compute.embedding_forward(stream, weights(), tokens(), out);
     } else {
       machine_.compute.layer_forward(stream, operation_.block, weights(),
-                                     device(Role::input, activation_bytes()), out);
+                                     device(Role::input, activation_bytes()), out, kept());
     }
   }
 
@@ -126,7 +126,8 @@ class Step {
       machine_.compute.embedding_backward(stream, tokens(), flow, accumulator());
     } else {
       machine_.compute.layer_backward(stream, operation_.block, weights(),
-                                      device(Role::input, activation_bytes()), flow, accumulator());
+                                      device(Role::input, activation_bytes()), flow, accumulator(),
+                                      kept());
     }
   }
 
@@ -242,6 +243,11 @@ class Step {
   }
   [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
 
+  /// A layer's intermediates; empty where it keeps none.
+  [[nodiscard]] DeviceBytes kept() const {
+    if (!has(Role::intermediates)) return {};
+    return device(Role::intermediates, machine_.blueprint.workload.intermediate_bytes);
+  }
   [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
   [[nodiscard]] ConstDeviceBytes tied_weights() const {
     if (!has(Role::tied_weights)) return {};

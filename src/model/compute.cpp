@@ -49,14 +49,16 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
   return host::make_host_compute(device, model, type, shape);
 }
 
-Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
-                      std::string_view device_kind, int compute_threads) {
+KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
+                           std::string_view device_kind, int compute_threads) {
   const bool cuda = is_cuda(device_kind);
   require_type(type);
   require_shape(model.config, shape);
-  if (cuda) return cuda::cuda_workspace_bytes(model, type, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
-  return host::host_workspace_bytes(model, type, shape, static_cast<std::size_t>(threads));
+  const auto compute =
+      cuda ? cuda::make_cuda_compute(model, type, shape)
+           : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
+  return {compute->workspace_bytes(), compute->intermediate_bytes()};
 }
 
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {

@@ -46,6 +46,9 @@ class ComputeBy final : public Compute {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
   Bytes workspace_bytes() const override { return workspace_bytes_; }
+  Bytes intermediate_bytes() const override {
+    return round_up(layer_->intermediate_bytes(), kPage);
+  }
   void set_workspace(DeviceBytes workspace) override {
     expects(workspace.size() >= workspace_bytes_,
             "the workspace is smaller than workspace_bytes()");
@@ -71,18 +74,20 @@ class ComputeBy final : public Compute {
     });
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     ConstDeviceBytes in, DeviceBytes out) override {
-    expect_layer(block);
+                     ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) override {
+    expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({model_.blocks[block], as<T>(weights), nullptr}, as<T>(in), as<T>(out));
+      layer_->forward({model_.blocks[block], as<T>(weights), nullptr}, as<T>(in), as<T>(out),
+                      kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                      ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient) override {
-    expect_layer(block);
+                      ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
+                      DeviceBytes kept) override {
+    expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({model_.blocks[block], as<T>(weights), gradient.raw()}, as<T>(in),
-                       as<T>(dy));
+      layer_->backward({model_.blocks[block], as<T>(weights), gradient.raw()}, as<T>(in), as<T>(dy),
+                       kept.raw());
     });
   }
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
@@ -171,8 +176,10 @@ class ComputeBy final : public Compute {
     expects(ready_, "set_workspace() comes before the first kernel");
     ops_.run(stream, std::move(work));
   }
-  void expect_layer(std::size_t block) const {
+  void expect_layer(std::size_t block, DeviceBytes kept) const {
     expects(block >= 1 && block <= model_.config.num_layers, "no such layer");
+    expects(kept.empty() || kept.size() >= intermediate_bytes(),
+            "less room for intermediates than intermediate_bytes()");
   }
   [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
   [[nodiscard]] bool gpt2() const { return model_.config.family == Family::gpt2; }

@@ -16,9 +16,6 @@ namespace {
 std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape) {
   refuse();
 }
-Bytes cuda_workspace_bytes(const Architecture&, DType, MicroBatchShape) {
-  refuse();
-}
 double measure_cuda_gemm_peak(device::Device&, DType, double) {
   refuse();
 }

@@ -11,8 +11,6 @@ class Gpt2Layer final : public Layer<Ops> {
  public:
   using T = typename Ops::Value;
   using Layer<Ops>::Layer;
-  void forward(const BlockWeights<T>& block, const T* in, T* out) override;
-  void backward(const BlockWeights<T>& block, const T* in, T* dy) override;
 
  private:
   struct Weights {
@@ -28,12 +26,14 @@ class Gpt2Layer final : public Layer<Ops> {
     return {block.norm(0, true), block.conv1d(2), block.conv1d(4),
             block.norm(6, true), block.conv1d(8), block.conv1d(10)};
   }
-  /// Everything but the last product.
-  void compute(const Weights& w, const T* in);
+  void compute(const BlockWeights<T>& block, const T* in) override;
+  void project(const BlockWeights<T>& block, T* out) override;
+  void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
 };
 
 template <class Ops>
-void Gpt2Layer<Ops>::compute(const Weights& w, const T* in) {
+void Gpt2Layer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
+  const Weights w = bind(block);
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
@@ -47,15 +47,14 @@ void Gpt2Layer<Ops>::compute(const Weights& w, const T* in) {
 }
 
 template <class Ops>
-void Gpt2Layer<Ops>::forward(const BlockWeights<T>& block, const T* in, T* out) {
+void Gpt2Layer<Ops>::project(const BlockWeights<T>& block, T* out) {
   const Weights w = bind(block);
-  compute(w, in);
   const LayerMemory<T>& m = this->memory_;
   this->ops_.linear_onto(w.mlp_out, m.activated, m.middle, out, this->tokens_);
 }
 
 template <class Ops>
-void Gpt2Layer<Ops>::backward(const BlockWeights<T>& block, const T* in, T* dy) {
+void Gpt2Layer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
@@ -63,7 +62,6 @@ void Gpt2Layer<Ops>::backward(const BlockWeights<T>& block, const T* in, T* dy) 
   const std::size_t wide = this->intermediate_;
   const std::size_t qkv_row = this->shape_.row();
   const Weights w = bind(block);
-  compute(w, in);
 
   ops.add_column_sums(dy, w.mlp_out.bias_gradient, rows, width);
   ops.linear_weight(w.mlp_out, m.activated, dy, width, rows);

@@ -14,8 +14,6 @@ class LlamaLayer final : public Layer<Ops> {
   LlamaLayer(const ModelConfig& config, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(config, shape, ops), theta_(config.rope_theta) {}
   void take_lasting_memory(Bump& bump) override;
-  void forward(const BlockWeights<T>& block, const T* in, T* out) override;
-  void backward(const BlockWeights<T>& block, const T* in, T* dy) override;
 
  private:
   struct Weights {
@@ -32,8 +30,9 @@ class LlamaLayer final : public Layer<Ops> {
     return {block.norm(0, false), block.joined(1, 3), block.linear(4), block.norm(5, false),
             block.linear(6),      block.linear(7),    block.linear(8)};
   }
-  /// Everything but the last product.
-  void compute(const Weights& w, const T* in);
+  void compute(const BlockWeights<T>& block, const T* in) override;
+  void project(const BlockWeights<T>& block, T* out) override;
+  void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   /// Turns queries and keys by their positions; `direction` -1 turns back. They lie side by side in
   /// a row, so they are turned as one row of heads.
   void rotate(T* qkv, float direction);
@@ -60,7 +59,8 @@ void LlamaLayer<Ops>::rotate(T* qkv, float direction) {
 }
 
 template <class Ops>
-void LlamaLayer<Ops>::compute(const Weights& w, const T* in) {
+void LlamaLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
+  const Weights w = bind(block);
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
@@ -82,15 +82,14 @@ void LlamaLayer<Ops>::compute(const Weights& w, const T* in) {
 }
 
 template <class Ops>
-void LlamaLayer<Ops>::forward(const BlockWeights<T>& block, const T* in, T* out) {
+void LlamaLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
   const Weights w = bind(block);
-  compute(w, in);
   const LayerMemory<T>& m = this->memory_;
   this->ops_.linear_onto(w.down, m.activated, m.middle, out, this->tokens_);
 }
 
 template <class Ops>
-void LlamaLayer<Ops>::backward(const BlockWeights<T>& block, const T* in, T* dy) {
+void LlamaLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->tokens_;
@@ -98,7 +97,6 @@ void LlamaLayer<Ops>::backward(const BlockWeights<T>& block, const T* in, T* dy)
   const std::size_t width = this->shape_.hidden();
   const std::size_t wide = this->intermediate_;
   const Weights w = bind(block);
-  compute(w, in);
 
   ops.linear_weight(w.down, m.activated, dy, width, rows);
   ops.linear_input(w.down, dy, width, m.activated, rows);

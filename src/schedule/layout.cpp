@@ -175,6 +175,7 @@ class LayoutMaker {
     const bool layer_major = options_.order == Order::layer_major;
     const std::uint32_t together = layer_major ? work_.micro_batches : 1;
     layout_.input_home.resize(blocks());
+    layout_.intermediates.resize(blocks());
     std::size_t leaving = 0;
     std::size_t to_nvme = 0;
     for (std::uint32_t b = 1; b + 1 < blocks(); ++b) {
@@ -182,6 +183,11 @@ class LayoutMaker {
       leaving += leaves ? 1 : 0;
       to_nvme += leaves && at(b).activations == Tier::nvme ? together : 0;
       add_inputs(b, leaves ? at(b).activations : Tier::device, together);
+      if (keeps_intermediates(place_, b)) {
+        layout_.intermediates[b] =
+            add_slots("intermediates of " + work_.blocks[b].name, Tier::device, Kind::intermediates,
+                      work_.intermediate_bytes, together);
+      }
     }
     if (leaving == 0) add_inputs(blocks() - 1, Tier::device, together);
     if (leaving > 0) {
@@ -227,6 +233,11 @@ class LayoutMaker {
 bool input_leaves(const Placement& placement, std::uint32_t block) {
   return block > 0 && block + 1 < placement.blocks.size() &&
          placement.blocks[block].activations != Tier::device;
+}
+
+bool keeps_intermediates(const Placement& placement, std::uint32_t block) {
+  return block > 0 && block + 1 < placement.blocks.size() &&
+         placement.blocks[block].keeps_intermediates;
 }
 
 std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options) {

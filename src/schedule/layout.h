@@ -36,6 +36,8 @@ struct Layout {
   /// [block][micro-batch], block >= 1: the block's input where it waits for the backward pass. None
   /// for a head whose input passes through activation_slots.
   std::vector<std::vector<BufferId>> input_home;
+  /// [block][micro-batch]: of layers that keep them.
+  std::vector<std::vector<BufferId>> intermediates;
 
   BufferId tied_accumulator = kNoBuffer;
   BufferId arriving = kNoBuffer;  ///< device, what other ranks send to be summed
@@ -48,6 +50,9 @@ struct Layout {
 /// Whether the input of `block` leaves the device between forward and backward. The head consumes
 /// its input at once, so that one never does.
 bool input_leaves(const Placement& placement, std::uint32_t block);
+
+/// Whether `block` is a layer whose intermediates stay on the device for the backward pass.
+bool keeps_intermediates(const Placement& placement, std::uint32_t block);
 
 /// The blocks whose states live on NVMe, in the order of their updates. Number i of them passes
 /// through state_staging[i % count].

@@ -127,6 +127,11 @@ std::uint32_t Movements::input_index(std::uint32_t micro) const {
   return options_.order == Order::layer_major ? micro : 0;
 }
 
+BufferId Movements::intermediates(std::uint32_t block, std::uint32_t micro) const {
+  const std::vector<BufferId>& kept = layout_.intermediates[block];
+  return kept.empty() ? kNoBuffer : kept[input_index(micro)];
+}
+
 BufferId Movements::place_for_input(std::uint32_t block, std::uint32_t micro) {
   const auto& homes = layout_.input_home[block];
   if (homes.empty() || input_leaves(place_, block)) return activation_slots_.next();

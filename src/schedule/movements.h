@@ -30,6 +30,8 @@ class Movements {
   /// The device buffer that holds the whole weights of `block` now, brought there if need be.
   BufferId weights_on_device(std::uint32_t block);
 
+  /// Where the intermediates of `block` stay for its backward pass; kNoBuffer where they do not.
+  [[nodiscard]] BufferId intermediates(std::uint32_t block, std::uint32_t micro) const;
   /// Where the forward pass puts the input of `block` (>= 1): its home, or a passing place.
   BufferId place_for_input(std::uint32_t block, std::uint32_t micro);
   /// Sends the input of `block`, in `place`, away if that is where it waits.

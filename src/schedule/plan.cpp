@@ -42,9 +42,9 @@ std::string_view to_string(Action action) noexcept {
 }
 
 std::string_view to_string(Kind kind) noexcept {
-  constexpr std::array<std::string_view, 8> kNames = {
-      "weights",     "optimizer states", "gradients", "accumulators",
-      "activations", "staging",          "batch",     "workspace"};
+  constexpr std::array<std::string_view, 9> kNames = {
+      "weights",       "optimizer states", "gradients", "accumulators", "activations",
+      "intermediates", "staging",          "batch",     "workspace"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

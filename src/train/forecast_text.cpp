@@ -151,7 +151,8 @@ Json placement_json(const schedule::Placement& placement) {
   for (const auto& block : placement.blocks) {
     list.push_back({{"weights", to_string(block.weights)},
                     {"optimizer", to_string(block.optimizer)},
-                    {"activations", to_string(block.activations)}});
+                    {"activations", to_string(block.activations)},
+                    {"recompute", !block.keeps_intermediates}});
   }
   return list;
 }

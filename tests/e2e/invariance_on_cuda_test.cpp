@@ -34,17 +34,19 @@ test::Outcome train(const std::string& model, bool bf16, std::vector<std::string
 void expect_invariance(const std::string& model, bool bf16) {
   const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   const std::string weights = "zero_optimization.offload_param.device=";
-  const test::Outcome expected = train(model, bf16, {"ballast.serial=true"});
+  const test::Outcome expected =
+      train(model, bf16, {"ballast.serial=true", "ballast.recompute=true"});
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   const std::vector<std::vector<std::string>> variants = {
       {},
-      {optimizer + "cpu"},
+      {optimizer + "cpu", "ballast.recompute=false"},
       {weights + "cpu", optimizer + "cpu", "ballast.update_threads=3"},
       {weights + "nvme", optimizer + "nvme", "ballast.activations=nvme", "ballast.delay_seed=3"},
       {weights + "cpu",
        R"(ballast.placement=[{"blocks": "0-1", "weights": "nvme", "optimizer": "device"},
                              {"blocks": 2, "weights": "device", "optimizer": "cpu"}])"},
-      {"ballast.order=micro_batch_major", weights + "cpu", "ballast.activations=cpu"}};
+      {"ballast.order=micro_batch_major", weights + "cpu", "ballast.activations=cpu",
+       R"(ballast.placement=[{"blocks": 2, "recompute": true}])"}};
   for (const auto& variant : variants) {
     std::string name;
     for (const std::string& part : variant) name += part + " ";

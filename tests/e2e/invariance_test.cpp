@@ -51,6 +51,12 @@ std::vector<Variant> variants() {
   const std::string weights = "zero_optimization.offload_param.device=";
   std::vector<Variant> list = {
       {"all on device, serial", {"ballast.serial=true"}},
+      {"every layer computed again", {"ballast.recompute=true"}},
+      {"some layers computed again, weights and optimizer on the host",
+       {weights + "cpu", optimizer + "cpu", "ballast.recompute=false",
+        R"(ballast.placement=[{"blocks": 1, "recompute": true}])"}},
+      {"every layer computed again, micro-batch-major, at random times",
+       {"ballast.order=micro_batch_major", "ballast.recompute=true", "ballast.delay_seed=5"}},
       {"weights on host", {weights + "cpu"}},
       {"optimizer on host", {optimizer + "cpu"}},
       {"weights and optimizer on host", {weights + "cpu", optimizer + "cpu"}},

@@ -136,6 +136,7 @@ struct PlacementRule {
   std::optional<Tier> weights;
   std::optional<Tier> optimizer;
   std::optional<Tier> activations;  ///< of the block's input
+  std::optional<bool> recompute;    ///< of the layer's intermediates
 };
 
 /// `ballast`: what DeepSpeed has no name for.
@@ -150,6 +151,9 @@ struct BallastSection {
   /// Where blocks' inputs wait for the backward pass; activation_checkpointing.cpu_checkpointing
   /// stands for host.
   TierChoice activations = Tier::device;
+  /// Whether the backward pass computes layers' intermediates again, or they are kept on the
+  /// device; unset ("auto"): kept where there is room.
+  std::optional<bool> recompute;
   std::uint64_t device_weight_buffers = 0;  ///< weights in transit; 0: the engine's default
   std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default
   int compute_threads = 0;                  ///< 0: all CPUs

@@ -56,10 +56,11 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wa
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 /// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
-/// fastest tier that still fits, weights before optimizer states, blocks in forward order. Builds
-/// schedule and ledger. Throws Error(memory) naming the line that does not fit.
+/// fastest tier that still fits, weights before optimizer states, blocks in forward order, and then
+/// layers keep their intermediates while there is room. Builds schedule and ledger. Throws
+/// Error(memory) naming the line that does not fit.
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, Bytes workspace_bytes,
+                         const memory::Budgets& budgets, model::KernelMemory kernels,
                          std::uint32_t world = 1, std::uint32_t rank = 0);
 
 /// `buffers` as lines by tier and kind.

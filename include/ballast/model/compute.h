@@ -40,6 +40,8 @@ class Compute {
   /// Bytes that set_workspace() needs: the intermediates of the largest block, recompute included;
   /// linear in sequence length.
   [[nodiscard]] virtual Bytes workspace_bytes() const = 0;
+  /// Bytes of the intermediates of one layer and micro-batch, where they are kept; whole pages.
+  [[nodiscard]] virtual Bytes intermediate_bytes() const = 0;
   /// The device memory for intermediates, at least workspace_bytes(). Before any other call.
   virtual void set_workspace(DeviceBytes workspace) = 0;
 
@@ -50,13 +52,17 @@ class Compute {
   virtual void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
                                   ConstDeviceBytes dy, DeviceView<float> gradient) = 0;
 
-  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`.
+  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: device memory of
+  /// at least intermediate_bytes() for what layer_backward() would have to compute again, aligned
+  /// to pages; empty: nothing is kept.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                             ConstDeviceBytes in, DeviceBytes out) = 0;
-  /// Recomputes the block from `in`, then turns `dy` (gradient of the output) in place into the
-  /// gradient of `in` and adds the weights' gradients to `gradient`.
+                             ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) = 0;
+  /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
+  /// gradients to `gradient`. `kept`: as layer_forward() of the same weights and `in` left it, used
+  /// up; empty: the block is computed again from `in` first. The bits are the same.
   virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                              ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient) = 0;
+                              ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
+                              DeviceBytes kept) = 0;
 
   /// Last block, evaluation: *loss_sum = sum over tokens of the cross-entropy in nats.
   /// `output_matrix`: [V, H] weights, inside `weights` when untied, inside block 0's when tied
@@ -103,11 +109,16 @@ class Compute {
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape);
 
-/// What Compute::workspace_bytes() of a device of that kind will be: asked of the same kernels
-/// without a device or any of its memory. `compute_threads` as in device::DeviceOptions. Throws
-/// like make_compute().
-Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
-                      std::string_view device_kind, int compute_threads = 0);
+/// Device memory that kernels need: Compute::workspace_bytes() and intermediate_bytes().
+struct KernelMemory {
+  Bytes workspace = 0;
+  Bytes intermediates = 0;
+};
+
+/// What a Compute of a device of that kind will need: asked of the same kernels without a device or
+/// any of its memory. `compute_threads` as in device::DeviceOptions. Throws like make_compute().
+KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
+                           std::string_view device_kind, int compute_threads = 0);
 
 /// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
 /// products on the device, measured for about `seconds`. What utilisation is a share of.

@@ -73,14 +73,15 @@ std::string_view to_string(Action action) noexcept;
 
 /// What a buffer holds; with the tier, a line of the ledger.
 enum class Kind : std::uint8_t {
-  weights,       ///< weights where they live between uses
-  states,        ///< remainder and moments where they live between updates
-  gradients,     ///< packed gradients waiting for their update
-  accumulators,  ///< fp32 gradient sums
-  activations,   ///< inputs of blocks, and their gradients
-  staging,       ///< passing places for weights and states
-  batch,         ///< tokens, targets, losses, statistics
-  workspace      ///< intermediates of one block's kernels
+  weights,        ///< weights where they live between uses
+  states,         ///< remainder and moments where they live between updates
+  gradients,      ///< packed gradients waiting for their update
+  accumulators,   ///< fp32 gradient sums
+  activations,    ///< inputs of blocks, and their gradients
+  intermediates,  ///< of layers between forward and backward, where they are kept
+  staging,        ///< passing places for weights and states
+  batch,          ///< tokens, targets, losses, statistics
+  workspace       ///< intermediates of one block's kernels
 };
 
 std::string_view to_string(Kind kind) noexcept;
@@ -109,6 +110,7 @@ enum class Role : std::uint8_t {
   input,             ///< activation read
   output,            ///< activation written
   gradient_flow,     ///< gradient of an activation
+  intermediates,     ///< of a layer that keeps them
   accumulator,       ///< fp32 gradient sums of the block
   tied_accumulator,  ///< fp32 gradient sums of the tied matrix from the head
   gradient,          ///< packed gradient
@@ -200,10 +202,11 @@ struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
   bool tied = false;              ///< the head also reads block 0's weights
   Bytes tied_accumulator_bytes = 0;
-  Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
-  Bytes batch_bytes = 0;       ///< tokens and targets of one micro-batch
-  Bytes losses_bytes = 0;      ///< losses of all micro-batches
-  Bytes statistics_bytes = 0;  ///< of the gradient of one block
+  Bytes activation_bytes = 0;    ///< of one micro-batch between two blocks
+  Bytes intermediate_bytes = 0;  ///< of one layer and micro-batch, where they are kept
+  Bytes batch_bytes = 0;         ///< tokens and targets of one micro-batch
+  Bytes losses_bytes = 0;        ///< losses of all micro-batches
+  Bytes statistics_bytes = 0;    ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
@@ -227,6 +230,9 @@ struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
   Tier activations = Tier::device;  ///< the block's input between forward and backward
+  /// Of a layer: its intermediates stay on the device from forward to backward; else the backward
+  /// pass computes them again.
+  bool keeps_intermediates = false;
   friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
 };
 

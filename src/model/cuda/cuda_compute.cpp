@@ -45,8 +45,4 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type
   return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape);
 }
 
-Bytes cuda_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape) {
-  return make_cuda_compute(model, type, shape)->workspace_bytes();
-}
-
 }  // namespace ballast::model::cuda

@@ -6,13 +6,11 @@
 
 namespace ballast::model::cuda {
 
-/// Kernels for the CUDA device; arguments as make_compute(), checked by the caller. Throws
+/// Kernels for the CUDA device, which is needed for the first of them only; arguments as
+/// make_compute(), checked by the caller. Throws
 /// Error(config) naming a key whose number these kernels cannot do.
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape);
-
-/// workspace_bytes() of the CUDA device; needs none.
-Bytes cuda_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape);
 
 /// measure_gemm_peak() of the CUDA device.
 double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds);

@@ -11,9 +11,9 @@ namespace ballast::model::host {
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
                                            DType type, MicroBatchShape shape);
 
-/// workspace_bytes() of the host device whose kernels have so many threads.
-Bytes host_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
-                           std::size_t threads);
+/// The same where kernels have so many threads; needs no device before the first kernel.
+std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
+                                           MicroBatchShape shape, std::size_t threads);
 
 /// measure_gemm_peak() of the host device.
 double measure_host_gemm_peak(device::Device& device, DType type, double seconds);

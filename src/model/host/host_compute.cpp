@@ -22,22 +22,17 @@ std::size_t threads_of(device::Device& device) {
   return threads;
 }
 
-std::unique_ptr<Compute> make_with_threads(const Architecture& model, DType type,
+}  // namespace
+
+std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, std::size_t threads) {
   if (type == DType::f32) return std::make_unique<ComputeBy<Ops<float>>>(model, shape, threads);
   return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape, threads);
 }
 
-}  // namespace
-
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
                                            DType type, MicroBatchShape shape) {
-  return make_with_threads(model, type, shape, threads_of(device));
-}
-
-Bytes host_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape,
-                           std::size_t threads) {
-  return make_with_threads(model, type, shape, threads)->workspace_bytes();
+  return make_host_compute(model, type, shape, threads_of(device));
 }
 
 }  // namespace ballast::model::host

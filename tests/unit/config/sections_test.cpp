@@ -241,8 +241,8 @@ TEST(ConfigRefusal, OfPlacementRules) {
   EXPECT_EQ(message(R"({"weights": "host"})"),
             "c.json: ballast.placement[0]: names no blocks; add \"blocks\"");
   EXPECT_EQ(message(R"({"blocks": 1})"),
-            "c.json: ballast.placement[0]: places nothing; add \"weights\", \"optimizer\" or "
-            "\"activations\"");
+            "c.json: ballast.placement[0]: places nothing; add \"weights\", \"optimizer\", "
+            "\"activations\" or \"recompute\"");
   EXPECT_EQ(message(R"({"blocks": "3-1", "weights": "host"})"),
             "c.json: ballast.placement[0].blocks: the range 3-1 ends before it starts");
   EXPECT_EQ(message(R"({"blocks": "0-4", "weights": "host"})"),

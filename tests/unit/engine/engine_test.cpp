@@ -120,7 +120,8 @@ TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
     EXPECT_EQ(block.weights, Tier::device);
     EXPECT_EQ(block.optimizer, Tier::device);
   }
-  const Engine base(config({kWeights + "cpu", kOptimizer + "nvme"}), nullptr);
+  const Engine base(config({kWeights + "cpu", kOptimizer + "nvme", "ballast.recompute=true"}),
+                    nullptr);
   const memory::Ledger& ledger = base.blueprint().ledger;
   const auto& work = base.blueprint().workload.blocks;
   ASSERT_GT(work[1].state_bytes, work[0].state_bytes);
@@ -134,6 +135,37 @@ TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
   EXPECT_EQ(blocks.front().optimizer, Tier::host);
   EXPECT_EQ(blocks[1].optimizer, Tier::nvme);
   EXPECT_TRUE(tight.blueprint().ledger.fits(tight.blueprint().budgets));
+}
+
+TEST_F(EngineTest, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnesFirst) {
+  const auto kept = [this](const std::vector<std::string>& overrides) {
+    const Engine engine(config(overrides), nullptr);
+    std::vector<bool> keeps;
+    for (const auto& block : engine.blueprint().placement.blocks) {
+      keeps.push_back(block.keeps_intermediates);
+    }
+    return keeps;
+  };
+  using Kept = std::vector<bool>;
+  EXPECT_EQ(kept({}), (Kept{false, true, true, true, false}));
+  EXPECT_EQ(kept({"ballast.recompute=true"}), (Kept{false, false, false, false, false}));
+  const Engine none(config({"ballast.recompute=true"}), nullptr);
+  const schedule::Workload& work = none.blueprint().workload;
+  const Bytes before = none.blueprint().ledger.total(Tier::device);
+  const Bytes layer = work.micro_batches * work.intermediate_bytes;
+  ASSERT_GT(layer, 0U);
+  const auto with_bytes = [&](Bytes bytes) {
+    return kept({fmt::format("ballast.device_bytes={}", bytes)});
+  };
+  EXPECT_EQ(with_bytes(before + layer - 1), (Kept{false, false, false, false, false}));
+  EXPECT_EQ(with_bytes(before + layer), (Kept{false, false, false, true, false}));
+  EXPECT_EQ(with_bytes(before + 2 * layer), (Kept{false, false, true, true, false}));
+  const std::string first_again = R"(ballast.placement=[{"blocks": "0-1", "recompute": true}])";
+  EXPECT_EQ(kept({first_again}), (Kept{false, false, true, true, false}));
+  EXPECT_EQ(kept({"ballast.recompute=false", first_again}),
+            (Kept{false, false, true, true, false}));
+  const std::string too_little = fmt::format("ballast.device_bytes={}", before);
+  EXPECT_THROW(Engine(config({"ballast.recompute=false", too_little}), nullptr), Error);
 }
 
 TEST_F(EngineTest, ABudgetTooSmallIsFoundBeforeAnythingIsAllocated) {

@@ -51,8 +51,8 @@ config::Config make_config(const std::vector<std::string>& overrides) {
 }
 
 /// A round number that grows with the micro-batch, as a workspace does.
-Bytes workspace(model::MicroBatchShape shape) {
-  return shape.tokens() * 4096;
+model::KernelMemory kernels(model::MicroBatchShape shape) {
+  return {.workspace = shape.tokens() * 4096, .intermediates = shape.tokens() * 2048};
 }
 
 struct Asked {
@@ -60,7 +60,7 @@ struct Asked {
       : config(make_config(overrides)), model(make_architecture(config)), budgets(given) {}
 
   [[nodiscard]] Question question() const {
-    return {config, model, budgets, rates, world, workspace};
+    return {config, model, budgets, rates, world, kernels};
   }
   [[nodiscard]] Decision decide() const { return decide_with(question()); }
   /// The message of the refusal; "" when it fits.
@@ -120,7 +120,7 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
       config::parse(config::print(decision.config), "/elsewhere", "printed", {});
   const Blueprint drawn =
       draw_blueprint(again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
-                     workspace({again.batch.micro_batch, again.data.sequence_length}));
+                     kernels({again.batch.micro_batch, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
   EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
@@ -158,8 +158,7 @@ TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
            {config::TierChoice(), config::TierChoice(Tier::nvme), config::TierChoice(Tier::host)}) {
         config.zero.optimizer.tier = tier;
         try {
-          const Blueprint other =
-              draw_blueprint(config, asked.model, budgets, workspace({size, 64}));
+          const Blueprint other = draw_blueprint(config, asked.model, budgets, kernels({size, 64}));
           const double seconds =
               schedule::simulate(other.schedule, other.workload, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.workload.tokens_per_step());
@@ -179,7 +178,7 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const auto tier = [&] { return kTiers.at(below(3)); };
   const std::uint64_t size = std::uint64_t{1} << below(5);
   Blueprint other = outline(with_micro_batches(asked.config, size, 1), asked.model, asked.budgets,
-                            workspace({size, 64}), 1);
+                            kernels({size, 64}), 1);
   other.options.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const schedule::BlockPlacement most = {tier(), tier(), tier()};
@@ -303,7 +302,7 @@ schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& para
        "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
   const model::Architecture model = make_architecture(config);
   parameters = static_cast<double>(model.parameters());
-  const Blueprint drawn = outline(config, model, {}, 0, world);
+  const Blueprint drawn = outline(config, model, {}, {}, world);
   const schedule::Placement placement = {
       std::vector<schedule::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =

@@ -1,6 +1,8 @@
 // Whole blocks against a plain model in double.
 #include <gtest/gtest.h>
 
+#include "ballast/core/error.h"
+
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/reference.h"
 
@@ -74,7 +76,7 @@ TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
   const Values weights = bench.weights(2);
   const Values in = bench.activation_values(9);
   const DeviceBytes out = bench.activation();
-  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), bench.upload(in), out);
+  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), bench.upload(in), out, {});
   bench.stream->synchronize();
   EXPECT_LT(relative_error(bench.download(out), reference.layer(block, weights, in)), 2e-6);
 }
@@ -86,7 +88,8 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
   const Values dy = bench.activation_values(10);
   const DeviceBytes d = bench.upload(dy);
   const auto flat = bench.gradient(std::vector<float>(block.elements, 3.0F));
-  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat);
+  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat,
+                                {});
   bench.stream->synchronize();
   Values gradient = bench.values(flat);
   for (double& value : gradient) value -= 3.0;
@@ -181,8 +184,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Blocks, testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// Runs each block once and returns everything it wrote.
+/// `keep`: the layer's intermediates, in place of computing them again.
 std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchShape shape,
-                            int threads) {
+                            int threads, bool keep = false) {
   Bench b(config, type, shape, threads);
   const std::size_t last = b.architecture.blocks.size() - 1;
   const DeviceBytes out = b.activation();
@@ -194,8 +198,12 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   const auto tied = b.gradient(config.vocab_size * config.hidden_size);
   const auto loss = b.number();
   const DeviceBytes weights = b.upload(b.weights(1));
-  b.compute->layer_forward(*b.stream, 1, weights, in, out);
-  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer);
+  const DeviceBytes kept =
+      keep ? b.device->allocate(b.compute->intermediate_bytes(), "intermediates") : DeviceBytes();
+  b.compute->layer_forward(*b.stream, 1, weights, in, out, kept);
+  // Another layer's comes between, and takes the workspace.
+  if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), in, dx, {});
+  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer, kept);
   b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
                         b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, loss);
   b.stream->synchronize();
@@ -212,6 +220,21 @@ TEST(BlocksInBf16, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
       EXPECT_LT(relative_error(rounded[i], exact[i]), 0.02) << "result " << i;
     }
   }
+}
+
+TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
+      EXPECT_EQ(run_all(config, type, {2, 33}, 2, true), run_all(config, type, {2, 33}, 2, false));
+    }
+  }
+}
+
+TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
+  Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
+  const DeviceBytes kept = b.device->allocate(b.compute->intermediate_bytes() - 1, "too little");
+  const DeviceBytes in = b.activation();
+  EXPECT_THROW(b.compute->layer_forward(*b.stream, 1, b.upload(b.weights(1)), in, in, kept), Error);
 }
 
 TEST(BlocksTwice, GiveTheSameBits) {

@@ -138,7 +138,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   const DeviceBytes in = b.upload(b.activation_values(1));
   const auto layer = [&] {
     const DeviceBytes out = b.activation();
-    b.compute->layer_forward(*b.stream, 1, weights, in, out);
+    b.compute->layer_forward(*b.stream, 1, weights, in, out, {});
     return b.download(out);
   };
   const std::vector<double> before = layer();
@@ -198,8 +198,10 @@ TEST(Workspace, IsKnownWithoutADevice) {
       for (const DType type : {DType::f32, DType::bf16}) {
         for (const std::uint64_t sequences : {1, 5}) {
           const MicroBatchShape shape{sequences, 33};
-          EXPECT_EQ(workspace_bytes(model, type, shape, "host", threads),
-                    make_compute(*device, model, type, shape)->workspace_bytes());
+          const KernelMemory memory = kernel_memory(model, type, shape, "host", threads);
+          const auto compute = make_compute(*device, model, type, shape);
+          EXPECT_EQ(memory.workspace, compute->workspace_bytes());
+          EXPECT_EQ(memory.intermediates, compute->intermediate_bytes());
         }
       }
     }
@@ -209,7 +211,7 @@ TEST(Workspace, IsKnownWithoutADevice) {
 TEST(Workspace, IsRefusedWhereTheKernelsAre) {
   const Architecture model = build_architecture(test::small_gpt2());
   const auto refuses = [&](DType type, MicroBatchShape shape, std::string_view kind) {
-    EXPECT_THROW(static_cast<void>(workspace_bytes(model, type, shape, kind)), Error);
+    EXPECT_THROW(static_cast<void>(kernel_memory(model, type, shape, kind)), Error);
   };
   refuses(DType::bf16, {1, 16}, "abacus");
   refuses(DType::bf16, {0, 16}, "host");

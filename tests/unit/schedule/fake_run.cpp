@@ -45,6 +45,7 @@ bool fills(const Operation& op, const Use& use) {
 bool passes(const Buffer& buffer) {
   return buffer.kind == Kind::staging || buffer.kind == Kind::gradients ||
          buffer.kind == Kind::accumulators || buffer.kind == Kind::activations ||
+         buffer.kind == Kind::intermediates ||
          (buffer.kind == Kind::batch && buffer.tier == Tier::device);
 }
 

@@ -8,9 +8,10 @@ namespace ballast::schedule {
 namespace {
 
 std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 13> kNames = {
-      "nothing",          "weights", "states",  "batch",      "activation", "flow",   "accumulator",
-      "tied accumulator", "packed",  "reduced", "statistics", "losses",     "verdict"};
+  constexpr std::array<std::string_view, 14> kNames = {
+      "nothing", "weights",     "states",           "batch",  "activation", "intermediates",
+      "flow",    "accumulator", "tied accumulator", "packed", "reduced",    "statistics",
+      "losses",  "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent));
@@ -160,6 +161,9 @@ void Interpreter::forward(const Operation& op) {
   } else {
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);
+    if (training_ && keeps(op)) {
+      put(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
+    }
   }
   put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
 }
@@ -206,9 +210,25 @@ void Interpreter::backward(const Operation& op) {
     current_weights_in_use(op, op.block);
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);
+    use_up_intermediates(op);
   }
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
   put(op, Role::accumulator, of_run(What::accumulator, op, op.micro + 1));
+}
+
+/// What is not kept is computed again: half as much work as the backward pass has anyway.
+void Interpreter::use_up_intermediates(const Operation& op) {
+  const double forward = work_.blocks[op.block].forward_flops;
+  if (op.flops != (keeps(op) ? 2.0 : 3.0) * forward) complain(op, "has the wrong FLOPs");
+  if (!keeps(op)) return;
+  need(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
+  --seen_uses_;
+  put(op, Role::intermediates, {});
+}
+
+bool Interpreter::keeps(const Operation& op) const {
+  return op.block > 0 && op.block + 1 < work_.blocks.size() &&
+         problem_.placement.blocks[op.block].keeps_intermediates;
 }
 
 void Interpreter::pack(const Operation& op) {
@@ -333,6 +353,8 @@ Bytes Interpreter::size(const Content& content) const {
       return block.state_bytes;
     case What::batch:
       return work_.batch_bytes;
+    case What::intermediates:
+      return work_.intermediate_bytes;
     case What::activation:
     case What::flow:
       return work_.activation_bytes;

@@ -18,6 +18,7 @@ struct Content {
     states,            ///< number: updates applied
     batch,             ///< number: run
     activation,        ///< input of `block`; number: run
+    intermediates,     ///< of `block`; number: run
     flow,              ///< gradient of the input of `block`; number: run
     accumulator,       ///< micro: micro-batches added so far; number: run
     tied_accumulator,  ///< the same
@@ -68,6 +69,8 @@ class Interpreter {
   void head(const Operation& op);
   void clear(const Operation& op);
   void backward(const Operation& op);
+  void use_up_intermediates(const Operation& op);
+  [[nodiscard]] bool keeps(const Operation& op) const;
   void pack(const Operation& op);
   void reduce(const Operation& op);
   void offload_gradient(const Operation& op);

@@ -63,10 +63,13 @@ inline Problem random_problem(std::uint64_t seed) {
                                         .optimizer = kTiers[dice.pick(0, 2)],
                                         .activations = kTiers[dice.pick(0, 2)]});
   }
+  Dice keep(seed + 3'000'017);
+  for (BlockPlacement& block : problem.placement.blocks) block.keeps_intermediates = keep.toss();
   Workload& work = problem.workload;
   work.tied = dice.toss();
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
   work.activation_bytes = dice.pick(1, 16) * 1024;
+  work.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
   work.losses_bytes = 64;
   work.statistics_bytes = 16;
