@@ -117,16 +117,16 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
              arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
              arguments.steps);
   fmt::print("  device    {}\n", result.description);
-  fmt::print("  step      {:>10}   {} tok/s\n", format_seconds(result.seconds),
+  fmt::print("  step      {:>13}   {} tok/s\n", format_seconds(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds));
-  fmt::print("  hardware  {:>10}FLOP/s (8 per parameter and token, update included)\n",
-             format_count(result.flops_per_second));
-  fmt::print("  GEMM peak {:>10}FLOP/s (same run)\n", format_count(result.gemm_peak));
-  fmt::print("  share     {:>9.1f}%\n", 100.0 * result.flops_per_second / result.gemm_peak);
+  fmt::print("  hardware  {:>13} (8 per parameter and token, update included)\n",
+             format_rate(result.flops_per_second, "FLOP"));
+  fmt::print("  GEMM peak {:>13} (same run)\n", format_rate(result.gemm_peak, "FLOP"));
+  fmt::print("  share     {:>12.1f}%\n", 100.0 * result.flops_per_second / result.gemm_peak);
   for (const schedule::Lane lane : schedule::kLanes) {
     const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
     if (busy <= 0.0) continue;
-    fmt::print("  {:<9} {:>10} busy per step\n", to_string(lane),
+    fmt::print("  {:<9} {:>13} busy per step\n", to_string(lane),
                format_seconds(busy / static_cast<double>(arguments.steps)));
   }
 }
