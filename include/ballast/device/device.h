@@ -97,6 +97,14 @@ struct DeviceOptions {
 /// cuda_refusal() has a reason.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
+/// The kind() of the device that such options make, before there is one.
+std::string_view kind_of(const DeviceOptions& options);
+
+/// Whether it is the host's cores that work for the device that such options make: its kernels and
+/// copies then take from what the rest of the program has of them, and there is no link but memory
+/// (which link_gbps slows down).
+bool shares_host_cores(const DeviceOptions& options);
+
 /// Whether this program was compiled with CUDA.
 bool cuda_built_in();
 
