@@ -21,7 +21,9 @@ void log_cuda() {
         "device: using the host device; CUDA was found, but its kernels have not been run on a GPU "
         "yet: set ballast.device to \"cuda\" to try them");
   } else {
-    log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
+    // News only to whom has built it with CUDA.
+    log(cuda_built_in() ? LogLevel::info : LogLevel::debug,
+        "device: using the host device; no cuda: " + refusal);
   }
 }
 
