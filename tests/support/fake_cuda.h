@@ -30,6 +30,9 @@ struct FakeCuda {
 
   /// Pieces of cudaMallocHost that nobody has freed.
   static inline std::atomic<int> host_allocations = 0;
+  /// Calls that were to allow kernels shared memory; those for more bytes are refused.
+  static inline std::atomic<int> shared_memory_calls = 0;
+  static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
   /// Bytes that copies have moved so far.
   static inline std::atomic<std::size_t> copied_to_device = 0;
   static inline std::atomic<std::size_t> copied_to_host = 0;
