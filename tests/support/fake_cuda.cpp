@@ -157,6 +157,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
     return remembered(cudaErrorMemoryAllocation);
   }
   if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
+  if (auto* told = FakeCuda::told_of_registrations.load(); told != nullptr) *told = true;
   const std::scoped_lock lock(registry_mutex);
   registry()[start] = size;
   return cudaSuccess;

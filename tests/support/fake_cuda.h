@@ -25,6 +25,8 @@ struct FakeCuda {
   static std::vector<Piece> registered();
   /// So many registrations are granted, and all after them refused; negative: all are granted.
   static inline std::atomic<int> registrations_left = -1;
+  /// Set to true by every registration, when there is one.
+  static inline std::atomic<std::atomic<bool>*> told_of_registrations = nullptr;
   /// Calls of cudaHostUnregister that were refused.
   static inline std::atomic<int> refused_unregistrations = 0;
 

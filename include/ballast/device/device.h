@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -75,7 +76,8 @@ class Device {
   /// Makes copies to and from `memory` as fast as the link, and asynchronous, until the Pin ends;
   /// copies are over by then, and memory and device are still there. `memory`: page-aligned, not
   /// pinned already. Its pages become resident, which takes seconds per 10 GiB. `setting`: what
-  /// says how large it is, for messages. Throws Error(memory), and then nothing is pinned.
+  /// says how large it is, for messages. Throws Error(memory) or Error(interrupted), and then
+  /// nothing is pinned.
   virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
 
   /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done. Host
@@ -90,6 +92,8 @@ struct DeviceOptions {
   int compute_threads = 0;    ///< host device: threads of a kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
   std::uint32_t local_rank = 0;  ///< cuda: which GPU, modulo the number of those that are visible
+  /// When set and true, pin() throws Error(interrupted) before it goes on to the next part.
+  const std::atomic<bool>* interrupted = nullptr;
 };
 
 /// Makes the device. "auto" takes the host device, because no GPU has run the kernels of the other
