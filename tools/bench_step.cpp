@@ -15,6 +15,7 @@
 #include "ballast/engine/engine.h"
 
 #include "tools/bench_device.h"
+#include "tools/step_products.h"
 
 namespace ballast::tools {
 namespace {
@@ -27,6 +28,8 @@ struct BenchStepArguments {
   std::uint64_t hidden = 768;
   std::uint64_t layers = 12;
   std::uint64_t heads = 12;
+  std::uint64_t kv_heads = 0;  ///< 0: what the config makes of it, and so for the next one
+  std::uint64_t intermediate = 0;
   std::uint64_t sequence = 512;
   std::uint64_t micro_batch = 4;
   std::uint64_t accumulation = 2;
@@ -42,25 +45,32 @@ struct BenchStepResult {
   std::string description;  ///< of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
-  double seconds = 0.0;  ///< median step
-  double flops_per_second = 0.0;
+  double seconds = 0.0;           ///< median step
+  double flops_per_second = 0.0;  ///< 8 per parameter and token
+  StepFlops flops;
+  std::vector<Pass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
   schedule::LaneTotals lanes;  ///< over all steps
+
+  [[nodiscard]] double executed_per_second() const { return flops.executed / seconds; }
+  [[nodiscard]] double model_per_second() const { return flops.model / seconds; }
+  [[nodiscard]] double percent(double per_second) const { return 100.0 * per_second / gemm_peak; }
 };
 
 config::Config make_config(const BenchStepArguments& arguments) {
   const std::string text = fmt::format(
       R"({{"model": {{"family": "{}", "vocab_size": {}, "hidden_size": {}, "num_layers": {},
-                      "num_heads": {}}},
+                      "num_heads": {}, "num_kv_heads": {}, "intermediate_size": {}}},
           "data": {{"tokens": ["none"], "token_type": "u32", "sequence_length": {}}},
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
           "bf16": {{"enabled": {}}},
           "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
           "ballast": {{"device": "{}", "out": "."}}}})",
       arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
-      arguments.sequence, arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch,
-      arguments.accumulation, bench_device("bench step", arguments.device));
+      arguments.kv_heads, arguments.intermediate, arguments.sequence,
+      arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch, arguments.accumulation,
+      bench_device("bench step", arguments.device));
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
@@ -74,6 +84,7 @@ std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std
 
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
+  schedule::Timeline timeline;
   engine::Engine engine(config, &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
@@ -91,6 +102,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   // The first step has no updates before it; from the third on the pipeline is full.
   for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step(inputs, targets, 1e-4);
   const auto before = engine.totals().lanes;
+  engine.record(&timeline);
   std::vector<double> seconds;
   for (std::uint64_t step = 0; step < arguments.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
@@ -98,6 +110,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
     seconds.push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
+  engine.record(nullptr);
   result.lanes = engine.totals().lanes;
   engine.finish();
   probe();
@@ -105,6 +118,8 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.seconds = seconds[seconds.size() / 2];
   result.tokens = tokens;
   result.parameters = static_cast<double>(blueprint.model.parameters());
+  result.flops = flops_of_step(blueprint);
+  result.passes = time_passes(timeline, blueprint);
   result.flops_per_second = blueprint.nominal_flops_per_step() / result.seconds;
   for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
     result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
@@ -112,34 +127,66 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   return result;
 }
 
+std::string time_text(double seconds) {
+  return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1e3 * seconds) : format_seconds(seconds);
+}
+
+void print_rate(std::string_view name, const std::string& time, double per_second,
+                const BenchStepResult& result, std::string_view note) {
+  fmt::print("  {:<14} {:>9} {:>13} {:>6.1f}%{}{}\n", name, time, format_rate(per_second, "FLOP"),
+             result.percent(per_second), note.empty() ? "" : "  ", note);
+}
+
 void print_table(const BenchStepArguments& arguments, const BenchStepResult& result) {
   fmt::print("{} {} parameters, {}, {} tokens per step, median of {} steps after a warm-up\n",
              arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
              arguments.steps);
-  fmt::print("  device    {}\n", result.description);
-  fmt::print("  step      {:>10}   {} tok/s\n", format_seconds(result.seconds),
-             format_count(static_cast<double>(result.tokens) / result.seconds));
-  fmt::print("  hardware  {:>10}FLOP/s (8 per parameter and token, update included)\n",
-             format_count(result.flops_per_second));
-  fmt::print("  GEMM peak {:>10}FLOP/s (same run)\n", format_count(result.gemm_peak));
-  fmt::print("  share     {:>9.1f}%\n", 100.0 * result.flops_per_second / result.gemm_peak);
+  fmt::print("  {:<14} {}\n", "device", result.description);
+  fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
+             format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
+  fmt::print("  {:<14} {:>9} {:>13}  same run; shares are of it\n", "GEMM peak", "",
+             format_rate(result.gemm_peak, "FLOP"));
+  print_rate("hardware", "", result.flops_per_second, result,
+             "8 per parameter and token, update included");
+  print_rate("executed", "", result.executed_per_second(), result,
+             "products that the step computes");
+  print_rate("model (MFU)", "", result.model_per_second(), result, "those without recomputation");
+  for (const Pass& pass : result.passes) {
+    print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
+  }
   for (const schedule::Lane lane : schedule::kLanes) {
     const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
     if (busy <= 0.0) continue;
-    fmt::print("  {:<9} {:>10} busy per step\n", to_string(lane),
-               format_seconds(busy / static_cast<double>(arguments.steps)));
+    fmt::print("  {:<14} {:>9} busy per step\n", to_string(lane),
+               time_text(busy / static_cast<double>(arguments.steps)));
   }
 }
 
+std::string json_of(const Pass& pass, const BenchStepResult& result) {
+  return fmt::format(R"({{"pass": "{}", "operations": {}, "seconds": {}, "flops": {}, )"
+                     R"("flops_per_second": {}, "percent_of_gemm_peak": {}}})",
+                     pass.key, pass.count, pass.seconds, pass.flops, pass.flops_per_second(),
+                     result.percent(pass.flops_per_second()));
+}
+
 void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  std::string passes;
+  for (const Pass& pass : result.passes) {
+    passes += (passes.empty() ? "" : ", ") + json_of(pass, result);
+  }
   fmt::print(R"([{{"device": "{}", "family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, )"
              R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
-             R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, "loss": {}}}])"
+             R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, )"
+             R"("executed_flops_per_second": {}, "executed_percent_of_gemm_peak": {}, )"
+             R"("model_flops_per_second": {}, "model_percent_of_gemm_peak": {}, )"
+             R"("passes": [{}], "loss": {}}}])"
              "\n",
              result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
              result.seconds, static_cast<double>(result.tokens) / result.seconds,
-             result.flops_per_second, result.gemm_peak,
-             100.0 * result.flops_per_second / result.gemm_peak, result.loss);
+             result.flops_per_second, result.gemm_peak, result.percent(result.flops_per_second),
+             result.executed_per_second(), result.percent(result.executed_per_second()),
+             result.model_per_second(), result.percent(result.model_per_second()), passes,
+             result.loss);
 }
 
 }  // namespace
@@ -160,6 +207,12 @@ void add_bench_step(CLI::App& bench, Action& action) {
   command->add_option("--hidden", a.hidden, "Width")->capture_default_str();
   command->add_option("--layers", a.layers, "Layers")->capture_default_str();
   command->add_option("--heads", a.heads, "Attention heads")->capture_default_str();
+  command->add_option("--kv-heads", a.kv_heads, "llama: heads of keys and values; 0: as --heads")
+      ->capture_default_str();
+  command
+      ->add_option("--intermediate", a.intermediate,
+                   "Width of the MLP; 0: 4 (llama: 8/3) times --hidden")
+      ->capture_default_str();
   command->add_option("--sequence", a.sequence, "Tokens per sequence")->capture_default_str();
   command->add_option("--micro-batch", a.micro_batch, "Sequences per micro-batch")
       ->capture_default_str();

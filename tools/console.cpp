@@ -106,9 +106,9 @@ void Console::started(const train::RunStart& start) {
              start.files == 1 ? "" : "s",
              format_count(static_cast<double>(start.split.training.size)),
              format_count(static_cast<double>(start.split.held_out.size)));
-  fmt::print("speed  {}FLOP/s {} GEMM peak (100% below); update {}{}{}\n",
-             format_count(start.gemm_peak_flops), to_string(start.blueprint.type), start.update_isa,
-             start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend);
+  fmt::print("speed  {} {} GEMM peak (100% below); update {}{}{}\n",
+             format_rate(start.gemm_peak_flops, "FLOP"), to_string(start.blueprint.type),
+             start.update_isa, start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend);
   fmt::print("{}\n", header_line());
   std::fflush(stdout);
 }

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 
 #include <fmt/format.h>
 
@@ -52,6 +53,21 @@ double parse_scaled(std::string_view text, bool unit_byte) {
   return -1.0;
 }
 
+/// Three significant digits and one of `prefixes`, which are powers of 1000, behind `gap`. Below
+/// 1000 it is a whole number.
+std::string format_scaled(double value, std::initializer_list<std::string_view> prefixes,
+                          std::string_view gap) {
+  const auto* prefix = prefixes.begin();
+  while (std::abs(value) >= 999.5 && prefix + 1 != prefixes.end()) {
+    value /= 1000.0;
+    ++prefix;
+  }
+  const double size = std::abs(value);
+  int digits = 0;
+  if (prefix != prefixes.begin()) digits = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f}{}{}", value, digits, gap, *prefix);
+}
+
 }  // namespace
 
 Bytes parse_bytes(std::string_view text) {
@@ -88,15 +104,11 @@ std::string format_bytes(Bytes bytes) {
 }
 
 std::string format_count(double count) {
-  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "M", "B", "T"};
-  std::size_t unit = 0;
-  while (std::abs(count) >= 999.5 && unit + 1 < kUnits.size()) {
-    count /= 1000.0;
-    ++unit;
-  }
-  if (unit == 0) return fmt::format("{:.0f}", count);
-  const int digits = count < 9.995 ? 2 : count < 99.95 ? 1 : 0;
-  return fmt::format("{:.{}f}{}", count, digits, kUnits[unit]);
+  return format_scaled(count, {"", "k", "M", "B", "T"}, "");
+}
+
+std::string format_rate(double per_second, std::string_view unit) {
+  return format_scaled(per_second, {"", "k", "M", "G", "T", "P"}, " ") + std::string(unit) + "/s";
 }
 
 std::string format_seconds(double seconds) {

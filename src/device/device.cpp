@@ -21,7 +21,9 @@ void log_cuda() {
         "device: using the host device; CUDA was found, but its kernels have not been run on a GPU "
         "yet: set ballast.device to \"cuda\" to try them");
   } else {
-    log(LogLevel::debug, "device: using the host device; no cuda: " + refusal);
+    // News only to whom has built it with CUDA.
+    log(cuda_built_in() ? LogLevel::info : LogLevel::debug,
+        "device: using the host device; no cuda: " + refusal);
   }
 }
 
@@ -41,12 +43,20 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
                                          did_you_mean(options.kind, choices));
 }
 
+std::string_view kind_of(const DeviceOptions& options) {
+  return options.kind == "cuda" ? "cuda" : "host";
+}
+
+bool shares_host_cores(const DeviceOptions& options) {
+  return kind_of(options) == "host";
+}
+
 Bytes own_memory(const DeviceOptions& options) {
-  return options.kind == "cuda" && cuda_refusal().empty() ? free_cuda_memory(options) : 0;
+  return kind_of(options) == "cuda" && cuda_refusal().empty() ? free_cuda_memory(options) : 0;
 }
 
 std::string gpu_name(const DeviceOptions& options) {
-  return options.kind == "cuda" ? cuda_name(options) : "";
+  return kind_of(options) == "cuda" ? cuda_name(options) : "";
 }
 
 }  // namespace ballast::device

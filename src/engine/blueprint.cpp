@@ -87,6 +87,21 @@ class GreedyFill {
   const std::vector<Wish>& wishes_;
 };
 
+/// What is special about the gathers of split weights between ranks: "" where nothing is.
+std::string describe_gathers(const Blueprint& blueprint) {
+  const schedule::Workload& work = blueprint.workload;
+  if (work.world == 1 || work.stage < 3) return "";
+  std::string text;
+  if (work.weight_ranks > 0 && work.weight_ranks < work.world) {
+    text = fmt::format("among {} of {} ranks", work.weight_ranks, work.world);
+  }
+  if (work.coded_weight > 0) {
+    text += fmt::format("{}in 8 bits; results differ from those with gathers in {}",
+                        text.empty() ? "" : ", ", to_string(blueprint.type));
+  }
+  return text;
+}
+
 }  // namespace
 
 double Blueprint::nominal_flops_per_step() const {
@@ -182,10 +197,8 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}; results differ from those with fp32 states", "moments",
                                 codes ? "in 8 bits" : "first in bf16"));
   }
-  const schedule::Workload& work = blueprint.workload;
-  if (work.world > 1 && work.stage == 3 && work.coded_weight > 0) {
-    lines.push_back(fmt::format("{:<17} in 8 bits; results differ from those with gathers in {}",
-                                "weights gathered", to_string(blueprint.type)));
+  if (const std::string text = describe_gathers(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "weights gathered", text));
   }
   describe("activations", &schedule::BlockPlacement::activations);
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {

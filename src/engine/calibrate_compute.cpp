@@ -150,10 +150,11 @@ class Kernels {
   };
 
   std::unique_ptr<device::Device> make_device(const Sample& sample) const {
-    const bool cuda = sample.config.ballast.device == "cuda";
-    const Bytes workspace = model::kernel_memory(model_, type_, shape_, cuda ? "cuda" : "host",
-                                                 sample.config.ballast.compute_threads)
-                                .workspace;
+    const config::BallastSection& ballast = sample.config.ballast;
+    const Bytes workspace =
+        model::kernel_memory(model_, type_, shape_, device::kind_of({.kind = ballast.device}),
+                             ballast.compute_threads)
+            .workspace;
     const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
     Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
     for (const auto& block : model_.blocks) {
@@ -309,7 +310,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
     }
   }
   rates.launch_seconds = launch_seconds(sample.config);
-  if (sample.config.ballast.device == "cuda") return;  // a GPU shares no cores
+  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
   const int threads = sample.config.ballast.compute_threads > 0
                           ? sample.config.ballast.compute_threads
                           : device::default_compute_threads();

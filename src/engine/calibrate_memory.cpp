@@ -117,7 +117,7 @@ void measure_link(const Sample& sample, schedule::Rates& rates) {
     rates.offload_per_second = copies.down();
   }
   rates.link_cores = 1.0;
-  if (sample.config.ballast.device == "cuda") return;  // a real link is not throttled
+  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
   const double link = sample.config.ballast.link_gbps * 1e9;
   if (link <= 0.0) return;
   // The link's time is spent asleep but for the copy itself.

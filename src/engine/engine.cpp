@@ -185,7 +185,8 @@ class Engine::Impl {
             .budget = budgets_.device,
             .compute_threads = config_.ballast.compute_threads,
             .link_gbps = config_.ballast.link_gbps,
-            .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank};
+            .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank,
+            .interrupted = interrupted_};
   }
 
   /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks

@@ -206,6 +206,16 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
   return 2.0 * tokens * weights + attention;
 }
 
+double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,
+                                      std::uint64_t length) const {
+  expects(index < blocks.size(), "recomputed_flops: no such block");
+  if (blocks[index].kind != BlockKind::layer) return 0.0;
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  const double last = 2.0 * tokens * static_cast<double>(config.intermediate_size) *
+                      static_cast<double>(config.hidden_size);
+  return forward_flops(index, sequences, length) - last;
+}
+
 Architecture build_architecture(const ModelConfig& config) {
   Architecture model;
   model.config = config;

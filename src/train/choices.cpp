@@ -33,12 +33,13 @@ config::Config decide_choices(const config::Config& config, const Company& compa
       engine::decide(config, model, budgets_of(config, rates), rates, company.world);
   const config::Config& chosen = decision.config;
   log(LogLevel::info,
-      fmt::format("planner: {} plans simulated; {} micro-batch{} of {}, {} buffers for weights and "
-                  "{} for optimizer states, {:.3g} s per step predicted",
-                  decision.simulated, chosen.batch.accumulation,
-                  chosen.batch.accumulation == 1 ? "" : "es", chosen.batch.micro_batch,
-                  decision.blueprint.options.weight_staging,
-                  decision.blueprint.options.state_staging, decision.prediction.step_seconds));
+      fmt::format(
+          "planner: {} plans simulated; {} micro-batch{} of {}, {} buffer{} for weights and "
+          "{} for optimizer states, {:.3g} s per step predicted",
+          decision.simulated, chosen.batch.accumulation, chosen.batch.accumulation == 1 ? "" : "es",
+          chosen.batch.micro_batch, decision.blueprint.options.weight_staging,
+          decision.blueprint.options.weight_staging == 1 ? "" : "s",
+          decision.blueprint.options.state_staging, decision.prediction.step_seconds));
   return std::move(decision.config);
 }
 

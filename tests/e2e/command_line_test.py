@@ -10,6 +10,7 @@ Every mistake must give one clear line on stderr, the exit status of the README 
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import struct
@@ -145,6 +146,18 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         for word in ("devices", "communicators", "I/O backends", "instruction sets", "scalar"):
             self.assertIn(word, done.stdout)
+
+    def test_device_auto_says_in_one_line_why_the_host_device_where_cuda_is_built_in(self):
+        version = self.run_ballast("--version")
+        self.assertEqual(version.stderr, "")
+        with_cuda = re.search(r"devices +host, cuda$", version.stdout, re.M) is not None
+        done = self.train("--set", "ballast.device=auto")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        if with_cuda:
+            self.assertRegex(done.stderr, re.compile(
+                r"\Aballast: device: using the host device; .*cuda.*\n\Z", re.I))
+        else:
+            self.assertEqual(done.stderr, "")
 
     # Mistakes in the command line and the config.
 

@@ -110,6 +110,16 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    return remembered(cudaErrorInvalidValue);
+  }
+  ++FakeCuda::shared_memory_calls;
+  return static_cast<std::size_t>(value) > FakeCuda::most_shared_memory
+             ? remembered(cudaErrorInvalidValue)
+             : cudaSuccess;
+}
+
 cudaError_t cudaMalloc(void** memory, std::size_t size) {
   *memory = size > ballast::test::FakeCuda::most_at_once ? nullptr : std::calloc(size, 1);
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -147,6 +157,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
     return remembered(cudaErrorMemoryAllocation);
   }
   if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
+  if (auto* told = FakeCuda::told_of_registrations.load(); told != nullptr) *told = true;
   const std::scoped_lock lock(registry_mutex);
   registry()[start] = size;
   return cudaSuccess;

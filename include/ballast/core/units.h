@@ -38,6 +38,10 @@ std::string format_bytes(Bytes bytes);
 /// "124.4M", "1.23B": a count for people.
 std::string format_count(double count);
 
+/// "414 GFLOP/s": a rate for people, with the decimal prefix that leaves three significant digits.
+/// `unit` is what is counted per second ("FLOP").
+std::string format_rate(double per_second, std::string_view unit);
+
 /// "1h02m", "3m20s", "12.3s", "45ms".
 std::string format_seconds(double seconds);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -76,7 +77,8 @@ class Device {
   /// Makes copies to and from `memory` as fast as the link, and asynchronous, until the Pin ends;
   /// copies are over by then, and memory and device are still there. `memory`: page-aligned, not
   /// pinned already. Its pages become resident, which takes seconds per 10 GiB. `setting`: what
-  /// says how large it is, for messages. Throws Error(memory), and then nothing is pinned.
+  /// says how large it is, for messages. Throws Error(memory) or Error(interrupted), and then
+  /// nothing is pinned.
   virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
 
   /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done. Host
@@ -91,12 +93,22 @@ struct DeviceOptions {
   int compute_threads = 0;    ///< host device: threads of a kernel; 0: all CPUs, or OMP_NUM_THREADS
   double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
   std::uint32_t local_rank = 0;  ///< cuda: which GPU, modulo the number of those that are visible
+  /// When set and true, pin() throws Error(interrupted) before it goes on to the next part.
+  const std::atomic<bool>* interrupted = nullptr;
 };
 
 /// Makes the device. "auto" takes the host device, because no GPU has run the kernels of the other
 /// one yet, and logs once what it knows of CUDA; "cuda" by name throws Error(device) where
 /// cuda_refusal() has a reason.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
+
+/// The kind() of the device that such options make, before there is one.
+std::string_view kind_of(const DeviceOptions& options);
+
+/// Whether it is the host's cores that work for the device that such options make: its kernels and
+/// copies then take from what the rest of the program has of them, and there is no link but memory
+/// (which link_gbps slows down).
+bool shares_host_cores(const DeviceOptions& options);
 
 /// Whether this program was compiled with CUDA.
 bool cuda_built_in();

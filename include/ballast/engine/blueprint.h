@@ -67,7 +67,8 @@ Blueprint draw_blueprint(const config::Config& config, const model::Architecture
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers);
 
 /// Where each kind of state lives, for people: "weights: 3 blocks on the device, 2 on the host";
-/// and that moments are not stored, or weights not gathered, in full when they are not.
+/// that moments are not stored, or weights not gathered, in full when they are not; and among which
+/// ranks these are gathered when not among all.
 std::vector<std::string> describe_placement(const Blueprint& blueprint);
 
 }  // namespace ballast::engine

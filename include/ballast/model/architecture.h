@@ -71,6 +71,10 @@ struct Architecture {
   /// executed (causal half).
   [[nodiscard]] double forward_flops(std::size_t index, std::uint64_t sequences,
                                      std::uint64_t length) const;
+  /// What the backward pass of block `index` really computes of that again: for a layer all but its
+  /// last product, whose result it has no use for; for other blocks nothing.
+  [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,
+                                        std::uint64_t length) const;
 };
 
 /// Checks the numbers (Error(config) naming the key and the rule it breaks) and lays out the

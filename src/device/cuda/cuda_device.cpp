@@ -119,6 +119,7 @@ class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const DeviceOptions& options)
       : ordinal_(ordinal_of(options.local_rank)),
+        interrupted_(options.interrupted),
         properties_(properties_of(ordinal_)),
         arena_(ordinal_, options.budget),
         bump_(arena_.pages()) {}
@@ -140,7 +141,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<Event> make_event() override { return make_cuda_event(ordinal_); }
 
   std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) override {
-    return make_cuda_pin(ordinal_, memory, setting);
+    return make_cuda_pin(ordinal_, memory, setting, interrupted_);
   }
 
   void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) override {
@@ -170,6 +171,7 @@ class CudaDevice final : public Device {
   }
 
   int ordinal_;
+  const std::atomic<bool>* interrupted_;
   cudaDeviceProp properties_;
   Arena arena_;
   Bump bump_;

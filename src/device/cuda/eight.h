@@ -8,73 +8,90 @@
 
 namespace ballast::device {
 
-// What kernels over rows do with memory: a thread reads and writes eight neighbouring elements at
-// once, float or Bf16, and computes with them in fp32. And sums over the threads of a warp or a
-// block, whose order is fixed.
+// What kernels over rows do with memory: a thread reads and writes neighbouring elements at once,
+// float or Bf16, 16 bytes in one access, and computes with them in fp32. And sums over the threads
+// of a warp or a block, whose order is fixed.
 
-/// Elements that a thread reads and writes at once.
+/// Elements that a thread reads and writes at once where nothing speaks against it: with as many of
+/// each type, threads have the same part of a row in all of them.
 inline constexpr unsigned kEight = 8;
 
-/// Eight elements as they lie in memory.
+/// Elements that one access reads or writes: neighbouring threads then leave no gaps.
 template <class T>
-struct Eight {
-  uint4 words[kEight * sizeof(T) / sizeof(uint4)] = {};
+inline constexpr unsigned kOneAccess = sizeof(uint4) / sizeof(T);
+
+/// `count` elements as they lie in memory.
+template <class T, unsigned count>
+struct Packed {
+  static_assert(count % kOneAccess<T> == 0);
+  uint4 words[count / kOneAccess<T>] = {};
 };
-
-/// `from` is aligned to 16 bytes.
 template <class T>
-__device__ inline Eight<T> read(const T* from) {
-  Eight<T> eight;
-  for (unsigned i = 0; i < sizeof(Eight<T>) / sizeof(uint4); ++i) {
-    eight.words[i] = load_16(from + i * (sizeof(uint4) / sizeof(T)));
+using Eight = Packed<T, kEight>;
+
+/// `from` is aligned to 16 bytes, and so is what write() writes to.
+template <unsigned count = kEight, class T>
+__device__ inline Packed<T, count> read(const T* from) {
+  Packed<T, count> packed;
+  for (unsigned i = 0; i < count / kOneAccess<T>; ++i) {
+    packed.words[i] = load_16(from + i * kOneAccess<T>);
   }
-  return eight;
+  return packed;
 }
-template <class T>
-__device__ inline void write(const Eight<T>& eight, T* to) {
-  for (unsigned i = 0; i < sizeof(Eight<T>) / sizeof(uint4); ++i) {
-    store_16(to + i * (sizeof(uint4) / sizeof(T)), eight.words[i]);
+template <class T, unsigned count>
+__device__ inline void write(const Packed<T, count>& packed, T* to) {
+  for (unsigned i = 0; i < count / kOneAccess<T>; ++i) {
+    store_16(to + i * kOneAccess<T>, packed.words[i]);
   }
 }
 
-__device__ inline void widen(const Eight<float>& eight, float (&values)[kEight]) {
-  for (unsigned i = 0; i < 2; ++i) {
-    values[4 * i] = __uint_as_float(eight.words[i].x);
-    values[4 * i + 1] = __uint_as_float(eight.words[i].y);
-    values[4 * i + 2] = __uint_as_float(eight.words[i].z);
-    values[4 * i + 3] = __uint_as_float(eight.words[i].w);
+template <unsigned count>
+__device__ inline void widen(const Packed<float, count>& packed, float (&values)[count]) {
+  for (unsigned i = 0; i < count / 4; ++i) {
+    values[4 * i] = __uint_as_float(packed.words[i].x);
+    values[4 * i + 1] = __uint_as_float(packed.words[i].y);
+    values[4 * i + 2] = __uint_as_float(packed.words[i].z);
+    values[4 * i + 3] = __uint_as_float(packed.words[i].w);
   }
 }
-__device__ inline void widen(const Eight<Bf16>& eight, float (&values)[kEight]) {
-  const std::uint32_t pairs[4] = {eight.words[0].x, eight.words[0].y, eight.words[0].z,
-                                  eight.words[0].w};
-  for (unsigned i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(pairs[i] << 16U);
-    values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000U);
+template <unsigned count>
+__device__ inline void widen(const Packed<Bf16, count>& packed, float (&values)[count]) {
+  for (unsigned i = 0; i < count / 8; ++i) {
+    const uint4& word = packed.words[i];
+    const std::uint32_t pairs[4] = {word.x, word.y, word.z, word.w};
+    for (unsigned j = 0; j < 4; ++j) {
+      values[8 * i + 2 * j] = __uint_as_float(pairs[j] << 16U);
+      values[8 * i + 2 * j + 1] = __uint_as_float(pairs[j] & 0xffff0000U);
+    }
   }
 }
 /// widen(read(from)).
-template <class T>
-__device__ inline void read(const T* from, float (&values)[kEight]) {
-  widen(read(from), values);
+template <class T, unsigned count>
+__device__ inline void read(const T* from, float (&values)[count]) {
+  widen(read<count>(from), values);
 }
 
-__device__ inline void narrow(const float (&values)[kEight], Eight<float>& eight) {
-  for (unsigned i = 0; i < 2; ++i) {
-    eight.words[i] = {__float_as_uint(values[4 * i]), __float_as_uint(values[4 * i + 1]),
-                      __float_as_uint(values[4 * i + 2]), __float_as_uint(values[4 * i + 3])};
+template <unsigned count>
+__device__ inline void narrow(const float (&values)[count], Packed<float, count>& packed) {
+  for (unsigned i = 0; i < count / 4; ++i) {
+    packed.words[i] = {__float_as_uint(values[4 * i]), __float_as_uint(values[4 * i + 1]),
+                       __float_as_uint(values[4 * i + 2]), __float_as_uint(values[4 * i + 3])};
   }
 }
-__device__ inline void narrow(const float (&values)[kEight], Eight<Bf16>& eight) {
-  eight.words[0] = {to_bf16_pair(values[0], values[1]), to_bf16_pair(values[2], values[3]),
-                    to_bf16_pair(values[4], values[5]), to_bf16_pair(values[6], values[7])};
+template <unsigned count>
+__device__ inline void narrow(const float (&values)[count], Packed<Bf16, count>& packed) {
+  for (unsigned i = 0; i < count / 8; ++i) {
+    const float* const eight = values + 8 * i;
+    packed.words[i] = {to_bf16_pair(eight[0], eight[1]), to_bf16_pair(eight[2], eight[3]),
+                       to_bf16_pair(eight[4], eight[5]), to_bf16_pair(eight[6], eight[7])};
+  }
 }
 /// Writes the values, rounded to T.
-template <class T>
-__device__ inline void write(const float (&values)[kEight], T* to) {
-  Eight<T> eight;
-  narrow(values, eight);
-  write(eight, to);
+template <class T, unsigned count>
+__device__ inline void write(const float (&values)[count], T* to) {
+  Packed<T, count> packed;
+  narrow(values, packed);
+  write(packed, to);
 }
 
 __device__ inline float widen(float value) {

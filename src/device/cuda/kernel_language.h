@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 #include <nv/target>
 
+#include "src/device/cuda/shared_memory.h"
+
 namespace ballast::device {
 
 // What kernels are written in: CUDA C++ as far as <cuda_runtime.h> goes, launched by launch(), with
@@ -29,11 +31,9 @@ struct Launch {
 /// of the stream later.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
-  // Beyond that, a kernel has to be allowed it.
-  constexpr std::size_t kFree = std::size_t{48} << 10U;
-  if (how.shared_bytes > kFree) {
-    const cudaError_t allowed = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes));
+  if (how.shared_bytes > kFreelyShared) {
+    const cudaError_t allowed =
+        allow_shared_memory(reinterpret_cast<const void*>(kernel), how.shared_bytes);
     if (allowed != cudaSuccess) return allowed;
   }
   cudaLaunchConfig_t config = {};

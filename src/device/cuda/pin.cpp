@@ -13,11 +13,13 @@
 
 #include "src/device/cuda/errors.h"
 #include "src/device/numa.h"
+#include "src/device/resident.h"
 
 namespace ballast::device {
 namespace {
 
-/// A registration is at most this large: a failure can say how far it came, and -v shows progress.
+/// A registration is at most this large: a failure can say how far it came, -v shows progress, and
+/// an interrupt need not wait for all of it.
 constexpr Bytes kPart = kGiB;
 /// From here on it takes so long that a run says what it is waiting for.
 constexpr Bytes kWorthALine = 8 * kGiB;
@@ -34,7 +36,9 @@ int numa_node_of_gpu(int ordinal) {
 
 class CudaPin final : public Pin {
  public:
-  CudaPin(int ordinal, HostBytes memory, std::string_view setting) : ordinal_(ordinal) {
+  CudaPin(int ordinal, HostBytes memory, std::string_view setting,
+          const std::atomic<bool>* interrupted)
+      : ordinal_(ordinal) {
     if (memory.empty()) return;
     check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
     place(memory);
@@ -44,11 +48,17 @@ class CudaPin final : public Pin {
                       format_bytes(memory.size()), setting, ordinal));
     }
     for (Bytes done = 0; done < memory.size();) {
+      if (interrupted != nullptr && *interrupted) {
+        throw Error(ErrorCategory::interrupted,
+                    fmt::format("interrupted while pinning host memory ({})", setting));
+      }
       const Bytes size = pinned_part(memory.data() + done, memory.size() - done);
-      const cudaError_t code =
-          cudaHostRegister(memory.data() + done, size, cudaHostRegisterPortable);
+      const HostBytes part = memory.subspan(done, size);
+      // CUDA would make the pages itself, but by one thread.
+      make_resident(part);
+      const cudaError_t code = cudaHostRegister(part.data(), size, cudaHostRegisterPortable);
       if (code != cudaSuccess) refuse(code, done, memory.size(), setting);
-      parts_.emplace_back(memory.data() + done);
+      parts_.emplace_back(part.data());
       done += size;
       log(LogLevel::debug, fmt::format("pinned {} of {} of host memory", format_bytes(done),
                                        format_bytes(memory.size())));
@@ -59,7 +69,7 @@ class CudaPin final : public Pin {
   }
 
  private:
-  /// Pinning makes the pages, so this comes first. Nothing but speed depends on it.
+  /// Comes before there are pages. Nothing but speed depends on it.
   void place(HostBytes memory) const {
     const int node = numa_node_of_gpu(ordinal_);
     if (node < 0) return;
@@ -86,8 +96,9 @@ class CudaPin final : public Pin {
 
 }  // namespace
 
-std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting) {
-  return std::make_unique<CudaPin>(ordinal, memory, setting);
+std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting,
+                                   const std::atomic<bool>* interrupted) {
+  return std::make_unique<CudaPin>(ordinal, memory, setting, interrupted);
 }
 
 Bytes pinned_part(const std::byte* start, Bytes bytes) {

@@ -1,7 +1,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "src/model/cuda/packs.h"
+#include "src/device/cuda/eight.h"
 #include "src/model/cuda/tokens.h"
 #include "src/model/formulas.h"
 
@@ -10,25 +10,25 @@ namespace {
 
 constexpr unsigned kThreads = 512;
 constexpr unsigned kWarps = kThreads / device::kWarp;
-/// Of a row, that a thread has in registers at once.
-constexpr unsigned kPacks = 2;
-constexpr unsigned kEach = Pack<float>::kCount;
+/// Pieces of a row that a thread has in registers at once.
+constexpr unsigned kPieces = 2;
+constexpr unsigned kEach = device::kOneAccess<float>;
 /// Logits that the block has in registers at once.
-constexpr unsigned kChunk = kThreads * kPacks * kEach;
+constexpr unsigned kChunk = kThreads * kPieces * kEach;
 
-/// First element of the thread's pack `i` in a chunk.
+/// First element of the thread's piece `i` in a chunk.
 __device__ unsigned place_of(unsigned chunk, unsigned i) {
   return chunk + (i * kThreads + threadIdx.x) * kEach;
 }
 
 /// The thread's part of a chunk, filled up with -infinity, whose exponential is 0.
 __device__ void load_chunk(const float* row, unsigned chunk, unsigned vocabulary,
-                           Pack<float> (&x)[kPacks]) {
-  for (unsigned i = 0; i < kPacks; ++i) {
+                           float (&x)[kPieces][kEach]) {
+  for (unsigned i = 0; i < kPieces; ++i) {
     const unsigned at = place_of(chunk, i);
-    if (at < vocabulary) x[i] = load_pack(row + at);
+    if (at < vocabulary) device::read(row + at, x[i]);
     for (unsigned j = 0; j < kEach; ++j) {
-      if (at + j >= vocabulary) x[i].values[j] = -HUGE_VALF;
+      if (at + j >= vocabulary) x[i][j] = -HUGE_VALF;
     }
   }
 }
@@ -44,12 +44,12 @@ struct PartialSum {
   float largest = -FLT_MAX;
   float sum = 0.0F;
 
-  __device__ void add(const Pack<float>& x) {
+  __device__ void add(const float (&x)[kEach]) {
     float most = largest;
-    for (unsigned j = 0; j < kEach; ++j) most = x.values[j] > most ? x.values[j] : most;
+    for (unsigned j = 0; j < kEach; ++j) most = x[j] > most ? x[j] : most;
     if (most > largest) sum *= exponential(largest, most);
     largest = most;
-    for (unsigned j = 0; j < kEach; ++j) sum += exponential(x.values[j], largest);
+    for (unsigned j = 0; j < kEach; ++j) sum += exponential(x[j], largest);
   }
 };
 
@@ -96,21 +96,21 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
     T values[kEach];
   };
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
-    Pack<float> x[kPacks];
+    float x[kPieces][kEach];
     load_chunk(row, chunk, vocabulary, x);
     // What others still have to read must not be overwritten.
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
-    for (unsigned i = 0; i < kPacks; ++i) {
+    for (unsigned i = 0; i < kPieces; ++i) {
       const unsigned at = place_of(chunk, i);
       if (at >= vocabulary) continue;
       Narrow narrowed;
       for (unsigned j = 0; j < kEach; ++j) {
-        float e = exponential(x[i].values[j], gradient.largest);
+        float e = exponential(x[i][j], gradient.largest);
         // The one-hot, before rounding: p - 1 keeps its precision near p = 1.
         if (at + j == gradient.target) {
           e = static_cast<float>(static_cast<double>(e) - gradient.total);
         }
-        narrowed.values[j] = narrow<T>(e * gradient.factor);
+        device::narrow(e * gradient.factor, narrowed.values[j]);
       }
       *reinterpret_cast<Narrow*>(out + at) = narrowed;
     }
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(kThreads)
   float* const row = logits + blockIdx.x * stride;
   PartialSum partial;
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
-    Pack<float> x[kPacks];
+    float x[kPieces][kEach];
     load_chunk(row, chunk, vocabulary, x);
-    for (unsigned i = 0; i < kPacks; ++i) partial.add(x[i]);
+    for (unsigned i = 0; i < kPieces; ++i) partial.add(x[i]);
   }
   const float largest = block_max(partial.largest, largest_of);
   const float sum = partial.sum * exponential(partial.largest, largest);

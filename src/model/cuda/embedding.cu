@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <limits>
 
-#include "src/model/cuda/packs.h"
+#include "src/device/cuda/eight.h"
 #include "src/model/cuda/tokens.h"
 
 namespace ballast::model::cuda {
 namespace {
+
+using device::kOneAccess;
+using device::Packed;
 
 constexpr unsigned kThreads = 256;
 /// Of a block that works on a part of a row.
@@ -24,20 +27,24 @@ unsigned blocks_for(std::size_t items, unsigned per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
-/// A block for each row and part of its columns, a thread for each pack of these.
+/// What a thread has of a row.
+template <class T>
+using Piece = Packed<T, kOneAccess<T>>;
+
+/// A block for each row and part of its columns, a thread for each piece of these.
 template <class T>
 device::Launch by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
-  const std::size_t packs = width / Pack<T>::kCount;
+  const std::size_t pieces = width / kOneAccess<T>;
   const auto threads = static_cast<unsigned>(std::min<std::size_t>(
-      (packs + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));
+      (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));
   return {.stream = stream,
-          .blocks = {static_cast<unsigned>(rows), blocks_for(packs, threads)},
+          .blocks = {static_cast<unsigned>(rows), blocks_for(pieces, threads)},
           .threads = threads};
 }
 /// The thread's first column.
 template <class T>
 __device__ std::size_t own_column() {
-  return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * Pack<T>::kCount;
+  return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * kOneAccess<T>;
 }
 
 __device__ bool is_in(std::int32_t token, std::size_t vocabulary) {
@@ -58,18 +65,21 @@ __global__ void look_up(Embedding<T> embedding, const std::int32_t* tokens, T* o
   if (column >= embedding.width) return;
   const std::size_t at = blockIdx.x;
   const std::int32_t token = tokens[at];
-  Pack<T> row = {};
+  Piece<T> row;
   if (is_in(token, embedding.vocabulary)) {
-    row = load_pack(embedding.table + static_cast<std::size_t>(token) * embedding.width + column);
+    row = device::read<kOneAccess<T>>(embedding.table +
+                                      static_cast<std::size_t>(token) * embedding.width + column);
   }
   if (embedding.positions != nullptr) {
     const std::size_t position = blockIdx.x % static_cast<unsigned>(embedding.length);
-    const Pack<T> other = load_pack(embedding.positions + position * embedding.width + column);
-    for (unsigned i = 0; i < Pack<T>::kCount; ++i) {
-      row.values[i] = narrow<T>(widen(row.values[i]) + widen(other.values[i]));
-    }
+    float sum[kOneAccess<T>];
+    device::widen(row, sum);
+    float other[kOneAccess<T>];
+    device::read(embedding.positions + position * embedding.width + column, other);
+    for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += other[i];
+    device::narrow(sum, row);
   }
-  store_pack(out + at * embedding.width + column, row);
+  device::write(row, out + at * embedding.width + column);
 }
 
 /// Each position by itself, and the first of its token.
@@ -85,16 +95,17 @@ __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::s
 /// the end is no vote.
 __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
                             std::int32_t token) {
-  constexpr unsigned kEach = Pack<std::int32_t>::kCount;
+  constexpr unsigned kEach = kOneAccess<std::int32_t>;
   constexpr unsigned kLook = kEach * device::kWarp;
   static_assert(kTile % kLook == 0);
   const unsigned own = threadIdx.x % device::kWarp * kEach;
   for (unsigned at = begin / kLook * kLook; at < end; at += kLook) {
-    const Pack<std::int32_t> some = load_pack(tile + at + own);
+    const uint4 word = device::load_16(tile + at + own);
+    const std::uint32_t some[kEach] = {word.x, word.y, word.z, word.w};
     unsigned mine = end;
     for (unsigned i = kEach; i-- > 0;) {
       const unsigned place = at + own + i;
-      if (some.values[i] == token && place >= begin) mine = place;
+      if (some[i] == static_cast<std::uint32_t>(token) && place >= begin) mine = place;
     }
     const unsigned found = __ballot_sync(device::kAllLanes, mine < end);
     if (found != 0) return __shfl_sync(device::kAllLanes, mine, __ffs(static_cast<int>(found)) - 1);
@@ -134,25 +145,12 @@ __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint3
   }
 }
 
-/// sum += the rows of dy at this column.
+/// sum += the row's.
 template <class T>
-__device__ void add(float (&sum)[Pack<T>::kCount], const Pack<T>& row) {
-  for (unsigned i = 0; i < Pack<T>::kCount; ++i) sum[i] += widen(row.values[i]);
-}
-template <unsigned count>
-__device__ void load_sums(float (&sum)[count], const float* from) {
-  for (unsigned i = 0; i < count; i += Pack<float>::kCount) {
-    const Pack<float> pack = load_pack(from + i);
-    for (unsigned j = 0; j < Pack<float>::kCount; ++j) sum[i + j] = pack.values[j];
-  }
-}
-template <unsigned count>
-__device__ void store_sums(float* to, const float (&sum)[count]) {
-  for (unsigned i = 0; i < count; i += Pack<float>::kCount) {
-    Pack<float> pack;
-    for (unsigned j = 0; j < Pack<float>::kCount; ++j) pack.values[j] = sum[i + j];
-    store_pack(to + i, pack);
-  }
+__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
+  float values[kOneAccess<T>];
+  device::widen(row, values);
+  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
 }
 
 /// What the gradients of the rows of a table are summed up from.
@@ -176,24 +174,24 @@ __global__ void add_to_tokens(Scatter<T> scatter) {
   if (scatter.is_first[at] == 0 || !is_in(token, scatter.vocabulary)) return;
   if (column >= scatter.width) return;
   float* const gradient = scatter.table + static_cast<std::size_t>(token) * scatter.width + column;
-  float sum[Pack<T>::kCount];
-  load_sums(sum, gradient);
+  float sum[kOneAccess<T>];
+  device::read(gradient, sum);
   while (at != kNone) {
-    Pack<T> rows[kAhead];
+    Piece<T> rows[kAhead];
     unsigned there = 0;
 #pragma unroll
     for (unsigned i = 0; i < kAhead; ++i) {
       if (at == kNone) continue;
-      rows[i] = load_pack(scatter.dy + std::size_t{at} * scatter.width + column);
+      rows[i] = device::read<kOneAccess<T>>(scatter.dy + std::size_t{at} * scatter.width + column);
       at = scatter.next[at];
       ++there;
     }
 #pragma unroll
     for (unsigned i = 0; i < kAhead; ++i) {
-      if (i < there) add(sum, rows[i]);
+      if (i < there) add<T>(sum, rows[i]);
     }
   }
-  store_sums(gradient, sum);
+  device::write(sum, gradient);
 }
 
 /// The block of a position adds its rows of all sequences.
@@ -203,13 +201,13 @@ __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t len
   const std::size_t column = own_column<T>();
   if (column >= width) return;
   float* const gradient = positions + blockIdx.x * width + column;
-  float sum[Pack<T>::kCount];
-  load_sums(sum, gradient);
+  float sum[kOneAccess<T>];
+  device::read(gradient, sum);
 #pragma unroll 4
   for (std::size_t at = blockIdx.x; at < count; at += length) {
-    add(sum, load_pack(dy + at * width + column));
+    add<T>(sum, device::read<kOneAccess<T>>(dy + at * width + column));
   }
-  store_sums(gradient, sum);
+  device::write(sum, gradient);
 }
 
 }  // namespace

@@ -34,9 +34,22 @@ TEST(Format, ThreeSignificantDigits) {
   EXPECT_EQ(format_bytes(3 * kGiB), "3.00 GiB");
   EXPECT_EQ(format_count(124'439'808), "124M");
   EXPECT_EQ(format_count(1.23e9), "1.23B");
+  EXPECT_EQ(format_count(999), "999");
+  EXPECT_EQ(format_count(999.5), "1.00k");
+  EXPECT_EQ(format_count(-45'600), "-45.6k");
   EXPECT_EQ(format_seconds(0.0451), "45ms");
   EXPECT_EQ(format_seconds(200), "3m20s");
   EXPECT_EQ(format_seconds(3720), "1h02m");
+}
+
+TEST(Format, RatesHaveDecimalPrefixes) {
+  EXPECT_EQ(format_rate(414.2e9, "FLOP"), "414 GFLOP/s");
+  EXPECT_EQ(format_rate(1.2e12, "FLOP"), "1.20 TFLOP/s");
+  EXPECT_EQ(format_rate(999.6e9, "FLOP"), "1.00 TFLOP/s");
+  EXPECT_EQ(format_rate(1.98e15, "FLOP"), "1.98 PFLOP/s");
+  EXPECT_EQ(format_rate(31.4e3, "token"), "31.4 ktoken/s");
+  EXPECT_EQ(format_rate(12, "FLOP"), "12 FLOP/s");
+  EXPECT_EQ(format_rate(0, "FLOP"), "0 FLOP/s");
 }
 
 TEST(RoundUp, ReachesTheNextMultiple) {

@@ -35,6 +35,16 @@ TEST(MakeDevice, CudaByNameWhereThereIsNoneSaysWhyAndWhatElse) {
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 
+TEST(KindOf, IsWhatMakeDeviceMakes) {
+  for (const std::string kind : {"auto", "host"}) {
+    const DeviceOptions options = {.kind = kind, .budget = kMiB};
+    EXPECT_EQ(kind_of(options), make_device(options)->kind());
+    EXPECT_TRUE(shares_host_cores(options));
+  }
+  EXPECT_EQ(kind_of({.kind = "cuda"}), "cuda");
+  EXPECT_FALSE(shares_host_cores({.kind = "cuda"}));
+}
+
 TEST(GpuName, IsEmptyForTheHostDeviceAndRefusedWhereThereIsNoGpu) {
   EXPECT_EQ(gpu_name({.kind = "host"}), "");
   EXPECT_EQ(gpu_name({.kind = "auto"}), "");

@@ -1,10 +1,13 @@
 // How the CUDA device pins host memory, on a fake of CUDA's runtime.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/mapping.h"
@@ -12,6 +15,7 @@
 
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
+#include "tests/support/page_making.h"
 
 namespace ballast::device {
 namespace {
@@ -21,20 +25,34 @@ using test::FakeCuda;
 constexpr Bytes kSize = 2 * kGiB + 512 * kMiB;
 constexpr std::string_view kSetting = "ballast.host_bytes";
 
+/// Lets nobody write to `memory`, or everybody.
+void protect(HostBytes memory, int protection) {
+  ASSERT_EQ(mprotect(memory.data(), memory.size(), protection), 0);
+}
+
 class CudaPinning : public testing::Test {
  protected:
+  /// Address space only: no pages can be made of it, and the fake makes none.
+  static Mapping address_space(Bytes bytes) {
+    Mapping mapping(bytes, "test");
+    protect(mapping.bytes(), PROT_NONE);
+    return mapping;
+  }
+
   void SetUp() override {
     FakeCuda::registrations_left = -1;
     FakeCuda::refused_unregistrations = 0;
   }
   void TearDown() override {
+    FakeCuda::told_of_registrations = nullptr;
     EXPECT_TRUE(FakeCuda::registered().empty());
     EXPECT_EQ(FakeCuda::refused_unregistrations, 0);
   }
 
-  std::unique_ptr<Device> device_ = make_device({.kind = "cuda", .budget = kMiB});
-  // Address space only: the fake makes no pages.
-  Mapping mapping_{kSize, "test"};
+  std::atomic<bool> interrupted_ = false;
+  std::unique_ptr<Device> device_ =
+      make_device({.kind = "cuda", .budget = kMiB, .interrupted = &interrupted_});
+  Mapping mapping_ = address_space(kSize);
 };
 
 /// The pieces are `memory`, each within one GiB of the address space.
@@ -107,7 +125,7 @@ TEST_F(CudaPinning, OfPinnedMemoryIsRefusedAndChangesNothing) {
 }
 
 TEST_F(CudaPinning, OfMuchMemoryIsAnnounced) {
-  const Mapping much(9 * kGiB, "test");
+  const Mapping much = address_space(9 * kGiB);
   const test::CapturedLog log;
   device_->pin(mapping_.bytes(), kSetting);
   EXPECT_EQ(log.text().find("pinning"), std::string::npos) << log.text();
@@ -117,10 +135,35 @@ TEST_F(CudaPinning, OfMuchMemoryIsAnnounced) {
       << log.text();
 }
 
+TEST_F(CudaPinning, MakesThePagesItself) {
+  if (!test::kernel_makes_pages()) GTEST_SKIP() << "not with this kernel";
+  const Mapping memory(64 * kMiB, "test");
+  const auto pin = device_->pin(memory.bytes(), kSetting);
+  std::vector<unsigned char> pages(memory.bytes().size() / kPage);
+  ASSERT_EQ(mincore(memory.bytes().data(), memory.bytes().size(), pages.data()), 0);
+  EXPECT_EQ(std::count(pages.begin(), pages.end(), 0), 0);
+}
+
+TEST_F(CudaPinning, IsInterruptedBetweenPartsAndLeavesNothing) {
+  FakeCuda::told_of_registrations = &interrupted_;
+  FakeCuda::registrations_left = 2;  // the second one would be one too many
+  try {
+    device_->pin(mapping_.bytes(), kSetting);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::interrupted);
+    EXPECT_EQ(std::string(error.what()),
+              "interrupted while pinning host memory (ballast.host_bytes)");
+  }
+  EXPECT_EQ(FakeCuda::registrations_left, 1);
+  EXPECT_TRUE(FakeCuda::registered().empty());
+}
+
 /// Registered memory is copied within one registration only.
 TEST_F(CudaPinning, CopiesMayCrossItsParts) {
   const auto pin = device_->pin(mapping_.bytes(), kSetting);
   const Bytes border = FakeCuda::registered()[0].size;
+  protect(mapping_.bytes(), PROT_READ | PROT_WRITE);
   const HostBytes out = mapping_.bytes().subspan(border - 1000, 3001);
   const HostBytes back = mapping_.bytes().subspan(border + kGiB - 2000, out.size());
   for (Bytes i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(i % 251 + 1);

@@ -41,18 +41,31 @@ TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
   EXPECT_EQ(whole("1e5"), (std::vector<bool>{true, true, true, true}));
 }
 
+/// What is said about gathers of weights.
+std::string gathers_line(std::uint32_t world, const std::vector<std::string>& options) {
+  std::string found;
+  for (const auto& text : describe_placement(drawn(world, options))) {
+    if (text.starts_with("weights gathered ")) found += text;
+  }
+  return found;
+}
+
 TEST(StageThreeOptions, OtherArithmeticOfGathersIsSaidInOneLineWhereThereIsAny) {
-  const auto line = [](std::uint32_t world, const std::string& option) {
-    std::string found;
-    for (const auto& text : describe_placement(drawn(world, {option}))) {
-      if (text.starts_with("weights gathered ")) found += text;
-    }
-    return found;
-  };
-  EXPECT_EQ(line(2, "zero_quantized_weights=true"),
+  EXPECT_EQ(gathers_line(2, {"zero_quantized_weights=true"}),
             "weights gathered  in 8 bits; results differ from those with gathers in bf16");
-  EXPECT_EQ(line(2, "zero_quantized_weights=false"), "");
-  EXPECT_EQ(line(1, "zero_quantized_weights=true"), "");
+  EXPECT_EQ(gathers_line(2, {"zero_quantized_weights=false"}), "");
+  EXPECT_EQ(gathers_line(1, {"zero_quantized_weights=true"}), "");
+}
+
+TEST(StageThreeOptions, GroupsThatGatherAreSaidInThatLineWhereTheyAreNotAllRanks) {
+  const std::string groups = "zero_hpz_partition_size=4";
+  EXPECT_EQ(gathers_line(8, {groups}), "weights gathered  among 4 of 8 ranks");
+  EXPECT_EQ(gathers_line(8, {groups, "zero_quantized_weights=true"}),
+            "weights gathered  among 4 of 8 ranks, in 8 bits; results differ from those with "
+            "gathers in bf16");
+  EXPECT_EQ(gathers_line(4, {groups}), "");
+  EXPECT_EQ(gathers_line(8, {"zero_hpz_partition_size=1"}), "");
+  EXPECT_EQ(gathers_line(1, {groups}), "");
 }
 
 TEST(StageThreeOptions, GroupsMustDivideTheRanks) {

@@ -118,6 +118,16 @@ TEST(Architecture, CountsMatrixFlops) {
             2.0 * tokens * 12 * 768 * 768 + 2.0 * tokens * 512 * 768);
 }
 
+TEST(Architecture, CountsWhatTheBackwardPassComputesAgain) {
+  const Architecture gpt2 = build_architecture(gpt2_124m());
+  EXPECT_EQ(gpt2.recomputed_flops(0, 4, 512), 0.0);
+  EXPECT_EQ(gpt2.recomputed_flops(1, 4, 512), 2.0 * 2048 * 8 * 768 * 768 + 2.0 * 2048 * 512 * 768);
+  EXPECT_EQ(gpt2.recomputed_flops(13, 4, 512), 0.0);
+  const Architecture llama = build_architecture(test::small_llama());
+  const double down = static_cast<double>(llama.blocks[1].tensors.back().size);
+  EXPECT_EQ(llama.recomputed_flops(1, 1, 8), llama.forward_flops(1, 1, 8) - 2.0 * 8 * down);
+}
+
 TEST(Families, AreReadByNameWithASuggestion) {
   EXPECT_EQ(parse_family("llama"), Family::llama);
   EXPECT_EQ(to_string(Family::gpt2), "gpt2");
