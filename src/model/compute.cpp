@@ -41,11 +41,11 @@ void require_shape(const ModelConfig& config, MicroBatchShape shape) {
 }  // namespace
 
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape) {
+                                      MicroBatchShape shape, AttentionBy attention_by) {
   const bool cuda = is_cuda(device.kind());
   require_type(type);
   require_shape(model.config, shape);
-  if (cuda) return cuda::make_cuda_compute(model, type, shape);
+  if (cuda) return cuda::make_cuda_compute(model, type, shape, attention_by);
   return host::make_host_compute(device, model, type, shape);
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape) {
+std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape,
+                                           AttentionBy) {
   refuse();
 }
 Bytes cuda_workspace_bytes(const Architecture&, DType, MicroBatchShape) {

@@ -97,11 +97,20 @@ class Compute {
                               DeviceBytes weights) = 0;
 };
 
+/// What attends on the CUDA device: our own kernels, or in bf16 cuDNN in the forward pass. Equal
+/// bits only by the same one.
+enum class AttentionBy {
+  best,   ///< cuDNN where it can be had
+  own,    ///< our own kernels
+  cudnn,  ///< cuDNN, else Error
+};
+
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
-/// device's kind has no kernels.
+/// device's kind has no kernels. The host device has its own attention.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape);
+                                      MicroBatchShape shape,
+                                      AttentionBy attention_by = AttentionBy::best);
 
 /// What Compute::workspace_bytes() of a device of that kind will be: asked of the same kernels
 /// without a device or any of its memory. `compute_threads` as in device::DeviceOptions. Throws

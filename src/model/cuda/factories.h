@@ -7,9 +7,10 @@
 namespace ballast::model::cuda {
 
 /// Kernels for the CUDA device; arguments as make_compute(), checked by the caller. Throws
-/// Error(config) naming a key whose number these kernels cannot do.
+/// Error(config) naming a key whose number these kernels cannot do, and Error(device) where cuDNN
+/// is asked for and not there.
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape);
+                                           MicroBatchShape shape, AttentionBy attention_by);
 
 /// workspace_bytes() of the CUDA device; needs none.
 Bytes cuda_workspace_bytes(const Architecture& model, DType type, MicroBatchShape shape);

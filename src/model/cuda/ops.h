@@ -2,13 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include <cuda_runtime_api.h>
 
 #include "ballast/device/cuda_stream.h"
+#include "ballast/model/compute.h"
 
+#include "src/model/cuda/fused_attention.h"
 #include "src/model/cuda/products.h"
 #include "src/model/cuda/rows.h"
 #include "src/model/parts.h"
@@ -24,7 +27,7 @@ class Ops {
   using Value = T;
   static constexpr Bytes kLogitBytes = 256 * kMiB;
 
-  Ops(const ModelConfig& config, MicroBatchShape shape);
+  Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attention_by);
 
   /// Calls `work`, whose operations go to `stream`.
   template <class Work>
@@ -51,7 +54,7 @@ class Ops {
   void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch) const;
+  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch);
   void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
                           std::byte* scratch) const;
 
@@ -86,6 +89,8 @@ class Ops {
 
  private:
   [[nodiscard]] Products& products();
+  /// cuDNN's attention, planned at the first call; null where our own kernels do it.
+  [[nodiscard]] FusedAttention* fused();
   /// Throws what check_tokens() found, and forgets it.
   void judge_tokens(const std::int32_t* tokens, cudaStream_t queue);
 
@@ -95,8 +100,11 @@ class Ops {
   Rows widest_;  ///< of all sums over rows
   float epsilon_;
   std::optional<Products> products_;
+  AttentionBy attention_by_;  ///< own, once it is known that cuDNN will not do
+  std::unique_ptr<FusedAttention> fused_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;
+  std::byte* fused_workspace_ = nullptr;
   std::uint32_t* first_bad_ = nullptr;
   bool tokens_checked_ = false;  ///< since the last judgement
   device::CudaStream* stream_ = nullptr;
