@@ -53,7 +53,8 @@ class Kernels {
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
-        compute_(model::make_compute(*device_, model_, type_, shape_)),
+        compute_(model::make_compute(*device_, model_, type_, shape_,
+                                     model::parse_attention_by(sample.config.ballast.attention))),
         layers_(copies_) {
     // Everything is written to first: new pages cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->workspace_bytes());

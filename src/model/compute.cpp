@@ -40,6 +40,13 @@ void require_shape(const ModelConfig& config, MicroBatchShape shape) {
 
 }  // namespace
 
+AttentionBy parse_attention_by(std::string_view name) {
+  if (name == "own") return AttentionBy::own;
+  if (name == "cudnn") return AttentionBy::cudnn;
+  expects(name == "auto", "attention by something that is not known");
+  return AttentionBy::best;
+}
+
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, AttentionBy attention_by) {
   const bool cuda = is_cuda(device.kind());

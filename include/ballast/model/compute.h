@@ -104,6 +104,8 @@ enum class AttentionBy {
   own,    ///< our own kernels
   cudnn,  ///< cuDNN, else Error
 };
+/// What ballast.attention calls "auto", "own" and "cudnn".
+AttentionBy parse_attention_by(std::string_view name);
 
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
