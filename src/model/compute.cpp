@@ -4,6 +4,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
+#include "ballast/model/attention_trial.h"
 
 #include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"
@@ -64,6 +65,13 @@ Bytes workspace_bytes(const Architecture& model, DType type, MicroBatchShape sha
   if (cuda) return cuda::cuda_workspace_bytes(model, type, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
   return host::host_workspace_bytes(model, type, shape, static_cast<std::size_t>(threads));
+}
+
+double attention_flops(const AttentionExtents& e, AttentionPass pass) {
+  const double products = pass == AttentionPass::own_backward ? 5.0 : 2.0;
+  const auto length = static_cast<double>(e.length);
+  const double pairs = length * length / 2.0;
+  return products * 2.0 * pairs * static_cast<double>(e.sequences * e.heads * e.head_size);
 }
 
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {

@@ -35,7 +35,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attent
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(), std::max(shape_.row(), config.intermediate_size)},
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      attention_by_(kFusable<T> ? attention_by : AttentionBy::own) {}
+      attention_by_(attention_by) {}
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {

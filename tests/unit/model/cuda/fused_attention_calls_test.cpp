@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/device.h"
+#include "ballast/model/attention_trial.h"
 
+#include "src/model/cuda/cudnn_calls.h"
 #include "src/model/cuda/fused_attention.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cudnn.h"
@@ -116,6 +119,18 @@ TEST_F(FusedAttentionCalls, TheFirstEngineThatWillDoIsTaken) {
   EXPECT_EQ(FakeCudnn::plans, 4);
 }
 
+TEST_F(FusedAttentionCalls, AnAttributeThatIsRefusedIsNamed) {
+  const CudnnCalls calls(cudnn());
+  const Descriptor tensor = calls.make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  try {
+    calls.set(tensor, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "cuDNN: attribute 1500: CUDNN_STATUS_BAD_PARAM (an attribute of others)");
+  }
+}
+
 /// A layer's forward pass on the CUDA device.
 std::vector<double> layer(DType type, AttentionBy by) {
   setenv("BALLAST_TEST_DEVICE", "cuda", 1);
@@ -188,6 +203,47 @@ TEST_F(FusedAttentionCalls, Fp32IsAlwaysOurs) {
       test::same_bits(layer(DType::f32, AttentionBy::best), layer(DType::f32, AttentionBy::own)));
   EXPECT_EQ(FakeCudnn::plans, 0);
   EXPECT_EQ(log.text(), "");
+}
+
+TEST_F(FusedAttentionCalls, ATrialRunsWhatThereIs) {
+  const AttentionExtents extents = {
+      .sequences = 2, .length = 9, .heads = 4, .kv_heads = 2, .head_size = 16};
+  const auto device =
+      device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
+  const auto trial = make_attention_trial(*device, extents);
+  EXPECT_EQ(trial->cudnn_refusal(), "");
+  trial->run(AttentionPass::cudnn_forward, 3);
+  EXPECT_EQ(FakeCudnn::executions, 3);
+  trial->run(AttentionPass::own_forward, 2);
+  trial->run(AttentionPass::own_backward, 2);
+  EXPECT_EQ(FakeCudnn::executions, 3);
+}
+
+TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
+  FakeCudnn::engines = {};
+  const AttentionExtents extents = {.length = 8, .head_size = 8};
+  const auto device =
+      device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
+  const auto trial = make_attention_trial(*device, extents);
+  EXPECT_EQ(trial->cudnn_refusal(), "cuDNN has no engine for it on this GPU");
+  trial->run(AttentionPass::own_forward, 1);
+}
+
+TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
+  for (const AttentionExtents& extents :
+       {AttentionExtents{.head_size = 12}, AttentionExtents{.head_size = 264},
+        AttentionExtents{.heads = 3, .kv_heads = 2}, AttentionExtents{.sequences = 0}}) {
+    EXPECT_THROW(attention_trial_bytes(extents), Error);
+  }
+}
+
+TEST(AttentionFlops, CountHalfOfAllPairs) {
+  const AttentionExtents extents = {
+      .sequences = 2, .length = 10, .heads = 3, .kv_heads = 1, .head_size = 8};
+  // 2 x 3 heads, 50 pairs, 8 products and 8 sums each, twice or five times.
+  EXPECT_EQ(attention_flops(extents, AttentionPass::own_forward), 2 * 6 * 50 * 16.0);
+  EXPECT_EQ(attention_flops(extents, AttentionPass::cudnn_forward), 2 * 6 * 50 * 16.0);
+  EXPECT_EQ(attention_flops(extents, AttentionPass::own_backward), 5 * 6 * 50 * 16.0);
 }
 
 }  // namespace
