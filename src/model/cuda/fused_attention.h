@@ -14,9 +14,10 @@ namespace ballast::model::cuda {
 
 /// The forward pass of attention() in bf16 by an engine of cuDNN, which writes the log-sums that
 /// our own backward pass needs. Why not the backward pass too: cuDNN's adds up the gradients of
-/// queries with atomics, in whatever order, without marking its engines as CUDNN_NUMERICAL_NOTE_
-/// NONDETERMINISTIC; the form of its graph that it computes in a fixed order keeps the whole matrix
-/// of scores of every head in its workspace (1 GiB for 32 heads of 4096 tokens).
+/// queries in whatever order comes, and its engines are not marked for that (of cuDNN 9.19 on an
+/// H100 they have no CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC); the form of its graph that is computed
+/// in a fixed order keeps a number for every pair of places of every head in its workspace (1 GiB
+/// for 32 heads of 4096 tokens).
 class FusedAttention {
  public:
   /// Bytes of device memory that forward() takes. cuDNN 9.19 needs 256 on an H100 or H200, for all
@@ -31,7 +32,8 @@ class FusedAttention {
   FusedAttention& operator=(const FusedAttention&) = delete;
 
   /// Arguments as those of attention(), aligned to 16 bytes; equal calls give equal bits on GPUs of
-  /// one model. `workspace`: kWorkspace bytes, aligned to 256, not read nor kept. From a thread
+  /// one model. `workspace`: kWorkspace bytes, aligned to 256, of which
+  /// nothing is kept. From a thread
   /// whose current device is that of the constructor. Throws Error(device).
   void forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, float* log_sums, void* workspace);
 
