@@ -14,10 +14,11 @@ namespace ballast::model::cuda {
 
 /// The forward pass of attention() in bf16 by an engine of cuDNN, which writes the log-sums that
 /// our own backward pass needs. Why not the backward pass too: cuDNN's adds up the gradients of
-/// queries in whatever order comes, and its engines are not marked for that (of cuDNN 9.19 on an
-/// H100 they have no CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC); the form of its graph that is computed
-/// in a fixed order keeps a number for every pair of places of every head in its workspace (1 GiB
-/// for 32 heads of 4096 tokens).
+/// queries in memory, in whatever order they come (in the code of 9.19's engine for an H100:
+/// UTMAREDG.ADD), and is not marked for that with CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC; the form
+/// of its graph that is computed in a fixed order keeps a number for every pair of places of every
+/// head in its workspace (1 GiB for 32 heads of 4096 tokens). The code of the forward engines has
+/// no such sums.
 class FusedAttention {
  public:
   /// Bytes of device memory that forward() takes. cuDNN 9.19 needs 256 on an H100 or H200, for all
