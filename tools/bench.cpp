@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/bench_adam.h"
+#include "tools/bench_attention.h"
 #include "tools/bench_io.h"
 #include "tools/bench_link.h"
 #include "tools/bench_plan.h"
@@ -13,6 +14,7 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
   bench->require_subcommand(1);
   add_bench_adam(*bench, action);
+  add_bench_attention(*bench, action);
   add_bench_io(*bench, action);
   add_bench_link(*bench, action);
   add_bench_plan(*bench, action);

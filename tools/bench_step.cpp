@@ -45,16 +45,16 @@ struct BenchStepResult {
   std::string description;  ///< of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
-  double seconds = 0.0;           ///< median step
-  double flops_per_second = 0.0;  ///< 8 per parameter and token
-  StepFlops flops;
+  double seconds = 0.0;      ///< median step
+  double flops = 0.0;        ///< of the products that a step computes
+  double model_flops = 0.0;  ///< without those computed again
   std::vector<Pass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
   schedule::LaneTotals lanes;  ///< over all steps
 
-  [[nodiscard]] double executed_per_second() const { return flops.executed / seconds; }
-  [[nodiscard]] double model_per_second() const { return flops.model / seconds; }
+  [[nodiscard]] double flops_per_second() const { return flops / seconds; }
+  [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
   [[nodiscard]] double percent(double per_second) const { return 100.0 * per_second / gemm_peak; }
 };
 
@@ -118,9 +118,9 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.seconds = seconds[seconds.size() / 2];
   result.tokens = tokens;
   result.parameters = static_cast<double>(blueprint.model.parameters());
-  result.flops = flops_of_step(blueprint);
+  result.flops = blueprint.flops_per_step();
+  result.model_flops = model_flops_of_step(blueprint);
   result.passes = time_passes(timeline, blueprint);
-  result.flops_per_second = blueprint.nominal_flops_per_step() / result.seconds;
   for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
     result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
   }
@@ -146,11 +146,10 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
              format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
   fmt::print("  {:<14} {:>9} {:>13}  same run; shares are of it\n", "GEMM peak", "",
              format_rate(result.gemm_peak, "FLOP"));
-  print_rate("hardware", "", result.flops_per_second, result,
-             "8 per parameter and token, update included");
-  print_rate("executed", "", result.executed_per_second(), result,
-             "products that the step computes");
-  print_rate("model (MFU)", "", result.model_per_second(), result, "those without recomputation");
+  print_rate("hardware", "", result.flops_per_second(), result,
+             "products that the step computes, over all its time");
+  print_rate("model (MFU)", "", result.model_per_second(), result,
+             "the same without those computed again");
   for (const Pass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
@@ -177,14 +176,12 @@ void print_json(const BenchStepArguments& arguments, const BenchStepResult& resu
   fmt::print(R"([{{"device": "{}", "family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, )"
              R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
              R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, )"
-             R"("executed_flops_per_second": {}, "executed_percent_of_gemm_peak": {}, )"
              R"("model_flops_per_second": {}, "model_percent_of_gemm_peak": {}, )"
              R"("passes": [{}], "loss": {}}}])"
              "\n",
              result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
              result.seconds, static_cast<double>(result.tokens) / result.seconds,
-             result.flops_per_second, result.gemm_peak, result.percent(result.flops_per_second),
-             result.executed_per_second(), result.percent(result.executed_per_second()),
+             result.flops_per_second(), result.gemm_peak, result.percent(result.flops_per_second()),
              result.model_per_second(), result.percent(result.model_per_second()), passes,
              result.loss);
 }

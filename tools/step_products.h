@@ -9,17 +9,11 @@
 
 namespace ballast::tools {
 
-/// FLOPs of the matrix products of one training step on this rank.
-struct StepFlops {
-  /// What training this model takes: forward passes, and backward ones at twice that. 6 per token
-  /// and parameter of a matrix that is multiplied with (an embedding's rows are only looked up),
-  /// and attention's products over the causal half of the square.
-  double model = 0.0;
-  /// That, and what backward passes compute again of the forward ones.
-  double executed = 0.0;
-};
-
-StepFlops flops_of_step(const engine::Blueprint& blueprint);
+/// FLOPs that one training step of this rank takes of the model: forward passes, and backward ones
+/// at twice that. 6 per token and parameter of a matrix that is multiplied with (an embedding's
+/// rows are only looked up), and attention's products over the causal half of the square. What is
+/// computed again in the backward pass is none of it.
+double model_flops_of_step(const engine::Blueprint& blueprint);
 
 /// One kind of operation: a pass of one micro-batch through one block.
 struct Pass {
@@ -32,7 +26,7 @@ struct Pass {
 };
 
 /// Passes through layers and the head that `timeline` has spans of. Layers are alike, and so their
-/// operations are one kind.
+/// operations are one kind: of those that do with their intermediates what the first one does.
 std::vector<Pass> time_passes(const schedule::Timeline& timeline,
                               const engine::Blueprint& blueprint);
 

@@ -167,6 +167,7 @@ Section ballast_keys(BallastSection& b) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
   return {choice("device", b.device, {"auto", "host", "cuda"}),
+          choice("attention", b.attention, {"auto", "own", "cudnn"}),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           choice("order", b.order, {"layer_major", "micro_batch_major"}),

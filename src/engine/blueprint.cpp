@@ -104,10 +104,6 @@ std::string describe_gathers(const Blueprint& blueprint) {
 
 }  // namespace
 
-double Blueprint::nominal_flops_per_step() const {
-  return 8.0 * static_cast<double>(model.parameters()) * static_cast<double>(tokens_per_step());
-}
-
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
                                 Bytes available, std::uint32_t local_rank) {
   return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));

@@ -53,7 +53,8 @@ class Kernels {
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
-        compute_(model::make_compute(*device_, model_, type_, shape_)),
+        compute_(model::make_compute(*device_, model_, type_, shape_,
+                                     model::parse_attention_by(sample.config.ballast.attention))),
         layers_(copies_) {
     // Everything is written to first: new pages cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->workspace_bytes());
@@ -91,6 +92,9 @@ class Kernels {
   [[nodiscard]] double tokens() const { return static_cast<double>(shape_.tokens()); }
 
   double forward_flops() const { return model_.forward_flops(1, shape_.sequences, shape_.length); }
+  double backward_flops() const {
+    return 2.0 * forward_flops() + model_.recomputed_flops(1, shape_.sequences, shape_.length);
+  }
   double head_flops() const {
     return 3.0 * model_.forward_flops(2, shape_.sequences, shape_.length);
   }
@@ -304,7 +308,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
       rates.device_memory_per_second = kernels.memory_rate(sample);
     }
     forward.add(kernels.tokens(), kernels.forward_flops(), kernels.forward_seconds());
-    backward.add(kernels.tokens(), 3.0 * kernels.forward_flops(), kernels.backward_seconds());
+    backward.add(kernels.tokens(), kernels.backward_flops(), kernels.backward_seconds());
     if (head.wants(kernels.head_flops(), own)) {
       head.add(kernels.tokens(), kernels.head_flops(), kernels.head_seconds());
     }

@@ -75,6 +75,8 @@ void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
                            .gradient_bytes = block.elements * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
+                           .recomputed_flops = blueprint.model.recomputed_flops(
+                               b, blueprint.shape.sequences, blueprint.shape.length),
                            .keeps_whole = block.parameters <= zero.persistence_threshold});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;

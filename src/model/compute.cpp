@@ -4,6 +4,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
+#include "ballast/model/attention_trial.h"
 
 #include "src/model/cuda/factories.h"
 #include "src/model/host/factories.h"
@@ -40,12 +41,19 @@ void require_shape(const ModelConfig& config, MicroBatchShape shape) {
 
 }  // namespace
 
+AttentionBy parse_attention_by(std::string_view name) {
+  if (name == "own") return AttentionBy::own;
+  if (name == "cudnn") return AttentionBy::cudnn;
+  expects(name == "auto", "attention by something that is not known");
+  return AttentionBy::best;
+}
+
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape) {
+                                      MicroBatchShape shape, AttentionBy attention_by) {
   const bool cuda = is_cuda(device.kind());
   require_type(type);
   require_shape(model.config, shape);
-  if (cuda) return cuda::make_cuda_compute(model, type, shape);
+  if (cuda) return cuda::make_cuda_compute(model, type, shape, attention_by);
   return host::make_host_compute(device, model, type, shape);
 }
 
@@ -56,9 +64,16 @@ KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShap
   require_shape(model.config, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
   const auto compute =
-      cuda ? cuda::make_cuda_compute(model, type, shape)
+      cuda ? cuda::make_cuda_compute(model, type, shape, AttentionBy::own)
            : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
   return {compute->workspace_bytes(), compute->intermediate_bytes()};
+}
+
+double attention_flops(const AttentionExtents& e, AttentionPass pass) {
+  const double products = pass == AttentionPass::own_backward ? 5.0 : 2.0;
+  const auto length = static_cast<double>(e.length);
+  const double pairs = length * length / 2.0;
+  return products * 2.0 * pairs * static_cast<double>(e.sequences * e.heads * e.head_size);
 }
 
 double measure_gemm_peak(device::Device& device, DType type, double seconds) {

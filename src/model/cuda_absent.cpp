@@ -1,4 +1,5 @@
 #include "ballast/core/error.h"
+#include "ballast/model/attention_trial.h"
 
 #include "src/model/cuda/factories.h"
 
@@ -13,7 +14,8 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape) {
+std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape,
+                                           AttentionBy) {
   refuse();
 }
 double measure_cuda_gemm_peak(device::Device&, DType, double) {
@@ -21,3 +23,14 @@ double measure_cuda_gemm_peak(device::Device&, DType, double) {
 }
 
 }  // namespace ballast::model::cuda
+
+namespace ballast::model {
+
+Bytes attention_trial_bytes(const AttentionExtents&) {
+  cuda::refuse();
+}
+std::unique_ptr<AttentionTrial> make_attention_trial(device::Device&, const AttentionExtents&) {
+  cuda::refuse();
+}
+
+}  // namespace ballast::model

@@ -208,7 +208,7 @@ class StepBuilder {
   void backward(std::uint32_t block, std::uint32_t m) {
     std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[flow_index(m)], true},
                              {Role::accumulator, layout_.accumulator[block], true}};
-    double flops = 3.0 * work_.blocks[block].forward_flops;
+    double flops = 2.0 * work_.blocks[block].forward_flops;
     Bytes traffic = 0;
     if (block == 0) {
       uses.push_back({Role::batch, layout_.batch_device[m], false});
@@ -217,8 +217,7 @@ class StepBuilder {
       uses.push_back({Role::weights, move_.weights_on_device(block), false});
       uses.push_back({Role::input, move_.input_for_backward(block, m), false});
       uses.push_back({Role::workspace, layout_.workspace, true});
-      // Without computing the block again.
-      if (use_intermediates(uses, block, m)) flops -= work_.blocks[block].forward_flops;
+      if (!use_intermediates(uses, block, m)) flops += work_.blocks[block].recomputed_flops;
     }
     move_.emit(Action::backward, Lane::compute, block, m, std::move(uses), 0, flops, traffic);
   }

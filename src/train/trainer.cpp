@@ -222,7 +222,7 @@ class Trainer {
   /// Work and peak are both those of one rank.
   [[nodiscard]] double gemm_share(double step_seconds) const {
     if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
-    return engine_.blueprint().nominal_flops_per_step() / step_seconds / gemm_peak_;
+    return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
   }
 
   StepMetrics measure(std::uint64_t step, const engine::StepResult& result, double rate,

@@ -18,7 +18,7 @@ BALLAST = ""
 
 FIELDS = {"device", "family", "dtype", "parameters", "tokens", "step_seconds", "tokens_per_second",
           "flops_per_second", "gemm_peak_flops_per_second", "percent_of_gemm_peak",
-          "executed_flops_per_second", "executed_percent_of_gemm_peak", "model_flops_per_second",
+          "model_flops_per_second",
           "model_percent_of_gemm_peak", "passes", "loss"}
 PASS_FIELDS = {"pass", "operations", "seconds", "flops", "flops_per_second",
                "percent_of_gemm_peak"}
@@ -52,14 +52,22 @@ class BenchStep(unittest.TestCase):
         self.assert_share(row, row["flops_per_second"], row["percent_of_gemm_peak"])
         self.assertGreater(row["loss"], 0.0)
 
-    def assert_passes(self, row, layer, last, head):
-        """FLOPs of a micro-batch, forward: of a layer, of its last product, of the head."""
+    def assert_passes(self, arguments, layer, last, head):
+        """FLOPs of a micro-batch, forward: of a layer, of its last product, of the head. What is
+        computed again of a layer is all but its last product."""
+        for recompute, again in (("true", layer - last), ("false", 0)):
+            row = self.row("--device", "host", *arguments, "--set",
+                           f"ballast.recompute={recompute}")
+            self.assert_passes_of(row, layer, again, head)
+        return row
+
+    def assert_passes_of(self, row, layer, again, head):
         self.assertEqual([p["pass"] for p in row["passes"]],
                          ["layer_forward", "layer_backward", "head"])
         # Layers and micro-batches, two of each; steps, of which TINY times one.
         self.assertEqual([p["operations"] for p in row["passes"]], [4, 4, 2])
         self.assertEqual([p["flops"] for p in row["passes"]],
-                         [layer, 3 * layer - last, 3 * head])
+                         [layer, 2 * layer + again, 3 * head])
         for figures in row["passes"]:
             self.assertEqual(set(figures), PASS_FIELDS)
             self.assertGreater(figures["seconds"], 0.0)
@@ -68,32 +76,29 @@ class BenchStep(unittest.TestCase):
                                    figures["flops"], delta=1e-6 * figures["flops"])
             self.assert_share(row, figures["flops_per_second"], figures["percent_of_gemm_peak"])
         step = 2 * (2 * 3 * layer + 3 * head)
-        again = 2 * 2 * (layer - last)
-        for kind, flops in (("model", step), ("executed", step + again)):
-            rate = row[f"{kind}_flops_per_second"]
+        for kind, flops in (("model_", step), ("", step + 2 * 2 * again)):
+            rate = row[f"{kind}flops_per_second"]
             self.assertAlmostEqual(rate * row["step_seconds"], flops, delta=1e-6 * flops)
-            self.assert_share(row, rate, row[f"{kind}_percent_of_gemm_peak"])
+            self.assert_share(row, rate, row[f"{kind}percent_of_gemm_peak"])
 
     def assert_share(self, row, rate, percent):
         self.assertAlmostEqual(percent / 100 * row["gemm_peak_flops_per_second"], rate,
                                delta=1e-6 * rate)
 
     def test_products_of_gpt2(self):
-        row = self.row("--device", "host", "--intermediate", "96")
         tokens = 4 * 32
         attention = 2 * tokens * 32 * 64  # scores and values, the causal half
         weights = 4 * 64 * 64 + 2 * 64 * 96
-        self.assert_passes(row, 2 * tokens * weights + attention, 2 * tokens * 96 * 64,
-                           2 * tokens * 256 * 64)
+        self.assert_passes(("--intermediate", "96"), 2 * tokens * weights + attention,
+                           2 * tokens * 96 * 64, 2 * tokens * 256 * 64)
 
     def test_products_of_llama(self):
-        row = self.row("--device", "host", "--family", "llama", "--kv-heads", "1",
-                       "--intermediate", "160")
+        llama = ("--family", "llama", "--kv-heads", "1", "--intermediate", "160")
         tokens = 4 * 32
         attention = 2 * tokens * 32 * 64
         layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160
-        self.assert_passes(row, 2 * tokens * layer + attention, 2 * tokens * 160 * 64,
-                           2 * tokens * 256 * 64)
+        row = self.assert_passes(llama, 2 * tokens * layer + attention, 2 * tokens * 160 * 64,
+                                 2 * tokens * 256 * 64)
         # Matrices that are not tied, two norms in a layer and one behind them.
         self.assertEqual(row["parameters"], 2 * 256 * 64 + 2 * (layer + 2 * 64) + 64)
 

@@ -142,8 +142,10 @@ struct PlacementRule {
 /// `ballast`: what DeepSpeed has no name for.
 struct BallastSection {
   std::string device = "auto";  ///< auto, host or cuda
-  Bytes device_bytes = 0;       ///< budget; 0 ("auto"): what is free
-  Bytes host_bytes = 0;         ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
+  /// auto, own or cudnn: what attends on the CUDA device in the forward pass of bf16 training.
+  std::string attention = "auto";
+  Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
+  Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   std::string order = "layer_major";  ///< layer_major or micro_batch_major
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   bool serial = false;

@@ -38,9 +38,8 @@ struct Blueprint {
 
   /// Tokens of one training step on this rank; workload.tokens_per_step() has those of all.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
-  /// Hardware FLOPs of one training step on this rank as 8 per parameter and token (6 plus
-  /// recompute).
-  [[nodiscard]] double nominal_flops_per_step() const;
+  /// Of the matrix products that this rank computes in a training step, those computed again too.
+  [[nodiscard]] double flops_per_step() const { return schedule.steady.flops(); }
 };
 
 /// The model that `config` describes. Throws Error(config).

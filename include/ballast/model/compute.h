@@ -103,11 +103,22 @@ class Compute {
                               DeviceBytes weights) = 0;
 };
 
+/// What attends on the CUDA device: our own kernels, or in bf16 cuDNN in the forward pass. Equal
+/// bits only by the same one.
+enum class AttentionBy {
+  best,   ///< cuDNN where it can be had
+  own,    ///< our own kernels
+  cudnn,  ///< cuDNN, else Error
+};
+/// What ballast.attention calls "auto", "own" and "cudnn".
+AttentionBy parse_attention_by(std::string_view name);
+
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
-/// device's kind has no kernels.
+/// device's kind has no kernels. The host device has its own attention.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape);
+                                      MicroBatchShape shape,
+                                      AttentionBy attention_by = AttentionBy::best);
 
 /// Device memory that kernels need: Compute::workspace_bytes() and intermediate_bytes().
 struct KernelMemory {

@@ -193,8 +193,10 @@ struct BlockWork {
   Bytes gradient_bytes = 0;     ///< packed
   Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
-  Bytes update_traffic = 0;     ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;     ///< every rank has all of its weights in stage 3 too
+  /// Of that, what a backward pass computes again where intermediates are not kept.
+  double recomputed_flops = 0.0;
+  Bytes update_traffic = 0;  ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;  ///< every rank has all of its weights in stage 3 too
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.

@@ -32,7 +32,7 @@ struct RunStart {
 struct StepReport {
   const StepMetrics& metrics;
   std::uint64_t steps = 0;
-  double gemm_share = 0.0;   ///< 8 FLOPs per parameter and token, as a share of the GEMM peak
+  double gemm_share = 0.0;   ///< of the matrix products computed, as a share of the GEMM peak
   double eta_seconds = 0.0;  ///< to the end of the run at the recent pace
 };
 

@@ -6,10 +6,11 @@
 
 #include <cublasLt.h>
 
+#include "src/model/cuda/shared_library.h"
+
 namespace ballast::model::cuda {
 
-/// The functions of cuBLASLt that are used. The library is loaded when it is needed and not linked,
-/// so that a program with CUDA in it starts on machines without.
+/// The functions of cuBLASLt that are used.
 struct CublasLt {
   decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtGetStatusName) status_name = nullptr;
@@ -25,6 +26,10 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceCreate) create_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+
+  void find(Symbols& symbols);
+  /// Why this version will not do, or nothing.
+  [[nodiscard]] std::string refusal() const;
 };
 
 /// The library, loaded once for the whole process. Throws Error(device) with cublaslt_refusal().
@@ -32,13 +37,8 @@ const CublasLt& cublaslt();
 /// Empty when it can be loaded; else the reason, one line.
 std::string_view cublaslt_refusal();
 
-/// What came of loading a library: its functions, or why not.
-struct LoadedCublasLt {
-  CublasLt functions;
-  std::string refusal;
-};
-/// Loads the first of these (names for the loader's search, or paths) that is there and has the
-/// major version that this program is made for. What is loaded stays.
+using LoadedCublasLt = Loaded<CublasLt>;
+/// Loads the first of these that has the major version that this program is made for.
 LoadedCublasLt load_cublaslt(std::span<const std::string> names);
 
 }  // namespace ballast::model::cuda

@@ -36,13 +36,28 @@ void require_numbers(const ModelConfig& config) {
                           config.head_size(), kWidestHead));
 }
 
+void require_cudnn(DType type) {
+  if (type != DType::bf16) {
+    throw Error(ErrorCategory::config,
+                "ballast.attention is \"cudnn\", whose attention is in bf16 only; enable bf16 or "
+                "set ballast.attention to \"own\"");
+  }
+  if (const std::string_view refusal = fused_attention_refusal(); !refusal.empty()) {
+    throw Error(ErrorCategory::device,
+                fmt::format("ballast.attention is \"cudnn\", but {}", refusal));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape) {
+                                           MicroBatchShape shape, AttentionBy attention_by) {
   require_numbers(model.config);
-  if (type == DType::f32) return std::make_unique<ComputeBy<Ops<float>>>(model, shape);
-  return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape);
+  if (attention_by == AttentionBy::cudnn) require_cudnn(type);
+  if (type == DType::f32) {
+    return std::make_unique<ComputeBy<Ops<float>>>(model, shape, attention_by);
+  }
+  return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape, attention_by);
 }
 
 }  // namespace ballast::model::cuda

@@ -1,6 +1,13 @@
 #include "src/model/cuda/ops.h"
 
 #include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/attention.h"
@@ -12,19 +19,29 @@ namespace ballast::model::cuda {
 
 using device::check_cuda;
 
+namespace {
+
+/// The types that cuDNN's attention takes.
 template <class T>
-Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape)
+constexpr bool kFusable = std::is_same_v<T, Bf16>;
+
+}  // namespace
+
+template <class T>
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attention_by)
     : shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(), std::max(shape_.row(), config.intermediate_size)},
-      epsilon_(static_cast<float>(config.norm_epsilon)) {}
+      epsilon_(static_cast<float>(config.norm_epsilon)),
+      attention_by_(attention_by) {}
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {
   products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
   partials_ = bump.take<float>(partial_floats(widest_));
   token_check_.set_memory(bump.take<std::uint32_t>(1));
+  if (kFusable<T>) fused_workspace_ = bump.take<std::byte>(FusedAttention::kWorkspace, 256);
   if (products_) products_->set_workspace(products_workspace_);
 }
 
@@ -104,7 +121,28 @@ std::size_t Ops<T>::attention_scratch_bytes() const {
 }
 
 template <class T>
-void Ops<T>::attention(const T* qkv, T* out, float* log_sums, std::byte*) const {
+FusedAttention* Ops<T>::fused() {
+  if (attention_by_ == AttentionBy::own || fused_) return fused_.get();
+  try {
+    fused_ = std::make_unique<FusedAttention>(shape_);
+  } catch (const Error& error) {
+    if (attention_by_ == AttentionBy::cudnn) {
+      throw Error(ErrorCategory::device,
+                  fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
+    }
+    attention_by_ = AttentionBy::own;
+    log(LogLevel::info, fmt::format("attention: our own kernels, for {}", error.what()));
+  }
+  return fused_.get();
+}
+
+template <class T>
+void Ops<T>::attention(const T* qkv, T* out, float* log_sums, std::byte*) {
+  if constexpr (kFusable<T>) {
+    if (FusedAttention* const engine = fused()) {
+      return engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
+    }
+  }
   check_cuda(cuda::attention(queue_, shape_, qkv, out, log_sums), "attention");
 }
 

@@ -2,13 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include <cuda_runtime_api.h>
 
 #include "ballast/device/cuda_stream.h"
+#include "ballast/model/compute.h"
 
+#include "src/model/cuda/fused_attention.h"
 #include "src/model/cuda/products.h"
 #include "src/model/cuda/rows.h"
 #include "src/model/cuda/token_check.h"
@@ -25,7 +28,7 @@ class Ops {
   using Value = T;
   static constexpr Bytes kLogitBytes = 256 * kMiB;
 
-  Ops(const ModelConfig& config, MicroBatchShape shape);
+  Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attention_by);
 
   /// Calls `work`, whose operations go to `stream`.
   template <class Work>
@@ -52,7 +55,7 @@ class Ops {
   void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch) const;
+  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch);
   void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
                           std::byte* scratch) const;
 
@@ -87,6 +90,8 @@ class Ops {
 
  private:
   [[nodiscard]] Products& products();
+  /// cuDNN's attention, planned at the first call; null where our own kernels do it.
+  [[nodiscard]] FusedAttention* fused();
 
   AttentionShape shape_;
   std::size_t hidden_;
@@ -94,8 +99,11 @@ class Ops {
   Rows widest_;  ///< of all sums over rows
   float epsilon_;
   std::optional<Products> products_;
+  AttentionBy attention_by_;  ///< own, once it is known that cuDNN will not do
+  std::unique_ptr<FusedAttention> fused_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;
+  std::byte* fused_workspace_ = nullptr;
   TokenCheck token_check_;
   device::CudaStream* stream_ = nullptr;
   cudaStream_t queue_ = nullptr;

@@ -88,6 +88,7 @@ Config unusual() {
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;
   c.ballast = {.device = "cuda",
+               .attention = "cudnn",
                .device_bytes = 11,
                .host_bytes = 12,
                .order = "micro_batch_major",
@@ -177,6 +178,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const auto& a = after.ballast;
   const auto& b = before.ballast;
   EXPECT_EQ(a.device, b.device);
+  EXPECT_EQ(a.attention, b.attention);
   EXPECT_EQ(a.device_bytes, b.device_bytes);
   EXPECT_EQ(a.host_bytes, b.host_bytes);
   EXPECT_EQ(a.order, b.order);
@@ -222,7 +224,7 @@ TEST(ConfigPrint, IsReadBackForTheSameNumberOfRanks) {
 
 TEST(ConfigPrint, ShowsAutoWhereThePlannerChooses) {
   const auto json = nlohmann::json::parse(print(parse_text(kMinimal)));
-  for (const char* key : {"device", "device_bytes", "host_bytes", "compute_threads",
+  for (const char* key : {"device", "attention", "device_bytes", "host_bytes", "compute_threads",
                           "update_threads", "update_isa", "update_numa_node"}) {
     EXPECT_EQ(json["ballast"][key], "auto") << key;
   }

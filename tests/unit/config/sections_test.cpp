@@ -167,6 +167,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.update", "eager",
                 "\"eager\" updates a block before the norm of all gradients is known, but "
                 "gradient_clipping is 1; set it to 0 or use \"gated\""},
+        Refusal{"ballast.attention", "cudn",
+                "expected one of auto, own, cudnn, got the string \"cudn\" (did you mean "
+                "'cudnn'?)"},
         Refusal{"ballast.update", "x", "expected one of gated, eager, got the string \"x\""},
         Refusal{"scheduler.type", "WarmupLr",
                 "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "

@@ -114,9 +114,10 @@ TEST_F(Calibration, HasAKeyForWhatChangesTheRates) {
   for (const char* change :
        {"bf16.enabled=false", "ballast.link_gbps=1", "ballast.compute_threads=7",
         "ballast.update_threads=7", "ballast.update_isa=scalar", "ballast.optimizer_states=8bit",
-        "model.hidden_size=64", "model.vocab_size=132", "model.num_layers=3",
-        "data.sequence_length=36", "train_micro_batch_size_per_gpu=4", "aio.queue_depth=3",
-        "aio.buffered=true", "zero_optimization.offload_optimizer.nvme_path=/elsewhere",
+        "ballast.attention=own", "model.hidden_size=64", "model.vocab_size=132",
+        "model.num_layers=3", "data.sequence_length=36", "train_micro_batch_size_per_gpu=4",
+        "aio.queue_depth=3", "aio.buffered=true",
+        "zero_optimization.offload_optimizer.nvme_path=/elsewhere",
         "zero_optimization.offload_optimizer.device=cpu"}) {
     EXPECT_NE(key_of(config({kOnNvme, change})), key) << change;
   }

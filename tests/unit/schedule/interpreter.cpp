@@ -216,10 +216,11 @@ void Interpreter::backward(const Operation& op) {
   put(op, Role::accumulator, of_run(What::accumulator, op, op.micro + 1));
 }
 
-/// What is not kept is computed again: half as much work as the backward pass has anyway.
+/// What is not kept is computed again.
 void Interpreter::use_up_intermediates(const Operation& op) {
-  const double forward = work_.blocks[op.block].forward_flops;
-  if (op.flops != (keeps(op) ? 2.0 : 3.0) * forward) complain(op, "has the wrong FLOPs");
+  const BlockWork& block = work_.blocks[op.block];
+  const double again = keeps(op) ? 0.0 : block.recomputed_flops;
+  if (op.flops != 2.0 * block.forward_flops + again) complain(op, "has the wrong FLOPs");
   if (!keeps(op)) return;
   need(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
   --seen_uses_;

@@ -58,6 +58,7 @@ inline Problem random_problem(std::uint64_t seed) {
                                        .gradient_bytes = 2 * elements,
                                        .state_bytes = 10 * elements,
                                        .forward_flops = b == 0 ? 0.0 : 100.0,
+                                       .recomputed_flops = b == 0 ? 0.0 : 60.0,
                                        .update_traffic = 26 * elements});
     problem.placement.blocks.push_back({.weights = kTiers[dice.pick(0, 2)],
                                         .optimizer = kTiers[dice.pick(0, 2)],
