@@ -8,14 +8,15 @@
 Needs `torch` from PyPI; `deepspeed` and `ninja` with --peer deepspeed, `transformers` with --model
 transformers. In every round all programs take turns, in an order that rotates, each in a process of
 its own: `ballast bench step`, and for every way to run the peer `bench_step_torch.py`, which makes
-the model in memory, does two steps to warm up and --steps that count. A program's rate in a round is
-that of its median step; `ratio` is the median over the rounds of Ballast's rate over the peer's in
-the same round.
+the model in memory, does two steps to warm up and --steps that count. A program's rate in a round
+is that of its median step; `ratio` is the median over the rounds of Ballast's rate over the peer's
+in the same round.
 
 What is equal: the model (numbers of parameters are compared), the tokens, the batch and how it is
-cut into micro-batches, bf16 products with fp32 master weights, moments and gradient sums, AdamW,
-clipping by the global norm, the learning rate, the threads, and that the loss reaches the host after
-every step. First losses must be about ln(vocabulary), last ones about equal. What is not:
+cut into micro-batches; in bf16, products of bf16 matrices with fp32 master weights and moments;
+AdamW, clipping by the global norm, the learning rate, the threads, and that the loss is known on
+the host after every step. First losses must be about ln(vocabulary), last ones about equal. What
+is not:
 
 - Ballast always recomputes a layer in the backward pass. `recompute` peers do, too
   (torch.utils.checkpoint); the others keep all activations: less work, more memory.
@@ -36,225 +37,58 @@ the rates first and the ratios less: the table says so, and --json has every rou
 2 if something could not be measured.
 """
 
-import argparse
-import importlib.util
+import contextlib
 import itertools
 import json
 import math
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+
+from bench_step_options import fail, product_weights, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
 NOISY = 1.2  # best round over worst from which the table warns
 LOSS_TOLERANCE = 0.05  # of ln(vocabulary)
-SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 STDDEV = 0.02  # of initial weights
 ROPE_THETA = 10000.0  # Ballast's default
 
-# What options that are not given stand at. Host bytes: of Ballast's budget.
-BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": "none",
-        "kv_heads": None, "intermediate": None, "tied": None, "host_bytes": None, "loss_chunks": 1}
-LLAMA_8B = {**BASE, "peer": "deepspeed", "vocab": 128256, "hidden": 4096, "heads": 32,
-            "kv_heads": 8, "intermediate": 14336, "sequence": 2048, "micro_batch": 8,
-            "recompute": "yes", "offload": "all"}  # 64Ki tokens a step
-PRESETS = {
-    "tiny": {**BASE, "vocab": 256, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2,
-             "sequence": 32, "micro_batch": 4, "accumulation": 2},
-    "124m": {**BASE, "family": "gpt2", "vocab": 50257, "hidden": 768, "layers": 12, "heads": 12,
-             "sequence": 512, "micro_batch": 4, "accumulation": 2},
-    "1.5b": {**BASE, "vocab": 32000, "hidden": 2048, "layers": 24, "heads": 16, "kv_heads": 4,
-             "intermediate": 7680, "sequence": 2048, "micro_batch": 8},
-    "6b-offload": {**LLAMA_8B, "layers": 22, "host_bytes": "100GiB"},
-    "8b-offload": {**LLAMA_8B, "layers": 32, "host_bytes": "112GiB"},
-}
-# Bytes per parameter that a peer's states take in the memory where most of them lie.
-STATE_BYTES = {"bf16": 18, "amp": 16, "fp32": 16}
-OFFLOADED_BYTES = {"optimizer": 16, "all": 18}
-
-
-def fail(message):
-    print(f"bench_step_peers: error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def size(text):
-    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
-    if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 24GiB")
-    return int(match[1]) * SCALES[match[2]]
-
-
-def positive(text):
-    if not re.fullmatch(r"[1-9]\d{0,8}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
-    return int(text)
-
-
-def precisions(text):
-    names = text.split(",")
-    for name in names:
-        if name not in ("bf16", "amp"):
-            raise argparse.ArgumentTypeError(f"'{name}' is none of bf16, amp")
-    return list(dict.fromkeys(names))
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(f"{message} (--help lists the options)")
-
-
-def read_arguments():
-    parser = Parser(
-        description="Compares `ballast bench step` with PyTorch and DeepSpeed; the head of the file "
-                    "says what is measured and what is equal", allow_abbrev=False)
-    choice = ("no", "yes", "both")
-    add = parser.add_argument
-    add("--peer", choices=("torch", "deepspeed"))
-    add("--preset", choices=tuple(PRESETS), default="124m", help="sizes (default 124m); options "
-        "below override single ones")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--recompute", choices=choice, help="peers that recompute layers, or not, or both")
-    add("--precision", type=precisions, metavar="LIST",
-        help="how PyTorch computes in bf16: bf16 (default), amp, or both")
-    add("--compile", choices=choice, default="no", help="peers that are compiled (torch.compile)")
-    add("--model", choices=("plain", "transformers"), default="plain",
-        help="the peer's layers: written plainly, or transformers' (default plain)")
-    add("--rounds", type=positive, default=3, metavar="N")
-    add("--steps", type=positive, default=3, metavar="N", help="steps of one measurement")
-    add("--threads", type=positive, default=len(os.sched_getaffinity(0)), metavar="N")
-    add("--offload", choices=("none", "optimizer", "all"),
-        help="what lies in host memory: nothing, optimizer states, weights too")
-    add("--device-bytes", type=size, metavar="SIZE", help="cap of both on a GPU's memory")
-    add("--host-bytes", metavar="SIZE", help="Ballast's budget of host memory")
-    add("--ballast", type=pathlib.Path, default=HERE.parent / "build/tools/ballast", metavar="PATH",
-        help="the program (default: build/tools/ballast)")
-    add("--set", action="append", default=[], metavar="KEY=VALUE",
-        help="override a key of Ballast's config")
-    add("--json", action="store_true", help="print a JSON array")
-    shape = parser.add_argument_group("shape")
-    shape.add_argument("--family", choices=("gpt2", "llama"))
-    shape.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
-    for name in ("vocab", "hidden", "layers", "heads", "kv-heads", "intermediate", "sequence",
-                 "micro-batch", "accumulation"):
-        shape.add_argument(f"--{name}", type=positive, metavar="N")
-    shape.add_argument("--tied", action=argparse.BooleanOptionalAction,
-                       help="the head reads the embedding (default: gpt2 yes, llama no)")
-    shape.add_argument("--loss-chunks", type=positive, metavar="N",
-                       help="the peer makes logits in so many parts, twice each (default 1)")
-    arguments = parser.parse_args()
-    given = vars(arguments)
-    for key, value in PRESETS[arguments.preset].items():
-        if given.get(key) is None:
-            given[key] = value
-    complete(arguments)
-    check(arguments)
-    return arguments
-
-
-def complete(a):
-    """Ballast's defaults for what depends on the rest."""
-    gpt2 = a.family == "gpt2"
-    # A preset's heads are for its family.
-    a.kv_heads = a.heads if gpt2 or a.kv_heads is None else a.kv_heads
-    if a.intermediate is None:
-        a.intermediate = 4 * a.hidden if gpt2 else -(-8 * a.hidden // 3 // 64) * 64
-    if a.tied is None:
-        a.tied = gpt2
-    if a.dtype == "fp32":
-        if a.precision:
-            fail("--precision is for --dtype bf16")
-        a.precision = ["fp32"]
-    elif a.peer == "deepspeed":
-        if a.precision not in (None, ["bf16"]):
-            fail("--precision: DeepSpeed has its own, bf16")
-        a.precision = ["bf16"]
-    a.precision = a.precision or ["bf16"]
-
-
-def check(a):
-    if a.hidden % a.heads or a.hidden // a.heads % 2 or a.heads % a.kv_heads:
-        fail(f"{a.hidden} columns, {a.heads} heads and {a.kv_heads} of keys and values do not fit "
-             "each other: --heads divides --hidden, --kv-heads divides --heads")
-    if a.peer == "torch" and a.offload != "none":
-        fail("--offload: PyTorch alone keeps everything on its device; use --peer deepspeed")
-    if a.peer == "deepspeed" and a.offload == "none":
-        fail("--offload none: with --peer deepspeed it is optimizer or all")
-    if a.device == "cpu" and a.device_bytes:
-        fail("--device-bytes needs --device cuda: PyTorch's memory on CPUs cannot be capped")
-    if a.compile != "no" and (a.peer == "deepspeed" or a.model == "transformers"):
-        fail("--compile is for --peer torch and --model plain")
-    if not a.ballast.is_file():
-        fail(f"{a.ballast} is not there; build it or name it with --ballast")
-    needed = ["torch"] + [name for name, wanted in (("deepspeed", a.peer == "deepspeed"),
-                                                    ("transformers", a.model == "transformers"))
-                          if wanted]
-    for module in needed:
-        if importlib.util.find_spec(module) is None:
-            extra = " ninja" if "deepspeed" in needed else ""
-            fail(f"{sys.executable} has no module {module}; PyPI has what is needed: "
-                 f"pip install {' '.join(needed)}{extra}")
-    require_memory(a)
-
-
-def product_weights(a):
-    """Weights in products of a layer."""
-    if a.family == "gpt2":
-        return 4 * a.hidden**2 + 2 * a.hidden * a.intermediate
-    return (2 * a.hidden**2 + 2 * a.hidden * a.kv_heads * (a.hidden // a.heads)
-            + 3 * a.hidden * a.intermediate)
-
-
-def require_memory(a):
-    """The peer's states alone, in host memory; on a GPU it says itself what does not fit."""
-    if a.device == "cuda" and a.offload == "none":
-        return
-    layer = product_weights(a)
-    rest = (1 if a.tied else 2) * a.vocab * a.hidden
-    each = (OFFLOADED_BYTES[a.offload] if a.offload != "none"
-            else max(STATE_BYTES[name] for name in a.precision))
-    needed = each * (rest + a.layers * layer)
-    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = 1024 * int(line.split()[1])
-            if needed > free:
-                fits = (free // each - rest) // layer
-                advice = f"; --layers {fits} would" if fits > 0 else ""
-                fail(f"the peer's states take {needed / 2**30:.1f} GiB of host memory and do not "
-                     f"fit the {free / 2**30:.1f} GiB that are free{advice}")
-
 
 class DeviceMemory:
-    """The most memory in use on the GPU while it is open, over what was in use before."""
+    """The most memory in use on the GPU from here to close(), over what was in use before."""
 
     def __init__(self, device):
-        self.file = None
-        self.process = None
+        self.samples = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
         if device == "cuda":
-            self.file = tempfile.TemporaryFile("w+")
-            first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-            try:
-                self.process = subprocess.Popen(
-                    ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
-                     "-i", first, "-l", "1"], stdout=self.file, stderr=subprocess.DEVNULL)
-                time.sleep(1.0)  # the state before
-            except OSError:
-                pass
+            self.sample()
+            self.thread.start()
+
+    def sample(self):
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        with contextlib.suppress(OSError, ValueError):
+            done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "-i", gpu,
+                                   "--format=csv,noheader,nounits"], capture_output=True, text=True,
+                                  check=False)
+            self.samples.append(int(done.stdout))
+
+    def watch(self):
+        while not self.over.wait(1.0):
+            self.sample()
 
     def close(self):
         """Bytes, or None where they are not to be had."""
-        if self.process is None:
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        if len(self.samples) < 2:
             return None
-        self.process.terminate()
-        self.process.wait()
-        self.file.seek(0)
-        used = [int(line) for line in self.file.read().split() if line.isdigit()]
-        return (max(used) - used[0]) * 2**20 if used else None
+        return (max(self.samples) - self.samples[0]) * 2**20
 
 
 def run(command, device, environment):

@@ -201,8 +201,7 @@ def transformers_body(job):
             attn_implementation="sdpa", bos_token_id=None, eos_token_id=None))
         tokens = body.embed_tokens
     if job["recompute"]:
-        body.gradient_checkpointing_enable(
-            {"use_reentrant": job["peer"] == "deepspeed"})
+        body.gradient_checkpointing_enable({"use_reentrant": False})
     body.train()
     return body, tokens
 
@@ -309,10 +308,8 @@ class DeepSpeedTrainer:
     """ZeRO stage 3 on one rank, optimizer states (and weights) in host memory."""
 
     def __init__(self, job, device):
-        import deepspeed
-        if job["model"] == "transformers":  # does not load while Init is at work
-            from transformers import GPT2Model, LlamaModel  # noqa: F401
         alone(device)
+        import deepspeed
         deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo")
         config = self.config(job, pinned=device == "cuda")
         torch.manual_seed(1)
