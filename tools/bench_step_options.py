@@ -26,7 +26,8 @@ PRESETS = {
     "6b-offload": {**LLAMA_8B, "layers": 22, "host_bytes": "100GiB"},
     "8b-offload": {**LLAMA_8B, "layers": 32, "host_bytes": "112GiB"},
 }
-# Bytes per parameter that a peer's states take in the memory where most of them lie.
+# Bytes per parameter of a peer's states in the memory where most of them lie (for DeepSpeed what
+# its own estimate_zero3_model_states_mem_needs says, without its half as much again).
 STATE_BYTES = {"bf16": 18, "amp": 16, "fp32": 16}
 OFFLOADED_BYTES = {"optimizer": 16, "all": 18}
 
@@ -157,7 +158,6 @@ def check(a):
             extra = " ninja" if "deepspeed" in needed else ""
             fail(f"{sys.executable} has no module {module}; PyPI has what is needed: "
                  f"pip install {' '.join(needed)}{extra}")
-    require_memory(a)
 
 
 def product_weights(a):
@@ -168,14 +168,14 @@ def product_weights(a):
             + 3 * a.hidden * a.intermediate)
 
 
-def require_memory(a):
-    """The peer's states alone, in host memory; on a GPU it says itself what does not fit."""
+def lacking_memory(a, precision):
+    """Why the peer's states do not fit into host memory, or None. On a GPU it says itself what does
+    not fit there."""
     if a.device == "cuda" and a.offload == "none":
-        return
+        return None
     layer = product_weights(a)
     rest = (1 if a.tied else 2) * a.vocab * a.hidden
-    each = (OFFLOADED_BYTES[a.offload] if a.offload != "none"
-            else max(STATE_BYTES[name] for name in a.precision))
+    each = STATE_BYTES[precision] if a.offload == "none" else OFFLOADED_BYTES[a.offload]
     needed = each * (rest + a.layers * layer)
     for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
@@ -183,5 +183,6 @@ def require_memory(a):
             if needed > free:
                 fits = (free // each - rest) // layer
                 advice = f"; --layers {fits} would" if fits > 0 else ""
-                fail(f"the peer's states take {needed / 2**30:.1f} GiB of host memory and do not "
-                     f"fit the {free / 2**30:.1f} GiB that are free{advice}")
+                return (f"its states take about {needed / 2**30:.1f} GiB of host memory and do "
+                        f"not fit the {free / 2**30:.1f} GiB that are free{advice}")
+    return None

@@ -32,9 +32,9 @@ is not:
 - Memory: `host` is the process's resident peak, libraries included; `device` is what nvidia-smi
   sees more than before, once a second, contexts and caches included.
 
-A peer that fails (does not fit, say) is a line of the table. A machine whose speed changes spoils
-the rates first and the ratios less: the table says so, and --json has every round. Exit status: 0;
-2 if something could not be measured.
+A peer that fails (does not fit, say) is a line of the table; Ballast is measured all the same. A
+machine whose speed changes spoils the rates first and the ratios less: the table says so, and
+--json has every round. Exit status: 0; 2 if something could not be measured.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ import sys
 import tempfile
 import threading
 
-from bench_step_options import fail, product_weights, read_arguments
+from bench_step_options import fail, lacking_memory, product_weights, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
 NOISY = 1.2  # best round over worst from which the table warns
@@ -164,7 +164,7 @@ class Peer:
         self.name = " ".join(words)
         self.device = a.device
         self.threads = a.threads
-        self.problem = None
+        self.problem = lacking_memory(a, precision)
         self.version = None
         copied = ("peer", "family", "vocab", "hidden", "layers", "heads", "kv_heads",
                   "intermediate", "sequence", "micro_batch", "accumulation", "steps", "threads",

@@ -4,7 +4,7 @@
     bench_step_torch.py JOB
 
 Needs `torch`, and what else the job asks for. JOB is a JSON object that bench_step_peers.py makes
-(`Job` in it names the keys). The last line on stdout is a JSON object with the figures.
+(`Peer` there names the keys). The last line on stdout is a JSON object with the figures.
 
 The models are those of Ballast's `model` section, written as one would for speed in eager PyTorch:
 queries, keys and values in one product, torch's own norms, scaled_dot_product_attention with the

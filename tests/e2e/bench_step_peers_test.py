@@ -174,6 +174,14 @@ class BenchStepPeers(unittest.TestCase):
         self.assertIn("failed: out of memory: 5 GiB wanted", done.stdout)
         self.assertEqual(done.stderr.count("round "), 5)  # it is not tried again
 
+    def test_a_peer_that_cannot_fit_is_not_started(self):
+        done = self.with_stand_in("raise AssertionError", "--layers", "99999999", "--recompute",
+                                  "no")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stdout, r"torch bf16 +failed: its states take about \d+\.\d GiB .*; "
+                                      r"--layers \d+ would")
+        self.assertRegex(done.stdout, r"ballast +1\.000")
+
     # With the real one, where it is.
 
     def test_the_real_peer(self):
