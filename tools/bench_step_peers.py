@@ -18,8 +18,9 @@ AdamW, clipping by the global norm, the learning rate, the threads, and that the
 the host after every step. First losses must be about ln(vocabulary), last ones about equal. What
 is not:
 
-- Ballast always recomputes a layer in the backward pass. `recompute` peers do, too
-  (torch.utils.checkpoint); the others keep all activations: less work, more memory.
+- Ballast keeps layers' intermediates for the backward pass where its device's memory has room, and
+  computes them again else. `recompute` peers always compute them again (torch.utils.checkpoint); the
+  others never: less work, more memory.
 - Initial weights are others, drawn from the same distribution.
 - Kernels and libraries: PyTorch has its own GEMM library. `GEMM` is what each side's own probe
   reaches; MFU is 6 FLOPs per weight in products and token, and attention's half square, over
