@@ -170,7 +170,7 @@ Section ballast_keys(BallastSection& b) {
           choice("attention", b.attention, {"auto", "own", "cudnn"}),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
-          choice("order", b.order, {"layer_major", "micro_batch_major"}),
+          choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
           choice("update", b.update, {"gated", "eager"}),
           flag("serial", b.serial),
           delay_seed_key(b.delay_seed),

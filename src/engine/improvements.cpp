@@ -76,13 +76,14 @@ class Improvements {
     config.zero.optimizer.tier = std::nullopt;
     config.ballast.activations = std::nullopt;
     config.ballast.recompute = std::nullopt;
+    config.ballast.order = "auto";
     config.ballast.placement.clear();
     config.zero.parameters.buffer_count = 0;
     config.zero.optimizer.buffer_count = 0;
     config.ballast.device_weight_buffers = 0;
     config.ballast.activation_buffers = 0;
-    attempt("\"auto\" for every tier, buffers left open", config, question_.budgets,
-            question_.rates);
+    attempt("\"auto\" for every tier, for ballast.order and ballast.recompute, buffers left open",
+            config, question_.budgets, question_.rates);
   }
 
   void larger_budgets() {

@@ -67,6 +67,8 @@ config::Config settle(const Question& question, const Trial& trial) {
   config::Config config =
       with_micro_batches(question.config, trial.point.setting->micro_batch, question.world);
   name_placement(config, trial.placement.blocks);
+  const bool layers_first = trial.point.options.order == schedule::Order::layer_major;
+  config.ballast.order = layers_first ? "layer_major" : "micro_batch_major";
   config.zero.optimizer.buffer_count = trial.point.options.state_staging;
   config.zero.parameters.buffer_count = trial.point.options.weight_staging;
   config.ballast.device_weight_buffers = trial.point.options.weight_slots;
@@ -102,7 +104,7 @@ Decision predict(const Question& question) {
 }  // namespace
 
 bool leaves_choices(const config::Config& config) {
-  if (config.batch.automatic) return true;
+  if (config.batch.automatic || config.ballast.order == "auto") return true;
   const std::size_t blocks = config.model.num_layers + 2;
   const std::vector<Wish> wishes = read_wishes(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {

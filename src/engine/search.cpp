@@ -27,9 +27,9 @@ std::size_t least_operations(const Setting& setting) {
 /// Equal for points that give the same schedule.
 std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                    const schedule::Placement& placement) {
-  std::string key =
-      fmt::format("{}/{}/{}/{}/{}/", micro_batch, options.weight_slots, options.weight_staging,
-                  options.state_staging, options.activation_staging);
+  std::string key = fmt::format("{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
+                                options.weight_slots, options.weight_staging, options.state_staging,
+                                options.activation_staging);
   for (const auto& block : placement.blocks) {
     key += static_cast<char>('!' + 27 * static_cast<int>(block.keeps_intermediates) +
                              9 * static_cast<int>(block.weights) +
@@ -91,6 +91,17 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
   if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
   return options;
 }
+
+namespace {
+
+/// Those that `config` leaves open; else that of `options`.
+std::vector<schedule::Order> orders(const config::Config& config,
+                                    const schedule::Options& options) {
+  if (config.ballast.order != "auto") return {options.order};
+  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
+}
+
+}  // namespace
 
 std::vector<Program> basic_programs() {
   const auto move = [](Part part, Tier tier, Pattern pattern = Pattern::first) {
@@ -171,7 +182,10 @@ void Search::try_basic(bool few_buffers) {
       if (p >= kGivenUp && setting->best == 0.0) continue;
       schedule::Options options = setting->outline.options;
       if (few_buffers) options = smallest_buffers(question_.config, options);
-      attempt({setting.get(), options, programs[p]});
+      for (const schedule::Order order : orders(question_.config, options)) {
+        options.order = order;
+        attempt({setting.get(), options, programs[p]});
+      }
     }
   }
 }

@@ -146,7 +146,7 @@ struct BallastSection {
   std::string attention = "auto";
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
-  std::string order = "layer_major";  ///< layer_major or micro_batch_major
+  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   bool serial = false;
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging

@@ -194,8 +194,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"aio.block_size", "auto",
                 "\"auto\" is not accepted here; expected a size (a number of bytes or a string "
                 "such as \"512 MiB\")"},
-        Refusal{"ballast.order", "auto",
-                "\"auto\" is not accepted here; expected one of layer_major, micro_batch_major"}));
+        Refusal{"ballast.update", "auto",
+                "\"auto\" is not accepted here; expected one of gated, eager"}));
 
 INSTANTIATE_TEST_SUITE_P(
     CrossChecks, ConfigRefusal,

@@ -113,6 +113,37 @@ TEST(Planner, LeavesNothingToChoose) {
   }
 }
 
+TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
+  const std::vector<std::string> fixed = {"train_micro_batch_size_per_gpu=1",
+                                          "gradient_accumulation_steps=16",
+                                          "zero_optimization.offload_optimizer.device=none",
+                                          "zero_optimization.offload_param.device=none"};
+  const auto decide = [&](const std::string& order, Bytes device) {
+    std::vector<std::string> overrides = fixed;
+    overrides.push_back("ballast.order=" + order);
+    Asked asked(overrides, {device, 256 * kMiB});
+    asked.rates.device_memory_per_second = 2e12;
+    return asked.decide();
+  };
+  const auto kept = [](const Decision& decision) {
+    const auto& blocks = decision.blueprint.placement.blocks;
+    return std::count_if(blocks.begin(), blocks.end(),
+                         [](const auto& block) { return block.keeps_intermediates; });
+  };
+  // Room for the intermediates of one micro-batch and all states, not for those of sixteen.
+  const Decision by_micro_batch = decide("micro_batch_major", 256 * kMiB);
+  const Bytes enough = by_micro_batch.blueprint.ledger.total(Tier::device);
+  ASSERT_EQ(kept(by_micro_batch),
+            static_cast<std::ptrdiff_t>(by_micro_batch.config.model.num_layers));
+  ASSERT_LT(kept(decide("layer_major", enough)), kept(by_micro_batch));
+  const Decision open = decide("auto", enough);
+  EXPECT_EQ(open.config.ballast.order, "micro_batch_major");
+  EXPECT_EQ(open.blueprint.options.order, schedule::Order::micro_batch_major);
+  EXPECT_GE(speed(open), 0.999 * speed(decide("layer_major", enough)));
+  EXPECT_FALSE(leaves_choices(open.config));
+  EXPECT_EQ(open.config.ballast.recompute, false);
+}
+
 TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
   const Asked asked({}, kTight);
   const Decision decision = asked.decide();
