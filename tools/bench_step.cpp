@@ -123,6 +123,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.passes = time_passes(timeline, blueprint);
   for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
     result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
+    result.lanes.enqueueing_seconds[lane] -= before.enqueueing_seconds[lane];
   }
   return result;
 }
@@ -156,8 +157,12 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   for (const schedule::Lane lane : schedule::kLanes) {
     const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
     if (busy <= 0.0) continue;
-    fmt::print("  {:<14} {:>9} busy per step\n", to_string(lane),
-               time_text(busy / static_cast<double>(arguments.steps)));
+    const auto per_step = [&](double all) {
+      return time_text(all / static_cast<double>(arguments.steps));
+    };
+    const double launching = result.lanes.enqueueing_seconds[static_cast<std::size_t>(lane)];
+    fmt::print("  {:<14} {:>9} busy per step{}\n", to_string(lane), per_step(busy),
+               is_queued(lane) ? ", " + per_step(launching) + " to enqueue it" : "");
   }
 }
 
@@ -169,6 +174,10 @@ std::string json_of(const Pass& pass, const BenchStepResult& result) {
 }
 
 void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  const auto compute_lane = [&](const auto& seconds) {
+    return seconds[static_cast<std::size_t>(schedule::Lane::compute)] /
+           static_cast<double>(arguments.steps);
+  };
   std::string passes;
   for (const Pass& pass : result.passes) {
     passes += (passes.empty() ? "" : ", ") + json_of(pass, result);
@@ -177,13 +186,15 @@ void print_json(const BenchStepArguments& arguments, const BenchStepResult& resu
              R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
              R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, )"
              R"("model_flops_per_second": {}, "model_percent_of_gemm_peak": {}, )"
+             R"("compute_seconds": {}, "compute_enqueueing_seconds": {}, )"
              R"("passes": [{}], "loss": {}}}])"
              "\n",
              result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
              result.seconds, static_cast<double>(result.tokens) / result.seconds,
              result.flops_per_second(), result.gemm_peak, result.percent(result.flops_per_second()),
-             result.model_per_second(), result.percent(result.model_per_second()), passes,
-             result.loss);
+             result.model_per_second(), result.percent(result.model_per_second()),
+             compute_lane(result.lanes.busy_seconds), compute_lane(result.lanes.enqueueing_seconds),
+             passes, result.loss);
 }
 
 }  // namespace

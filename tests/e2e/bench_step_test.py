@@ -18,8 +18,8 @@ BALLAST = ""
 
 FIELDS = {"device", "family", "dtype", "parameters", "tokens", "step_seconds", "tokens_per_second",
           "flops_per_second", "gemm_peak_flops_per_second", "percent_of_gemm_peak",
-          "model_flops_per_second",
-          "model_percent_of_gemm_peak", "passes", "loss"}
+          "model_flops_per_second", "model_percent_of_gemm_peak", "compute_seconds",
+          "compute_enqueueing_seconds", "passes", "loss"}
 PASS_FIELDS = {"pass", "operations", "seconds", "flops", "flops_per_second",
                "percent_of_gemm_peak"}
 TINY = ("--vocab", "256", "--hidden", "64", "--layers", "2", "--heads", "2", "--sequence", "32",
@@ -51,6 +51,9 @@ class BenchStep(unittest.TestCase):
                                delta=1e-6 * row["tokens"])
         self.assert_share(row, row["flops_per_second"], row["percent_of_gemm_peak"])
         self.assertGreater(row["loss"], 0.0)
+        self.assertLess(row["compute_seconds"], 1.05 * row["step_seconds"])
+        self.assertGreater(row["compute_enqueueing_seconds"], 0.0)
+        self.assertLess(row["compute_enqueueing_seconds"], row["compute_seconds"])
 
     def assert_passes(self, arguments, layer, last, head):
         """FLOPs of a micro-batch, forward: of a layer, of its last product, of the head. What is
@@ -110,6 +113,8 @@ class BenchStep(unittest.TestCase):
         self.assertRegex(done.stdout, re.compile(rf"^  GEMM peak +{rate} ", re.M))
         for name in ("hardware", r"model \(MFU\)"):
             self.assertRegex(done.stdout, re.compile(rf"^  {name} +{rate} +[0-9.]+%  ", re.M))
+        self.assertRegex(done.stdout, re.compile(
+            r"^  compute +[0-9.]+ m?s busy per step, [0-9.]+ m?s to enqueue it$", re.M))
         for name in ("layer forward", "layer backward", "head, both"):
             self.assertRegex(done.stdout,
                              re.compile(rf"^  {name} +[0-9.]+ m?s +{rate} +[0-9.]+%$", re.M))

@@ -33,9 +33,8 @@ class FusedAttention {
   FusedAttention& operator=(const FusedAttention&) = delete;
 
   /// Arguments as those of attention(), aligned to 16 bytes; equal calls give equal bits on GPUs of
-  /// one model. `workspace`: kWorkspace bytes, aligned to 256, of which
-  /// nothing is kept. From a thread
-  /// whose current device is that of the constructor. Throws Error(device).
+  /// one model. `workspace`: kWorkspace bytes, aligned to 256, of which nothing is kept. From a
+  /// thread whose current device is that of the constructor. Throws Error(device).
   void forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, float* log_sums, void* workspace);
 
  private:
