@@ -59,6 +59,13 @@ Bytes cgroup_room(const std::filesystem::path& root, const std::string& controll
   }
 }
 
+/// Of a device's own memory, for what is loaded there besides: contexts, kernels of cuBLASLt and
+/// cuDNN, the buffers of NCCL.
+Bytes for_libraries(Bytes free) {
+  constexpr Bytes kUsual = 1536 * kMiB;
+  return std::max(free / 20, std::min(kUsual, free / 4));
+}
+
 }  // namespace
 
 Bytes available_memory() {
@@ -78,7 +85,7 @@ Bytes peak_resident_bytes() {
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device) {
   const Bytes usable = available / 5 * 4;
   if (on_device > 0) {
-    return {wanted.device > 0 ? wanted.device : on_device / 20 * 19,
+    return {wanted.device > 0 ? wanted.device : on_device - for_libraries(on_device),
             wanted.host > 0 ? wanted.host : usable};
   }
   const auto rest = [&](Bytes named) { return usable > named ? usable - named : 0; };

@@ -18,10 +18,10 @@ struct Budgets {
 };
 
 /// Fills in budgets that are 0 ("auto"); named ones are kept as they are. A device with memory of
-/// its own, of which `on_device` bytes are free, gets 19 twentieths of them (its libraries need
-/// some as well) and the host tier four fifths of `available`. On the host device (0) both tiers
-/// share the machine's memory: together they take at most those four fifths, a named budget first,
-/// the other half and half.
+/// its own, of which `on_device` bytes are free, gets them but for 1.5 GiB, or a twentieth of them,
+/// for its libraries (a quarter at most), and the host tier four fifths of `available`. On the host
+/// device (0) both tiers share the machine's memory: together they take at most those four fifths,
+/// a named budget first, the other half and half.
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0);
 
 }  // namespace ballast::memory

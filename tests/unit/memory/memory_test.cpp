@@ -84,8 +84,10 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100).host, 0U);
   EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
   const Budgets apart = resolve_budgets({}, 100, 40);
-  EXPECT_EQ(apart.device, 38U);
+  EXPECT_EQ(apart.device, 30U) << "a quarter is for libraries";
   EXPECT_EQ(apart.host, 80U);
+  EXPECT_EQ(resolve_budgets({}, 100, 24 * kGiB).device, 24 * kGiB - 1536 * kMiB);
+  EXPECT_EQ(resolve_budgets({}, 100, 140 * kGiB).device, 133 * kGiB);
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100, 40).device, 90U);
   EXPECT_EQ(resolve_budgets({.device = 0, .host = 70}, 100, 40).host, 70U);
 }
