@@ -96,6 +96,7 @@ Config unusual() {
                .serial = true,
                .delay_seed = 26,
                .activations = Tier::nvme,
+               .recompute = true,
                .device_weight_buffers = 6,
                .activation_buffers = 7,
                .compute_threads = 3,
@@ -108,7 +109,8 @@ Config unusual() {
                               .last_block = 2,
                               .weights = Tier::host,
                               .optimizer = std::nullopt,
-                              .activations = Tier::nvme}},
+                              .activations = Tier::nvme,
+                              .recompute = false}},
                .steps = 21,
                .seed = 22,
                .eval_every = 23,
@@ -185,6 +187,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.serial, b.serial);
   EXPECT_EQ(a.delay_seed, b.delay_seed);
   EXPECT_EQ(a.activations, b.activations);
+  EXPECT_EQ(a.recompute, b.recompute);
   EXPECT_EQ(a.device_weight_buffers, b.device_weight_buffers);
   EXPECT_EQ(a.activation_buffers, b.activation_buffers);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
@@ -198,6 +201,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.placement[0].last_block, 2U);
   EXPECT_EQ(a.placement[0].weights, b.placement[0].weights);
   EXPECT_EQ(a.placement[0].optimizer, b.placement[0].optimizer);
+  EXPECT_EQ(a.placement[0].recompute, b.placement[0].recompute);
   EXPECT_EQ(a.placement[0].activations, b.placement[0].activations);
   EXPECT_EQ(a.steps, b.steps);
   EXPECT_EQ(a.seed, b.seed);

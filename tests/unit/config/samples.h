@@ -54,11 +54,12 @@ inline std::vector<std::string> samples() {
                   "read_gbps": 3.5, "write_gbps": 1e-3}, {"path": "/a"}]})"),
       with(
           R"("ballast": {"device": "host", "attention": "own", "device_bytes": "1.5GiB", "host_bytes": "auto",
-                  "order": "micro_batch_major", "serial": true, "activations": "host",
+                  "order": "micro_batch_major", "serial": true, "activations": "host", "recompute": "auto",
                   "compute_threads": 2, "update_threads": "auto", "update_isa": "avx2",
                   "link_gbps": 12.5, "steps": 100, "seed": 18446744073709551615,
                   "placement": [{"blocks": "all", "weights": "cpu"},
-                  {"blocks": "1-2", "optimizer": "nvme"}, {"blocks": 0, "weights": "device"}],
+                  {"blocks": "1-2", "optimizer": "nvme"}, {"blocks": 0, "weights": "device"},
+                  {"blocks": 1, "recompute": false}],
                   "out": "run"})"),
       R"({ // a comment
   "model": {"family": "llama", "vocab_size": 32000, "hidden_size": 96, "num_layers": 3,
