@@ -114,9 +114,13 @@ class Layer {
     const std::size_t wide = tokens_ * intermediate_;
     const std::size_t shared = std::max((gated_ ? 3 : 2) * wide, tokens_ * shape_.row());
     memory.dqkv = bump.take<T>(shared);
-    memory.hidden = memory.dqkv;
-    memory.activated = memory.hidden + wide;
-    memory.up = gated_ ? memory.activated + wide : nullptr;
+    // Null where memory is only counted.
+    const auto at = [&](std::size_t element) {
+      return memory.dqkv == nullptr ? nullptr : memory.dqkv + element;
+    };
+    memory.hidden = at(0);
+    memory.activated = at(wide);
+    memory.up = gated_ ? at(2 * wide) : nullptr;
     return memory;
   }
 

@@ -162,6 +162,7 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
                                        .gradient_bytes = 2 * elements,
                                        .state_bytes = 10 * elements / kWorld,
                                        .forward_flops = flops,
+                                       .recomputed_flops = flops,
                                        .update_traffic = 26 * elements / kWorld});
   };
   const auto dense = [](Bytes elements) {
