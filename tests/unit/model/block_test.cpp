@@ -230,6 +230,31 @@ TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
   }
 }
 
+TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
+  for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
+    Bench b(config, DType::bf16, {2, 33}, 2);
+    const DeviceBytes kept = b.device->allocate(b.compute->intermediate_bytes(), "intermediates");
+    const DeviceBytes weights = b.upload(b.weights(1));
+    const DeviceBytes in = b.upload(b.activation_values(9));
+    // The gradient of a layer's last matrix comes from its intermediates alone.
+    const auto last_gradient = [&](const DeviceBytes& of) {
+      b.compute->layer_forward(*b.stream, 1, weights, in, b.activation(), kept);
+      const auto gradient = b.gradient(b.architecture.blocks[1].elements);
+      const DeviceBytes d = b.upload(b.activation_values(10));
+      b.compute->layer_backward(*b.stream, 1, weights, of, d, gradient, kept);
+      b.stream->synchronize();
+      const Values all = b.values(gradient);
+      const std::size_t matrix = config.family == Family::gpt2 ? 10 : 8;
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(
+                                           b.architecture.blocks[1].tensors[matrix].offset);
+      return Values(first, first + static_cast<std::ptrdiff_t>(config.hidden_size));
+    };
+    const Values expected = last_gradient(in);
+    EXPECT_NE(expected, Values(expected.size(), 0.0));
+    EXPECT_EQ(last_gradient(b.upload(b.activation_values(11))), expected);
+  }
+}
+
 TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
   const DeviceBytes kept = b.device->allocate(b.compute->intermediate_bytes() - 1, "too little");

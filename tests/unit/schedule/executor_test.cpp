@@ -241,6 +241,27 @@ TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {
   EXPECT_TRUE(over);
 }
 
+TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
+  const Plan plan = chain({Lane::compute, Lane::compute, Lane::compute});
+  std::atomic<int> started = 0;
+  std::atomic<int> finished = 0;
+  std::atomic<bool> given_up = false;
+  {
+    ExecutorOptions options;
+    options.finish = [&](const Operation&, std::uint64_t) {
+      while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // For as long as it takes to be told to end.
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++finished;
+    };
+    Executor executor([&](const Operation&, std::uint64_t) { ++started; }, action_name, options);
+    executor.submit(plan, 1);
+    while (started < static_cast<int>(kMostEnqueued)) std::this_thread::yield();
+    given_up = true;
+  }
+  EXPECT_EQ(finished, started);
+}
+
 TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
   const Plan plan = chain({Lane::compute, Lane::compute, Lane::offload});
   for (const bool serial : {false, true}) {
@@ -407,8 +428,10 @@ TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
     const auto runs = random_runs(problem, schedule, seed, 5);
     std::vector<Span> spans;
-    Executor executor([](const Operation&, std::uint64_t) {}, action_name,
-                      {.serial = seed % 4 == 0,
+    const auto nothing = [](const Operation&, std::uint64_t) {};
+    Executor executor(nothing, action_name,
+                      {.finish = seed % 2 == 0 ? Handler(nothing) : nullptr,
+                       .serial = seed % 4 == 0,
                        .delay_seed = seed,
                        .observer = [&](const Span& span) { spans.push_back(span); }});
     submit_all(executor, runs.runs, true);
