@@ -35,7 +35,8 @@ Error as_error(const std::exception_ptr& failure) {
 /// same moment.
 void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   using namespace std::chrono_literals;
-  const auto turn = category == ErrorCategory::comm ? 2000ms : 200ms;
+  // A launcher needs half a second now and then to end the others.
+  const auto turn = category == ErrorCategory::comm ? 2000ms : 1000ms;
   const auto end = std::chrono::steady_clock::now() + turn * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);
