@@ -1,5 +1,8 @@
 #include "tools/step_products.h"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "tools/quantile.h"
 
 namespace ballast::tools {
@@ -7,33 +10,25 @@ namespace {
 
 using schedule::Action;
 
-struct BlockFlops {
-  double forward = 0.0;
-  double again = 0.0;  ///< in the backward pass
-};
-
-/// Of one micro-batch.
-BlockFlops flops_of_block(const engine::Blueprint& blueprint, std::size_t block) {
-  const schedule::BlockWork& work = blueprint.workload.blocks[block];
-  const bool kept = blueprint.placement.blocks[block].keeps_intermediates;
-  return {work.forward_flops, kept ? 0.0 : work.recomputed_flops};
-}
-
-/// The median over the operations of `timeline` with that action, on blocks like that one.
-Pass time_pass(const schedule::Timeline& timeline, const engine::Blueprint& blueprint,
-               Action action, std::size_t like) {
-  const auto& blocks = blueprint.model.blocks;
-  const auto& placed = blueprint.placement.blocks;
+/// All operations of `timeline` that are like the first one of `plan` with that action on `block`:
+/// they compute the same products.
+Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, Action action,
+               std::uint32_t block) {
+  const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
+                                  [&](const schedule::Operation& operation) {
+                                    return operation.action == action && operation.block == block;
+                                  });
+  if (first == plan.operations.end()) return {};
   std::vector<double> seconds;
   for (const schedule::Span& span : timeline.spans) {
     const schedule::Operation& operation = span.operation();
-    if (operation.action != action || blocks[operation.block].kind != blocks[like].kind) continue;
-    if (placed[operation.block].keeps_intermediates != placed[like].keeps_intermediates) continue;
+    if (operation.action != action || operation.flops != first->flops) continue;
     seconds.push_back(span.end - span.start);
   }
   Pass pass;
   pass.count = seconds.size();
   pass.seconds = quantile(seconds, 0.5);
+  pass.flops = first->flops;
   return pass;
 }
 
@@ -47,22 +42,19 @@ double model_flops_of_step(const engine::Blueprint& blueprint) {
 
 std::vector<Pass> time_passes(const schedule::Timeline& timeline,
                               const engine::Blueprint& blueprint) {
-  const std::size_t head_block = blueprint.model.blocks.size() - 1;
-  const BlockFlops layer = flops_of_block(blueprint, 1);
-  const BlockFlops head = flops_of_block(blueprint, head_block);
+  const auto head = static_cast<std::uint32_t>(blueprint.model.blocks.size() - 1);
   std::vector<Pass> passes;
-  const auto add = [&](std::string_view name, std::string_view key, Action action, std::size_t like,
-                       double flops) {
-    Pass pass = time_pass(timeline, blueprint, action, like);
+  const auto add = [&](std::string_view name, std::string_view key, Action action,
+                       std::uint32_t block) {
+    Pass pass = time_pass(timeline, blueprint.schedule.steady, action, block);
     if (pass.count == 0) return;
     pass.name = name;
     pass.key = key;
-    pass.flops = flops;
     passes.push_back(pass);
   };
-  add("layer forward", "layer_forward", Action::forward, 1, layer.forward);
-  add("layer backward", "layer_backward", Action::backward, 1, 2.0 * layer.forward + layer.again);
-  add("head, both", "head", Action::train_head, head_block, 3.0 * head.forward);
+  add("layer forward", "layer_forward", Action::forward, 1);
+  add("layer backward", "layer_backward", Action::backward, 1);
+  add("head, both", "head", Action::train_head, head);
   return passes;
 }
 

@@ -26,7 +26,7 @@ class GreedyFill {
     auto& blocks = blueprint_.placement.blocks;
     for (std::size_t b = 0; b < wishes_.size(); ++b) {
       const Wish& wish = wishes_[b];
-      const bool layer = b > 0 && b + 1 < wishes_.size();
+      const bool layer = schedule::is_layer(b, wishes_.size());
       blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
                         wish.activations.value_or(Tier::nvme),
                         layer && !wish.recompute.value_or(true)});

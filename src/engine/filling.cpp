@@ -41,7 +41,7 @@ Placement Filler::lowest() const {
   for (std::size_t b = 0; b < wishes_.size(); ++b) {
     const Wish& wish = wishes_[b];
     // The embedding has no input; the head consumes its own at once.
-    const bool layer = b > 0 && b + 1 < wishes_.size();
+    const bool layer = schedule::is_layer(b, wishes_.size());
     placement.blocks.push_back({wish.weights.value_or(Tier::nvme),
                                 wish.optimizer.value_or(Tier::nvme),
                                 wish.activations.value_or(layer ? Tier::nvme : Tier::device),
@@ -73,7 +73,7 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
     if (takes_optimizer(move.part)) open = open && !wish.optimizer && now.optimizer > move.tier;
     if (move.part == Part::activations) open = !wish.activations && now.activations > move.tier;
     if (move.part == Part::intermediates) {
-      const bool layer = b > 0 && b + 1 < wishes_.size();
+      const bool layer = schedule::is_layer(b, wishes_.size());
       open = layer && !wish.recompute && !now.keeps_intermediates;
     }
     if (open) blocks.push_back(b);

@@ -108,9 +108,8 @@ bool leaves_choices(const config::Config& config) {
   const std::size_t blocks = config.model.num_layers + 2;
   const std::vector<Wish> wishes = read_wishes(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
-    const bool keeps_input = b > 0 && b + 1 < blocks;
     if (!wishes[b].weights || !wishes[b].optimizer) return true;
-    if (keeps_input && !wishes[b].activations) return true;
+    if (schedule::is_layer(b, blocks) && !wishes[b].activations) return true;
   }
   return false;
 }

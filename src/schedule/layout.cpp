@@ -231,13 +231,12 @@ class LayoutMaker {
 }  // namespace
 
 bool input_leaves(const Placement& placement, std::uint32_t block) {
-  return block > 0 && block + 1 < placement.blocks.size() &&
+  return is_layer(block, placement.blocks.size()) &&
          placement.blocks[block].activations != Tier::device;
 }
 
 bool keeps_intermediates(const Placement& placement, std::uint32_t block) {
-  return block > 0 && block + 1 < placement.blocks.size() &&
-         placement.blocks[block].keeps_intermediates;
+  return is_layer(block, placement.blocks.size()) && placement.blocks[block].keeps_intermediates;
 }
 
 std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options) {

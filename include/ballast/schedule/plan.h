@@ -227,6 +227,11 @@ struct Workload {
   }
 };
 
+/// Whether number `block` of so many is a layer, neither the embedding nor the head.
+constexpr bool is_layer(std::size_t block, std::size_t blocks) noexcept {
+  return block > 0 && block + 1 < blocks;
+}
+
 /// Where the states of one block live between uses.
 struct BlockPlacement {
   Tier weights = Tier::device;

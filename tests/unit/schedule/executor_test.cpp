@@ -129,8 +129,11 @@ void submit_all(Executor& executor, const std::vector<const Plan*>& runs, bool p
   executor.drain();
 }
 
-// The machine has no lock: to the thread sanitizer a missing edge is a data race.
-TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
+/// Whether a FakeMachine comes to the serial result however it is run: `execute(machine, options,
+/// submit)` makes an executor of those options that works on `machine`, and calls `submit` with it.
+/// The machine has no lock: to the thread sanitizer a missing edge is a data race.
+template <class Execute>
+void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
     const Problem problem = random_problem(seed);
     const Schedule schedule = build(problem.workload, problem.placement, problem.options);
@@ -138,9 +141,8 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
     const auto expected = serial_result(schedule, runs.runs);
     const auto run = [&](const ExecutorOptions& options, bool patient) {
       FakeMachine machine(schedule.buffers.size());
-      Executor executor([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
-                        action_name, options);
-      submit_all(executor, runs.runs, patient);
+      execute(machine, options,
+              [&](Executor& executor) { submit_all(executor, runs.runs, patient); });
       return machine.values();
     };
     EXPECT_EQ(run({.serial = true}, true), expected) << seed;
@@ -150,30 +152,26 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
   }
 }
 
+TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
+  expect_serial_results([](FakeMachine& machine, const ExecutorOptions& options, auto submit) {
+    Executor executor([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
+                      action_name, options);
+    submit(executor);
+  });
+}
+
 TEST(Executor, QueuedLanesGiveTheSerialResult) {
   std::size_t most = 0;
-  for (std::uint64_t seed = 0; seed < 25; ++seed) {
-    const Problem problem = random_problem(seed);
-    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
-    const auto runs = random_runs(problem, schedule, seed, 6);
-    const auto expected = serial_result(schedule, runs.runs);
-    const auto run = [&](const ExecutorOptions& options, bool patient) {
-      FakeMachine machine(schedule.buffers.size());
-      Streams streams([&](const Operation& op, std::uint64_t n) {
-        if (options.delay_seed) std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
-        machine.perform(op, n);
-      });
-      Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
-                        action_name, streams.options(options));
-      submit_all(executor, runs.runs, patient);
-      most = std::max(most, streams.most());
-      return machine.values();
-    };
-    EXPECT_EQ(run({.serial = true}, true), expected) << seed;
-    EXPECT_EQ(run({}, true), expected) << seed;
-    EXPECT_EQ(run({}, false), expected) << seed;
-    EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
-  }
+  expect_serial_results([&](FakeMachine& machine, const ExecutorOptions& options, auto submit) {
+    Streams streams([&](const Operation& op, std::uint64_t n) {
+      if (options.delay_seed) std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
+      machine.perform(op, n);
+    });
+    Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
+                      action_name, streams.options(options));
+    submit(executor);
+    most = std::max(most, streams.most());
+  });
   EXPECT_EQ(most, kMostEnqueued) << "nothing was enqueued ahead, or too much";
 }
 
