@@ -15,10 +15,10 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/engine/calibrate.h"
 #include "ballast/engine/engine.h"
-#include "ballast/engine/planner.h"
 #include "ballast/memory/budget.h"
+#include "ballast/planning/calibrate.h"
+#include "ballast/planning/planner.h"
 #include "ballast/schedule/simulator.h"
 
 #include "tools/bench/plan_cases.h"
@@ -111,7 +111,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
 
 Outcome measure(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  outcome.rates = engine::calibrate(config, engine::make_architecture(config));
+  outcome.rates = planning::calibrate(config, engine::make_architecture(config));
   train(config, steps, outcome);
   return outcome;
 }
@@ -120,10 +120,10 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
 Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
   const model::Architecture model = engine::make_architecture(config);
-  outcome.rates = engine::calibrate(config, model);
+  outcome.rates = planning::calibrate(config, model);
   const memory::Budgets budgets = engine::resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
-  train(engine::decide(config, model, budgets, outcome.rates).config, steps, outcome);
+  train(planning::decide(config, model, budgets, outcome.rates).config, steps, outcome);
   return outcome;
 }
 

@@ -3,8 +3,8 @@
 
 // Precompiled for the program: every subcommand reads its options with CLI11.
 
-#include "src/pch/standard.h"
-
 #include <CLI/CLI.hpp>
+
+#include "src/pch/standard.h"
 
 #endif
