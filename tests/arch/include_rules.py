@@ -4,7 +4,8 @@
     include_rules.py SOURCE_ROOT
 
 Who may include whom is the table MODULES; where a third-party header may appear, THIRD_PARTY.
-Public headers (include/ballast) include the standard library and other public headers only.
+Public headers (include/ballast) include the standard library and other public headers only. Headers
+to precompile (folders pch) are not looked at.
 """
 
 import pathlib
@@ -106,7 +107,8 @@ def breaches_of(path: pathlib.PurePath, text: str) -> list[str]:
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     files = [p for folder in ("include", "src", "aio", "cpu_adam", "tools")
-             for p in sorted((root / folder).rglob("*")) if p.suffix in SOURCES]
+             for p in sorted((root / folder).rglob("*"))
+             if p.suffix in SOURCES and p.parent.name != "pch"]
     if not files:
         print(f"no sources under {root}")
         return 1

@@ -17,8 +17,8 @@ struct FakeEngine {
 
 /// What fake_cudnn.cpp does. It stands in, at link time, for the loaded cuDNN. It keeps what is set
 /// of descriptors, answers as is said here, and computes causal attention over the tensors that a
-/// graph names. Whether cuDNN's engines take the graph, only a GPU shows: suite gpu. For one thread;
-/// set up before the first use.
+/// graph names. Whether cuDNN's engines take the graph, only a GPU shows: suite gpu. For one
+/// thread; set up before the first use.
 struct FakeCudnn {
   /// Without it there is no library.
   static inline bool present = false;

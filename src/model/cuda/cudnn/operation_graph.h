@@ -47,8 +47,8 @@ class OperationGraph {
   /// Over those axes that are 1 in y.
   void reduce(cudnnReduceTensorOp_t operation, Tensor x, Tensor y);
 
-  /// Finalizes the graph; its operations are in the order in which they were added. Without a handle
-  /// the graph is for no device.
+  /// Finalizes the graph; its operations are in the order in which they were added. Without a
+  /// handle the graph is for no device.
   void finish(cudnnHandle_t handle);
   /// After finish().
   [[nodiscard]] const Descriptor& descriptor() const { return graph_; }
