@@ -1,8 +1,8 @@
-#include "src/config/deepspeed_keys.h"
-
 #include <initializer_list>
 
 #include <fmt/format.h>
+
+#include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
@@ -225,7 +225,7 @@ void read(const Value& value, const Group& group, std::vector<std::string>& log)
       return;
     case off_section:
       if (!value.json().is_object()) value.fail_type("an object");
-      if (value.json().contains("enabled")) {
+      if (value.json().find("enabled") != nullptr) {
         require_flag(value.member("enabled"), false, group.sentence);
       }
       return;
@@ -249,16 +249,17 @@ void append(Section& table, std::string_view section, const std::vector<Group>& 
 void map_cpu_offload(Document& document, const std::string& old_name, const std::string& new_name,
                      std::vector<std::string>& log) {
   Json& zero = document.root()["zero_optimization"];
-  const auto found = zero.find(old_name);
-  if (found == zero.end()) return;
+  const Json* const found = zero.find(old_name);
+  if (found == nullptr) return;
   const std::string path = "zero_optimization." + old_name;
   const bool wanted = found->is_null() ? false : Value(document, *found, path).flag();
-  const bool has_new = zero.contains(new_name) && !zero[new_name].is_null();
+  const Json* const present = zero.find(new_name);
+  const bool has_new = present != nullptr && !present->is_null();
   if (wanted && has_new) {
     document.fail(path, fmt::format("deprecated, and '{}' is given too; remove it", new_name));
   }
   zero.erase(old_name);
-  if (wanted) zero[new_name] = {{"device", "cpu"}};
+  if (wanted) zero[new_name] = Json::object({{"device", "cpu"}});
   log.push_back(fmt::format("{}: deprecated; {}", path,
                             wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
 }
@@ -276,17 +277,17 @@ Section with_deepspeed_keys(Section table, std::string_view section,
 
 void map_deprecated(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
-  if (root.contains("bfloat16")) {
-    if (root.contains("bf16")) document.fail("bfloat16", "'bf16' is given too; remove it");
-    root["bf16"] = Json(root["bfloat16"]);
+  if (const Json* const old = root.find("bfloat16")) {
+    if (root.find("bf16") != nullptr) document.fail("bfloat16", "'bf16' is given too; remove it");
+    root["bf16"] = Json(*old);
     root.erase("bfloat16");
     log.push_back("bfloat16: deprecated; read as bf16");
   }
-  const auto zero = root.find("zero_optimization");
-  if (zero == root.end() || !zero->is_object()) return;
+  Json* const zero = root.find("zero_optimization");
+  if (zero == nullptr || !zero->is_object()) return;
   map_cpu_offload(document, "cpu_offload", "offload_optimizer", log);
   map_cpu_offload(document, "cpu_offload_param", "offload_param", log);
-  if ((*zero).erase("cpu_offload_use_pin_memory") > 0) {
+  if (zero->erase("cpu_offload_use_pin_memory")) {
     log.push_back(
         "zero_optimization.cpu_offload_use_pin_memory: deprecated; host memory is always "
         "pinned where the system lets it be");

@@ -88,7 +88,7 @@ class Trainer {
     probe_gemm_peak();
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
-    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl", 1);
+    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
   }
 
   void run() {
