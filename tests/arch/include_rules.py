@@ -27,9 +27,12 @@ MODULES = {
     "update": ["core", "cpu_adam", "device"],
     "engine": ["core", "aio", "comm", "config", "cpu_adam", "device", "memory", "model", "schedule",
                "state", "update"],
-    "train": ["core", "comm", "config", "engine", "memory", "model", "schedule", "text"],
+    "planning": ["core", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
+                 "schedule", "state", "text", "update"],
+    "train": ["core", "comm", "config", "engine", "memory", "model", "planning", "schedule",
+              "text"],
     "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
-              "schedule", "state", "text", "train"],
+              "planning", "schedule", "state", "text", "train"],
 }
 
 # Header pattern: folders (or file prefixes) in which it may be included.
