@@ -117,14 +117,13 @@ Key warmup_max_lr_key(SchedulerSection& s) {
 }
 
 Key last_batch_iteration_key() {
-  return {
-      "last_batch_iteration",
-      [](const Value& value) {
-        if (!value.json().is_number() || value.json().number() != -1.0) {
-          value.fail("a schedule starts at the first step or where its checkpoint is; remove it");
-        }
-      },
-      {}};
+  return {"last_batch_iteration",
+          [](const Value& value) {
+            if (!value.json().is_number() || value.json().number() != -1.0) {
+              value.fail("a schedule starts at the first step; remove it");
+            }
+          },
+          {}};
 }
 
 /// The parameters of the schedule that `type` names; those of the others are an error that says so.
