@@ -1,7 +1,5 @@
 #include "src/comm/host_work.h"
 
-#include <vector>
-
 #include "ballast/core/error.h"
 
 namespace ballast::comm {

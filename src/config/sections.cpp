@@ -1,6 +1,5 @@
 #include "src/config/sections.h"
 
-#include <algorithm>
 #include <charconv>
 #include <optional>
 

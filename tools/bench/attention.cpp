@@ -1,9 +1,6 @@
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>

@@ -1,7 +1,6 @@
 #include "tools/io/paths.h"
 
 #include <algorithm>
-#include <optional>
 
 #include <fmt/format.h>
 

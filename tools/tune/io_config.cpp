@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <optional>
 
 #include <fmt/format.h>
 #include <unistd.h>
