@@ -149,8 +149,9 @@ std::string edit_text(std::string text, std::span<const Edit> edits, const std::
 
 void edit_file(const std::filesystem::path& file, std::span<const Edit> edits,
                const std::function<void(const Config&)>& accept) {
+  const std::string edited = edit_text(text::read_settings(file, "config"), edits, file.string());
   text::ReplacedFile replaced(std::filesystem::canonical(file));
-  replaced.write(edit_text(text::read_settings(file, "config"), edits, file.string()));
+  replaced.write(edited);
   accept(parse(text::read_settings(replaced.temporary(), "config"),
                std::filesystem::absolute(file).parent_path(), file.string(), {}));
   replaced.commit();

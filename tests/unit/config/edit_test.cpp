@@ -154,6 +154,8 @@ TEST(EditFile, LeavesTheOldFileAndNothingElseWhenItFails) {
   const Edit unknown{"aio.queue_dept", "9"};
   EXPECT_THROW(edit_file(file, {&unknown, 1}, [](const Config&) {}), Error);
   expect_untouched();
+  EXPECT_THROW(edit_file(folder.path() / "none.json", {&fine, 1}, [](const Config&) {}), Error);
+  expect_untouched();
 }
 
 }  // namespace
