@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/engine/blueprint.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/rates_file.h"
 
 #include "tests/support/captured_log.h"
@@ -47,7 +47,7 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        model_(engine::make_architecture(config_)),
+        model_(make_architecture(config_)),
         key_(calibration_key(config_, model_)) {}
 
   schedule::Rates rates(bool recalibrate = false) {
