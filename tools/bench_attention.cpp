@@ -13,7 +13,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/model/attention_trial.h"
+#include "ballast/model/attention.h"
 
 #include "tools/bench_device.h"
 #include "tools/quantile.h"
@@ -21,14 +21,14 @@
 namespace ballast::tools {
 namespace {
 
-using model::AttentionExtents;
 using model::AttentionPass;
+using model::AttentionShape;
 using model::AttentionTrial;
 
 struct BenchAttentionArguments {
   std::string device = "cuda";
-  AttentionExtents extents = {
-      .sequences = 4, .length = 2048, .heads = 32, .kv_heads = 8, .head_size = 128};
+  AttentionShape extents = {
+      .sequences = 4, .length = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128};
   std::uint64_t repeats = 15;
   double seconds = 1.0;
   bool json = false;
@@ -98,9 +98,9 @@ double ratio(const std::vector<Row>& rows, const Row& row) {
 }
 
 void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& arguments) {
-  const AttentionExtents& e = arguments.extents;
+  const AttentionShape& e = arguments.extents;
   fmt::print("bf16, causal: {} sequences of {}, {} heads ({} of keys) of {}\n", e.sequences,
-             e.length, e.heads, e.kv_heads, e.head_size);
+             e.length, e.heads, e.kv_heads, e.head_dim);
   fmt::print(
       "FLOP: half of 4 (forward) or 10 (backward) x sequences x heads x length^2 x head\n\n");
   fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "by", "rounds", "ms", "TFLOP/s",
@@ -114,12 +114,12 @@ void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& ar
 
 std::string json_of(const std::vector<Row>& rows, const Row& row,
                     const BenchAttentionArguments& arguments) {
-  const AttentionExtents& e = arguments.extents;
+  const AttentionShape& e = arguments.extents;
   return fmt::format(R"({{"pass": "{}", "by": "{}", "sequences": {}, "length": {}, "heads": {}, )"
                      R"("kv_heads": {}, "head_size": {}, "repeats": {}, "median_seconds": {}, )"
                      R"("tflop_per_second": {}, "times_own": {}}})",
                      pass_name(row.pass), kernels_name(row.pass), e.sequences, e.length, e.heads,
-                     e.kv_heads, e.head_size, row.seconds.size(), row.median(),
+                     e.kv_heads, e.head_dim, row.seconds.size(), row.median(),
                      attention_flops(e, row.pass) / row.median() * 1e-12, ratio(rows, row));
 }
 
@@ -170,7 +170,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   count("--micro-batch", a.extents.sequences, "Sequences");
   count("--heads", a.extents.heads, "Heads of queries");
   count("--kv-heads", a.extents.kv_heads, "Heads of keys and values; divides --heads");
-  count("--head-size", a.extents.head_size, "Values of a head: a multiple of 8, at most 256");
+  count("--head-size", a.extents.head_dim, "Values of a head: a multiple of 8, at most 256");
   command->add_option("--repeats", a.repeats, "Measured rounds of all passes, at least")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

@@ -112,7 +112,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
 
 Outcome measure(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  outcome.rates = engine::calibrate(config, engine::make_architecture(config));
+  outcome.rates = engine::calibrate(config, model::build_architecture(config.model));
   train(config, steps, outcome);
   return outcome;
 }
@@ -120,7 +120,7 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
 /// The same for what is left open of `config`, decided with the rates of this machine.
 Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  const model::Architecture model = engine::make_architecture(config);
+  const model::Architecture model = model::build_architecture(config.model);
   outcome.rates = engine::calibrate(config, model);
   const memory::Budgets budgets = engine::resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());

@@ -39,7 +39,8 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return train::machine_rates(config, engine::make_architecture(config), arguments.recalibrate);
+  return train::machine_rates(config, model::build_architecture(config.model),
+                              arguments.recalibrate);
 }
 
 void run_plan(const PlanArguments& arguments) {

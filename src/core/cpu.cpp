@@ -43,8 +43,8 @@ std::string_view to_string(DType type) noexcept {
 }
 
 void refuse_training_type(DType type) {
-  throw Error(ErrorCategory::config, std::string(to_string(type)) +
-                                         " is not a training type; choose f32 or bf16");
+  throw Error(ErrorCategory::config,
+              std::string(to_string(type)) + " is not a training type; choose f32 or bf16");
 }
 
 std::string_view to_string(Isa isa) noexcept {

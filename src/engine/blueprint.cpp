@@ -113,24 +113,6 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
   return device::own_memory({.kind = config.ballast.device, .local_rank = local_rank});
 }
 
-model::Architecture make_architecture(const config::Config& config) {
-  const config::ModelSection& section = config.model;
-  model::ModelConfig model;
-  model.family = model::parse_family(section.family);
-  model.vocab_size = section.vocab_size;
-  model.hidden_size = section.hidden_size;
-  model.num_layers = section.num_layers;
-  model.num_heads = section.num_heads;
-  model.num_kv_heads = section.num_kv_heads;
-  model.intermediate_size = section.intermediate_size;
-  model.max_sequence = section.max_sequence;
-  model.norm_epsilon = section.norm_epsilon;
-  model.rope_theta = section.rope_theta;
-  model.tie_embeddings = section.tie_embeddings.value_or(model.family == model::Family::gpt2);
-  model.init_stddev = section.init_stddev;
-  return model::build_architecture(model);
-}
-
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
   memory::Ledger ledger;
   for (const schedule::Buffer& buffer : buffers) {
@@ -140,7 +122,7 @@ memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
 }
 
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, model::KernelMemory kernels,
+                         const memory::Budgets& budgets, const model::KernelMemory& kernels,
                          std::uint32_t world, std::uint32_t rank) {
   Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;

@@ -114,9 +114,8 @@ double median_seconds(const Patience& patience, const std::function<void()>& wor
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-  const DType type = config.bf16 ? DType::bf16 : DType::f32;
   return {.config = config,
-          .blueprint = draw_blueprint(all_on_host(config), one_layer(model, type),
+          .blueprint = draw_blueprint(all_on_host(config), one_layer(model, config.type),
                                       {.device = kNoLimit, .host = kNoLimit}, {}),
           .blocks = model.blocks.size(),
           .last_level_cache = memory::read_topology().last_level_cache};
@@ -159,9 +158,9 @@ std::string calibration_key(const config::Config& config, const model::Architect
                      ballast.update_numa_node.value_or(-1), ballast.optimizer_states,
                      static_cast<int>(config.optimizer.type), ballast.link_gbps);
   key += fmt::format(
-      "{} {} hidden {} intermediate {} heads {} of {} vocabulary {} tied {} blocks {} ",
-      config.bf16 ? "bf16" : "fp32", to_string(m.family), m.hidden_size, m.intermediate_size,
-      m.num_heads, m.num_kv_heads, m.vocab_size, m.tie_embeddings, model.blocks.size());
+      "{} {} hidden {} intermediate {} heads {} of {}, {} wide, vocabulary {} tied {} blocks {} ",
+      to_string(config.type), m.family, m.hidden_size, m.intermediate_size, m.num_heads,
+      m.num_kv_heads, m.head_dim, m.vocab_size, m.tie_embeddings, model.blocks.size());
   key += fmt::format("length {} micro-batch {}; swap {}", config.data.sequence_length,
                      config.batch.micro_batch, describe_paths(config));
   return key;

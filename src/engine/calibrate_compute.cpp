@@ -34,11 +34,7 @@ std::vector<std::byte> pattern(float scale) {
   auto* values = reinterpret_cast<T*>(bytes.data());
   for (std::size_t i = 0; i < kValues; ++i) {
     const float unit = static_cast<float>(random_u64(1, i) % 20001) / 10000.0F - 1.0F;
-    if constexpr (std::is_same_v<T, Bf16>) {
-      values[i] = to_bf16(unit * scale);
-    } else {
-      values[i] = unit * scale;
-    }
+    values[i] = from_float<T>(unit * scale);
   }
   return bytes;
 }
@@ -53,11 +49,12 @@ class Kernels {
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
-        compute_(model::make_compute(*device_, model_, type_, shape_,
-                                     model::parse_attention_by(sample.config.ballast.attention))),
+        compute_(
+            model::make_compute(*device_, model_, type_, shape_,
+                                model::parse_attention_backend(sample.config.ballast.attention))),
         layers_(copies_) {
     // Everything is written to first: new pages cost more than most kernels.
-    const DeviceBytes workspace = allocate(compute_->workspace_bytes());
+    const DeviceBytes workspace = allocate(compute_->memory().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
     in_ = allocate(compute_->activation_bytes());
@@ -180,7 +177,8 @@ class Kernels {
   DeviceBytes allocate(Bytes bytes) { return device_->allocate(bytes, "calibration"); }
 
   void fill(DeviceBytes bytes, float scale) {
-    auto values = type_ == DType::bf16 ? pattern<Bf16>(scale) : pattern<float>(scale);
+    auto values =
+        with_training_type(type_, [&](auto value) { return pattern<decltype(value)>(scale); });
     for (std::size_t done = 0; done < bytes.size();) {
       const std::size_t size = std::min(values.size(), bytes.size() - done);
       device_->copy_to_device(*stream_, bytes.subview(done, size), HostBytes(values).first(size));

@@ -14,8 +14,7 @@ namespace {
 KernelMemoryOf kernel_memory_on(const config::Config& config, const model::Architecture& model,
                                 const schedule::Rates& rates) {
   const bool on_host = rates.shared_cores > 0;
-  return [&model, type = config.bf16 ? DType::bf16 : DType::f32,
-          kind = on_host || !device::cuda_built_in() ? "host" : "cuda",
+  return [&model, type = config.type, kind = on_host || !device::cuda_built_in() ? "host" : "cuda",
           threads = on_host ? config.ballast.compute_threads : 1](model::MicroBatchShape shape) {
     return model::kernel_memory(model, type, shape, kind, threads);
   };

@@ -65,7 +65,11 @@ std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world)
 }
 
 /// Sizes of the blocks, of which this rank keeps its part of the states.
-void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
+void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero,
+                const model::KernelMemory& kernels) {
+  const std::vector<Bytes>& kept = kernels.intermediates;
+  expects(kept.empty() || kept.size() == blueprint.model.blocks.size(),
+          "kernel memory of another model");
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -77,7 +81,8 @@ void add_blocks(Blueprint& blueprint, const config::ZeroSection& zero) {
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .recomputed_flops = blueprint.model.recomputed_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
-                           .keeps_whole = block.parameters <= zero.persistence_threshold});
+                           .keeps_whole = block.parameters <= zero.persistence_threshold,
+                           .intermediate_bytes = kept.empty() ? 0 : kept[b]});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
     work.blocks.back().update_traffic = states.update_traffic;
@@ -125,11 +130,11 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks) 
 }
 
 Blueprint outline(const config::Config& config, const model::Architecture& model,
-                  const memory::Budgets& budgets, model::KernelMemory kernels,
+                  const memory::Budgets& budgets, const model::KernelMemory& kernels,
                   std::uint32_t world) {
   Blueprint blueprint;
   blueprint.model = model;
-  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
+  blueprint.type = config.type;
   blueprint.states = state_format(config);
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;
@@ -139,8 +144,7 @@ Blueprint outline(const config::Config& config, const model::Architecture& model
   blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
   if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
   blueprint.workload.workspace_bytes = kernels.workspace;
-  blueprint.workload.intermediate_bytes = kernels.intermediates;
-  add_blocks(blueprint, config.zero);
+  add_blocks(blueprint, config.zero, kernels);
   add_batch(blueprint, config.ballast.eval_batches / world);
   blueprint.options = schedule_options(config);
   return blueprint;

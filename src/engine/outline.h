@@ -24,6 +24,7 @@ std::vector<Wish> read_wishes(const config::Config& config, std::size_t blocks);
 /// What `config` says without any choice of the planner: everything of a blueprint but placement,
 /// schedule and ledger. `world` ranks share the batch.
 Blueprint outline(const config::Config& config, const model::Architecture& model,
-                  const memory::Budgets& budgets, model::KernelMemory kernels, std::uint32_t world);
+                  const memory::Budgets& budgets, const model::KernelMemory& kernels,
+                  std::uint32_t world);
 
 }  // namespace ballast::engine

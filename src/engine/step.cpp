@@ -246,7 +246,7 @@ class Step {
   /// A layer's intermediates; empty where it keeps none.
   [[nodiscard]] DeviceBytes kept() const {
     if (!has(Role::intermediates)) return {};
-    return device(Role::intermediates, machine_.blueprint.workload.intermediate_bytes);
+    return device(Role::intermediates, work().intermediate_bytes);
   }
   [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
   [[nodiscard]] ConstDeviceBytes tied_weights() const {

@@ -186,7 +186,7 @@ class LayoutMaker {
       if (keeps_intermediates(place_, b)) {
         layout_.intermediates[b] =
             add_slots("intermediates of " + work_.blocks[b].name, Tier::device, Kind::intermediates,
-                      work_.intermediate_bytes, together);
+                      work_.blocks[b].intermediate_bytes, together);
       }
     }
     if (leaving == 0) add_inputs(blocks() - 1, Tier::device, together);

@@ -26,7 +26,7 @@ void share_out(schedule::Rates& rates, const Company& company) {
 
 config::Config decide_choices(const config::Config& config, const Company& company) {
   if (!engine::leaves_choices(config)) return config;
-  const model::Architecture model = engine::make_architecture(config);
+  const model::Architecture model = model::build_architecture(config.model);
   schedule::Rates rates = machine_rates(config, model);
   if (company.world > 1) share_out(rates, company);
   engine::Decision decision =

@@ -135,7 +135,7 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
                        std::uint32_t world) {
-  const model::Architecture model = engine::make_architecture(config);
+  const model::Architecture model = model::build_architecture(config.model);
   const memory::Budgets budgets = budgets_of(config, rates);
   Forecast forecast;
   forecast.rates = rates;

@@ -151,11 +151,11 @@ class Trainer {
   }
 
   void start_engine() {
-    if (config_.model.weights.empty()) {
+    if (config_.initial_weights.empty()) {
       engine_.start();
       return;
     }
-    const SafetensorsReader file(config_.model.weights);
+    const SafetensorsReader file(config_.initial_weights);
     engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
       read_initial_weights(file, tensor, out);
     });

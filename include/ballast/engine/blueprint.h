@@ -42,9 +42,6 @@ struct Blueprint {
   [[nodiscard]] double flops_per_step() const { return schedule.steady.flops(); }
 };
 
-/// The model that `config` describes. Throws Error(config).
-model::Architecture make_architecture(const config::Config& config);
-
 /// `wanted` with what is 0 in it filled in: from `available` bytes of this machine's memory, and
 /// from that of the device that `config` names, where it has its own (memory::resolve_budgets).
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
@@ -59,7 +56,7 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 /// layers keep their intermediates while there is room. Builds schedule and ledger. Throws
 /// Error(memory) naming the line that does not fit.
 Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, model::KernelMemory kernels,
+                         const memory::Budgets& budgets, const model::KernelMemory& kernels,
                          std::uint32_t world = 1, std::uint32_t rank = 0);
 
 /// `buffers` as lines by tier and kind.

@@ -195,8 +195,9 @@ struct BlockWork {
   double forward_flops = 0.0;   ///< per micro-batch
   /// Of that, what a backward pass computes again where intermediates are not kept.
   double recomputed_flops = 0.0;
-  Bytes update_traffic = 0;  ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;  ///< every rank has all of its weights in stage 3 too
+  Bytes update_traffic = 0;      ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;      ///< every rank has all of its weights in stage 3 too
+  Bytes intermediate_bytes = 0;  ///< of a layer and one micro-batch, where they are kept
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.
@@ -204,11 +205,10 @@ struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
   bool tied = false;              ///< the head also reads block 0's weights
   Bytes tied_accumulator_bytes = 0;
-  Bytes activation_bytes = 0;    ///< of one micro-batch between two blocks
-  Bytes intermediate_bytes = 0;  ///< of one layer and micro-batch, where they are kept
-  Bytes batch_bytes = 0;         ///< tokens and targets of one micro-batch
-  Bytes losses_bytes = 0;        ///< losses of all micro-batches
-  Bytes statistics_bytes = 0;    ///< of the gradient of one block
+  Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
+  Bytes batch_bytes = 0;       ///< tokens and targets of one micro-batch
+  Bytes losses_bytes = 0;      ///< losses of all micro-batches
+  Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank

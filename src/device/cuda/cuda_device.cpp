@@ -7,10 +7,10 @@
 
 #include "ballast/core/error.h"
 
-#include "src/device/device_memory.h"
 #include "src/device/cuda/errors.h"
 #include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
+#include "src/device/device_memory.h"
 #include "src/device/factories.h"
 
 namespace ballast::device {

@@ -2,7 +2,8 @@
 
 #include <cstdint>
 
-#include "src/model/attention_shape.h"
+#include "ballast/model/attention.h"
+
 #include "src/model/cuda/operation_graph.h"
 
 namespace ballast::model::cuda {

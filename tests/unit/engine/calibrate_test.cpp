@@ -26,10 +26,10 @@ class Calibration : public testing::Test {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static schedule::Rates rates_of(const config::Config& config) {
-    return calibrate(config, make_architecture(config));
+    return calibrate(config, model::build_architecture(config.model));
   }
   static std::string key_of(const config::Config& config) {
-    return calibration_key(config, make_architecture(config));
+    return calibration_key(config, model::build_architecture(config.model));
   }
 
   test::TempDir directory_;
@@ -138,7 +138,7 @@ TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
 
 TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {
   const config::Config tiny = config({});
-  const Sample sample = make_sample(tiny, make_architecture(tiny));
+  const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);
   EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);

@@ -152,7 +152,7 @@ TEST_F(EngineTest, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnesFir
   const Engine none(config({"ballast.recompute=true"}), nullptr);
   const schedule::Workload& work = none.blueprint().workload;
   const Bytes before = none.blueprint().ledger.total(Tier::device);
-  const Bytes layer = work.micro_batches * work.intermediate_bytes;
+  const Bytes layer = work.micro_batches * work.blocks[1].intermediate_bytes;
   ASSERT_GT(layer, 0U);
   const auto with_bytes = [&](Bytes bytes) {
     return kept({fmt::format("ballast.device_bytes={}", bytes)});

@@ -48,7 +48,8 @@ TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
       R"("family": "gpt2", "vocab_size": 131, "hidden_size": 48, "num_layers": 4, "num_heads": 3)",
       true, directory.path(), GetParam());
   const memory::Budgets budgets = {config.ballast.device_bytes, config.ballast.host_bytes};
-  const Decision decision = decide(config, make_architecture(config), budgets, some_rates());
+  const Decision decision =
+      decide(config, model::build_architecture(config.model), budgets, some_rates());
   Engine engine(decision.config, nullptr);
   EXPECT_EQ(lines(engine.blueprint().ledger), lines(decision.blueprint.ledger));
   EXPECT_EQ(engine.blueprint().placement.blocks, decision.blueprint.placement.blocks);

@@ -23,8 +23,8 @@ Blueprint drawn(std::uint32_t world, const std::vector<std::string>& options,
   std::vector<std::string> overrides = {"zero_optimization.stage=3"};
   for (const std::string& option : options) overrides.push_back("zero_optimization." + option);
   const config::Config config = test::tiny_config(kModel, true, "/unused", overrides);
-  return draw_blueprint(config, make_architecture(config), {64 * kMiB, 64 * kMiB}, {kPage, kPage},
-                        world, rank);
+  return draw_blueprint(config, model::build_architecture(config.model), {64 * kMiB, 64 * kMiB},
+                        {.workspace = kPage}, world, rank);
 }
 
 TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {

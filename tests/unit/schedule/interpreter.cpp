@@ -355,7 +355,7 @@ Bytes Interpreter::size(const Content& content) const {
     case What::batch:
       return work_.batch_bytes;
     case What::intermediates:
-      return work_.intermediate_bytes;
+      return block.intermediate_bytes;
     case What::activation:
     case What::flow:
       return work_.activation_bytes;

@@ -70,7 +70,7 @@ inline Problem random_problem(std::uint64_t seed) {
   work.tied = dice.toss();
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
   work.activation_bytes = dice.pick(1, 16) * 1024;
-  work.intermediate_bytes = 7 * work.activation_bytes;
+  for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
   work.losses_bytes = 64;
   work.statistics_bytes = 16;

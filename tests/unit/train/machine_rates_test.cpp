@@ -47,7 +47,7 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        model_(engine::make_architecture(config_)),
+        model_(model::build_architecture(config_.model)),
         key_(engine::calibration_key(config_, model_)) {}
 
   schedule::Rates rates(bool recalibrate = false) {
