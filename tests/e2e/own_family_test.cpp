@@ -21,7 +21,6 @@ struct ParallelLayer final : Layer<Ops> {
   LinearAt qkv = find_linear(b, "qkv"), mix = find_linear(b, "mix");
   LinearAt up = find_linear(b, "up"), down = find_linear(b, "down");
   LayerMemory<T>& m = Base::memory_;
-
   ParallelLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
       : Base(model, shape, ops, 2), b(model.blocks[1]) {}
   void compute(const BlockWeights<T>& block, const T* in) override {
@@ -56,8 +55,7 @@ struct Parallel final : Family {
   using LayerOf = ParallelLayer<Ops>;
   std::string_view name() const override { return "parallel"; }
   std::vector<NumberKey> numbers() const override { return {{"mlp_ratio", 3.0}}; }
-  void complete(ModelConfig& c, const Refuse& refuse) const override {
-    if (c.number("mlp_ratio") < 1.0) refuse("mlp_ratio", "must be at least 1");
+  void complete(ModelConfig& c, const Refuse& /*refuse*/) const override {
     c.intermediate_size = static_cast<std::uint64_t>(c.number("mlp_ratio")) * c.hidden_size;
   }
   OuterTensors outer() const override { return {"tokens", "positions", "norm", false}; }
