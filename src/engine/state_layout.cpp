@@ -49,8 +49,8 @@ Moments moments_in(const StateLayout& layout, std::byte* states) {
 }  // namespace
 
 StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
-    : split(with_training_type(
-          type, [](auto value) { return kTypeOf<decltype(value)> == DType::bf16; })),
+    : split(with_training_type(type,
+                               [](auto value) { return kTypeOf<decltype(value)> == DType::bf16; })),
       format(format),
       elements(elements),
       weight_bytes(elements * size_of(type)) {
