@@ -10,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"

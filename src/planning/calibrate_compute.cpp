@@ -205,14 +205,14 @@ class Kernels {
     if (once >= kWarm) return median_seconds({.seconds = 0.0}, [&] { several(1); });
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
-    const Patience patience = {.seconds = together > 1 ? 0.02 : 0.2, .least = 3, .most = 9};
+    const Repeats repeats = {.seconds = together > 1 ? 0.02 : 0.2, .least = 3, .most = 9};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
       between();
       stream_->synchronize();
     };
-    return median_seconds(patience, work, prepare) / static_cast<double>(together);
+    return median_seconds(repeats, work, prepare) / static_cast<double>(together);
   }
 
   const model::Architecture& model_;

@@ -6,6 +6,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "src/planning/calibration.h"
 #include "tests/support/captured_log.h"

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/engine/blueprint.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/rates_file.h"
 
 #include "tests/support/captured_log.h"
