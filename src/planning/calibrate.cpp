@@ -1,8 +1,12 @@
 #include "ballast/planning/calibrate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <exception>
 #include <limits>
+#include <numeric>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -49,6 +53,57 @@ config::Config all_on_host(config::Config config) {
   return config;
 }
 
+/// Calls `work` again and again on a thread of its own for as long as it lives.
+class Background {
+ public:
+  explicit Background(const std::function<void()>& work)
+      : thread_([this, work] {
+          try {
+            while (!stop_) work();
+          } catch (...) {
+            failure_ = std::current_exception();
+          }
+        }) {}
+  ~Background() { end(); }
+  Background(const Background&) = delete;
+  Background& operator=(const Background&) = delete;
+
+  /// Throws what `work` threw.
+  void finish() {
+    end();
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void end() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::atomic<bool> stop_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// Speed of the compute lane with `work` beside it, 1 for as fast as alone; 0 where it does not
+/// share the machine's cores. Both take turns, since the machine may change its speed.
+double speed_beside(const std::function<void()>& work, const Sample& sample,
+                    const schedule::Rates& rates) {
+  if (rates.shared_cores == 0) return 0.0;
+  constexpr int kRounds = 3;
+  constexpr Patience kPatience = {.seconds = 0.1, .least = 3, .most = 50};
+  const auto pass = layer_passes(sample, rates);
+  double alone = 0.0;
+  double beside = 0.0;
+  for (int round = 0; round < kRounds; ++round) {
+    alone += mean_seconds(kPatience, pass);
+    Background background(work);
+    beside += mean_seconds(kPatience, pass);
+    background.finish();
+  }
+  return std::min(1.0, alone / beside);
+}
+
 /// Whether a tier of the config is one for which `wanted` holds.
 template <class Wanted>
 bool any_tier(const config::Config& config, Wanted wanted) {
@@ -63,12 +118,14 @@ bool any_tier(const config::Config& config, Wanted wanted) {
   });
 }
 
-/// Measures the paths to swap to. Where a run may do without them, they may be unfit.
+/// Measures the paths to swap to, and what using them costs compute. Where a run may do without
+/// them, they may be unfit.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
   const bool needed =
       any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
+    rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
     if (needed || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning, fmt::format("rates: nothing is planned on NVMe: {}", error.what()));
@@ -93,8 +150,8 @@ std::string describe_paths(const config::Config& config) {
 
 }  // namespace
 
-double median_seconds(const Patience& patience, const std::function<void()>& work,
-                      const std::function<void()>& prepare) {
+double mean_seconds(const Patience& patience, const std::function<void()>& work,
+                    const std::function<void()>& prepare) {
   using Clock = std::chrono::steady_clock;
   work();
   std::vector<double> seconds;
@@ -107,9 +164,13 @@ double median_seconds(const Patience& patience, const std::function<void()>& wor
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     total += seconds.back();
   }
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return std::max(*middle, 1e-9);
+  // A step is a sum of operations, so their mean counts and no median: where most of them take a
+  // little longer than usual, steps do. One in ten may have met something that is no part of a
+  // step.
+  std::sort(seconds.begin(), seconds.end());
+  seconds.resize(seconds.size() - seconds.size() / 10);
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  return std::max(sum / static_cast<double>(seconds.size()), 1e-9);
 }
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
@@ -141,6 +202,7 @@ schedule::Rates calibrate(const config::Config& config, const model::Architectur
   measure_compute(sample, rates);
   measure_update(sample, rates);
   measure_link(sample, rates);
+  rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
   if (may_swap(config)) try_swap(sample, rates);
   return rates;
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -125,15 +126,15 @@ void measure_mixed(Trial& trial, schedule::Rates& rates) {
 void measure_swap(const Sample& sample, schedule::Rates& rates) {
   Trial trial(sample);
   const Patience few = {.seconds = 0.05, .least = 3, .most = 9};
-  const double read_latency = median_seconds(few, [&] { trial.read(kExtents); });
-  const double write_latency = median_seconds(few, [&] { trial.write(kExtents); });
+  const double read_latency = mean_seconds(few, [&] { trial.read(kExtents); });
+  const double write_latency = mean_seconds(few, [&] { trial.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
   const Patience patience = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = cpu_seconds();
   const auto start = Clock::now();
   std::size_t turn = 0;
-  const double read = median_seconds(patience, [&] { trial.read(turn++ % kExtents); });
-  const double write = median_seconds(patience, [&] { trial.write(turn++ % kExtents); });
+  const double read = mean_seconds(patience, [&] { trial.read(turn++ % kExtents); });
+  const double write = mean_seconds(patience, [&] { trial.write(turn++ % kExtents); });
   rates.io_cores = (cpu_seconds() - cpu) / since(start);
   const auto rate = [&](double seconds) {
     return trial.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
@@ -141,6 +142,11 @@ void measure_swap(const Sample& sample, schedule::Rates& rates) {
   rates.read_per_second = rate(read);
   rates.write_per_second = rate(write);
   measure_mixed(trial, rates);
+}
+
+std::function<void()> fetches(const Sample& sample) {
+  const auto trial = std::make_shared<Trial>(sample);
+  return [trial, turn = std::size_t{0}]() mutable { trial->read(turn++ % kExtents); };
 }
 
 }  // namespace ballast::planning
