@@ -142,7 +142,7 @@ void Console::finished(const train::RunSummary& summary) {
   if (summary.predicted_seconds) {
     fmt::print("predicted {:.3g} s per step, measured {:.3g} s{}\n", *summary.predicted_seconds,
                summary.step_seconds,
-               summary.corrected_rates ? "; rates of this machine corrected by this run" : "");
+               summary.corrected_rates ? "; rates corrected for the next run" : "");
   }
   if (summary.held_out_loss)
     fmt::print("held-out loss {:.4f} nats/token\n", *summary.held_out_loss);
