@@ -73,11 +73,11 @@ struct AdamResult {
 constexpr Elems kFewestParams = cpu_adam::Codes::kBlock;
 constexpr Elems kCheckedElements = 4096;
 constexpr int kWarmUps = 2;
-/// Ways to move the bytes that stay in the running as the ceiling, and how many elements and tries
-/// each gets before.
+/// Ways to move the bytes that take part in the rounds, and how many elements and tries each way
+/// gets before.
 constexpr std::size_t kFinalists = 3;
 constexpr Elems kScreenedElements = Elems{32} * 1024 * 1024;
-constexpr int kScreenings = 2;
+constexpr int kScreenings = 3;
 
 void stop_if_interrupted() {
   if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
@@ -206,8 +206,10 @@ class Ceiling {
  public:
   Ceiling(const AdamCase& subject, std::optional<int> numa_node, const cpu_adam::Shard& shard)
       : optimizer_(subject.variant->optimizer), shard_(shard) {
-    std::vector<Isa> isas = default_isas();
-    if (std::find(isas.begin(), isas.end(), subject.isa) == isas.end()) isas.push_back(subject.isa);
+    std::vector<Isa> isas = {subject.isa};
+    for (const Isa isa : default_isas()) {
+      if (isa != subject.isa) isas.push_back(isa);
+    }
     for (const int threads : {subject.threads, subject.threads / 2}) {
       if (threads == 0) continue;
       for (const Isa isa : isas) {
@@ -237,6 +239,7 @@ class Ceiling {
     return tools::seconds_of([&] { way.updater->touch(optimizer_, shard, way.way); });
   }
 
+  /// The first one, the update's own way, stays in any case: it is the update without arithmetic.
   void keep_the_fastest() {
     cpu_adam::Shard part = shard_;
     part.size = std::min(part.size, kScreenedElements);
@@ -246,7 +249,7 @@ class Ceiling {
       for (int n = 1; n < kScreenings; ++n) best = std::min(best, seconds_of(ways_[i], part));
       order.emplace_back(best, i);
     }
-    std::sort(order.begin(), order.end());
+    std::sort(order.begin() + 1, order.end());
     std::vector<Way> kept;
     for (std::size_t i = 0; i < std::min(kFinalists, order.size()); ++i) {
       kept.push_back(ways_[order[i].second]);
