@@ -85,11 +85,10 @@ class Background {
   std::thread thread_;
 };
 
-/// Speed of the compute lane with `work` beside it, 1 for as fast as alone; 0 where it does not
-/// share the machine's cores. Both take turns, since the machine may change its speed.
+/// Speed of the compute lane with `work` beside it, 1 for as fast as alone. Both take turns, since
+/// the machine may change its speed.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const schedule::Rates& rates) {
-  if (rates.shared_cores == 0) return 0.0;
   constexpr int kRounds = 3;
   constexpr Patience kPatience = {.seconds = 0.1, .least = 3, .most = 50};
   const auto pass = layer_passes(sample, rates);
@@ -125,6 +124,7 @@ void try_swap(const Sample& sample, schedule::Rates& rates) {
       any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
+    if (rates.shared_cores == 0) return;
     rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
     if (needed || error.category() != ErrorCategory::io) throw;
@@ -202,7 +202,9 @@ schedule::Rates calibrate(const config::Config& config, const model::Architectur
   measure_compute(sample, rates);
   measure_update(sample, rates);
   measure_link(sample, rates);
-  rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
+  if (rates.shared_cores > 0) {
+    rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
+  }
   if (may_swap(config)) try_swap(sample, rates);
   return rates;
 }
