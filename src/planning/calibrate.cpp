@@ -53,54 +53,85 @@ config::Config all_on_host(config::Config config) {
   return config;
 }
 
-/// Calls `work` again and again on a thread of its own for as long as it lives.
-class Background {
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+/// Calls `work` again and again on a thread of its own, with pauses as long as the calls: in a step
+/// such work comes in bursts too, and a thread that wakes up is given a core at once.
+class Bursts {
  public:
-  explicit Background(const std::function<void()>& work)
+  explicit Bursts(const std::function<void()>& work)
       : thread_([this, work] {
           try {
-            while (!stop_) work();
+            while (!stop_) {
+              const auto start = Clock::now();
+              work();
+              end_ = Clock::now();
+              busy_ += seconds_between(start, end_);
+              std::this_thread::sleep_for(end_ - start);
+            }
           } catch (...) {
             failure_ = std::current_exception();
           }
         }) {}
-  ~Background() { end(); }
-  Background(const Background&) = delete;
-  Background& operator=(const Background&) = delete;
+  ~Bursts() { join(); }
+  Bursts(const Bursts&) = delete;
+  Bursts& operator=(const Bursts&) = delete;
 
-  /// Throws what `work` threw.
-  void finish() {
-    end();
+  /// Seconds in which `work` ran until `end`. Throws what it threw. To be called once.
+  double finish(Clock::time_point end) {
+    join();
     if (failure_) std::rethrow_exception(failure_);
+    return busy_ - std::max(0.0, seconds_between(end, end_));
   }
 
  private:
-  void end() {
+  void join() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
   }
 
   std::atomic<bool> stop_ = false;
+  double busy_ = 0.0;
+  Clock::time_point end_ = Clock::now();
   std::exception_ptr failure_;
   std::thread thread_;
 };
 
-/// Speed of the compute lane with `work` beside it, 1 for as fast as alone. Both take turns, since
-/// the machine may change its speed.
+/// Speed of the compute lane while `work` runs beside it, 1 for as fast as alone: by how much
+/// passes through a layer take longer for each second of work. Both are measured in turn, since the
+/// machine may change its speed.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const schedule::Rates& rates) {
   constexpr int kRounds = 3;
-  constexpr Patience kPatience = {.seconds = 0.1, .least = 3, .most = 50};
+  constexpr int kLeastPasses = 3;
+  constexpr double kSeconds = 0.2;
+  constexpr double kSlowest = 0.05;
   const auto pass = layer_passes(sample, rates);
-  double alone = 0.0;
-  double beside = 0.0;
+  int passes = 0;
+  const auto some_passes = [&](Clock::time_point start) {
+    for (passes = 0; passes < kLeastPasses || seconds_between(start, Clock::now()) < kSeconds;) {
+      pass();
+      ++passes;
+    }
+    return Clock::now();
+  };
+  pass();
+  double longer = 0.0;
+  double busy = 0.0;
   for (int round = 0; round < kRounds; ++round) {
-    alone += mean_seconds(kPatience, pass);
-    Background background(work);
-    beside += mean_seconds(kPatience, pass);
-    background.finish();
+    const auto start = Clock::now();
+    const double alone = seconds_between(start, some_passes(start)) / passes;
+    const auto begin = Clock::now();
+    Bursts bursts(work);
+    const auto end = some_passes(begin);
+    longer += seconds_between(begin, end) - passes * alone;
+    busy += bursts.finish(end);
   }
-  return std::min(1.0, alone / beside);
+  return std::clamp(1.0 - longer / std::max(busy, 1e-9), kSlowest, 1.0);
 }
 
 /// Whether a tier of the config is one for which `wanted` holds.
@@ -152,7 +183,6 @@ std::string describe_paths(const config::Config& config) {
 
 double mean_seconds(const Patience& patience, const std::function<void()>& work,
                     const std::function<void()>& prepare) {
-  using Clock = std::chrono::steady_clock;
   work();
   std::vector<double> seconds;
   double total = 0.0;
