@@ -1,6 +1,7 @@
 #include "ballast/planning/calibrate.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -106,7 +107,7 @@ class Bursts {
 /// machine may change its speed.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const schedule::Rates& rates) {
-  constexpr int kRounds = 3;
+  std::array<double, 3> speeds{};
   constexpr int kLeastPasses = 3;
   constexpr double kSeconds = 0.2;
   constexpr double kSlowest = 0.05;
@@ -120,18 +121,17 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
     return Clock::now();
   };
   pass();
-  double longer = 0.0;
-  double busy = 0.0;
-  for (int round = 0; round < kRounds; ++round) {
+  for (double& speed : speeds) {
     const auto start = Clock::now();
     const double alone = seconds_between(start, some_passes(start)) / passes;
     const auto begin = Clock::now();
     Bursts bursts(work);
     const auto end = some_passes(begin);
-    longer += seconds_between(begin, end) - passes * alone;
-    busy += bursts.finish(end);
+    const double longer = seconds_between(begin, end) - passes * alone;
+    speed = 1.0 - longer / std::max(bursts.finish(end), 1e-9);
   }
-  return std::clamp(1.0 - longer / std::max(busy, 1e-9), kSlowest, 1.0);
+  std::sort(speeds.begin(), speeds.end());
+  return std::clamp(speeds[1], kSlowest, 1.0);
 }
 
 /// Whether a tier of the config is one for which `wanted` holds.
@@ -195,10 +195,10 @@ double mean_seconds(const Patience& patience, const std::function<void()>& work,
     total += seconds.back();
   }
   // A step is a sum of operations, so their mean counts and no median: where most of them take a
-  // little longer than usual, steps do. One in ten may have met something that is no part of a
-  // step.
+  // little longer than usual, steps do. What takes twice as long met something else.
   std::sort(seconds.begin(), seconds.end());
-  seconds.resize(seconds.size() - seconds.size() / 10);
+  const double median = seconds[seconds.size() / 2];
+  seconds.erase(std::upper_bound(seconds.begin(), seconds.end(), 2.0 * median), seconds.end());
   const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   return std::max(sum / static_cast<double>(seconds.size()), 1e-9);
 }

@@ -217,7 +217,7 @@ class Kernels {
     if (once >= kWarm) return mean_seconds({.seconds = 0.0}, [&] { several(1); });
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
-    const Patience patience = {.seconds = together > 1 ? 0.1 : 0.3, .least = 3, .most = 50};
+    const Patience patience = {.seconds = together > 1 ? 0.1 : 0.3, .least = 5, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;

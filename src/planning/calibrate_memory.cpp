@@ -58,7 +58,7 @@ class Copies {
   template <class Copy>
   double rate(Copy copy) {
     std::size_t next = 0;
-    const double seconds = mean_seconds({.seconds = 0.1, .least = 3, .most = 64}, [&] {
+    const double seconds = mean_seconds({.seconds = 0.1, .least = 5, .most = 64}, [&] {
       copy(next++ % count_);
       stream_->synchronize();
     });

@@ -18,8 +18,8 @@ struct Patience {
   std::size_t most = 7;
 };
 
-/// Mean seconds of `work`, without the slowest tenth of the calls, after one call that is not
-/// counted; `prepare`, if any, comes before each and is not counted either.
+/// Mean seconds of `work`, calls that take more than twice the median left out, after one call that
+/// is not counted; `prepare`, if any, comes before each and is not counted either.
 double mean_seconds(const Patience& patience, const std::function<void()>& work,
                     const std::function<void()>& prepare = {});
 
