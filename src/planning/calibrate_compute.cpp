@@ -24,8 +24,10 @@ constexpr double kLong = 0.5;
 constexpr double kTooLong = 2.0;
 /// Such operations need no call to warm up.
 constexpr double kWarm = 0.1;
-/// Shorter kernels are timed several at a time.
-constexpr double kShort = 0.002;
+/// Shorter kernels are timed several at a time, one enqueued behind the other as in a step. Where
+/// something comes between them, only those are that are too short for a clock.
+constexpr double kShort = 0.02;
+constexpr double kVeryShort = 0.002;
 constexpr std::size_t kMostTogether = 64;
 
 /// Values around zero, not in step with any row of a matrix.
@@ -215,9 +217,10 @@ class Kernels {
     // Too long for many, and one alone may have met a disturbance.
     if (once >= kLong) return std::min(once, time());
     if (once >= kWarm) return mean_seconds({.seconds = 0.0}, [&] { several(1); });
+    const double shortest = between ? kVeryShort : kShort;
     const auto together =
-        std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
-    const Patience patience = {.seconds = together > 1 ? 0.1 : 0.3, .least = 5, .most = 50};
+        std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
+    const Patience patience = {.seconds = 0.25, .least = 5, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
