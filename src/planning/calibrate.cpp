@@ -109,7 +109,7 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const schedule::Rates& rates) {
   std::array<double, 3> speeds{};
   constexpr int kLeastPasses = 3;
-  constexpr double kSeconds = 0.2;
+  constexpr double kSeconds = 0.1;
   constexpr double kSlowest = 0.05;
   const auto pass = layer_passes(sample, rates);
   int passes = 0;

@@ -220,7 +220,7 @@ class Kernels {
     const double shortest = between ? kVeryShort : kShort;
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
-    const Patience patience = {.seconds = 0.25, .least = 5, .most = 50};
+    const Patience patience = {.seconds = 0.2, .least = 5, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
