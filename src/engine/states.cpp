@@ -237,7 +237,7 @@ void initialize_tensor(Machine& machine, const WeightSource& source,
   }
   for (Elems at = begin; at < end; at += values.size()) {
     values.resize(std::min(kPiece, end - at));
-    model::initialize(tensor, machine.config.ballast.seed, at - tensor.offset, values);
+    model::initialize(tensor, machine.options.seed, at - tensor.offset, values);
     block.put_master(at, values);
   }
 }

@@ -10,7 +10,7 @@
 namespace ballast::engine {
 
 /// Writes the initial states of every block to their homes: weights from `source` (from the
-/// config's seed when empty), moments zero. Nothing may be running.
+/// seed when empty), moments zero. Nothing may be running.
 void initialize_states(Machine& machine, const WeightSource& source);
 
 /// fp32 master weights of `tensor` in block `block`. Nothing may be running.

@@ -175,7 +175,7 @@ class Step {
     context_.result.skipped = all.non_finite != 0 || !std::isfinite(norm);
     // Eager updates do not wait for this and are not clipped.
     if (machine_.blueprint.options.update == schedule::Update::eager) return;
-    const double clip = machine_.config.gradient_clipping;
+    const double clip = machine_.options.gradient_clipping;
     const double excess = clip > 0.0 ? (norm + 1e-6) / clip : 0.0;
     context_.hyper.gradient_scale = excess > 1.0 ? static_cast<float>(1.0 / excess) : 1.0F;
   }

@@ -29,7 +29,7 @@ struct StepContext {
 /// Everything the operations of a step work with. Lanes use it at the same time; the plan's edges
 /// keep them apart.
 struct Machine {
-  const config::Config& config;
+  const EngineOptions& options;
   const Blueprint& blueprint;
   device::Device& device;
   model::Compute& compute;

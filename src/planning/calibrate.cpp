@@ -20,8 +20,8 @@
 #include "ballast/device/host_stream.h"
 #include "ballast/memory/topology.h"
 
-#include "src/engine/swap_options.h"
 #include "src/planning/calibration.h"
+#include "src/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {
@@ -40,18 +40,6 @@ model::Architecture one_layer(const model::Architecture& model, DType type) {
   const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
   config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);
   return model::build_architecture(config);
-}
-
-/// `config` with nothing to choose and everything in host memory.
-config::Config all_on_host(config::Config config) {
-  config.zero.parameters.tier = Tier::host;
-  config.zero.optimizer.tier = Tier::host;
-  config.ballast.activations = Tier::device;
-  config.ballast.recompute = true;
-  config.ballast.placement.clear();
-  config.batch.micro_batch = 1;
-  config.batch.accumulation = 1;
-  return config;
 }
 
 using Clock = std::chrono::steady_clock;
@@ -165,7 +153,7 @@ void try_swap(const Sample& sample, schedule::Rates& rates) {
 
 std::string describe_paths(const config::Config& config) {
   if (!may_swap(config)) return "none";
-  const state::SwapOptions options = engine::swap_options(config);
+  const state::SwapOptions options = swap_options(config);
   std::string text;
   for (const state::SwapPath& path : options.paths) {
     // A run directory has another name in every run.
@@ -181,13 +169,13 @@ std::string describe_paths(const config::Config& config) {
 
 }  // namespace
 
-double mean_seconds(const Patience& patience, const std::function<void()>& work,
+double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
                     const std::function<void()>& prepare) {
   work();
   std::vector<double> seconds;
   double total = 0.0;
-  while (seconds.size() < patience.least ||
-         (total < patience.seconds && seconds.size() < patience.most)) {
+  while (seconds.size() < repeats.least ||
+         (total < repeats.seconds && seconds.size() < repeats.most)) {
     if (prepare) prepare();
     const auto start = Clock::now();
     work();
@@ -206,9 +194,14 @@ double mean_seconds(const Patience& patience, const std::function<void()>& work,
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
   const DType type = config.bf16 ? DType::bf16 : DType::f32;
+  config::Config one_sequence = config;
+  one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
+  engine::Blueprint blueprint =
+      outline(one_sequence, one_layer(model, type), {.device = kNoLimit, .host = kNoLimit}, {}, 1);
+  const schedule::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
+  engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.config = config,
-          .blueprint = engine::draw_blueprint(all_on_host(config), one_layer(model, type),
-                                              {.device = kNoLimit, .host = kNoLimit}, {}),
+          .blueprint = std::move(blueprint),
           .blocks = model.blocks.size(),
           .last_level_cache = memory::read_topology().last_level_cache};
 }

@@ -220,14 +220,14 @@ class Kernels {
     const double shortest = between ? kVeryShort : kShort;
     const auto together =
         std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
-    const Patience patience = {.seconds = 0.2, .least = 5, .most = 50};
+    const Repeats repeats = {.seconds = 0.2, .least = 5, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
       between();
       stream_->synchronize();
     };
-    return mean_seconds(patience, work, prepare) / static_cast<double>(together);
+    return mean_seconds(repeats, work, prepare) / static_cast<double>(together);
   }
 
   const model::Architecture& model_;

@@ -10,6 +10,7 @@
 
 #include "src/engine/state_layout.h"
 #include "src/planning/calibration.h"
+#include "src/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {
@@ -75,11 +76,6 @@ class Copies {
   std::size_t next_ = 0;
 };
 
-std::optional<Isa> wanted_isa(const config::Config& config) {
-  if (config.ballast.update_isa == "auto") return std::nullopt;
-  return parse_isa(config.ballast.update_isa);
-}
-
 /// Numbers like those of gradients, bf16 or fp32: zeros may be quicker or slower to work on.
 void fill_gradient(HostBytes gradient) {
   constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
@@ -93,10 +89,7 @@ void fill_gradient(HostBytes gradient) {
 }  // namespace
 
 void measure_update(const Sample& sample, schedule::Rates& rates) {
-  const config::BallastSection& ballast = sample.config.ballast;
-  const cpu_adam::Updater updater({.threads = ballast.update_threads,
-                                   .isa = wanted_isa(sample.config),
-                                   .numa_node = ballast.update_numa_node});
+  const cpu_adam::Updater updater(updater_options(sample.config));
   const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1);
   const Bytes gradient = sample.blueprint.workload.blocks[1].gradient_bytes;
   const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;

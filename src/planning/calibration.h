@@ -12,7 +12,7 @@
 namespace ballast::planning {
 
 /// How often a piece of work is repeated: until this much time has been spent on it.
-struct Patience {
+struct Repeats {
   double seconds = 0.15;
   std::size_t least = 1;
   std::size_t most = 7;
@@ -20,7 +20,7 @@ struct Patience {
 
 /// Mean seconds of `work`, calls that take more than twice the median left out, after one call that
 /// is not counted; `prepare`, if any, comes before each and is not counted either.
-double mean_seconds(const Patience& patience, const std::function<void()>& work,
+double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
                     const std::function<void()>& prepare = {});
 
 /// What a part of the calibration measures: one layer of the model, alone with a head of its own,

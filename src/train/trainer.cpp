@@ -14,15 +14,14 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/memory/budget.h"
-#include "ballast/planning/choices.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
+#include "ballast/planning/run_plan.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
-
-#include "src/planning/advice.h"
-#include "src/planning/common_config.h"
 
 namespace ballast::train {
 namespace {
@@ -67,19 +66,22 @@ void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec
 class Trainer {
  public:
   /// `asked`: the config before anything was decided, by which rates are kept.
-  Trainer(const config::Config& config, const config::Config& asked, Observer& observer,
+  Trainer(planning::RunPlan plan, const config::Config& asked, Observer& observer,
           const std::atomic<bool>* interrupted, const TraceRequest& trace, comm::Ranks* ranks)
-      : config_(config),
+      : plan_(std::move(plan)),
         asked_(asked),
         observer_(observer),
         trace_(trace),
         rank_(ranks == nullptr ? 0 : ranks->rank()),
         world_(ranks == nullptr ? 1 : ranks->world()),
-        engine_(config, interrupted, ranks),
+        engine_(
+            std::move(plan_.decision.blueprint),
+            planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
+            interrupted, ranks),
         source_(std::make_shared<const TokenSource>(
-            TokenSource::open(config.data, config.model.vocab_size))),
-        split_(split_tokens(source_->size(), config.data.held_out, config.data.sequence_length)),
-        rates_(config.scheduler, config.optimizer.lr) {}
+            TokenSource::open(config_.data, config_.model.vocab_size))),
+        split_(split_tokens(source_->size(), config_.data.held_out, config_.data.sequence_length)),
+        rates_(config_.scheduler, config_.optimizer.lr) {}
 
   /// Allocates everything; the first step can follow.
   void prepare() {
@@ -318,6 +320,15 @@ class Trainer {
     return written;
   }
 
+  [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes) const {
+    std::function<std::vector<planning::Variant>()> improvements;
+    if (plan_.request) {
+      improvements = [this] { return planning::find_improvements(plan_.decision, *plan_.request); };
+    }
+    return planning::advise(engine_.blueprint(), lanes, training_seconds_ + evaluation_seconds_,
+                            improvements);
+  }
+
   void summarize() {
     const double steps = static_cast<double>(config_.ballast.steps);
     const double tokens =
@@ -342,11 +353,11 @@ class Trainer {
                         .totals = totals,
                         .wear = planning::estimate_wear(written_by_steps(totals), seconds),
                         .peak_resident = memory::peak_resident_bytes(),
-                        .advice = planning::advise(engine_.blueprint(), totals.lanes,
-                                                   training_seconds_ + evaluation_seconds_)});
+                        .advice = advice(totals.lanes)});
   }
 
-  const config::Config& config_;
+  planning::RunPlan plan_;  ///< its blueprint is with the engine
+  const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
   Observer& observer_;
   const TraceRequest& trace_;
@@ -381,11 +392,11 @@ class Trainer {
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
-  const config::Config decided =
-      ranks == nullptr ? planning::decide_choices(config) : planning::common_config(config, *ranks);
+  planning::RunPlan plan = planning::plan_run(config, ranks);
   std::optional<Trainer> trainer;
-  comm::together(ranks,
-                 [&] { trainer.emplace(decided, config, observer, interrupted, trace, ranks); });
+  comm::together(ranks, [&] {
+    trainer.emplace(std::move(plan), config, observer, interrupted, trace, ranks);
+  });
   comm::together(ranks, [&] { trainer->prepare(); });
   trainer->run();
 }

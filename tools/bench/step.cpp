@@ -11,6 +11,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -85,7 +86,7 @@ std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
   schedule::Timeline timeline;
-  engine::Engine engine(config, &interrupted());
+  engine::Engine engine = planning::make_engine(config, &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.tokens_per_step();

@@ -10,7 +10,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/wear.h"
+#include "ballast/planning/forecast.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/tokens.h"
 
@@ -54,7 +54,7 @@ struct RunSummary {
   std::optional<planning::Wear>
       wear;                 ///< at the pace of the steps; nothing when nothing was written to NVMe
   Bytes peak_resident = 0;  ///< of the process
-  std::string advice;       ///< what bounds the run and what to try next, one or two sentences
+  std::string advice;       ///< what bounds the run and what would help, one or two sentences
 };
 
 /// Gets told how a run goes. Called from the training thread, on rank 0 only.

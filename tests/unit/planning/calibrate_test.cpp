@@ -6,6 +6,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "src/planning/calibration.h"
 #include "tests/support/captured_log.h"
@@ -26,10 +27,10 @@ class Calibration : public testing::Test {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static schedule::Rates rates_of(const config::Config& config) {
-    return calibrate(config, engine::make_architecture(config));
+    return calibrate(config, make_architecture(config));
   }
   static std::string key_of(const config::Config& config) {
-    return calibration_key(config, engine::make_architecture(config));
+    return calibration_key(config, make_architecture(config));
   }
 
   test::TempDir directory_;
@@ -142,7 +143,7 @@ TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
 
 TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {
   const config::Config tiny = config({});
-  const Sample sample = make_sample(tiny, engine::make_architecture(tiny));
+  const Sample sample = make_sample(tiny, make_architecture(tiny));
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);
   EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);

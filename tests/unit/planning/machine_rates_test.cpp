@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/engine/blueprint.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/rates_file.h"
 
 #include "tests/support/captured_log.h"
@@ -49,7 +49,7 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        model_(engine::make_architecture(config_)),
+        model_(make_architecture(config_)),
         key_(calibration_key(config_, model_)) {}
 
   schedule::Rates rates(bool recalibrate = false) {
@@ -183,8 +183,8 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
 class RunPredictions : public MachineRates {
  protected:
   RunPredictions()
-      : blueprint_(engine::draw_blueprint(config_, model_, {64 * kMiB, 64 * kMiB},
-                                          {.workspace = kMiB, .intermediates = kMiB})) {
+      : blueprint_(draw_blueprint(config_, model_, {64 * kMiB, 64 * kMiB},
+                                  {.workspace = kMiB, .intermediates = kMiB})) {
     known_.name = key_;
     known_.forward = {{1.0, 1e9}};
     known_.backward = known_.forward;
