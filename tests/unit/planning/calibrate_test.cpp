@@ -65,6 +65,10 @@ TEST_F(Calibration, FindsEveryRateOfARun) {
     EXPECT_EQ(rates.shared_cores, static_cast<unsigned>(usable_cpus()));
     EXPECT_GT(rates.compute_threads, 0U);
     EXPECT_GT(rates.update_threads, 0U);
+    for (const double speed : {rates.compute_beside_copy, rates.compute_beside_io}) {
+      EXPECT_GT(speed, 0.0);
+      EXPECT_LE(speed, 1.0);
+    }
     EXPECT_GE(rates.mixed_read_share, 0.0);
     EXPECT_LE(rates.mixed_read_share, 1.0);
   }
@@ -127,13 +131,13 @@ TEST_F(Calibration, HasAKeyForWhatChangesTheRates) {
 TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
   int calls = 0;
   int prepared = 0;
-  const double seconds = median_seconds(
+  const double seconds = mean_seconds(
       {.seconds = 0.0, .least = 3, .most = 5}, [&] { ++calls; }, [&] { ++prepared; });
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(prepared, 3);
   EXPECT_GT(seconds, 0.0);
   calls = 0;
-  median_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
+  mean_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
   EXPECT_EQ(calls, 6);
 }
 
