@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-
 #include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"

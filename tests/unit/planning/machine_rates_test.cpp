@@ -183,8 +183,9 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
 class RunPredictions : public MachineRates {
  protected:
   RunPredictions()
-      : blueprint_(draw_blueprint(config_, model_, {64 * kMiB, 64 * kMiB},
-                                  {.workspace = kMiB, .intermediates = kMiB})) {
+      : blueprint_(draw_blueprint(
+            config_, model_, {64 * kMiB, 64 * kMiB},
+            {.workspace = kMiB, .intermediates = std::vector<Bytes>(model_.blocks.size(), kMiB)})) {
     known_.name = key_;
     known_.forward = {{1.0, 1e9}};
     known_.backward = known_.forward;
