@@ -72,8 +72,8 @@ struct PlanTable {
 };
 
 /// One submitted plan.
-struct Run {
-  explicit Run(const PlanTable& source)
+struct Submission {
+  explicit Submission(const PlanTable& source)
       : table(&source),
         missing(source.inputs),
         done(source.inputs.size(), 0),
@@ -170,7 +170,7 @@ class Simulation {
       if (number >= 2 && runs_[number - 2].remaining > 0) return;
       runs_.emplace_back(number == 0 ? first_ : steady_);
       if (number == 0) continue;
-      Run& before = runs_[number - 1];
+      Submission& before = runs_[number - 1];
       before.next = number == 1 ? &behind_first_ : &behind_steady_;
       for (OpId id = 0; id < before.done.size(); ++id) {
         if (before.done[id] != 0) continue;
@@ -199,7 +199,7 @@ class Simulation {
     for (std::size_t number = 0; number < kLaneCount; ++number) {
       LaneState& lane = lanes_[number];
       if (lane.busy || !has_next(lane, number)) continue;
-      const Run& run = runs_[lane.run];
+      const Submission& run = runs_[lane.run];
       const OpId id = operation_of(lane, number);
       if (run.missing[id] > 0) {
         stalled_ |= lane_bit(number);
@@ -257,12 +257,13 @@ class Simulation {
   void complete(std::size_t number) {
     LaneState& lane = lanes_[number];
     const OpId id = operation_of(lane, number);
-    Run& run = runs_[lane.run];
+    Submission& run = runs_[lane.run];
+    const bool next_enqueued = enqueues_next(lane, number);
     run.done[id] = 1;
     --run.remaining;
     run.table->followers.of(id, [&](OpId waiting) { --run.missing[waiting]; });
     if (run.next != nullptr) {
-      Run& next = runs_[lane.run + 1];
+      Submission& next = runs_[lane.run + 1];
       run.next->of(id, [&](OpId waiting) { --next.missing[waiting]; });
     }
     if (options_.timeline && lane.run >= options_.warm_up) {
@@ -271,8 +272,15 @@ class Simulation {
     mark_gates();
     lane.busy = false;
     ++lane.position;
-    lane.enqueued = is_queued(kLanes[number]) && has_next(lane, number) &&
-                    runs_[lane.run].missing[operation_of(lane, number)] == 0;
+    lane.enqueued = next_enqueued;
+  }
+
+  /// Whether the operation behind the one that `lane` is at waits for nothing any more, not for
+  /// that one either: it has been enqueued by then.
+  [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
+    ++next.position;
+    return is_queued(kLanes[number]) && has_next(next, number) &&
+           runs_[next.run].missing[operation_of(next, number)] == 0;
   }
 
   void mark_gates() {
@@ -306,7 +314,7 @@ class Simulation {
   Followers behind_steady_;
 
   double now_ = 0.0;
-  std::vector<Run> runs_;
+  std::vector<Submission> runs_;
   std::array<LaneState, kLaneCount> lanes_{};
   LaneSet stalled_ = 0;
   std::size_t gates_ = 0;  ///< runs that have passed theirs

@@ -21,7 +21,6 @@ void Movements::fetch_states_ahead(std::uint32_t ordinal) {
 void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
   Operation operation;
   operation.action = Action::fetch_states;
-  operation.lane = Lane::fetch;
   operation.block = block;
   operation.lag = lag;
   operation.bytes = rank_.states(block);
@@ -69,7 +68,6 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   }
   Operation operation;
   operation.action = Action::update_on_device;
-  operation.lane = Lane::compute;
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
@@ -104,7 +102,6 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   }
   Operation operation;
   operation.action = Action::update_on_host;
-  operation.lane = Lane::update;
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
@@ -139,7 +136,6 @@ void Movements::writeback(Action action, std::uint32_t block, BufferId staging, 
   const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
   Operation operation;
   operation.action = action;
-  operation.lane = Lane::writeback;
   operation.block = block;
   operation.lag = lag;
   operation.bytes = weights ? rank_.weights(block) : rank_.states(block);

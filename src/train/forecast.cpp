@@ -18,21 +18,6 @@ namespace {
 using schedule::Lane;
 using schedule::Operation;
 
-bool is_of_batch(const Operation& operation) {
-  using enum schedule::Action;
-  switch (operation.action) {
-    case upload_batch:
-    case offload_activation:
-    case writeback_activation:
-    case fetch_activation:
-    case upload_activation:
-    case offload_losses:
-      return true;
-    default:
-      return false;
-  }
-}
-
 /// What a step moves on some lanes whatever its number of tokens, and how long that takes alone.
 struct Load {
   Bytes bytes = 0;
@@ -45,7 +30,7 @@ Load fixed_load(const engine::Blueprint& blueprint, const schedule::Rates& rates
   for (const Operation& operation : blueprint.schedule.steady.operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
-    if (bytes == 0 || is_of_batch(operation)) continue;
+    if (bytes == 0 || moves_batch(operation.action)) continue;
     load.bytes += bytes;
     load.seconds += seconds_alone(operation, blueprint.workload, rates);
   }
