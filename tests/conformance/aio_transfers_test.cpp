@@ -98,8 +98,6 @@ TEST_P(AioTransfers, OfASpanWithOneWrongRequestNoneIsTaken) {
   }
   EXPECT_THROW((void)queue->submit(std::span<Request>(requests)), Error);
   EXPECT_EQ(returned, 0);
-  requests.clear();
-  EXPECT_EQ(returned, 2);
   EXPECT_EQ(queue->counters().blocks, 0U);
 }
 
@@ -148,7 +146,7 @@ TEST_P(AioTransfers, RequestsThatBreakTheAlignmentAreRefused) {
           {Direction::write, &file, offset, bytes, false, [&] { returned = true; }});
     } catch (const Error& error) {
       EXPECT_EQ(error.category(), ErrorCategory::state);
-      EXPECT_TRUE(returned);
+      EXPECT_FALSE(returned) << "called for a request that was not taken";
       return error.what();
     }
     return "accepted";

@@ -86,4 +86,10 @@ void HostStream::run(int compute_threads) {
   }
 }
 
+HostStream& as_host(Stream& stream) {
+  auto* host = dynamic_cast<HostStream*>(&stream);
+  expects(host != nullptr, "a stream of another device was given to the host device");
+  return *host;
+}
+
 }  // namespace ballast::device
