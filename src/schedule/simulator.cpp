@@ -23,17 +23,17 @@ class Followers {
  public:
   Followers() = default;
 
-  /// `after`: for each waiting operation those that it waits for, below `count`.
-  template <class After>
-  Followers(std::size_t count, std::size_t waiting, After after) : begin_(count + 1, 0) {
+  /// `each(id, visit)` visits what a waiting operation waits for, all below `count`.
+  template <class Each>
+  Followers(std::size_t count, std::size_t waiting, Each each) : begin_(count + 1, 0) {
     for (OpId id = 0; id < waiting; ++id) {
-      for (const OpId before : after(id)) ++begin_[before + 1];
+      each(id, [&](OpId before) { ++begin_[before + 1]; });
     }
     for (std::size_t i = 0; i < count; ++i) begin_[i + 1] += begin_[i];
     ids_.resize(begin_.back());
     std::vector<std::size_t> next(begin_.begin(), begin_.end() - 1);
     for (OpId id = 0; id < waiting; ++id) {
-      for (const OpId before : after(id)) ids_[next[before]++] = id;
+      each(id, [&](OpId before) { ids_[next[before]++] = id; });
     }
   }
 
@@ -47,19 +47,26 @@ class Followers {
   std::vector<OpId> ids_;
 };
 
-/// What does not change from run to run of a plan.
+/// Visits what operation `id` of `plan` waits for, but for what its stream orders.
+template <class Visit>
+void visit_inputs(const Plan& plan, OpId id, Visit visit) {
+  for (const OpId before : plan.operations[id].after) {
+    if (!ordered_by_stream(plan.operations[before], plan.operations[id])) visit(before);
+  }
+}
+
+/// What does not change between submissions of a plan.
 struct PlanTable {
   PlanTable(const Plan& source, const Workload& workload, const Rates& rates)
       : plan(&source),
-        followers(
-            source.operations.size(), source.operations.size(),
-            [&](OpId id) -> const std::vector<OpId>& { return source.operations[id].after; }) {
+        followers(source.operations.size(), source.operations.size(),
+                  [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
     costs.reserve(source.operations.size());
     inputs.reserve(source.operations.size());
     for (OpId id = 0; id < source.operations.size(); ++id) {
       const Operation& operation = source.operations[id];
       costs.push_back(cost_of(operation, workload, rates));
-      inputs.push_back(static_cast<std::uint32_t>(operation.after.size()));
+      visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
       queues[index(operation.lane)].push_back(id);
     }
   }
@@ -158,7 +165,7 @@ class Simulation {
   static Followers join(const PlanTable& before, const PlanTable& next) {
     const auto edges = seam(*before.plan, *next.plan);
     return {before.inputs.size(), edges.size(),
-            [&](OpId id) -> const std::vector<OpId>& { return edges[id]; }};
+            [&](OpId id, auto visit) { for (const OpId before : edges[id]) visit(before); }};
   }
 
   /// Like a caller who waits for each run's gate before submitting the next, while the executor

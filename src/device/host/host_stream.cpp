@@ -6,6 +6,8 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include "ballast/core/error.h"
+
 namespace ballast::device {
 
 HostStream::HostStream(const std::string& name, int compute_threads)

@@ -38,6 +38,8 @@ void Interpreter::run(const Plan& plan) {
   ++run_;
   training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
                           [](const Operation& op) { return op.action == Action::train_head; });
+  filling_ = std::any_of(plan.operations.begin(), plan.operations.end(),
+                         [](const Operation& op) { return op.action == Action::initialize; });
   for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
     held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
   }
@@ -65,7 +67,7 @@ void Interpreter::finish() {
 }
 
 void Interpreter::perform(const Operation& op) {
-  const Content input = of_run(What::activation, op, op.micro);
+  const Content input = filling_ ? Content{} : of_run(What::activation, op, op.micro);
   const Content states = {What::states, op.block, 0, updates_[op.block], own_};
   switch (op.action) {
     case Action::upload_batch:
@@ -105,12 +107,37 @@ void Interpreter::perform(const Operation& op) {
     case Action::gate:
       return gate(op);
     case Action::fetch_states:
+    case Action::upload_states:
+    case Action::offload_states:
     case Action::writeback_states:
       return copy(op, Role::states_source, Role::states, states);
     case Action::update_on_host:
     case Action::update_on_device:
       return update(op);
+    case Action::initialize:
+      return initialize(op);
+    case Action::read:
+      return read(op);
   }
+}
+
+/// Of a home that goes through a smaller place, each piece stands for all of it here.
+void Interpreter::initialize(const Operation& op) {
+  if (updates_[op.block] > 0) complain(op, "comes after updates");
+  const Use& use = op.uses.front();
+  seen_uses_ = 1;
+  if (!use.writes) complain(op, "does not say what it writes");
+  held_[use.buffer] = use.role == Role::weights  ? weights(op.block, home(op.block))
+                      : use.role == Role::states ? Content{What::states, op.block, 0, 0, own_}
+                                                 : Content{};
+}
+
+void Interpreter::read(const Operation& op) {
+  if (updates_[op.block] != steps_) complain(op, "comes before updates");
+  const bool states = op.buffer(Role::states) != kNoBuffer;
+  need(op, states ? Role::states : Role::weights,
+       states ? Content{What::states, op.block, 0, updates_[op.block], own_}
+              : weights(op.block, home(op.block)));
 }
 
 /// Where weights are whole, a rank updates its part, and what the others have is old until all have

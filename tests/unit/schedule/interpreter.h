@@ -76,6 +76,8 @@ class Interpreter {
   void offload_gradient(const Operation& op);
   void gate(const Operation& op);
   void update(const Operation& op);
+  void initialize(const Operation& op);
+  void read(const Operation& op);
 
   /// Of a block's weights where they live.
   [[nodiscard]] Extent home(std::uint32_t block) const;
@@ -109,6 +111,7 @@ class Interpreter {
   std::uint64_t last_training_run_ = 0;
   const Plan* plan_ = nullptr;
   bool training_ = false;  ///< whether the current run is a training step
+  bool filling_ = false;   ///< whether it is the initial fill
   std::size_t seen_uses_ = 0;
 };
 
