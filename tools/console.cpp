@@ -155,7 +155,7 @@ void Console::finished(const train::RunSummary& summary) {
     fmt::print("  {:<17} {}{}\n", "written to NVMe", format_bytes(written),
                summary.wear ? "," : "");
     if (summary.wear) {
-      fmt::print("{}\n", wrap(train::describe(*summary.wear), kWidth, std::string(20, ' ')));
+      fmt::print("{}\n", wrap(planning::describe(*summary.wear), kWidth, std::string(20, ' ')));
     }
   }
   fmt::print("  {:<17} {} resident at peak\n", "process", format_bytes(summary.peak_resident));

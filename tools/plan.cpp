@@ -10,9 +10,10 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/train/forecast.h"
-#include "ballast/train/machine_rates.h"
-#include "ballast/train/rates_file.h"
+#include "ballast/planning/forecast.h"
+#include "ballast/planning/machine_rates.h"
+#include "ballast/planning/rates_file.h"
+#include "ballast/schedule/simulator.h"
 #include "ballast/train/trace.h"
 
 #include "tools/commands.h"
@@ -32,14 +33,21 @@ struct PlanArguments {
 };
 
 schedule::Rates rates_for(const PlanArguments& arguments, config::Config config) {
-  if (!arguments.rates.empty()) return train::load_rates(arguments.rates);
+  if (!arguments.rates.empty()) return planning::load_rates(arguments.rates);
   if (arguments.world > 1) {
     throw Error(ErrorCategory::usage,
                 "--world needs --rates FILE: what ranks exchange cannot be measured here "
                 "(configs/rates has machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return train::machine_rates(config, engine::make_architecture(config), arguments.recalibrate);
+  return planning::machine_rates(config, engine::make_architecture(config), arguments.recalibrate);
+}
+
+void write_simulated_steps(const std::filesystem::path& file, const planning::Forecast& forecast) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Prediction prediction = schedule::simulate(blueprint.schedule, blueprint.workload,
+                                                             forecast.rates, {.timeline = true});
+  train::write_trace(file, "simulated", prediction.timeline, blueprint.workload);
 }
 
 void run_plan(const PlanArguments& arguments) {
@@ -48,14 +56,14 @@ void run_plan(const PlanArguments& arguments) {
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
   if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
   const schedule::Rates rates = rates_for(arguments, config);
-  const train::Forecast forecast = train::make_forecast(config, rates, arguments.world);
-  if (!arguments.trace.empty()) train::write_forecast_trace(arguments.trace, forecast);
+  const planning::Forecast forecast = planning::make_forecast(config, rates, arguments.world);
+  if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, forecast);
   if (arguments.json) {
-    fmt::print("{}\n", train::to_json(forecast));
+    fmt::print("{}\n", planning::to_json(forecast));
     return;
   }
   fmt::print("ballast plan {}\n", arguments.config.string());
-  for (const std::string& line : train::describe(forecast)) fmt::print("{}\n", line);
+  for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
 }
 

@@ -16,14 +16,14 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/memory/budget.h"
-#include "ballast/train/choices.h"
+#include "ballast/planning/choices.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
 
-#include "src/train/advice.h"
-#include "src/train/common_config.h"
+#include "src/planning/advice.h"
+#include "src/planning/common_config.h"
 
 namespace ballast::train {
 namespace {
@@ -312,10 +312,10 @@ class Trainer {
                         .last_loss = last_loss_,
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
-                        .wear = estimate_wear(written_by_steps(totals), seconds),
+                        .wear = planning::estimate_wear(written_by_steps(totals), seconds),
                         .peak_resident = memory::peak_resident_bytes(),
-                        .advice = advise(engine_.blueprint(), totals.lanes,
-                                         training_seconds_ + evaluation_seconds_)});
+                        .advice = planning::advise(engine_.blueprint(), totals.lanes,
+                                                   training_seconds_ + evaluation_seconds_)});
   }
 
   const config::Config& config_;
@@ -350,7 +350,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
            const TraceRequest& trace, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const config::Config decided =
-      ranks == nullptr ? decide_choices(config) : common_config(config, *ranks);
+      ranks == nullptr ? planning::decide_choices(config) : planning::common_config(config, *ranks);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] { trainer.emplace(decided, observer, interrupted, trace, ranks); });
   comm::together(ranks, [&] { trainer->prepare(); });

@@ -26,9 +26,11 @@ MODULES = {
     "update": ["core", "cpu_adam", "device"],
     "engine": ["core", "aio", "comm", "config", "cpu_adam", "device", "memory", "model", "schedule",
                "state", "update"],
-    "train": ["core", "comm", "config", "engine", "memory", "model", "schedule"],
+    "planning": ["core", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
+                 "schedule", "state", "train", "update"],
+    "train": ["core", "comm", "config", "engine", "memory", "model", "planning", "schedule"],
     "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
-              "schedule", "state", "train"],
+              "planning", "schedule", "state", "train"],
 }
 
 # Header pattern: folders (or file prefixes) in which it may be included.
@@ -38,7 +40,7 @@ THIRD_PARTY = {
     r"(oneapi/)?dnnl.*|oneapi/dnnl/.*": ["src/model/host"],
     r"(oneapi/)?tbb/.*": ["cpu_adam"],
     r"omp\.h": ["src/device/host", "src/model"],
-    r"nlohmann/.*": ["src/config", "src/train"],
+    r"nlohmann/.*": ["src/config", "src/planning", "src/train"],
     r"CLI/.*": ["tools"],
     r"xxhash\.h": ["src/state", "src/engine"],
     r"hwloc.*": ["cpu_adam", "src/memory"],

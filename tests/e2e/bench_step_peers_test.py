@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/bench_step_peers.py as a user meets it: help, mistakes, what it makes of a peer's figures.
+"""tools/bench/step_peers.py as a user meets it: help, mistakes, what it makes of a peer's figures.
 Asserts no time. PyTorch is not needed: a stand-in gives the peer's figures, and what needs the real
 one is skipped without it.
 
@@ -18,8 +18,8 @@ import tempfile
 import unittest
 
 BALLAST = ""
-TOOLS = pathlib.Path(__file__).resolve().parent.parent.parent / "tools"
-SCRIPT = "bench_step_peers.py"
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"
+SCRIPT = "step_peers.py"
 TINY = ("--preset", "tiny", "--rounds", "1", "--steps", "1")
 TINY_PARAMETERS = 131392  # 2 x 256 x 64, two layers of 49280, 64 in the last norm
 
@@ -54,11 +54,11 @@ class BenchStepPeers(unittest.TestCase):
     def with_stand_in(self, change, *arguments, ballast=False):
         """The script beside a peer whose figures a test makes, and Ballast's unless it is asked
         for."""
-        for name in (SCRIPT, "bench_step_options.py"):
+        for name in (SCRIPT, "step_options.py"):
             shutil.copy(TOOLS / name, self.path)
         (self.path / "torch.py").touch()
         figures = {"parameters": TINY_PARAMETERS, "loss": math.log(256)}
-        (self.path / "bench_step_torch.py").write_text(PEER.format(change=change, **figures))
+        (self.path / "step_torch.py").write_text(PEER.format(change=change, **figures))
         program = self.path / "ballast"
         program.write_text(FIGURES.format(**figures))
         program.chmod(0o755)
@@ -72,7 +72,7 @@ class BenchStepPeers(unittest.TestCase):
         *rounds, line = done.stderr.splitlines()
         for before in rounds:
             self.assertTrue(before.startswith("round "), done.stderr)
-        self.assertTrue(line.startswith("bench_step_peers: error: "), done.stderr)
+        self.assertTrue(line.startswith("step_peers: error: "), done.stderr)
         for word in words:
             self.assertIn(word, line)
 

@@ -7,7 +7,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/cuda/cublaslt.h"
+#include "src/model/cuda/products/cublaslt.h"
 
 namespace ballast::model::cuda {
 namespace {

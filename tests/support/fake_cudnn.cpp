@@ -12,7 +12,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/cudnn.h"
+#include "src/model/cuda/cudnn/cudnn.h"
 #include "tests/support/fake_cudnn_graph.h"
 
 namespace ballast::model::cuda {

@@ -10,9 +10,9 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
+#include "ballast/planning/wear.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/tokens.h"
-#include "ballast/train/wear.h"
 
 namespace ballast::train {
 
@@ -47,9 +47,10 @@ struct RunSummary {
   double last_loss = 0.0;
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<Wear> wear;  ///< at the pace of the steps; nothing when nothing was written to NVMe
-  Bytes peak_resident = 0;   ///< of the process
-  std::string advice;        ///< what bounds the run and what to try next, one or two sentences
+  std::optional<planning::Wear>
+      wear;                 ///< at the pace of the steps; nothing when nothing was written to NVMe
+  Bytes peak_resident = 0;  ///< of the process
+  std::string advice;       ///< what bounds the run and what to try next, one or two sentences
 };
 
 /// Gets told how a run goes. Called from the training thread, on rank 0 only.

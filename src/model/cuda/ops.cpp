@@ -10,9 +10,9 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/errors.h"
-#include "src/model/cuda/attention.h"
-#include "src/model/cuda/gradients.h"
-#include "src/model/cuda/tokens.h"
+#include "src/model/cuda/attention/attention.h"
+#include "src/model/cuda/rows/gradients.h"
+#include "src/model/cuda/tokens/tokens.h"
 #include "src/model/linear_products.h"
 
 namespace ballast::model::cuda {

@@ -11,10 +11,10 @@
 #include "ballast/device/cuda_stream.h"
 #include "ballast/model/compute.h"
 
-#include "src/model/cuda/fused_attention.h"
-#include "src/model/cuda/products.h"
-#include "src/model/cuda/rows.h"
-#include "src/model/cuda/token_check.h"
+#include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/products/products.h"
+#include "src/model/cuda/rows/rows.h"
+#include "src/model/cuda/tokens/token_check.h"
 #include "src/model/parts.h"
 
 namespace ballast::model::cuda {

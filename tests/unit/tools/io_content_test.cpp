@@ -1,10 +1,10 @@
-#include "tools/io_content.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tools/io/content.h"
 
 namespace ballast::tools {
 namespace {

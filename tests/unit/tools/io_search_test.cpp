@@ -1,11 +1,11 @@
-#include "tools/io_search.h"
-
 #include <algorithm>
 #include <set>
 
 #include <gtest/gtest.h>
 
 #include "ballast/aio/queue.h"
+
+#include "tools/io/search.h"
 
 namespace ballast::tools {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "src/model/cuda/attention.h"
+#include "src/model/cuda/attention/attention.h"
 
 namespace ballast::test {
 

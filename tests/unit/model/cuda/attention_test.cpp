@@ -1,5 +1,5 @@
 // Attention on a GPU against attention in double.
-#include "src/model/cuda/attention.h"
+#include "src/model/cuda/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,7 +9,7 @@
 
 #include "ballast/core/weight_codes.h"
 
-#include "src/model/cuda/gradients.h"
+#include "src/model/cuda/rows/gradients.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

@@ -1,5 +1,5 @@
 // The loading of cuBLASLt. Needs no GPU; what needs the library is skipped where it is not.
-#include "src/model/cuda/cublaslt.h"
+#include "src/model/cuda/products/cublaslt.h"
 
 #include <cstddef>
 #include <string>
@@ -10,7 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
-#include "src/model/cuda/products.h"
+#include "src/model/cuda/products/products.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // The loading of cuDNN, and what the library itself says about our graph. Needs no GPU: cuDNN plans
 // for GPUs that are only described, up to what it asks the driver for. What needs the library is
 // skipped where it is not.
-#include "src/model/cuda/cudnn.h"
+#include "src/model/cuda/cudnn/cudnn.h"
 
 #include <cstddef>
 #include <string>
@@ -13,9 +13,9 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/attention_graph.h"
-#include "src/model/cuda/cudnn_calls.h"
-#include "src/model/cuda/fused_attention.h"
+#include "src/model/cuda/cudnn/attention_graph.h"
+#include "src/model/cuda/cudnn/cudnn_calls.h"
+#include "src/model/cuda/cudnn/fused_attention.h"
 
 namespace ballast::model::cuda {
 namespace {

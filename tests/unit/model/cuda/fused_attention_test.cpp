@@ -1,6 +1,6 @@
 // cuDNN's attention against attention in double and against our own kernels: on a GPU that of
 // cuDNN itself, else that of its stand-in.
-#include "src/model/cuda/fused_attention.h"
+#include "src/model/cuda/cudnn/fused_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/cuda/attention.h"
+#include "src/model/cuda/attention/attention.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/attention_reference.h"

@@ -1,4 +1,4 @@
-#include "src/model/cuda/gemm_peak.h"
+#include "src/model/cuda/products/gemm_peak.h"
 
 #include <gtest/gtest.h>
 

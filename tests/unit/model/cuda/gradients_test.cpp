@@ -1,5 +1,5 @@
 // Packing and measuring of gradients on a GPU.
-#include "src/model/cuda/gradients.h"
+#include "src/model/cuda/rows/gradients.h"
 
 #include <limits>
 #include <tuple>

@@ -7,7 +7,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/products.h"
+#include "src/model/cuda/products/products.h"
 #include "tests/support/fake_cublaslt.h"
 
 namespace ballast::model::cuda {

@@ -1,5 +1,5 @@
 // Matrix products of the CUDA device: through cuBLASLt on a GPU, else through its stand-in.
-#include "src/model/cuda/products.h"
+#include "src/model/cuda/products/products.h"
 
 #include <cmath>
 #include <cstdint>

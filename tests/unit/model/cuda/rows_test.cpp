@@ -2,7 +2,7 @@
 // which have a test of their own.
 #define BALLAST_KERNEL_ISA in_double
 
-#include "src/model/cuda/rows.h"
+#include "src/model/cuda/rows/rows.h"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // Kernels that know tokens.
-#include "src/model/cuda/tokens.h"
+#include "src/model/cuda/tokens/tokens.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,0 +1,335 @@
+#include <algorithm>
+
+#include "src/model/cuda/attention/attention_rows.h"
+#include "src/model/cuda/attention/attention_tiles.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+/// A block owns rows of keys and values, or of queries and dout, and goes through those of the
+/// other two a step at a time.
+template <int kWidth>
+struct Geometry {
+  static constexpr int kTiles = kWidth <= 64 ? 2 : 1;
+  static constexpr int kWarps = kWidth <= 128 ? 4 : 2;
+  static constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
+  static constexpr int kWarpRows = 16 * kTiles;
+  static constexpr int kOwn = kWarps * kWarpRows;
+  static constexpr int kStep = kWidth <= 128 ? 32 : 16;
+  /// Columns of dkeys and dvalues that a block has registers for.
+  static constexpr int kSlice = kWidth <= 128 ? kWidth : 128;
+  static constexpr int kSlices = kWidth / kSlice;
+  /// Blocks of differentiate_queries() that fit a multiprocessor's registers.
+  static constexpr int kQueryBlocks = kWidth == 64 || kWidth > 128 ? 2 : 3;
+  static constexpr std::size_t kSharedBytes =
+      (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
+};
+
+/// Two matrices whose rows belong together: queries and dout, or keys and values.
+struct Pair {
+  HeadRows<const Bf16> first;
+  HeadRows<const Bf16> second;
+};
+
+/// A tile of the first and behind it one of the second.
+template <int kWidth, int kRows>
+__device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
+  constexpr int kThreads = Geometry<kWidth>::kThreads;
+  copy_rows<kWidth, kRows, kThreads>(tiles, pair.first, row);
+  copy_rows<kWidth, kRows, kThreads>(tiles + kRows * kTileStep<kWidth>, pair.second, row);
+}
+
+/// The shared memory of a block: what it owns, and two buffers for steps.
+template <int kWidth>
+struct Shared {
+  using G = Geometry<kWidth>;
+  Bf16* own;
+  Bf16* steps;
+  QueryRow* rows;
+
+  __device__ Shared() : own(device::dynamic_shared<Bf16>()) {
+    steps = own + 2 * G::kOwn * kTileStep<kWidth>;
+    rows = reinterpret_cast<QueryRow*>(steps + 4 * G::kStep * kTileStep<kWidth>);
+  }
+  /// Rows of this warp.
+  __device__ Bf16* own_first() const {
+    return own + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows * kTileStep<kWidth>;
+  }
+  __device__ Bf16* own_second() const { return own_first() + G::kOwn * kTileStep<kWidth>; }
+  __device__ Bf16* first(int turn) const {
+    return steps + turn % 2 * 2 * G::kStep * kTileStep<kWidth>;
+  }
+  __device__ Bf16* second(int turn) const { return first(turn) + G::kStep * kTileStep<kWidth>; }
+  __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
+};
+
+/// Queries that a block of keys meets in one step. It goes through the heads that share the keys,
+/// head after head, from the first key on.
+struct Queries {
+  int head;
+  int first;  ///< position
+};
+
+template <int kWidth>
+__device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape& shape,
+                             const Queries& queries, const Bf16* qkv, const QueryRow* rows,
+                             const Bf16* dout, int turn) {
+  constexpr int kStep = Geometry<kWidth>::kStep;
+  const auto head = static_cast<std::size_t>(queries.head);
+  const HeadPlace place = place_of(shape, blockIdx.z, head);
+  copy_pair<kWidth, kStep>(
+      shared.first(turn),
+      {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, queries.first);
+  const int at = 2 * static_cast<int>(threadIdx.x);  // two rows are 16 bytes
+  if (at < kStep) {
+    const std::size_t start = (blockIdx.z * shape.heads + head) * padded_length(shape);
+    device::copy_ahead(shared.query_rows(turn) + at,
+                       rows + start + static_cast<std::size_t>(queries.first + at));
+  }
+}
+
+/// Sets to 0 what belongs to keys that come after their query. `distance`: how far the query of
+/// this lane's first element comes after its key.
+template <bool kKeysAreRows, int kTiles, int kStep>
+__device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * m + 8 * (i / 2);
+        const int column = 8 * n + i % 2;
+        const int ahead = kKeysAreRows ? column - row : row - column;
+        if (distance + ahead < 0) p[m][n][i] = 0.0F;
+      }
+    }
+  }
+}
+
+/// Adds what the queries of one step give to the keys of this warp, which are the rows here.
+/// Probabilities and their gradients go into the second products in bf16.
+template <int kWidth, int kTiles, int kSlice>
+__device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
+                            const Shared<kWidth>& shared, int turn, int first_key, int first_query,
+                            int slice, float scale) {
+  constexpr int kStep = Geometry<kWidth>::kStep;
+  const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
+  const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
+  const QueryRow* const rows = shared.query_rows(turn) + lane_column();
+  Sums<kTiles, kStep> p;
+  multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), queries);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[m][n][i] =
+            device::power_of_two(__fmaf_rn(p[m][n][i], scale, -rows[8 * n + i % 2].log_sum));
+      }
+    }
+  }
+  if (first_key + 16 * kTiles > first_query) {
+    hide_later_keys<true, kTiles, kStep>(p, first_query - first_key + lane_column() - lane_row());
+  }
+  Weights<kTiles, kStep> weights;
+  to_weights<kTiles, kStep>(p, weights);
+  add_product<kWidth, kTiles, kStep, kSlice>(dvalues, weights, douts + slice);
+  Sums<kTiles, kStep> dp;
+  multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), douts);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[m][n][i] *= dp[m][n][i] - rows[8 * n + i % 2].delta;
+    }
+  }
+  to_weights<kTiles, kStep>(p, weights);
+  add_product<kWidth, kTiles, kStep, kSlice>(dkeys, weights, queries + slice);
+}
+
+template <int kTiles>
+__device__ void fill(float (&factors)[kTiles][2], float value) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = value;
+}
+
+/// Gradients of keys and values. A block per head of keys (and slice of columns), tile of keys
+/// (those that the most queries see start first) and sequence. Source: Dao, "FlashAttention-2",
+/// 2023, algorithm 2, without the queries' gradients, so that no two blocks add to one sum.
+template <int kWidth>
+__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
+    differentiate_keys(AttentionShape shape, float scale, const Bf16* qkv, const QueryRow* rows,
+                       const Bf16* dout, Bf16* dqkv) {
+  using G = Geometry<kWidth>;
+  const Shared<kWidth> shared;
+  const auto group = static_cast<int>(shape.heads / shape.kv_heads);
+  const int slice = static_cast<int>(blockIdx.x % G::kSlices) * G::kSlice;
+  const int first = static_cast<int>(blockIdx.y) * G::kOwn;
+  const int length = static_cast<int>(shape.length);
+  const int first_head = static_cast<int>(blockIdx.x / G::kSlices) * group;
+  const HeadPlace place = place_of(shape, blockIdx.z, static_cast<std::size_t>(first_head));
+  const int first_key =
+      first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
+
+  Sums<G::kTiles, G::kSlice> dkeys;
+  Sums<G::kTiles, G::kSlice> dvalues;
+  clear<G::kTiles, G::kSlice>(dkeys);
+  clear<G::kTiles, G::kSlice>(dvalues);
+  copy_pair<kWidth, G::kOwn>(
+      shared.own, {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)},
+      first);
+  Queries queries{first_head, first};
+  copy_queries<kWidth>(shared, shape, queries, qkv, rows, dout, 0);
+  device::end_copies();
+  for (int turn = 0; queries.head < first_head + group; ++turn) {
+    Queries next{queries.head, queries.first + G::kStep};
+    if (next.first >= length) next = {queries.head + 1, first};
+    device::await_copies<0>();
+    __syncthreads();  // this step is here; nobody needs the one before any more
+    if (next.head < first_head + group) {
+      copy_queries<kWidth>(shared, shape, next, qkv, rows, dout, turn + 1);
+    }
+    device::end_copies();
+    const int query = queries.first;
+    queries = next;
+    // Warps without keys, or whose keys come after these queries, only take part in copies.
+    if (first_key >= length || first_key >= query + G::kStep) continue;
+    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, slice,
+                                              scale * kLog2E);
+  }
+  device::await_copies<0>();
+  if (first_key >= length) return;
+  float factors[G::kTiles][2];
+  fill<G::kTiles>(factors, scale);
+  write_rows<kWidth, G::kTiles, G::kSlice>(dkeys, factors, shared.own_first(),
+                                           rows_in_qkv(shape, dqkv + place.key), first_key, slice);
+  fill<G::kTiles>(factors, 1.0F);
+  write_rows<kWidth, G::kTiles, G::kSlice>(dvalues, factors, shared.own_second(),
+                                           rows_in_qkv(shape, dqkv + place.value), first_key,
+                                           slice);
+}
+
+/// Adds what the keys of one step give to the queries of this warp.
+template <int kWidth, int kTiles>
+__device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
+                         int first_query, int first_key, const QueryRow (&rows)[kTiles][2],
+                         float scale) {
+  constexpr int kStep = Geometry<kWidth>::kStep;
+  const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
+  const Bf16* const values = lane_part<kWidth>(shared.second(turn));
+  Sums<kTiles, kStep> p;
+  multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), keys);
+  Sums<kTiles, kStep> dp;
+  multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), values);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const QueryRow& row = rows[m][i / 2];
+        p[m][n][i] = device::power_of_two(__fmaf_rn(p[m][n][i], scale, -row.log_sum)) *
+                     (dp[m][n][i] - row.delta);
+      }
+    }
+  }
+  if (first_key + kStep > first_query) {
+    hide_later_keys<false, kTiles, kStep>(p, first_query - first_key + lane_row() - lane_column());
+  }
+  Weights<kTiles, kStep> weights;
+  to_weights<kTiles, kStep>(p, weights);
+  add_product<kWidth, kTiles, kStep, kWidth>(dqueries, weights, keys);
+}
+
+/// Gradients of queries. A block per head, tile of queries (those with the most keys start first)
+/// and sequence; scores are computed once more, so that no two blocks add to one sum.
+template <int kWidth>
+__global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::kQueryBlocks)
+    differentiate_queries(AttentionShape shape, float scale, const Bf16* qkv,
+                          const QueryRow* all_rows, const Bf16* dout, Bf16* dqkv) {
+  using G = Geometry<kWidth>;
+  const Shared<kWidth> shared;
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
+  const int first = static_cast<int>(gridDim.y - 1 - blockIdx.y) * G::kOwn;
+  const int length = static_cast<int>(shape.length);
+  const int first_query =
+      first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
+  const Pair keys = {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)};
+
+  copy_pair<kWidth, G::kOwn>(
+      shared.own, {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)},
+      first);
+  copy_pair<kWidth, G::kStep>(shared.first(0), keys, 0);
+  device::end_copies();
+  const QueryRow* const head_rows =
+      all_rows + (blockIdx.z * shape.heads + blockIdx.x) * padded_length(shape);
+  QueryRow rows[G::kTiles][2];
+#pragma unroll
+  for (int i = 0; i < 2 * G::kTiles; ++i) {
+    rows[i / 2][i % 2] = head_rows[first_query + 8 * i + lane_row()];
+  }
+  Sums<G::kTiles, kWidth> dqueries;
+  clear<G::kTiles, kWidth>(dqueries);
+  const int end = std::min(first + G::kOwn, length);
+  for (int turn = 0; turn * G::kStep < end; ++turn) {
+    const int key = turn * G::kStep;
+    device::await_copies<0>();
+    __syncthreads();  // this step is here; nobody needs the one before any more
+    if (key + G::kStep < end) {
+      copy_pair<kWidth, G::kStep>(shared.first(turn + 1), keys, key + G::kStep);
+    }
+    device::end_copies();
+    // Warps without queries, or whose queries come before these keys, only take part in copies.
+    if (first_query >= length || key >= first_query + G::kWarpRows) continue;
+    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, rows, scale * kLog2E);
+  }
+  device::await_copies<0>();
+  if (first_query >= length) return;
+  float factors[G::kTiles][2];
+  fill<G::kTiles>(factors, scale);
+  write_rows<kWidth, G::kTiles, kWidth>(dqueries, factors, shared.own_first(),
+                                        rows_in_qkv(shape, dqkv + place.query), first_query, 0);
+}
+
+template <int kWidth>
+cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv,
+                  const QueryRow* rows, const Bf16* dout, Bf16* dqkv) {
+  using G = Geometry<kWidth>;
+  const auto tiles = static_cast<unsigned>((shape.length + G::kOwn - 1) / G::kOwn);
+  const auto heads = static_cast<unsigned>(shape.heads);
+  const auto kv_heads = static_cast<unsigned>(shape.kv_heads);
+  const auto sequences = static_cast<unsigned>(shape.sequences);
+  const cudaError_t code =
+      device::launch({.stream = stream,
+                      .blocks = {kv_heads * G::kSlices, tiles, sequences},
+                      .threads = G::kThreads,
+                      .shared_bytes = G::kSharedBytes},
+                     &differentiate_keys<kWidth>, shape, score_scale(shape), qkv, rows, dout, dqkv);
+  if (code != cudaSuccess) return code;
+  return device::launch({.stream = stream,
+                         .blocks = {heads, tiles, sequences},
+                         .threads = G::kThreads,
+                         .shared_bytes = G::kSharedBytes},
+                        &differentiate_queries<kWidth>, shape, score_scale(shape), qkv, rows, dout,
+                        dqkv);
+}
+
+}  // namespace
+
+template <>
+cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv,
+                               const Bf16* out, const float* log_sums, const Bf16* dout, Bf16* dqkv,
+                               void* scratch) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  auto* const rows = static_cast<QueryRow*>(scratch);
+  const cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
+  if (code != cudaSuccess) return code;
+  return for_width(
+      shape, [&](auto width) { return start<width.value>(stream, shape, qkv, rows, dout, dqkv); });
+}
+
+}  // namespace ballast::model::cuda

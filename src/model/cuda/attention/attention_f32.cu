@@ -1,0 +1,308 @@
+#include <algorithm>
+#include <limits>
+
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/attention/attention_places.h"
+#include "src/model/cuda/attention/attention_rows.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+// Attention in fp32, which tensor cores do not multiply: for comparisons with other programs. A
+// warp owns a few rows; it meets the other side's rows 32 at a time, a lane each, and then has a
+// lane for each column of the results.
+
+constexpr int kWarps = 4;
+constexpr int kLanes = static_cast<int>(device::kWarp);
+constexpr int kThreads = kWarps * kLanes;
+constexpr int kStep = kLanes;
+/// Columns of a lane: 256 in all.
+constexpr int kParts = 8;
+constexpr int kForwardRows = 4;
+constexpr int kBackwardRows = 2;
+
+__device__ int lane() {
+  return static_cast<int>(threadIdx.x) % kLanes;
+}
+__device__ int warp() {
+  return static_cast<int>(threadIdx.x) / kLanes;
+}
+/// Elements from row to row of a tile: lanes that read one column of their rows hit different
+/// banks.
+__host__ __device__ constexpr int tile_step(int size) {
+  return size + 1;
+}
+/// Tiles [rows, tile_step()] of a block, with `weights` floats behind them.
+std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
+  const int floats = rows * tile_step(static_cast<int>(shape.head_size)) + weights;
+  return static_cast<std::size_t>(floats) * sizeof(float);
+}
+
+/// Rows first .. first + count; zeros for those behind the end.
+__device__ void load_rows(float* tile, const HeadRows<const float>& rows, int first, int count) {
+  for (int row = warp(); row < count; row += kWarps) {
+    const bool there = first + row < rows.length;
+    const float* const from =
+        rows.start + (there ? static_cast<std::size_t>(first + row) * rows.step : 0);
+    for (int i = lane(); i < rows.size; i += kLanes) {
+      tile[row * tile_step(rows.size) + i] = there ? from[i] : 0.0F;
+    }
+  }
+}
+
+/// Products of kRows rows from `a` on with this lane's row of a tile.
+template <int kRows>
+__device__ void multiply_rows(float (&products)[kRows], const float* a, const float* tile,
+                              int size) {
+  const float* const b = tile + lane() * tile_step(size);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) products[r] = 0.0F;
+  for (int i = 0; i < size; ++i) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      products[r] = __fmaf_rn(a[r * tile_step(size) + i], b[i], products[r]);
+    }
+  }
+}
+
+/// sums += W B, W [kRows, kStep] and B the rows of a tile.
+template <int kRows>
+__device__ void add_product(float (&sums)[kRows][kParts], const float* weights, const float* tile,
+                            int size) {
+  for (int j = 0; j < kStep; ++j) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int column = lane() + part * kLanes;
+      if (column >= size) break;
+      const float value = tile[j * tile_step(size) + column];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][part] = __fmaf_rn(weights[r * kStep + j], value, sums[r][part]);
+      }
+    }
+  }
+}
+
+template <int kRows>
+__device__ void write_rows(const float (&sums)[kRows][kParts], const float (&factors)[kRows],
+                           const HeadRows<float>& to, int first) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (first + r >= to.length) break;
+    float* const row = to.start + static_cast<std::size_t>(first + r) * to.step;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int column = lane() + part * kLanes;
+      if (column < to.size) row[column] = sums[r][part] * factors[r];
+    }
+  }
+}
+
+__device__ float greatest_of_warp(float value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, step));
+  }
+  return value;
+}
+__device__ float sum_of_warp(float value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(device::kAllLanes, value, step);
+  }
+  return value;
+}
+
+/// Of one row, as attend() goes through its keys.
+struct RowState {
+  float greatest = -std::numeric_limits<float>::infinity();  ///< score
+  float sum = 0.0F;  ///< this lane's part of the sum of exp(score - greatest)
+};
+
+/// A block per head, tile of queries and sequence. `scale` is that of powers of 2.
+__global__ void __launch_bounds__(kThreads)
+    attend(AttentionShape shape, float scale, const float* qkv, float* out, float* log_sums) {
+  constexpr int kRows = kWarps * kForwardRows;
+  const int size = static_cast<int>(shape.head_size);
+  const int length = static_cast<int>(shape.length);
+  float* const queries = device::dynamic_shared<float>();
+  float* const keys = queries + kRows * tile_step(size);
+  float* const values = keys + kStep * tile_step(size);
+  float* const weights = values + kStep * tile_step(size) + warp() * kForwardRows * kStep;
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
+  const int first = static_cast<int>(blockIdx.y) * kRows;
+  const int first_row = first + warp() * kForwardRows;
+  const int end = std::min(first + kRows, length);
+  float sums[kForwardRows][kParts] = {};
+  RowState rows[kForwardRows];
+  load_rows(queries, rows_in_qkv(shape, qkv + place.query), first, kRows);
+  for (int key = 0; key < end; key += kStep) {
+    load_rows(keys, rows_in_qkv(shape, qkv + place.key), key, kStep);
+    load_rows(values, rows_in_qkv(shape, qkv + place.value), key, kStep);
+    __syncthreads();
+    float scores[kForwardRows];
+    multiply_rows<kForwardRows>(scores, queries + warp() * kForwardRows * tile_step(size), keys,
+                                size);
+#pragma unroll
+    for (int r = 0; r < kForwardRows; ++r) {
+      if (key + lane() > first_row + r) scores[r] = -std::numeric_limits<float>::infinity();
+      // Every row sees key 0, so its greatest score is a number.
+      const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
+      const float correction = exp2f((rows[r].greatest - greatest) * scale);
+      const float power = exp2f((scores[r] - greatest) * scale);
+      rows[r].greatest = greatest;
+      rows[r].sum = __fmaf_rn(rows[r].sum, correction, power);
+      weights[r * kStep + lane()] = power;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) sums[r][part] *= correction;
+    }
+    __syncwarp();
+    add_product<kForwardRows>(sums, weights, values, size);
+    __syncthreads();
+  }
+  float factors[kForwardRows];
+#pragma unroll
+  for (int r = 0; r < kForwardRows; ++r) {
+    const float sum = sum_of_warp(rows[r].sum);
+    factors[r] = 1.0F / sum;
+    if (lane() == 0 && first_row + r < length) {
+      log_sums[place.row + static_cast<std::size_t>(first_row + r)] =
+          __fmaf_rn(rows[r].greatest, scale / kLog2E, logf(sum));
+    }
+  }
+  write_rows<kForwardRows>(sums, factors, rows_in_out(shape, out + place.out), first_row);
+}
+
+/// What a block of differentiate() owns and what it goes through: queries and dout on one side,
+/// keys and values on the other.
+struct Sides {
+  HeadRows<const float> queries;
+  HeadRows<const float> douts;
+  HeadRows<const float> keys;
+  HeadRows<const float> values;
+  const QueryRow* rows;
+};
+__device__ Sides sides_of(const AttentionShape& shape, std::size_t head, const float* qkv,
+                          const float* dout, const QueryRow* rows) {
+  const HeadPlace place = place_of(shape, blockIdx.z, head);
+  return {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out),
+          rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value),
+          rows + (blockIdx.z * shape.heads + head) * padded_length(shape)};
+}
+
+/// Probability of a key and the gradient of its score.
+struct Weight {
+  float probability = 0.0F;
+  float gradient = 0.0F;
+};
+__device__ Weight weight_of(float score, float dp, const QueryRow& row, float scale) {
+  const float probability = exp2f(__fmaf_rn(score, scale, -row.log_sum));
+  return {probability, probability * (dp - row.delta)};
+}
+
+/// Gradients of keys and values (kOfKeys) or of queries. A block per head of theirs, tile of rows
+/// and sequence; the heads that share keys come one after the other.
+template <bool kOfKeys>
+__global__ void __launch_bounds__(kThreads)
+    differentiate(AttentionShape shape, float scale, const float* qkv, const QueryRow* rows,
+                  const float* dout, float* dqkv) {
+  constexpr int kRows = kWarps * kBackwardRows;
+  const int size = static_cast<int>(shape.head_size);
+  const int length = static_cast<int>(shape.length);
+  float* const own = device::dynamic_shared<float>();
+  float* const own_second = own + kRows * tile_step(size);
+  float* const step = own_second + kRows * tile_step(size);
+  float* const step_second = step + kStep * tile_step(size);
+  float* const gradients =
+      step_second + kStep * tile_step(size) + warp() * 2 * kBackwardRows * kStep;
+  float* const probabilities = gradients + kBackwardRows * kStep;
+  const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
+  const int first = static_cast<int>(blockIdx.y) * kRows;
+  const int mine = warp() * kBackwardRows;  // in the tile
+  float sums[kBackwardRows][kParts] = {};
+  float second_sums[kBackwardRows][kParts] = {};
+  for (std::size_t head = blockIdx.x * heads; head < (blockIdx.x + 1) * heads; ++head) {
+    const Sides sides = sides_of(shape, head, qkv, dout, rows);
+    load_rows(own, kOfKeys ? sides.keys : sides.queries, first, kRows);
+    load_rows(own_second, kOfKeys ? sides.values : sides.douts, first, kRows);
+    const int begin = kOfKeys ? first / kStep * kStep : 0;
+    const int end = kOfKeys ? length : std::min(first + kRows, length);
+    for (int at = begin; at < end; at += kStep) {
+      load_rows(step, kOfKeys ? sides.queries : sides.keys, at, kStep);
+      load_rows(step_second, kOfKeys ? sides.douts : sides.values, at, kStep);
+      __syncthreads();
+      float scores[kBackwardRows];
+      float dp[kBackwardRows];
+      multiply_rows<kBackwardRows>(scores, own + mine * tile_step(size), step, size);
+      multiply_rows<kBackwardRows>(dp, own_second + mine * tile_step(size), step_second, size);
+#pragma unroll
+      for (int r = 0; r < kBackwardRows; ++r) {
+        const int own_row = first + mine + r;
+        const int query = kOfKeys ? at + lane() : own_row;
+        const int key = kOfKeys ? own_row : at + lane();
+        Weight weight;
+        if (key <= query) weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E);
+        gradients[r * kStep + lane()] = weight.gradient;
+        probabilities[r * kStep + lane()] = weight.probability;
+      }
+      __syncwarp();
+      add_product<kBackwardRows>(sums, gradients, step, size);
+      if (kOfKeys) add_product<kBackwardRows>(second_sums, probabilities, step_second, size);
+      __syncthreads();
+    }
+  }
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x * heads);
+  write_rows<kBackwardRows>(sums, {scale, scale},
+                            rows_in_qkv(shape, dqkv + (kOfKeys ? place.key : place.query)),
+                            first + mine);
+  if (kOfKeys) {
+    write_rows<kBackwardRows>(second_sums, {1.0F, 1.0F}, rows_in_qkv(shape, dqkv + place.value),
+                              first + mine);
+  }
+}
+
+template <bool kOfKeys>
+cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
+                  const QueryRow* rows, const float* dout, float* dqkv) {
+  constexpr int kRows = kWarps * kBackwardRows;
+  return device::launch(
+      {.stream = stream,
+       .blocks = {static_cast<unsigned>(kOfKeys ? shape.kv_heads : shape.heads),
+                  static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                  static_cast<unsigned>(shape.sequences)},
+       .threads = kThreads,
+       .shared_bytes = shared_bytes(shape, 2 * kRows + 2 * kStep, 2 * kRows * kStep)},
+      &differentiate<kOfKeys>, shape, score_scale(shape), qkv, rows, dout, dqkv);
+}
+
+}  // namespace
+
+template <>
+cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
+                      float* out, float* log_sums) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  constexpr int kRows = kWarps * kForwardRows;
+  return device::launch({.stream = stream,
+                         .blocks = {static_cast<unsigned>(shape.heads),
+                                    static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                                    static_cast<unsigned>(shape.sequences)},
+                         .threads = kThreads,
+                         .shared_bytes = shared_bytes(shape, kRows + 2 * kStep, kRows * kStep)},
+                        &attend, shape, score_scale(shape) * kLog2E, qkv, out, log_sums);
+}
+
+template <>
+cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const float* qkv,
+                               const float* out, const float* log_sums, const float* dout,
+                               float* dqkv, void* scratch) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  auto* const rows = static_cast<QueryRow*>(scratch);
+  cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
+  if (code != cudaSuccess) return code;
+  code = start<true>(stream, shape, qkv, rows, dout, dqkv);
+  return code != cudaSuccess ? code : start<false>(stream, shape, qkv, rows, dout, dqkv);
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <limits>
+
+#include "src/model/cuda/attention/attention_tiles.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
+/// Keys of a tile.
+constexpr int kKeys = 64;
+
+template <int kWidth>
+struct Geometry {
+  static constexpr int kTiles = kWidth <= 128 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kTiles;
+  static constexpr int kRows = kWarps * kWarpRows;
+  static constexpr std::size_t kSharedBytes = (kRows + 2 * kKeys) * kTileRowBytes<kWidth>;
+};
+
+/// Per row of a lane: the greatest score so far and this lane's part of the sum of exp(score -
+/// greatest).
+template <int kTiles>
+struct Softmax {
+  float greatest[kTiles][2];
+  float sum[kTiles][2];
+};
+
+/// A row's maximum or sum from those of the four lanes that have its columns.
+__device__ float greatest_of_row(float value) {
+  value = fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 2));
+}
+__device__ float sum_of_row(float value) {
+  value += __shfl_xor_sync(device::kAllLanes, value, 1);
+  return value + __shfl_xor_sync(device::kAllLanes, value, 2);
+}
+
+/// Scores of keys that come after their query are as good as not there. `distance`: how far the key
+/// of this lane's first element comes after its query.
+template <int kTiles>
+__device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int distance) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool later = distance + 8 * n + i % 2 > 16 * m + 8 * (i / 2);
+        if (later) scores[m][n][i] = -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+}
+
+/// Turns scores into exp(scale * (score - greatest so far)), and sums to that greatest score. A row
+/// sees key 0 in its first tile, so its greatest score is a number. `scale` is that of powers of 2.
+template <int kWidth, int kTiles>
+__device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax,
+                           Sums<kTiles, kWidth>& sums, float scale) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float before = softmax.greatest[m][half];
+      float greatest = before;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+        greatest = fmaxf(greatest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+      }
+      greatest = greatest_of_row(greatest);
+      const float shift = -scale * greatest;
+      const float correction = device::power_of_two(__fmaf_rn(before, scale, shift));
+      float sum = softmax.sum[m][half] * correction;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          scores[m][n][i] = device::power_of_two(__fmaf_rn(scores[m][n][i], scale, shift));
+          sum += scores[m][n][i];
+        }
+      }
+      softmax.greatest[m][half] = greatest;
+      softmax.sum[m][half] = sum;
+#pragma unroll
+      for (int n = 0; n < kWidth / 8; ++n) {
+        sums[m][n][2 * half] *= correction;
+        sums[m][n][2 * half + 1] *= correction;
+      }
+    }
+  }
+}
+
+/// Completes the softmax: writes the logarithms of the sums, leaves 1 / sum in `factors`.
+template <int kTiles>
+__device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_row, int length,
+                       float* log_sums, float (&factors)[kTiles][2]) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = sum_of_row(softmax.sum[m][half]);
+      factors[m][half] = 1.0F / sum;
+      const int row = first_row + 16 * m + 8 * half + lane_row();
+      if (lane_column() == 0 && row < length) {
+        log_sums[row] = __fmaf_rn(softmax.greatest[m][half], scale, logf(sum));
+      }
+    }
+  }
+}
+
+/// A block per head, tile of queries (those with the most keys start first) and sequence. Source:
+/// Dao, "FlashAttention-2", 2023, algorithm 1. A tile's values are on their way while its scores
+/// are computed, the next tile's keys while the values are added up.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
+    attend(AttentionShape shape, float scale, const Bf16* qkv, Bf16* out, float* log_sums) {
+  using G = Geometry<kWidth>;
+  constexpr int kTiles = G::kTiles;
+  Bf16* const queries = device::dynamic_shared<Bf16>();
+  Bf16* const keys = queries + G::kRows * kTileStep<kWidth>;
+  Bf16* const values = keys + kKeys * kTileStep<kWidth>;
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
+  const HeadRows<const Bf16> all_keys = rows_in_qkv(shape, qkv + place.key);
+  const HeadRows<const Bf16> all_values = rows_in_qkv(shape, qkv + place.value);
+  const int length = all_keys.length;
+  const int first = static_cast<int>(gridDim.y - 1 - blockIdx.y) * G::kRows;
+  const int warp_row = static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;
+  const int first_row = first + warp_row;
+  Bf16* const own = queries + warp_row * kTileStep<kWidth>;
+
+  Sums<kTiles, kWidth> sums;
+  clear<kTiles, kWidth>(sums);
+  Softmax<kTiles> softmax;
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    softmax.greatest[i / 2][i % 2] = -std::numeric_limits<float>::infinity();
+    softmax.sum[i / 2][i % 2] = 0.0F;
+  }
+  copy_rows<kWidth, G::kRows, kThreads>(queries, rows_in_qkv(shape, qkv + place.query), first);
+  copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, 0);
+  device::end_copies();
+  const int end = std::min(first + G::kRows, length);
+  for (int key = 0; key < end; key += kKeys) {
+    // Warps without rows, or whose rows come before these keys, only take part in copies.
+    const bool seen = first_row < length && key < first_row + G::kWarpRows;
+    Weights<kTiles, kKeys> weights;
+    device::await_copies<0>();
+    __syncthreads();  // keys are here; nobody needs the values before these
+    copy_rows<kWidth, kKeys, kThreads>(values, all_values, key);
+    device::end_copies();
+    if (seen) {
+      Sums<kTiles, kKeys> scores;
+      multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
+      if (key + kKeys > first_row) {
+        hide_later_keys<kTiles>(scores, key + lane_column() - first_row - lane_row());
+      }
+      add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
+      to_weights<kTiles, kKeys>(scores, weights);
+    }
+    device::await_copies<0>();
+    __syncthreads();  // values are here; nobody needs these keys any more
+    if (key + kKeys < end) copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, key + kKeys);
+    device::end_copies();
+    if (seen) {
+      add_product<kWidth, kTiles, kKeys, kWidth>(sums, weights, lane_part<kWidth>(values));
+    }
+  }
+  device::await_copies<0>();
+  if (first_row >= length) return;
+  float factors[kTiles][2];
+  finish<kTiles>(softmax, scale, first_row, length, log_sums + place.row, factors);
+  write_rows<kWidth, kTiles, kWidth>(sums, factors, own, rows_in_out(shape, out + place.out),
+                                     first_row, 0);
+}
+
+template <int kWidth>
+cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
+                  float* log_sums) {
+  using G = Geometry<kWidth>;
+  const auto tiles = static_cast<unsigned>((shape.length + G::kRows - 1) / G::kRows);
+  return device::launch({.stream = stream,
+                         .blocks = {static_cast<unsigned>(shape.heads), tiles,
+                                    static_cast<unsigned>(shape.sequences)},
+                         .threads = kThreads,
+                         .shared_bytes = G::kSharedBytes},
+                        &attend<kWidth>, shape, score_scale(shape), qkv, out, log_sums);
+}
+
+}  // namespace
+
+template <>
+cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
+                      float* log_sums) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  return for_width(
+      shape, [&](auto width) { return start<width.value>(stream, shape, qkv, out, log_sums); });
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "src/model/cuda/attention/attention.h"
+
+namespace ballast::model::cuda {
+
+inline constexpr float kLog2E = 1.44269504088896340736F;
+
+/// Whether the extents are those that AttentionShape asks for.
+inline bool has_kernels(const AttentionShape& shape) {
+  return shape.head_size % 8 == 0 && shape.head_size > 0 && shape.head_size <= 256 &&
+         shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
+}
+
+/// What scores are multiplied by.
+inline float score_scale(const AttentionShape& shape) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_size)));
+}
+
+/// Rows of one head of one sequence in memory.
+template <class T>
+struct HeadRows {
+  T* start = nullptr;
+  unsigned step = 0;  ///< elements from row to row
+  int length = 0;
+  int size = 0;  ///< columns, a multiple of 8
+};
+
+/// Where a head of a sequence starts in its matrices (elements).
+struct HeadPlace {
+  std::size_t query;  ///< in qkv
+  std::size_t key;
+  std::size_t value;
+  std::size_t out;  ///< in out
+  std::size_t row;  ///< in [sequences, heads, length]
+};
+constexpr HeadPlace place_of(const AttentionShape& shape, std::size_t sequence, std::size_t head) {
+  const std::size_t kv_head = head / (shape.heads / shape.kv_heads);
+  const std::size_t row = sequence * shape.length * shape.row();
+  HeadPlace at{};
+  at.query = row + head * shape.head_size;
+  at.key = row + shape.hidden() + kv_head * shape.head_size;
+  at.value = at.key + shape.kv_hidden();
+  at.out = sequence * shape.length * shape.hidden() + head * shape.head_size;
+  at.row = (sequence * shape.heads + head) * shape.length;
+  return at;
+}
+template <class T>
+constexpr HeadRows<T> rows_in_qkv(const AttentionShape& shape, T* start) {
+  return {start, static_cast<unsigned>(shape.row()), static_cast<int>(shape.length),
+          static_cast<int>(shape.head_size)};
+}
+template <class T>
+constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
+  return {start, static_cast<unsigned>(shape.hidden()), static_cast<int>(shape.length),
+          static_cast<int>(shape.head_size)};
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,77 @@
+#include <bit>
+
+#include "ballast/core/dtype.h"
+
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/attention/attention_places.h"
+#include "src/model/cuda/attention/attention_rows.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+constexpr unsigned kThreads = 128;
+
+__device__ float widened(float value) {
+  return value;
+}
+__device__ float widened(Bf16 value) {
+  return to_float(value);
+}
+
+/// What one thread reads at once: 8 elements.
+template <class T>
+struct alignas(16) Part {
+  T values[8];
+};
+
+/// `lanes`, a power of two, share a row; block x is of tokens, y of heads, z of sequences.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums, const T* dout,
+           QueryRow* rows) {
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
+  const std::size_t position = std::size_t{blockIdx.x} * (kThreads / lanes) + threadIdx.x / lanes;
+  const std::size_t column = threadIdx.x % lanes * 8;
+  float sum = 0.0F;
+  if (position < shape.length && column < shape.head_size) {
+    const std::size_t at = place.out + position * shape.hidden() + column;
+    const auto a = *reinterpret_cast<const Part<T>*>(out + at);
+    const auto b = *reinterpret_cast<const Part<T>*>(dout + at);
+    for (int i = 0; i < 8; ++i) {
+      sum = __fmaf_rn(widened(a.values[i]), widened(b.values[i]), sum);
+    }
+  }
+  for (unsigned step = lanes / 2; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(device::kAllLanes, sum, static_cast<int>(step));
+  }
+  if (threadIdx.x % lanes != 0) return;
+  const std::size_t row = (blockIdx.z * shape.heads + blockIdx.y) * padded_length(shape) + position;
+  rows[row].log_sum = position < shape.length ? log_sums[place.row + position] * kLog2E : 0.0F;
+  rows[row].delta = sum;
+}
+
+}  // namespace
+
+std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t /*element_bytes*/) {
+  return shape.sequences * shape.heads * padded_length(shape) * sizeof(QueryRow);
+}
+
+template <class T>
+cudaError_t gather_query_rows(cudaStream_t stream, const AttentionShape& shape, const T* out,
+                              const float* log_sums, const T* dout, QueryRow* rows) {
+  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_size / 8));
+  const std::size_t blocks = padded_length(shape) * lanes / kThreads;
+  return device::launch(
+      {.stream = stream,
+       .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),
+                  static_cast<unsigned>(shape.sequences)},
+       .threads = kThreads},
+      &gather<T>, shape, lanes, out, log_sums, dout, rows);
+}
+
+template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, const float*,
+                                       const float*, const float*, QueryRow*);
+template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, const Bf16*,
+                                       const float*, const Bf16*, QueryRow*);
+
+}  // namespace ballast::model::cuda

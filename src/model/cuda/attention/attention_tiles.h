@@ -1,0 +1,186 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "ballast/core/dtype.h"
+
+#include "src/device/cuda/tensor_core.h"
+#include "src/model/cuda/attention/attention_places.h"
+
+namespace ballast::model::cuda {
+
+// What the kernels of attention in bf16 share: tiles in shared memory, their products and the way
+// back. A tile holds rows of one head, padded with zeros to kWidth columns. A warp owns 16 * kTiles
+// rows of the result and sees all of the other side of a product, so no two warps add to one sum.
+// Of the fragments (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, the columns
+// lane_column() and lane_column() + 1. Only kernels' sources include it.
+
+/// start(width), a std::integral_constant: the columns that a head's are padded to.
+template <class Start>
+cudaError_t for_width(const AttentionShape& shape, const Start& start) {
+  if (shape.head_size <= 32) return start(std::integral_constant<int, 32>{});
+  if (shape.head_size <= 64) return start(std::integral_constant<int, 64>{});
+  if (shape.head_size <= 96) return start(std::integral_constant<int, 96>{});
+  if (shape.head_size <= 128) return start(std::integral_constant<int, 128>{});
+  return start(std::integral_constant<int, 256>{});
+}
+
+/// Elements from row to row of a tile: eight rows' parts of 16 bytes lie in different banks.
+template <int kWidth>
+inline constexpr int kTileStep = kWidth + 8;
+template <int kWidth>
+inline constexpr std::size_t kTileRowBytes = kTileStep<kWidth> * sizeof(Bf16);
+
+/// Sums of 16 * kTiles rows and kColumns columns.
+template <int kTiles, int kColumns>
+using Sums = float[kTiles][kColumns / 8][4];
+/// The same as the left side of a product, in bf16.
+template <int kTiles, int kColumns>
+using Weights = std::uint32_t[kTiles][kColumns / 16][4];
+
+__device__ inline int lane_row() {
+  return static_cast<int>(threadIdx.x % device::kWarp / 4);
+}
+__device__ inline int lane_column() {
+  return static_cast<int>(threadIdx.x % 4 * 2);
+}
+
+/// The part of this lane in loading 16 rows and 16 columns that start at `from`: matrices are in
+/// the order upper left, lower left, upper right, lower right.
+template <int kWidth>
+__device__ const Bf16* lane_part(const Bf16* from) {
+  const int lane = static_cast<int>(threadIdx.x % device::kWarp);
+  return from + lane % 16 * kTileStep<kWidth> + lane / 16 * 8;
+}
+
+/// Starts the copies of rows first .. first + kRows by kThreads threads; zeros for what is not
+/// there.
+template <int kWidth, int kRows, int kThreads>
+__device__ void copy_rows(Bf16* tile, const HeadRows<const Bf16>& rows, int first) {
+  constexpr int kParts = std::bit_ceil(static_cast<unsigned>(kWidth / 8));  // 16 bytes each
+  constexpr int kAtOnce = kThreads / kParts;
+  static_assert(kThreads % kParts == 0 && kRows % kAtOnce == 0);
+  const int column = static_cast<int>(threadIdx.x) % kParts * 8;
+  const int row = static_cast<int>(threadIdx.x) / kParts;
+  if (column >= kWidth) return;
+  const int left = column < rows.size ? rows.length - first - row : 0;
+  const Bf16* from = rows.start + static_cast<std::size_t>(first + row) * rows.step +
+                     static_cast<std::size_t>(column);
+  Bf16* const to = tile + row * kTileStep<kWidth> + column;
+#pragma unroll
+  for (int turn = 0; turn < kRows / kAtOnce; ++turn) {
+    device::copy_ahead(to + turn * kAtOnce * kTileStep<kWidth>, from, turn * kAtOnce < left);
+    from += std::size_t{kAtOnce} * rows.step;
+  }
+}
+
+template <int kTiles, int kColumns>
+__device__ void clear(Sums<kTiles, kColumns>& sums) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0F;
+    }
+  }
+}
+
+/// sums = A B^T over kWidth columns: A the rows of this warp from `a` on, B kColumns rows from `b`
+/// on, both already lane_part()s.
+template <int kWidth, int kTiles, int kColumns>
+__device__ void multiply_rows(Sums<kTiles, kColumns>& sums, const Bf16* a, const Bf16* b) {
+  clear<kTiles, kColumns>(sums);
+#pragma unroll
+  for (int k = 0; k < kWidth; k += 16) {
+    std::uint32_t left[kTiles][4];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      device::load_matrices(left[m], a + 16 * m * kTileStep<kWidth> + k);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; n += 16) {
+      std::uint32_t right[4];
+      device::load_matrices(right, b + n * kTileStep<kWidth> + k);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        device::multiply_add(sums[m][n / 8], left[m], {right[0], right[2]});
+        device::multiply_add(sums[m][n / 8 + 1], left[m], {right[1], right[3]});
+      }
+    }
+  }
+}
+
+/// sums += W B: B is kRows rows from `b` (a lane_part()) on, kColumns of their columns.
+template <int kWidth, int kTiles, int kRows, int kColumns>
+__device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, kRows>& weights,
+                            const Bf16* b) {
+#pragma unroll
+  for (int k = 0; k < kRows; k += 16) {
+#pragma unroll
+    for (int n = 0; n < kColumns; n += 16) {
+      std::uint32_t right[4];
+      device::load_matrices_transposed(right, b + k * kTileStep<kWidth> + n);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        device::multiply_add(sums[m][n / 8], weights[m][k / 16], {right[0], right[1]});
+        device::multiply_add(sums[m][n / 8 + 1], weights[m][k / 16], {right[2], right[3]});
+      }
+    }
+  }
+}
+
+/// What the columns of sums are as the left side of a product: the fragments' layouts agree.
+template <int kTiles, int kColumns>
+__device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, kColumns>& weights) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int k = 0; k < kColumns / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const two = sums[m][2 * k + i / 2] + i % 2 * 2;
+        weights[m][k][i] = device::pair_of(two[0], two[1]);
+      }
+    }
+  }
+}
+
+/// Writes sums * factors (one per lane_row() and lane_row() + 8 of each 16 rows) to rows first ..
+/// of `to`, columns from `column` on, by way of `staging`: the rows of this warp in a tile that
+/// nobody else reads any more. Rows and columns that are not there are left out.
+template <int kWidth, int kTiles, int kColumns>
+__device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&factors)[kTiles][2],
+                           Bf16* staging, const HeadRows<Bf16>& to, int first, int column) {
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const two = sums[m][n] + 2 * half;
+        Bf16* const at = staging + (16 * m + 8 * half + lane_row()) * kTileStep<kWidth> + 8 * n;
+        *reinterpret_cast<std::uint32_t*>(at + lane_column()) =
+            device::pair_of(two[0] * factors[m][half], two[1] * factors[m][half]);
+      }
+    }
+  }
+  __syncwarp();
+  constexpr int kParts = kColumns / 8;
+  for (int at = static_cast<int>(threadIdx.x % device::kWarp); at < 16 * kTiles * kParts;
+       at += static_cast<int>(device::kWarp)) {
+    const int row = at / kParts;
+    const int part = at % kParts * 8;
+    if (first + row >= to.length || column + part >= to.size) continue;
+    Bf16* const out = to.start + static_cast<std::size_t>(first + row) * to.step +
+                      static_cast<std::size_t>(column + part);
+    *reinterpret_cast<uint4*>(out) =
+        *reinterpret_cast<const uint4*>(staging + row * kTileStep<kWidth> + part);
+  }
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,87 @@
+#include "src/model/cuda/cudnn/fused_attention.h"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/cudnn/attention_graph.h"
+#include "src/model/cuda/cudnn/cudnn_calls.h"
+#include "src/model/cuda/cudnn/engine_plan.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+/// Ends a handle of cuDNN.
+struct EndHandle {
+  const Cudnn* library = nullptr;
+  void operator()(cudnnContext* handle) const noexcept {
+    static_cast<void>(library->destroy(handle));
+  }
+};
+using Handle = std::unique_ptr<cudnnContext, EndHandle>;
+
+Handle make_handle(const CudnnCalls& calls) {
+  cudnnHandle_t made = nullptr;
+  calls.check(calls.library().create(&made), "starting it");
+  return {made, {&calls.library()}};
+}
+
+}  // namespace
+
+struct FusedAttention::Plan {
+  explicit Plan(const AttentionShape& attention)
+      : shape(attention),
+        calls(cudnn()),
+        handle(make_handle(calls)),
+        graph(attention_graph(calls, shape, handle.get())),
+        engine(plan_graph(calls, handle.get(), graph.descriptor(), kWorkspace)) {}
+
+  AttentionShape shape;
+  CudnnCalls calls;
+  Handle handle;
+  OperationGraph graph;
+  EnginePlan engine;
+};
+
+FusedAttention::FusedAttention(const AttentionShape& shape)
+    : plan_(std::make_unique<Plan>(shape)) {}
+FusedAttention::~FusedAttention() = default;
+
+void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, float* log_sums,
+                             void* workspace) {
+  const CudnnCalls& calls = plan_->calls;
+  const AttentionShape& shape = plan_->shape;
+  float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_size));
+  float hidden = -std::numeric_limits<float>::infinity();
+  Bf16* const queries = const_cast<Bf16*>(qkv);
+  // Numbers are read while the execution is enqueued, so that they may be on this stack.
+  using Which = AttentionTensor;
+  const auto id = [](Which which) { return static_cast<std::int64_t>(which); };
+  const std::array ids = {id(Which::queries),  id(Which::keys),  id(Which::values), id(Which::out),
+                          id(Which::log_sums), id(Which::scale), id(Which::hidden)};
+  const std::array<void*, ids.size()> places = {queries,
+                                                queries + shape.hidden(),
+                                                queries + shape.hidden() + shape.kv_hidden(),
+                                                out,
+                                                log_sums,
+                                                &scale,
+                                                &hidden};
+  const Descriptor pack = calls.make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  calls.set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, std::span<const std::int64_t>(ids));
+  calls.set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, std::span<void* const>(places));
+  calls.set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace);
+  calls.finish(pack, "an attention's tensors");
+  calls.check(calls.library().set_stream(plan_->handle.get(), stream), "choosing a stream");
+  calls.check(calls.library().execute(plan_->handle.get(), plan_->engine.plan.get(), pack.get()),
+              "attention");
+}
+
+std::string_view fused_attention_refusal() {
+  return cudnn_refusal();
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,21 @@
+// Where this program is built without the headers of cuDNN.
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/cudnn/fused_attention.h"
+
+namespace ballast::model::cuda {
+
+struct FusedAttention::Plan {};
+
+FusedAttention::FusedAttention(const AttentionShape&) {
+  throw Error(ErrorCategory::device, std::string(fused_attention_refusal()));
+}
+FusedAttention::~FusedAttention() = default;
+
+void FusedAttention::forward(cudaStream_t, const Bf16*, Bf16*, float*, void*) {}
+
+std::string_view fused_attention_refusal() {
+  return "this program was built without cuDNN 9";
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,35 @@
+#include "src/model/cuda/products/cublaslt.h"
+
+#include <fmt/format.h>
+
+namespace ballast::model::cuda {
+
+void CublasLt::find(Symbols& symbols) {
+  symbols.find("cublasLtGetVersion", version);
+  symbols.find("cublasLtGetStatusName", status_name);
+  symbols.find("cublasLtCreate", create);
+  symbols.find("cublasLtDestroy", destroy);
+  symbols.find("cublasLtMatmul", matmul);
+  symbols.find("cublasLtMatmulAlgoGetHeuristic", find_algorithms);
+  symbols.find("cublasLtMatmulDescCreate", create_operation);
+  symbols.find("cublasLtMatmulDescDestroy", destroy_operation);
+  symbols.find("cublasLtMatmulDescSetAttribute", set_operation);
+  symbols.find("cublasLtMatrixLayoutCreate", create_layout);
+  symbols.find("cublasLtMatrixLayoutDestroy", destroy_layout);
+  symbols.find("cublasLtMatmulPreferenceCreate", create_preference);
+  symbols.find("cublasLtMatmulPreferenceDestroy", destroy_preference);
+  symbols.find("cublasLtMatmulPreferenceSetAttribute", set_preference);
+}
+
+std::string CublasLt::refusal() const {
+  const std::size_t major = version() / 10000;
+  if (major == CUBLAS_VER_MAJOR) return "";
+  return fmt::format("it is version {}, this program is made for {}", major, CUBLAS_VER_MAJOR);
+}
+
+LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
+  return load_library<CublasLt>(names,
+                                "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+}
+
+}  // namespace ballast::model::cuda

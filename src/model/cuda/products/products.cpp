@@ -1,0 +1,209 @@
+#include "src/model/cuda/products/products.h"
+
+#include <unordered_map>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/cuda/products/cublaslt.h"
+#include "src/model/product_key.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+/// What matrices, addends and biases are aligned to.
+constexpr std::uint32_t kAlignment = 16;
+
+/// Ends an object of cuBLASLt.
+template <class T>
+struct End {
+  cublasStatus_t (*end)(T*) = nullptr;
+  void operator()(T* object) const noexcept { static_cast<void>(end(object)); }
+};
+template <class T>
+using Owned = std::unique_ptr<std::remove_pointer_t<T>, End<std::remove_pointer_t<T>>>;
+
+ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& d,
+                  const Extras& extras) {
+  return product_key(e, a, b, d,
+                     static_cast<std::size_t>(extras.addend != nullptr) |
+                         static_cast<std::size_t>(extras.bias != nullptr) << 1U);
+}
+
+/// A product made ready. cuBLASLt's matrices are column-major, so that ours are to it their own
+/// transposes, and it computes d^T = b^T a^T: its A is our b, its B our a, its rows our columns.
+struct Plan {
+  Owned<cublasLtMatmulDesc_t> operation;
+  Owned<cublasLtMatrixLayout_t> a;
+  Owned<cublasLtMatrixLayout_t> b;
+  Owned<cublasLtMatrixLayout_t> d;
+  cublasLtMatmulAlgo_t algorithm = {};
+};
+
+cudaDataType_t data_type(DType type) {
+  return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+bool by_rows(const Matrix& matrix) {
+  return matrix.column_step == 1;
+}
+
+/// Calls to cuBLASLt for one product.
+class Calls {
+ public:
+  Calls(const CublasLt& lt, const Extents& extents, DType type)
+      : lt_(lt), extents_(extents), type_(type) {}
+
+  void check(cublasStatus_t status) const {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw Error(ErrorCategory::device,
+                fmt::format("product [{}, {}, {}] of {}: cuBLASLt: {}", extents_.m, extents_.n,
+                            extents_.k, to_string(type_), lt_.status_name(status)));
+  }
+
+  [[nodiscard]] Owned<cublasLtHandle_t> handle() const {
+    cublasLtHandle_t made = nullptr;
+    check(lt_.create(&made));
+    return {made, {lt_.destroy}};
+  }
+
+  [[nodiscard]] Plan plan(cublasLtHandle_t handle, const Matrix& a, const Matrix& b,
+                          const Matrix& d, const Extras& extras) const {
+    Plan made = {.operation = operation(a, b, extras),
+                 .a = layout(a, extents_.m, extents_.k),
+                 .b = layout(b, extents_.k, extents_.n),
+                 .d = layout(d, extents_.m, extents_.n)};
+    const auto wanted = preference();
+    cublasLtMatmulHeuristicResult_t found = {};
+    int count = 0;
+    check(lt_.find_algorithms(handle, made.operation.get(), made.b.get(), made.a.get(),
+                              made.d.get(), made.d.get(), wanted.get(), 1, &found, &count));
+    check(count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED);
+    made.algorithm = found.algo;
+    return made;
+  }
+
+  template <class T>
+  void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t what, T value) const {
+    check(lt_.set_operation(operation, what, &value, sizeof value));
+  }
+
+ private:
+  [[nodiscard]] Owned<cublasLtMatrixLayout_t> layout(const Matrix& matrix, std::size_t rows,
+                                                     std::size_t columns) const {
+    cublasLtMatrixLayout_t made = nullptr;
+    const bool straight = by_rows(matrix);
+    check(lt_.create_layout(
+        &made, data_type(matrix.type), straight ? columns : rows, straight ? rows : columns,
+        static_cast<std::int64_t>(straight ? matrix.row_step : matrix.column_step)));
+    return {made, {lt_.destroy_layout}};
+  }
+
+  [[nodiscard]] Owned<cublasLtMatmulDesc_t> operation(const Matrix& a, const Matrix& b,
+                                                      const Extras& extras) const {
+    cublasLtMatmulDesc_t made = nullptr;
+    // Of fp32 matrices too: only CUBLAS_COMPUTE_32F_FAST_TF32 and the like round them first.
+    check(lt_.create_operation(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    Owned<cublasLtMatmulDesc_t> owned(made, {lt_.destroy_operation});
+    const auto transposition = [](const Matrix& m) {
+      return by_rows(m) ? CUBLAS_OP_N : CUBLAS_OP_T;
+    };
+    set(made, CUBLASLT_MATMUL_DESC_TRANSA, transposition(b));
+    set(made, CUBLASLT_MATMUL_DESC_TRANSB, transposition(a));
+    if (extras.bias != nullptr) {
+      set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      // The search sees how it is aligned: always the same, whichever bias comes first.
+      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kAlignment));
+    }
+    return owned;
+  }
+
+  [[nodiscard]] Owned<cublasLtMatmulPreference_t> preference() const {
+    cublasLtMatmulPreference_t made = nullptr;
+    check(lt_.create_preference(&made));
+    Owned<cublasLtMatmulPreference_t> owned(made, {lt_.destroy_preference});
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
+      check(lt_.set_preference(made, what, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{Products::kWorkspace});
+    // Parts of a sum that lie in fp32 in the workspace and are added in a step of their own. Not
+    // those that add to the output one after the other as they get done (INPLACE), whose order is
+    // not said, nor those that are rounded to the output's type before (OUTPUT_TYPE).
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    for (const auto matrix :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      prefer(matrix, kAlignment);
+    }
+    return owned;
+  }
+
+  const CublasLt& lt_;
+  const Extents& extents_;
+  DType type_;
+};
+
+void check_arguments(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& d,
+                     const Extras& extras) {
+  expects(a.type == DType::f32 || a.type == DType::bf16, "a product of neither f32 nor bf16");
+  expects(a.type == b.type, "a product of matrices of two types");
+  expects(d.type == a.type || (d.type == DType::f32 && extras.bias == nullptr),
+          "a product whose type cannot be had");
+  expects(d.column_step == 1 && extents.k > 0, "a product of an impossible shape");
+}
+
+}  // namespace
+
+struct Products::Cache {
+  const CublasLt& lt = cublaslt();
+  void* workspace = nullptr;
+  // Made by the first product, whose thread has entered the device.
+  Owned<cublasLtHandle_t> handle;
+  std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
+
+  const Plan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
+                   const Matrix& d, const Extras& extras) {
+    const ProductKey key = key_of(extents, a, b, d, extras);
+    auto found = plans.find(key);
+    if (found == plans.end()) {
+      if (handle == nullptr) handle = calls.handle();
+      found = plans.emplace(key, calls.plan(handle.get(), a, b, d, extras)).first;
+    }
+    return found->second;
+  }
+};
+
+Products::Products() : cache_(std::make_unique<Cache>()) {}
+Products::~Products() = default;
+
+void Products::set_workspace(void* workspace) {
+  cache_->workspace = workspace;
+}
+
+void Products::multiply(cudaStream_t stream, const Extents& extents, const Matrix& a,
+                        const Matrix& b, const Matrix& d, const Extras& extras) {
+  if (extents.m == 0 || extents.n == 0) return;
+  check_arguments(extents, a, b, d, extras);
+  expects(cache_->workspace != nullptr, "products without a workspace");
+  const CublasLt& lt = cache_->lt;
+  const Calls calls(lt, extents, a.type);
+  const Plan& plan = cache_->plan(calls, extents, a, b, d, extras);
+  if (extras.bias != nullptr) {
+    calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
+  }
+  const float one = 1.0F;
+  const float beta = extras.addend == nullptr ? 0.0F : 1.0F;
+  void* const out = const_cast<void*>(d.data);
+  calls.check(lt.matmul(cache_->handle.get(), plan.operation.get(), &one, b.data, plan.b.get(),
+                        a.data, plan.a.get(), &beta, extras.addend == nullptr ? out : extras.addend,
+                        plan.d.get(), out, plan.d.get(), &plan.algorithm, cache_->workspace,
+                        kWorkspace, stream));
+}
+
+std::string_view products_refusal() {
+  return cublaslt_refusal();
+}
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,104 @@
+#include <algorithm>
+
+#include "src/device/cuda/eight.h"
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/partials.h"
+#include "src/model/cuda/rows/rows.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::kEight;
+using device::kWarp;
+
+/// Threads that share a column; each takes every kStrands-th row of the group.
+constexpr unsigned kStrands = 8;
+constexpr unsigned kThreads = kStrands * kWarp;
+/// Rows for which it pays to have a group.
+constexpr std::size_t kLeastRows = 64;
+
+/// A block for 256 columns (x) and a group of rows (y): the rows r with r % groups == group.
+template <class T>
+__global__ void sum_columns(const T* x, std::size_t stride, float* partials, std::size_t rows,
+                            std::size_t width) {
+  constexpr unsigned kColumns = kWarp * kEight;
+  alignas(16) __shared__ float strands[kStrands][kColumns];
+  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned strand = threadIdx.x / kWarp;
+  const std::size_t column = std::size_t{blockIdx.x} * kColumns + lane * kEight;
+  float sums[kEight] = {};
+  if (column < width) {
+    const std::size_t step = std::size_t{gridDim.y} * kStrands;
+    for (std::size_t row = blockIdx.y + std::size_t{strand} * gridDim.y; row < rows; row += step) {
+      float values[kEight];
+      device::read(x + row * stride + column, values);
+      for (unsigned i = 0; i < kEight; ++i) sums[i] += values[i];
+    }
+  }
+  device::write(sums, &strands[strand][lane * kEight]);
+  __syncthreads();
+  const std::size_t mine = std::size_t{blockIdx.x} * kColumns + threadIdx.x;
+  if (mine >= width) return;
+  float sum = 0.0F;
+  for (unsigned i = 0; i < kStrands; ++i) sum += strands[i][threadIdx.x];
+  partials[blockIdx.y * width + mine] = sum;
+}
+
+/// A block for kWarp columns of the partial sums, of which the first `width` belong to `gradient`
+/// and the others to `second`.
+__global__ void sum_groups(const float* partials, std::size_t groups, std::size_t columns,
+                           std::size_t width, float* gradient, float* second) {
+  __shared__ float strands[kStrands][kWarp];
+  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned strand = threadIdx.x / kWarp;
+  const std::size_t column = std::size_t{blockIdx.x} * kWarp + lane;
+  float sum = 0.0F;
+  if (column < columns) {
+    for (std::size_t group = strand; group < groups; group += kStrands) {
+      sum += partials[group * columns + column];
+    }
+  }
+  strands[strand][lane] = sum;
+  __syncthreads();
+  if (strand > 0 || column >= columns) return;
+  for (unsigned i = 1; i < kStrands; ++i) sum += strands[i][lane];
+  float* const to = column < width ? gradient + column : second + (column - width);
+  *to += sum;
+}
+
+}  // namespace
+
+cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
+                         float* second) {
+  const std::size_t columns = second == nullptr ? partials.width : 2 * partials.width;
+  return device::launch({.stream = stream,
+                         .blocks = static_cast<unsigned>((columns + kWarp - 1) / kWarp),
+                         .threads = kThreads},
+                        &sum_groups, partials.sums, partials.groups, columns, partials.width,
+                        gradient, second);
+}
+
+std::size_t partial_floats(Rows most) {
+  return 2 * std::min(most.count, kMostGroups) * most.width;
+}
+
+template <class T>
+cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
+                            float* partials, Rows rows) {
+  if (rows.count == 0 || rows.width == 0) return cudaSuccess;
+  constexpr std::size_t kColumns = std::size_t{kWarp} * kEight;
+  const std::size_t groups = std::min((rows.count + kLeastRows - 1) / kLeastRows, kMostGroups);
+  const cudaError_t code =
+      device::launch({.stream = stream,
+                      .blocks = {static_cast<unsigned>((rows.width + kColumns - 1) / kColumns),
+                                 static_cast<unsigned>(groups)},
+                      .threads = kThreads},
+                     &sum_columns<T>, x, stride, partials, rows.count, rows.width);
+  if (code != cudaSuccess) return code;
+  return add_partials(stream, {partials, groups, rows.width}, gradient, nullptr);
+}
+
+template cudaError_t add_column_sums(cudaStream_t, const float*, std::size_t, float*, float*, Rows);
+template cudaError_t add_column_sums(cudaStream_t, const Bf16*, std::size_t, float*, float*, Rows);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,172 @@
+#include <concepts>
+
+#include "src/device/cuda/eight.h"
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/rows.h"
+#include "src/model/formulas.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::Eight;
+using device::kEight;
+using device::read;
+using device::write;
+
+constexpr unsigned kThreads = 256;
+
+/// A float whose exp and quotients are good to a few units of the last place and take a fraction of
+/// the instructions: enough for what is rounded to bf16, and what else would take longer than the
+/// memory does. Its operators are constexpr, and those that call what is not are templates, so that
+/// the formulas remain constexpr (formulas.h).
+struct Quick {
+  float value = 0.0F;
+  constexpr __device__ Quick(float from) : value(from) {}                       // NOLINT: a number
+  constexpr __device__ Quick(double from) : value(static_cast<float>(from)) {}  // NOLINT: a number
+};
+constexpr __device__ Quick operator+(Quick a, Quick b) {
+  return a.value + b.value;
+}
+constexpr __device__ Quick operator-(Quick a, Quick b) {
+  return a.value - b.value;
+}
+constexpr __device__ Quick operator-(Quick a) {
+  return -a.value;
+}
+constexpr __device__ Quick operator*(Quick a, Quick b) {
+  return a.value * b.value;
+}
+template <std::same_as<Quick> Q>
+constexpr __device__ Q operator/(Q a, Q b) {
+  return __fdividef(a.value, b.value);
+}
+template <std::same_as<Quick> Q>
+constexpr __device__ Q exp(Q a) {
+  return __expf(a.value);
+}
+
+/// What formulas are computed in whose results are rounded to T.
+template <class T>
+struct Number {
+  using type = Quick;
+};
+template <>
+struct Number<float> {
+  using type = float;
+};
+__device__ float value_of(Quick x) {
+  return x.value;
+}
+__device__ float value_of(float x) {
+  return x;
+}
+
+/// Index of the first of this thread's eight elements.
+__device__ std::size_t first_of_mine() {
+  return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
+}
+
+template <class T>
+__global__ void gelu_of(const T* x, T* y, std::size_t size) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float values[kEight];
+  read(x + at, values);
+  for (float& value : values) value = value_of(formulas::gelu(N(value)));
+  write(values, y + at);
+}
+
+template <class T>
+__global__ void times_gelu_derivative(const T* x, T* d, std::size_t size) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float values[kEight];
+  float gradients[kEight];
+  read(x + at, values);
+  read(d + at, gradients);
+  for (unsigned i = 0; i < kEight; ++i) {
+    gradients[i] *= value_of(formulas::gelu_derivative(N(values[i])));
+  }
+  write(gradients, d + at);
+}
+
+template <class T>
+__global__ void swiglu_of(const T* gate, const T* up, T* y, std::size_t size) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float g[kEight];
+  float u[kEight];
+  read(gate + at, g);
+  read(up + at, u);
+  for (unsigned i = 0; i < kEight; ++i) u[i] *= value_of(formulas::silu(N(g[i])));
+  write(u, y + at);
+}
+
+template <class T>
+__global__ void swiglu_gradients(T* gate, T* up, const T* dy, std::size_t size) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float g[kEight];
+  float u[kEight];
+  float d[kEight];
+  read(gate + at, g);
+  read(up + at, u);
+  read(dy + at, d);
+  for (unsigned i = 0; i < kEight; ++i) {
+    const N x(g[i]);
+    const N s = formulas::sigmoid(x);
+    g[i] = d[i] * u[i] * value_of(formulas::silu_derivative(x, s));
+    u[i] = d[i] * value_of(x * s);
+  }
+  write(g, gate + at);
+  write(u, up + at);
+}
+
+/// Of a kernel with a thread for each eight elements.
+device::Launch over(cudaStream_t stream, std::size_t size) {
+  constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
+  return {.stream = stream,
+          .blocks = static_cast<unsigned>((size + kTogether - 1) / kTogether),
+          .threads = kThreads};
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &gelu_of<T>, x, y, size);
+}
+
+template <class T>
+cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &times_gelu_derivative<T>, x, d, size);
+}
+
+template <class T>
+cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, T* y, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &swiglu_of<T>, gate, up, y, size);
+}
+
+template <class T>
+cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &swiglu_gradients<T>, gate, up, dy, size);
+}
+
+template cudaError_t gelu(cudaStream_t, const float*, float*, std::size_t);
+template cudaError_t gelu(cudaStream_t, const Bf16*, Bf16*, std::size_t);
+template cudaError_t gelu_backward(cudaStream_t, const float*, float*, std::size_t);
+template cudaError_t gelu_backward(cudaStream_t, const Bf16*, Bf16*, std::size_t);
+template cudaError_t swiglu(cudaStream_t, const float*, const float*, float*, std::size_t);
+template cudaError_t swiglu(cudaStream_t, const Bf16*, const Bf16*, Bf16*, std::size_t);
+template cudaError_t swiglu_backward(cudaStream_t, float*, float*, const float*, std::size_t);
+template cudaError_t swiglu_backward(cudaStream_t, Bf16*, Bf16*, const Bf16*, std::size_t);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,146 @@
+#include <algorithm>
+
+#include "src/device/cuda/eight.h"
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/gradients.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::Eight;
+using device::kEight;
+using device::kWarp;
+
+/// Of the block that has a chunk.
+constexpr unsigned kThreads = 1024;
+/// Of the one that adds up what the chunks have.
+constexpr unsigned kTotalThreads = 128;
+
+/// Turns the thread's counts into those of its block; thread 0 writes them.
+__device__ void leave(GradientStats mine, GradientStats* to) {
+  __shared__ double squares[kWarp];
+  __shared__ std::uint64_t non_finite[kWarp];
+  double sum[1] = {mine.sum_of_squares};
+  std::uint64_t count[1] = {mine.non_finite};
+  device::block_sum(sum, squares);
+  device::block_sum(count, non_finite);
+  if (threadIdx.x == 0) *to = {sum[0], count[0]};
+}
+
+/// Adds up to kEight elements from `from` on to `values`.
+template <class T>
+__device__ void add_some(const T* from, std::size_t count, float (&values)[kEight]) {
+  if (count >= kEight) {
+    float more[kEight];
+    device::read(from, more);
+    for (unsigned i = 0; i < kEight; ++i) values[i] += more[i];
+  } else {
+    for (std::size_t i = 0; i < count; ++i) values[i] += device::widen(from[i]);
+  }
+}
+
+template <class T>
+__device__ void write_some(const Eight<T>& eight, std::size_t count, T* to) {
+  if (count >= kEight) return device::write(eight, to);
+  float values[kEight];
+  device::widen(eight, values);
+  for (std::size_t i = 0; i < count; ++i) device::narrow(values[i], to[i]);
+}
+
+/// What there is in eight values, some of which may be zeros behind the end.
+__device__ void count(const float (&values)[kEight], double& squares, unsigned& non_finite) {
+  for (const float value : values) {
+    const auto wide = static_cast<double>(value);
+    squares += wide * wide;
+    non_finite += (__float_as_uint(value) & 0x7f800000U) == 0x7f800000U ? 1U : 0U;
+  }
+}
+
+template <class T>
+struct Packing {
+  const float* gradient;
+  const float* tied;
+  std::size_t tied_size;
+  T* packed;
+};
+
+/// A block for each chunk of `size` values. Packs them first, unless there is nothing to pack; a
+/// thread has the same values either way, so that the statistics do not differ.
+template <bool packs, class T>
+__global__ void __launch_bounds__(kThreads)
+    go_through_chunks(Packing<T> from, const T* packed, std::size_t size, GradientStats* partial) {
+  const std::size_t begin = std::size_t{blockIdx.x} * kStatsChunk;
+  const std::size_t end = begin + kStatsChunk < size ? begin + kStatsChunk : size;
+  double squares = 0.0;
+  unsigned non_finite = 0;
+  for (std::size_t at = begin + threadIdx.x * kEight; at < end; at += kThreads * kEight) {
+    float values[kEight] = {};
+    if constexpr (packs) {
+      add_some(from.gradient + at, size - at, values);
+      if (at < from.tied_size) {
+        add_some(from.tied + at, from.tied_size - at, values);
+      }
+      Eight<T> eight;
+      device::narrow(values, eight);
+      write_some(eight, size - at, from.packed + at);
+      device::widen(eight, values);
+    } else {
+      add_some(packed + at, size - at, values);
+    }
+    count(values, squares, non_finite);
+  }
+  if (partial != nullptr) leave({squares, non_finite}, partial + blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kTotalThreads)
+    add_chunks(const GradientStats* partial, std::size_t chunks, GradientStats* stats) {
+  GradientStats mine;
+  for (std::size_t i = threadIdx.x; i < chunks; i += kTotalThreads) {
+    mine.sum_of_squares += partial[i].sum_of_squares;
+    mine.non_finite += partial[i].non_finite;
+  }
+  leave(mine, stats);
+}
+
+/// `stats` null: only packs.
+template <bool packs, class T>
+cudaError_t run(cudaStream_t stream, const Packing<T>& from, const T* packed, std::size_t size,
+                GradientStats* partial, GradientStats* stats) {
+  const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
+  if (chunks > 0) {
+    const cudaError_t code = device::launch(
+        {.stream = stream, .blocks = static_cast<unsigned>(chunks), .threads = kThreads},
+        &go_through_chunks<packs, T>, from, packed, size, stats == nullptr ? nullptr : partial);
+    if (code != cudaSuccess) return code;
+  }
+  if (stats == nullptr) return cudaSuccess;
+  return device::launch({.stream = stream, .threads = kTotalThreads}, &add_chunks, partial, chunks,
+                        stats);
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
+                          std::size_t tied_size, T* packed, std::size_t size,
+                          GradientStats* partial, GradientStats* stats) {
+  const Packing<T> from = {gradient, tied, tied_size, packed};
+  return run<true, T>(stream, from, nullptr, size, partial, stats);
+}
+
+template <class T>
+cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t size,
+                             GradientStats* partial, GradientStats* stats) {
+  return run<false, T>(stream, {}, packed, size, partial, stats);
+}
+
+template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, float*,
+                                   std::size_t, GradientStats*, GradientStats*);
+template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, Bf16*,
+                                   std::size_t, GradientStats*, GradientStats*);
+template cudaError_t measure_gradient(cudaStream_t, const float*, std::size_t, GradientStats*,
+                                      GradientStats*);
+template cudaError_t measure_gradient(cudaStream_t, const Bf16*, std::size_t, GradientStats*,
+                                      GradientStats*);
+
+}  // namespace ballast::model::cuda

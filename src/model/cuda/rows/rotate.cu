@@ -1,0 +1,128 @@
+#include <algorithm>
+#include <cmath>
+
+#include "src/device/cuda/eight.h"
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/rows.h"
+#include "src/model/formulas.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::Eight;
+using device::kEight;
+using device::kWarp;
+
+constexpr unsigned kMostThreads = 256;
+/// Heads that a thread turns by the same angles, which it reads once.
+constexpr std::size_t kTogether = 4;
+
+__global__ void find_angles(double theta, std::size_t size, std::size_t half, float* cosine,
+                            float* sine) {
+  const std::size_t at = std::size_t{blockIdx.x} * kMostThreads + threadIdx.x;
+  if (at >= size) return;
+  const double exponent = -static_cast<double>(2 * (at % half)) / static_cast<double>(2 * half);
+  const double angle = static_cast<double>(at / half) * std::pow(theta, exponent);
+  cosine[at] = static_cast<float>(std::cos(angle));
+  sine[at] = static_cast<float>(std::sin(angle));
+}
+
+/// Turns `count` pairs (a[i], b[i]).
+template <unsigned count>
+__device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)[count],
+                     const float (&sine)[count]) {
+  for (unsigned i = 0; i < count; ++i) {
+    const float first = formulas::rotate_first(a[i], b[i], cosine[i], sine[i]);
+    b[i] = formulas::rotate_second(a[i], b[i], cosine[i], sine[i]);
+    a[i] = first;
+  }
+}
+
+/// A block for a row. A thread has eight neighbouring pairs of kTogether heads, all of which it
+/// reads before it writes any.
+template <class T>
+__global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
+  const std::size_t half = rotation.head_size / 2;
+  const std::size_t parts = half / kEight;
+  const std::size_t pieces = (rotation.heads + kTogether - 1) / kTogether * parts;
+  T* const row = x + blockIdx.x * stride;
+  const std::size_t angles = blockIdx.x % rotation.length * half;
+  for (std::size_t piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
+    const std::size_t column = piece % parts * kEight;
+    const std::size_t head = piece / parts * kTogether;
+    T* const from = row + head * rotation.head_size + column;
+    Eight<T> first[kTogether];
+    Eight<T> second[kTogether];
+    for (std::size_t k = 0; k < kTogether; ++k) {
+      if (head + k >= rotation.heads) continue;
+      first[k] = device::read(from + k * rotation.head_size);
+      second[k] = device::read(from + k * rotation.head_size + half);
+    }
+    float cosine[kEight];
+    float sine[kEight];
+    device::read(rotation.cosine + angles + column, cosine);
+    device::read(rotation.sine + angles + column, sine);
+    for (float& value : sine) value *= rotation.direction;
+    for (std::size_t k = 0; k < kTogether; ++k) {
+      if (head + k >= rotation.heads) continue;
+      float a[kEight];
+      float b[kEight];
+      device::widen(first[k], a);
+      device::widen(second[k], b);
+      turn(a, b, cosine, sine);
+      device::write(a, from + k * rotation.head_size);
+      device::write(b, from + k * rotation.head_size + half);
+    }
+  }
+}
+
+/// The same for heads whose halves are not whole eights, a pair at a time.
+template <class T>
+__global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
+  const std::size_t half = rotation.head_size / 2;
+  const std::size_t angles = blockIdx.x % rotation.length * half;
+  for (std::size_t pair = threadIdx.x; pair < rotation.heads * half; pair += blockDim.x) {
+    const std::size_t column = pair % half;
+    T* const from = x + blockIdx.x * stride + pair / half * rotation.head_size + column;
+    float a[1] = {device::widen(from[0])};
+    float b[1] = {device::widen(from[half])};
+    const float cosine[1] = {rotation.cosine[angles + column]};
+    const float sine[1] = {rotation.sine[angles + column] * rotation.direction};
+    turn(a, b, cosine, sine);
+    device::narrow(a[0], from[0]);
+    device::narrow(b[0], from[half]);
+  }
+}
+
+}  // namespace
+
+cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length,
+                        std::size_t head_size, float* cosine, float* sine) {
+  const std::size_t size = length * (head_size / 2);
+  if (size == 0) return cudaSuccess;
+  return device::launch({.stream = stream,
+                         .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
+                         .threads = kMostThreads},
+                        &find_angles, theta, size, head_size / 2, cosine, sine);
+}
+
+template <class T>
+cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
+                   Rows rows) {
+  const std::size_t half = rotation.head_size / 2;
+  if (rows.count == 0 || rotation.heads * half == 0) return cudaSuccess;
+  const bool eights = half % kEight == 0;
+  const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
+                                    : rotation.heads * half;
+  const std::size_t warps =
+      std::min<std::size_t>((pieces + kWarp - 1) / kWarp, kMostThreads / kWarp);
+  return device::launch({.stream = stream,
+                         .blocks = static_cast<unsigned>(rows.count),
+                         .threads = static_cast<unsigned>(warps * kWarp)},
+                        eights ? &turn_eights<T> : &turn_pairs<T>, x, stride, rotation);
+}
+
+template cudaError_t rotate(cudaStream_t, float*, std::size_t, const Rotation&, Rows);
+template cudaError_t rotate(cudaStream_t, Bf16*, std::size_t, const Rotation&, Rows);
+
+}  // namespace ballast::model::cuda

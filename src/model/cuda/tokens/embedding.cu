@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <limits>
+
+#include "src/device/cuda/eight.h"
+#include "src/model/cuda/tokens/tokens.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::kOneAccess;
+using device::Packed;
+
+constexpr unsigned kThreads = 256;
+/// Of a block that works on a part of a row.
+constexpr unsigned kMostRowThreads = 128;
+
+/// How links end.
+constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+/// Positions whose successors a block looks for, a warp for a few one after the other.
+constexpr unsigned kPositions = 32;
+/// Tokens at a time that they are looked for among.
+constexpr unsigned kTile = 2048;
+/// Rows that a thread has on the way at once.
+constexpr unsigned kAhead = 8;
+
+unsigned blocks_for(std::size_t items, unsigned per_block) {
+  return static_cast<unsigned>((items + per_block - 1) / per_block);
+}
+
+/// What a thread has of a row.
+template <class T>
+using Piece = Packed<T, kOneAccess<T>>;
+
+/// A block for each row and part of its columns, a thread for each piece of these.
+template <class T>
+device::Launch by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
+  const std::size_t pieces = width / kOneAccess<T>;
+  const auto threads = static_cast<unsigned>(std::min<std::size_t>(
+      (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));
+  return {.stream = stream,
+          .blocks = {static_cast<unsigned>(rows), blocks_for(pieces, threads)},
+          .threads = threads};
+}
+/// The thread's first column.
+template <class T>
+__device__ std::size_t own_column() {
+  return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * kOneAccess<T>;
+}
+
+__device__ bool is_in(std::int32_t token, std::size_t vocabulary) {
+  return token >= 0 && static_cast<std::size_t>(token) < vocabulary;
+}
+
+__global__ void find_bad_token(const std::int32_t* tokens, std::size_t count,
+                               std::size_t vocabulary, std::uint32_t* first_bad) {
+  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at < count && !is_in(tokens[at], vocabulary)) {
+    atomicMin(first_bad, static_cast<std::uint32_t>(at));
+  }
+}
+
+template <class T>
+__global__ void look_up(Embedding<T> embedding, const std::int32_t* tokens, T* out) {
+  const std::size_t column = own_column<T>();
+  if (column >= embedding.width) return;
+  const std::size_t at = blockIdx.x;
+  const std::int32_t token = tokens[at];
+  Piece<T> row;
+  if (is_in(token, embedding.vocabulary)) {
+    row = device::read<kOneAccess<T>>(embedding.table +
+                                      static_cast<std::size_t>(token) * embedding.width + column);
+  }
+  if (embedding.positions != nullptr) {
+    const std::size_t position = blockIdx.x % static_cast<unsigned>(embedding.length);
+    float sum[kOneAccess<T>];
+    device::widen(row, sum);
+    float other[kOneAccess<T>];
+    device::read(embedding.positions + position * embedding.width + column, other);
+    for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += other[i];
+    device::narrow(sum, row);
+  }
+  device::write(row, out + at * embedding.width + column);
+}
+
+/// Each position by itself, and the first of its token.
+__global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::size_t count) {
+  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= count) return;
+  next[at] = kNone;
+  is_first[at] = 1;
+}
+
+/// Index of the first of tile[begin..end) that equals `token`, `end` where none does. A warp looks
+/// at four per lane; the tile is aligned and as long as whole looks need, and what is found behind
+/// the end is no vote.
+__device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
+                            std::int32_t token) {
+  constexpr unsigned kEach = kOneAccess<std::int32_t>;
+  constexpr unsigned kLook = kEach * device::kWarp;
+  static_assert(kTile % kLook == 0);
+  const unsigned own = threadIdx.x % device::kWarp * kEach;
+  for (unsigned at = begin / kLook * kLook; at < end; at += kLook) {
+    const uint4 word = device::load_16(tile + at + own);
+    const std::uint32_t some[kEach] = {word.x, word.y, word.z, word.w};
+    unsigned mine = end;
+    for (unsigned i = kEach; i-- > 0;) {
+      const unsigned place = at + own + i;
+      if (some[i] == static_cast<std::uint32_t>(token) && place >= begin) mine = place;
+    }
+    const unsigned found = __ballot_sync(device::kAllLanes, mine < end);
+    if (found != 0) return __shfl_sync(device::kAllLanes, mine, __ffs(static_cast<int>(found)) - 1);
+  }
+  return end;
+}
+
+/// Links each position to the next one with the same token, which then is not its first. The
+/// distances to all successors of a token add up to at most `count`, so the work is `count` times
+/// the number of different tokens.
+__global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint32_t* is_first,
+                     unsigned count) {
+  constexpr unsigned kWarps = kThreads / device::kWarp;
+  constexpr unsigned kEach = kPositions / kWarps;
+  alignas(16) __shared__ std::int32_t tile[kTile];
+  const unsigned lane = threadIdx.x % device::kWarp;
+  const unsigned first = blockIdx.x * kPositions + threadIdx.x / device::kWarp * kEach;
+  unsigned searching = 0;  // a bit for each of the warp's positions
+  for (unsigned i = 0; i < kEach; ++i) searching |= (first + i < count ? 1U : 0U) << i;
+  for (unsigned start = blockIdx.x * kPositions; start < count; start += kTile) {
+    const unsigned size = count - start < kTile ? count - start : kTile;
+    for (unsigned i = threadIdx.x; i < size; i += kThreads) tile[i] = tokens[start + i];
+    __syncthreads();
+    for (unsigned i = 0; i < kEach; ++i) {
+      if ((searching >> i & 1U) == 0) continue;
+      const unsigned begin = first + i + 1 > start ? first + i + 1 - start : 0;
+      const unsigned found = find_in(tile, begin, size, tokens[first + i]);
+      if (found >= size) continue;
+      searching &= ~(1U << i);
+      if (lane == 0) {
+        next[first + i] = start + found;
+        is_first[start + found] = 0;
+      }
+    }
+    // Everybody is done with the tile; nobody needs another one when nobody searches.
+    if (__syncthreads_or(static_cast<int>(searching)) == 0) return;
+  }
+}
+
+/// sum += the row's.
+template <class T>
+__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
+  float values[kOneAccess<T>];
+  device::widen(row, values);
+  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
+}
+
+/// What the gradients of the rows of a table are summed up from.
+template <class T>
+struct Scatter {
+  const std::int32_t* tokens;
+  const std::uint32_t* next;
+  const std::uint32_t* is_first;
+  const T* dy;
+  float* table;
+  std::size_t vocabulary;
+  std::size_t width;
+};
+
+/// The block of a token's first position follows the links from there.
+template <class T>
+__global__ void add_to_tokens(Scatter<T> scatter) {
+  const std::size_t column = own_column<T>();
+  std::uint32_t at = blockIdx.x;
+  const std::int32_t token = scatter.tokens[at];
+  if (scatter.is_first[at] == 0 || !is_in(token, scatter.vocabulary)) return;
+  if (column >= scatter.width) return;
+  float* const gradient = scatter.table + static_cast<std::size_t>(token) * scatter.width + column;
+  float sum[kOneAccess<T>];
+  device::read(gradient, sum);
+  while (at != kNone) {
+    Piece<T> rows[kAhead];
+    unsigned there = 0;
+#pragma unroll
+    for (unsigned i = 0; i < kAhead; ++i) {
+      if (at == kNone) continue;
+      rows[i] = device::read<kOneAccess<T>>(scatter.dy + std::size_t{at} * scatter.width + column);
+      at = scatter.next[at];
+      ++there;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < kAhead; ++i) {
+      if (i < there) add<T>(sum, rows[i]);
+    }
+  }
+  device::write(sum, gradient);
+}
+
+/// The block of a position adds its rows of all sequences.
+template <class T>
+__global__ void add_to_positions(const T* dy, std::size_t count, std::size_t length,
+                                 std::size_t width, float* positions) {
+  const std::size_t column = own_column<T>();
+  if (column >= width) return;
+  float* const gradient = positions + blockIdx.x * width + column;
+  float sum[kOneAccess<T>];
+  device::read(gradient, sum);
+#pragma unroll 4
+  for (std::size_t at = blockIdx.x; at < count; at += length) {
+    add<T>(sum, device::read<kOneAccess<T>>(dy + at * width + column));
+  }
+  device::write(sum, gradient);
+}
+
+}  // namespace
+
+cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
+                         std::size_t vocabulary, std::uint32_t* first_bad) {
+  if (count == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
+      &find_bad_token, tokens, count, vocabulary, first_bad);
+}
+
+template <class T>
+cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std::int32_t* tokens,
+                  std::size_t count, T* out) {
+  if (count == 0 || embedding.width == 0) return cudaSuccess;
+  return device::launch(by_rows<T>(stream, count, embedding.width), &look_up<T>, embedding, tokens,
+                        out);
+}
+
+template <class T>
+cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
+                           const T* dy, std::size_t vocabulary, std::size_t width,
+                           std::size_t length, float* table, float* positions,
+                           std::uint32_t* links) {
+  if (count == 0 || width == 0) return cudaSuccess;
+  std::uint32_t* const next = links;
+  std::uint32_t* const is_first = links + count;
+  cudaError_t code =
+      device::launch({.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
+                     &start_links, next, is_first, count);
+  if (code != cudaSuccess) return code;
+  code = device::launch(
+      {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kThreads}, &link,
+      tokens, next, is_first, count);
+  if (code != cudaSuccess) return code;
+  const Scatter<T> scatter = {.tokens = tokens,
+                              .next = next,
+                              .is_first = is_first,
+                              .dy = dy,
+                              .table = table,
+                              .vocabulary = vocabulary,
+                              .width = width};
+  code = device::launch(by_rows<T>(stream, count, width), &add_to_tokens<T>, scatter);
+  if (code != cudaSuccess || positions == nullptr) return code;
+  return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,
+                        dy, count, length, width, positions);
+}
+
+template cudaError_t embed(cudaStream_t, const Embedding<float>&, const std::int32_t*, std::size_t,
+                           float*);
+template cudaError_t embed(cudaStream_t, const Embedding<Bf16>&, const std::int32_t*, std::size_t,
+                           Bf16*);
+template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const float*,
+                                    std::size_t, std::size_t, std::size_t, float*, float*,
+                                    std::uint32_t*);
+template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const Bf16*,
+                                    std::size_t, std::size_t, std::size_t, float*, float*,
+                                    std::uint32_t*);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,82 @@
+#include "src/model/cuda/tokens/token_check.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/device/cuda/errors.h"
+#include "src/model/cuda/tokens/tokens.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+using device::check_cuda;
+
+constexpr std::uint32_t kNone = 0xffffffffU;
+constexpr std::string_view kWhat = "checking tokens";
+
+std::int32_t read_token(const std::int32_t* token, cudaStream_t queue) {
+  std::int32_t value = 0;
+  check_cuda(cudaMemcpyAsync(&value, token, sizeof value, cudaMemcpyDeviceToHost, queue), kWhat);
+  check_cuda(cudaStreamSynchronize(queue), kWhat);
+  return value;
+}
+
+}  // namespace
+
+/// Pinned words that results are copied to, for as many checks as are under way.
+class TokenCheck::Words : public std::enable_shared_from_this<Words> {
+ public:
+  /// A word of the caller's alone, until the last copy of the pointer ends.
+  std::shared_ptr<std::uint32_t> take() {
+    Word word = take_free();
+    if (!word) {
+      void* made = nullptr;
+      check_cuda(cudaMallocHost(&made, sizeof(std::uint32_t)), kWhat);
+      word.reset(static_cast<std::uint32_t*>(made));
+    }
+    return {word.release(), [words = shared_from_this()](std::uint32_t* used) {
+              const std::scoped_lock lock(words->mutex_);
+              words->free_.emplace_back(used);
+            }};
+  }
+
+ private:
+  using Word = std::unique_ptr<std::uint32_t, device::CudaEnd<cudaFreeHost>>;
+
+  Word take_free() {
+    const std::scoped_lock lock(mutex_);
+    if (free_.empty()) return nullptr;
+    Word word = std::move(free_.back());
+    free_.pop_back();
+    return word;
+  }
+
+  std::mutex mutex_;
+  std::vector<Word> free_;
+};
+
+TokenCheck::TokenCheck() : words_(std::make_shared<Words>()) {}
+
+void TokenCheck::enqueue(device::CudaStream& stream, const std::int32_t* tokens, std::size_t count,
+                         std::size_t vocabulary) {
+  const cudaStream_t queue = stream.native();
+  const auto found = words_->take();
+  check_cuda(cudaMemsetAsync(first_bad_, 0xff, sizeof kNone, queue), kWhat);
+  check_cuda(check_tokens(queue, tokens, count, vocabulary, first_bad_), kWhat);
+  check_cuda(cudaMemcpyAsync(found.get(), first_bad_, sizeof kNone, cudaMemcpyDeviceToHost, queue),
+             kWhat);
+  stream.add_verdict([found, tokens, queue, vocabulary] {
+    if (*found == kNone) return;
+    throw Error(ErrorCategory::data,
+                fmt::format("token {} of the micro-batch is {}, but model.vocab_size is {}", *found,
+                            read_token(tokens + *found, queue), vocabulary));
+  });
+}
+
+}  // namespace ballast::model::cuda

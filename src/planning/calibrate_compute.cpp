@@ -1,0 +1,325 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <set>
+#include <type_traits>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/random.h"
+#include "ballast/device/host_stream.h"
+#include "ballast/model/compute.h"
+#include "ballast/schedule/executor.h"
+
+#include "src/planning/calibration.h"
+
+namespace ballast::planning {
+namespace {
+
+/// Once an operation takes this long, larger micro-batches are no faster.
+constexpr double kLong = 0.5;
+/// The config's own micro-batch is left out when an operation would take longer.
+constexpr double kTooLong = 2.0;
+/// Such operations need no call to warm up.
+constexpr double kWarm = 0.1;
+/// Shorter kernels are timed several at a time.
+constexpr double kShort = 0.002;
+constexpr std::size_t kMostTogether = 64;
+
+/// Values around zero, not in step with any row of a matrix.
+template <class T>
+std::vector<std::byte> pattern(float scale) {
+  constexpr std::size_t kValues = 65521;
+  std::vector<std::byte> bytes(kValues * sizeof(T));
+  auto* values = reinterpret_cast<T*>(bytes.data());
+  for (std::size_t i = 0; i < kValues; ++i) {
+    const float unit = static_cast<float>(random_u64(1, i) % 20001) / 10000.0F - 1.0F;
+    if constexpr (std::is_same_v<T, Bf16>) {
+      values[i] = to_bf16(unit * scale);
+    } else {
+      values[i] = unit * scale;
+    }
+  }
+  return bytes;
+}
+
+/// The kernels of the sample with micro-batches of one size, on a device of their own.
+class Kernels {
+ public:
+  Kernels(const Sample& sample, std::uint64_t sequences)
+      : model_(sample.blueprint.model),
+        type_(sample.blueprint.type),
+        shape_{sequences, sample.config.data.sequence_length},
+        copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
+        device_(make_device(sample)),
+        stream_(device_->make_stream("calibration")),
+        compute_(model::make_compute(*device_, model_, type_, shape_,
+                                     model::parse_attention_by(sample.config.ballast.attention))),
+        layers_(copies_) {
+    // Everything is written to first: new pages cost more than most kernels.
+    const DeviceBytes workspace = allocate(compute_->workspace_bytes());
+    fill(workspace, 1.0F);
+    compute_->set_workspace(workspace);
+    in_ = allocate(compute_->activation_bytes());
+    out_ = allocate(compute_->activation_bytes());
+    flow_ = allocate(compute_->activation_bytes());
+    for (Layer& layer : layers_) {
+      layer.weights = allocate(model_.blocks[1].elements * size_of(type_));
+      layer.gradient = allocate(model_.blocks[1].elements * sizeof(float));
+      fill(layer.weights, 0.02F);
+      compute_->zero(*stream_, view_as<float>(layer.gradient));
+    }
+    head_weights_ = allocate(model_.blocks[2].elements * size_of(type_));
+    head_gradient_ = allocate(model_.blocks[2].elements * sizeof(float));
+    if (model_.config.tie_embeddings) {
+      tied_weights_ = allocate(model_.blocks[0].elements * size_of(type_));
+      tied_gradient_ =
+          allocate(model_.config.vocab_size * model_.config.hidden_size * sizeof(float));
+    }
+    targets_ = allocate(shape_.tokens() * sizeof(std::int32_t));  // zeros are tokens
+    loss_ = allocate(sizeof(double));
+    fill(head_weights_, 0.02F);
+    fill(tied_weights_, 0.02F);
+    for (const DeviceBytes& sums : {head_gradient_, tied_gradient_}) {
+      compute_->zero(*stream_, view_as<float>(sums));
+    }
+    fill(in_, 1.0F);
+    fill(out_, 1.0F);
+    fill(flow_, 1e-3F);
+    stream_->synchronize();
+  }
+
+  [[nodiscard]] double tokens() const { return static_cast<double>(shape_.tokens()); }
+
+  double forward_flops() const { return model_.forward_flops(1, shape_.sequences, shape_.length); }
+  double backward_flops() const {
+    return 2.0 * forward_flops() + model_.recomputed_flops(1, shape_.sequences, shape_.length);
+  }
+  double head_flops() const {
+    return 3.0 * model_.forward_flops(2, shape_.sequences, shape_.length);
+  }
+
+  double forward_seconds() {
+    return seconds(
+        [&] { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_, {}); });
+  }
+  double backward_seconds() {
+    return seconds([&] {
+      const Layer& layer = next_layer();
+      compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_,
+                               view_as<float>(layer.gradient), {});
+    });
+  }
+  double head_seconds() {
+    const auto head = [&] {
+      compute_->head_train(
+          *stream_, head_weights_, tied_weights_, in_, view_as<std::int32_t>(targets_), 1e-3F, out_,
+          view_as<float>(head_gradient_), view_as<float>(tied_gradient_), view_as<double>(loss_));
+    };
+    return seconds(head, [&] {
+      // The head is used once in a while only: everything else goes through the caches before.
+      for (const Layer& layer : layers_) {
+        compute_->zero(*stream_, view_as<float>(layer.gradient));
+      }
+    });
+  }
+
+  /// Bytes per second of clearing and packing buffers as cold as those of the whole model.
+  double memory_rate(const Sample& sample) {
+    const Bytes accumulator = model_.blocks[1].elements * sizeof(float);
+    const Bytes packed = model_.blocks[1].elements * size_of(type_);
+    const std::size_t copies = cold_copies(sample, accumulator + packed);
+    const auto own = make_device(sample, copies * (accumulator + packed + 2 * kPage));
+    std::vector<std::array<DeviceBytes, 2>> buffers(copies);
+    for (auto& [sums, values] : buffers) {
+      sums = own->allocate(accumulator, "accumulator");
+      values = own->allocate(packed, "packed gradient");
+    }
+    const auto stats = allocate(sizeof(model::GradientStats));
+    const double time = median_seconds({}, [&] {
+      for (const auto& [sums, values] : buffers) {
+        compute_->zero(*stream_, view_as<float>(sums));
+        compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
+                                view_as<model::GradientStats>(stats));
+      }
+      stream_->synchronize();
+    });
+    return static_cast<double>(copies * (2 * accumulator + packed)) / time;
+  }
+
+ private:
+  struct Layer {
+    DeviceBytes weights;
+    DeviceBytes gradient;
+  };
+
+  std::unique_ptr<device::Device> make_device(const Sample& sample) const {
+    const config::BallastSection& ballast = sample.config.ballast;
+    const Bytes workspace =
+        model::kernel_memory(model_, type_, shape_, device::kind_of({.kind = ballast.device}),
+                             ballast.compute_threads)
+            .workspace;
+    const Bytes activation = shape_.tokens() * model_.config.hidden_size * size_of(type_);
+    Bytes bytes = workspace + 3 * activation + shape_.tokens() * sizeof(std::int32_t);
+    for (const auto& block : model_.blocks) {
+      const std::size_t count = block.kind == model::BlockKind::layer ? copies_ : 1;
+      bytes += count * block.elements * (size_of(type_) + sizeof(float));
+    }
+    constexpr Bytes kRounding = 32 * kPage;
+    return make_device(sample, bytes + kRounding + 2 * copies_ * kPage);
+  }
+  static std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes bytes) {
+    return device::make_device({.kind = sample.config.ballast.device,
+                                .budget = bytes,
+                                .compute_threads = sample.config.ballast.compute_threads});
+  }
+
+  /// As in a step, where all other layers come between two uses of one.
+  const Layer& next_layer() { return layers_[turn_++ % layers_.size()]; }
+
+  DeviceBytes allocate(Bytes bytes) { return device_->allocate(bytes, "calibration"); }
+
+  void fill(DeviceBytes bytes, float scale) {
+    auto values = type_ == DType::bf16 ? pattern<Bf16>(scale) : pattern<float>(scale);
+    for (std::size_t done = 0; done < bytes.size();) {
+      const std::size_t size = std::min(values.size(), bytes.size() - done);
+      device_->copy_to_device(*stream_, bytes.subview(done, size), HostBytes(values).first(size));
+      done += size;
+    }
+    stream_->synchronize();
+  }
+
+  /// Of one kernel, with `between` before it, which is not counted and may do nothing.
+  double seconds(const std::function<void()>& enqueue, const std::function<void()>& between = {}) {
+    const auto several = [&](std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) enqueue();
+      stream_->synchronize();
+    };
+    const auto time = [&] {
+      const auto start = std::chrono::steady_clock::now();
+      several(1);
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    double once = time();
+    if (once < kWarm) once = time();  // the first one made what all of them use
+    // Too long for many, and one alone may have met a disturbance.
+    if (once >= kLong) return std::min(once, time());
+    if (once >= kWarm) return median_seconds({.seconds = 0.0}, [&] { several(1); });
+    const auto together =
+        std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
+    const Patience patience = {.seconds = together > 1 ? 0.02 : 0.2, .least = 3, .most = 9};
+    const auto work = [&] { several(together); };
+    const auto prepare = [&] {
+      if (!between) return;
+      between();
+      stream_->synchronize();
+    };
+    return median_seconds(patience, work, prepare) / static_cast<double>(together);
+  }
+
+  const model::Architecture& model_;
+  DType type_;
+  model::MicroBatchShape shape_;
+  std::size_t copies_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<model::Compute> compute_;
+  std::vector<Layer> layers_;
+  std::size_t turn_ = 0;
+  DeviceBytes in_, out_, flow_, head_weights_, head_gradient_, tied_weights_, tied_gradient_,
+      targets_, loss_;
+};
+
+/// What an operation costs that does next to nothing: two lanes taking turns. It copies a byte,
+/// because waiting for a stream without work takes no time, and a GPU's work has to wake the
+/// thread.
+double launch_seconds(const config::Config& config) {
+  constexpr std::uint32_t kTurns = 200;
+  const auto device =
+      device::make_device({.kind = config.ballast.device, .budget = kPage, .compute_threads = 1});
+  const auto stream = device->make_stream("calibration");
+  schedule::Plan plan;
+  for (std::uint32_t i = 0; i < kTurns; ++i) {
+    schedule::Operation operation;
+    operation.lane = i % 2 == 0 ? schedule::Lane::compute : schedule::Lane::upload;
+    if (i > 0) operation.after = {i - 1};
+    plan.operations.push_back(operation);
+  }
+  const DeviceBytes place = device->allocate(1, "calibration");
+  std::array<std::byte, 1> content = {};
+  const auto one_byte = [&](const schedule::Operation&, std::uint64_t) {
+    device->copy_to_device(*stream, place, content);
+    stream->synchronize();
+  };
+  schedule::Executor executor(one_byte, [](const auto&) { return std::string("calibration"); }, {});
+  std::uint64_t run = 0;
+  return median_seconds({.least = 3, .most = 3},
+                        [&] {
+                          executor.submit(plan, ++run);
+                          executor.drain();
+                        }) /
+         kTurns;
+}
+
+/// The config's own size among a few, all that are worth a try.
+std::set<std::uint64_t> sizes(const config::Config& config) {
+  std::set<std::uint64_t> found = {1, 2, 4};
+  if (config.batch.micro_batch > 0) {
+    found.insert(config.batch.micro_batch);
+  } else {
+    found.insert(8);
+  }
+  return found;
+}
+
+/// A curve that grows by one point at a time.
+class Growing {
+ public:
+  explicit Growing(schedule::Curve& curve) : curve_(curve) {}
+
+  /// Whether to measure operations of so many FLOPs; `own` are the config's.
+  [[nodiscard]] bool wants(double flops, bool own) const {
+    if (curve_.empty()) return true;
+    const double expected = flops / curve_.back().flops_per_second;
+    return own ? expected < kTooLong : expected < kLong;
+  }
+  void add(double tokens, double flops, double seconds) {
+    curve_.push_back({tokens, flops / seconds});
+  }
+
+ private:
+  schedule::Curve& curve_;
+};
+
+}  // namespace
+
+void measure_compute(const Sample& sample, schedule::Rates& rates) {
+  Growing forward(rates.forward);
+  Growing backward(rates.backward);
+  Growing head(rates.head);
+  for (const std::uint64_t size : sizes(sample.config)) {
+    const bool own = size == sample.config.batch.micro_batch;
+    const double flops =
+        sample.blueprint.model.forward_flops(1, size, sample.config.data.sequence_length);
+    const bool layer = backward.wants(3.0 * flops, own);
+    if (!layer) continue;
+    Kernels kernels(sample, size);
+    if (rates.device_memory_per_second <= 0.0) {
+      rates.device_memory_per_second = kernels.memory_rate(sample);
+    }
+    forward.add(kernels.tokens(), kernels.forward_flops(), kernels.forward_seconds());
+    backward.add(kernels.tokens(), kernels.backward_flops(), kernels.backward_seconds());
+    if (head.wants(kernels.head_flops(), own)) {
+      head.add(kernels.tokens(), kernels.head_flops(), kernels.head_seconds());
+    }
+  }
+  rates.launch_seconds = launch_seconds(sample.config);
+  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
+  const int threads = sample.config.ballast.compute_threads > 0
+                          ? sample.config.ballast.compute_threads
+                          : device::default_compute_threads();
+  rates.shared_cores = static_cast<unsigned>(usable_cpus());
+  rates.compute_threads = static_cast<unsigned>(threads);
+}
+
+}  // namespace ballast::planning

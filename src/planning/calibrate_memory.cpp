@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/device/device.h"
+
+#include "src/engine/state_layout.h"
+#include "src/planning/calibration.h"
+
+namespace ballast::planning {
+namespace {
+
+std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, double link_gbps) {
+  return device::make_device({.kind = sample.config.ballast.device,
+                              .budget = budget,
+                              .compute_threads = 1,
+                              .link_gbps = link_gbps});
+}
+
+/// Copies of a layer's weights, a different one each time.
+class Copies {
+ public:
+  Copies(const Sample& sample, double link_gbps)
+      : bytes_(engine::state_layout(sample.blueprint, 1).weight_bytes),
+        count_(cold_copies(sample, 2 * bytes_)),
+        device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
+        stream_(device_->make_stream("calibration")),
+        host_(count_ * bytes_, "measuring copies"),
+        pin_(device_->pin(host_.bytes(), "ballast.host_bytes")) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      places_.push_back(device_->allocate(bytes_, "measuring copies"));
+    }
+    std::fill(host_.bytes().begin(), host_.bytes().end(), std::byte{1});
+  }
+
+  double up() {
+    return rate([&](std::size_t i) { device_->copy_to_device(*stream_, places_[i], host(i)); });
+  }
+  double down() {
+    return rate([&](std::size_t i) { device_->copy_to_host(*stream_, host(i), places_[i]); });
+  }
+
+ private:
+  [[nodiscard]] HostBytes host(std::size_t i) const {
+    return host_.bytes().subspan(i * bytes_, bytes_);
+  }
+
+  template <class Copy>
+  double rate(Copy copy) {
+    std::size_t next = 0;
+    const double seconds = median_seconds({.seconds = 0.1, .least = 3, .most = 64}, [&] {
+      copy(next++ % count_);
+      stream_->synchronize();
+    });
+    return static_cast<double>(bytes_) / seconds;
+  }
+
+  Bytes bytes_;
+  std::size_t count_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  Mapping host_;
+  std::unique_ptr<device::Pin> pin_;  ///< as in a run
+  std::vector<DeviceBytes> places_;
+};
+
+std::optional<Isa> wanted_isa(const config::Config& config) {
+  if (config.ballast.update_isa == "auto") return std::nullopt;
+  return parse_isa(config.ballast.update_isa);
+}
+
+/// Numbers like those of gradients, bf16 or fp32: zeros may be quicker or slower to work on.
+void fill_gradient(HostBytes gradient) {
+  constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
+  constexpr std::uint64_t kExponent = 0x3800380038003800U;
+  auto* words = reinterpret_cast<std::uint64_t*>(gradient.data());
+  for (std::size_t i = 0; i < gradient.size() / sizeof(std::uint64_t); ++i) {
+    words[i] = (random_u64(1, i) & kSignAndFraction) | kExponent;
+  }
+}
+
+}  // namespace
+
+void measure_update(const Sample& sample, schedule::Rates& rates) {
+  const config::BallastSection& ballast = sample.config.ballast;
+  const cpu_adam::Updater updater({.threads = ballast.update_threads,
+                                   .isa = wanted_isa(sample.config),
+                                   .numa_node = ballast.update_numa_node});
+  const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1);
+  const Bytes gradient = sample.blueprint.workload.blocks[1].gradient_bytes;
+  const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;
+  const std::size_t copies = cold_copies(sample, bytes);
+  const Mapping memory = updater.allocate(copies * bytes);
+  for (std::size_t i = 0; i < copies; ++i) {
+    fill_gradient(memory.bytes().subspan((i + 1) * bytes - gradient, gradient));
+  }
+  cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
+  std::size_t next = 0;
+  const double seconds = median_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
+    std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
+    std::byte* const states = weights + layout.weight_bytes;
+    updater.step(hyper, engine::make_shard(sample.blueprint, 1, weights, states,
+                                           states + layout.state_bytes));
+    ++hyper.step;
+  });
+  rates.update_per_second = static_cast<double>(layout.update_traffic) / seconds;
+  rates.update_threads = static_cast<unsigned>(updater.threads());
+}
+
+void measure_link(const Sample& sample, schedule::Rates& rates) {
+  {
+    Copies copies(sample, 0.0);
+    rates.upload_per_second = copies.up();
+    rates.offload_per_second = copies.down();
+  }
+  rates.link_cores = 1.0;
+  if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
+  const double link = sample.config.ballast.link_gbps * 1e9;
+  if (link <= 0.0) return;
+  // The link's time is spent asleep but for the copy itself.
+  rates.link_cores = std::min(1.0, link / rates.upload_per_second);
+  rates.upload_per_second = std::min(rates.upload_per_second, link);
+  rates.offload_per_second = std::min(rates.offload_per_second, link);
+}
+
+}  // namespace ballast::planning

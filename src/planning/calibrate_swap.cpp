@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "ballast/core/mapping.h"
+#include "ballast/core/random.h"
+
+#include "src/engine/swap_options.h"
+#include "src/planning/calibration.h"
+#include "src/state/swap_space.h"
+
+namespace ballast::planning {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What a measurement writes at a time, at most.
+constexpr Bytes kMostBytes = 64 * kMiB;
+constexpr std::size_t kExtents = 3;
+constexpr double kSeconds = 0.25;
+constexpr std::size_t kMostTransfers = 16;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+/// The paths of a run, or the nearest directories above them that exist.
+state::SwapOptions existing_paths(const config::Config& config) {
+  state::SwapOptions options = engine::swap_options(config);
+  for (state::SwapPath& path : options.paths) {
+    std::error_code ignored;
+    while (path.made_later && path.directory.has_relative_path() &&
+           !std::filesystem::exists(path.directory, ignored)) {
+      path.directory = path.directory.parent_path();
+    }
+    path.made_later = false;
+  }
+  return options;
+}
+
+/// Extents like a layer's states, and a tiny one, with memory for one transfer each.
+class Trial {
+ public:
+  Trial(const Sample& sample)
+      : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].state_bytes)),
+        memory_(kExtents * bytes_, "measuring the swap paths") {
+    std::vector<Bytes> extents(kExtents, bytes_);
+    extents.push_back(kPage);
+    auto* words = reinterpret_cast<std::uint64_t*>(memory_.bytes().data());
+    for (std::size_t i = 0; i < memory_.bytes().size() / sizeof(std::uint64_t); ++i) {
+      words[i] = random_u64(1, i);
+    }
+    const std::vector<HostBytes> staging = {memory_.bytes()};
+    space_ = std::make_unique<state::SwapSpace>(
+        state::plan_swap(existing_paths(sample.config), extents), staging);
+    // Takes the blocks into use: from now on they are overwritten, as in a run.
+    for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
+  }
+
+  void write(std::size_t extent) { space_->write(extent, memory(extent), ++versions_[extent])->finish(); }
+  void read(std::size_t extent) { space_->read(extent, memory(extent), versions_[extent])->finish(); }
+  [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
+
+ private:
+  [[nodiscard]] HostBytes memory(std::size_t extent) const {
+    if (extent == kExtents) return memory_.bytes().first(kPage);
+    return memory_.bytes().subspan(extent * bytes_, bytes_);
+  }
+
+  Bytes bytes_;
+  Mapping memory_;
+  std::unique_ptr<state::SwapSpace> space_;
+  std::array<std::uint64_t, kExtents + 1> versions_{};
+};
+
+/// Reads one extent while another thread writes the others: bytes per second of both together, and
+/// what reading gets of it.
+void measure_mixed(Trial& trial, schedule::Rates& rates) {
+  std::atomic<bool> stop = false;
+  std::atomic<std::size_t> written = 0;
+  std::exception_ptr failure;
+  std::exception_ptr writer_failure;
+  const auto start = Clock::now();
+  std::thread writer([&] {
+    try {
+      for (std::size_t i = 0; !stop; ++i, ++written) trial.write(1 + i % 2);
+    } catch (...) {
+      writer_failure = std::current_exception();
+    }
+  });
+  std::size_t read = 0;
+  try {
+    while (read == 0 || (since(start) < kSeconds && read + written < 2 * kMostTransfers)) {
+      trial.read(0);
+      ++read;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::size_t done = written;
+  const double seconds = since(start);
+  stop = true;
+  writer.join();
+  if (writer_failure) std::rethrow_exception(writer_failure);
+  if (failure) std::rethrow_exception(failure);
+  // The last write is half done on average.
+  const double total = static_cast<double>(read + done) + 0.5;
+  rates.mixed_per_second = total * trial.bytes() / seconds;
+  rates.mixed_read_share = static_cast<double>(read) / total;
+}
+
+}  // namespace
+
+void measure_swap(const Sample& sample, schedule::Rates& rates) {
+  Trial trial(sample);
+  const Patience few = {.seconds = 0.05, .least = 3, .most = 9};
+  const double read_latency = median_seconds(few, [&] { trial.read(kExtents); });
+  const double write_latency = median_seconds(few, [&] { trial.write(kExtents); });
+  rates.io_latency_seconds = std::min(read_latency, write_latency);
+  const Patience patience = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
+  const double cpu = cpu_seconds();
+  const auto start = Clock::now();
+  std::size_t turn = 0;
+  const double read = median_seconds(patience, [&] { trial.read(turn++ % kExtents); });
+  const double write = median_seconds(patience, [&] { trial.write(turn++ % kExtents); });
+  rates.io_cores = (cpu_seconds() - cpu) / since(start);
+  const auto rate = [&](double seconds) {
+    return trial.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
+  };
+  rates.read_per_second = rate(read);
+  rates.write_per_second = rate(write);
+  measure_mixed(trial, rates);
+}
+
+}  // namespace ballast::planning

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "ballast/core/tier.h"
+#include "ballast/memory/budget.h"
+#include "ballast/memory/ledger.h"
+#include "ballast/schedule/plan.h"
+
+#include "src/engine/outline.h"
+
+namespace ballast::planning {
+
+/// What a move takes to a faster tier.
+enum class Part : std::uint8_t {
+  weights,
+  optimizer,
+  both,  ///< weights and optimizer states of a block together
+  activations,
+  intermediates  ///< kept on the device, whatever the tier of the move
+};
+
+/// Which of the blocks that may move do, when not all fit.
+enum class Pattern : std::uint8_t {
+  first,   ///< those that the forward pass needs first
+  last,    ///< those that the backward pass needs first
+  spread,  ///< evenly over the model, so that what stays behind comes at an even pace
+};
+
+/// One step of filling the tiers: as many blocks as fit, at most `limit`.
+struct Move {
+  Part part = Part::weights;
+  Tier tier = Tier::host;
+  Pattern pattern = Pattern::first;
+  std::size_t limit = std::numeric_limits<std::size_t>::max();
+};
+
+using Program = std::vector<Move>;
+
+/// Places the blocks of one workload within budgets: what is open starts on NVMe, and the moves of
+/// a program take it up. A pure function of its arguments.
+class Filler {
+ public:
+  /// All must outlive the filler.
+  Filler(const schedule::Workload& workload, const std::vector<engine::Wish>& wishes,
+         const memory::Budgets& budgets)
+      : work_(workload), wishes_(wishes), budgets_(budgets) {}
+
+  /// Where everything open is on the slowest tier.
+  [[nodiscard]] schedule::Placement lowest() const;
+  /// `moved`, when given, receives how many blocks each move took.
+  [[nodiscard]] schedule::Placement fill(const Program& program, const schedule::Options& options,
+                                         std::vector<std::size_t>* moved = nullptr) const;
+  /// Bytes above the budgets, both tiers together; 0: it fits.
+  [[nodiscard]] Bytes excess(const schedule::Placement& placement,
+                             const schedule::Options& options) const;
+  [[nodiscard]] memory::Ledger ledger(const schedule::Placement& placement,
+                                      const schedule::Options& options) const;
+
+ private:
+  [[nodiscard]] std::vector<std::size_t> movable(const schedule::Placement& placement,
+                                                 const Move& move) const;
+  std::size_t apply(schedule::Placement& placement, const Move& move,
+                    const schedule::Options& options) const;
+  [[nodiscard]] std::size_t least_excess(const schedule::Placement& placement, const Move& move,
+                                         const std::vector<std::size_t>& blocks, std::size_t most,
+                                         const schedule::Options& options) const;
+
+  const schedule::Workload& work_;
+  const std::vector<engine::Wish>& wishes_;
+  const memory::Budgets& budgets_;
+};
+
+}  // namespace ballast::planning

@@ -1,0 +1,139 @@
+#include "ballast/planning/forecast.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/schedule/hiding.h"
+#include "ballast/schedule/simulator.h"
+
+namespace ballast::planning {
+namespace {
+
+using schedule::Lane;
+using schedule::Operation;
+
+/// What a step moves on some lanes whatever its number of tokens, and how long that takes alone.
+struct Load {
+  Bytes bytes = 0;
+  double seconds = 0.0;
+};
+
+Load fixed_load(const engine::Blueprint& blueprint, const schedule::Rates& rates,
+                std::initializer_list<Lane> lanes) {
+  Load load;
+  for (const Operation& operation : blueprint.schedule.steady.operations) {
+    if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
+    const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
+    if (bytes == 0 || moves_batch(operation.action)) continue;
+    load.bytes += bytes;
+    load.seconds += seconds_alone(operation, blueprint.workload, rates);
+  }
+  return load;
+}
+
+/// NVMe reads and writes share the drives.
+Load nvme_load(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
+  const Load read = fixed_load(blueprint, rates, {Lane::fetch});
+  const Load written = fixed_load(blueprint, rates, {Lane::writeback});
+  Load both = {read.bytes + written.bytes, read.seconds + written.seconds};
+  if (read.bytes > 0 && written.bytes > 0 && rates.mixed_per_second > 0.0) {
+    both.seconds = static_cast<double>(both.bytes) / rates.mixed_per_second;
+  }
+  return both;
+}
+
+std::vector<HidingPoint> find_hiding_points(const Decision& decision,
+                                            const schedule::Rates& rates) {
+  const engine::Blueprint& blueprint = decision.blueprint;
+  const auto parameters = static_cast<double>(blueprint.model.parameters());
+  const auto tokens = static_cast<double>(blueprint.tokens_per_step());
+  const double compute =
+      decision.prediction.busy_seconds.at(static_cast<std::size_t>(Lane::compute));
+  std::vector<HidingPoint> points;
+  const auto add = [&](const char* what, const Load& load) {
+    if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) return;
+    const double achieved = schedule::kFlopsPerParameterAndToken * parameters * tokens / compute;
+    const auto bytes = static_cast<double>(load.bytes);
+    const double rank_tokens =
+        schedule::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds);
+    points.push_back({what, rank_tokens * blueprint.workload.world});
+  };
+  const auto slower = [&](Lane a, Lane b) {
+    const Load first = fixed_load(blueprint, rates, {a});
+    const Load second = fixed_load(blueprint, rates, {b});
+    return first.seconds > second.seconds ? first : second;
+  };
+  add("NVMe", nvme_load(blueprint, rates));
+  add("update", fixed_load(blueprint, rates, {Lane::update}));
+  add("link", slower(Lane::upload, Lane::offload));
+  add("network", fixed_load(blueprint, rates, {Lane::gather, Lane::reduce}));
+  std::stable_sort(points.begin(), points.end(),
+                   [](const HidingPoint& a, const HidingPoint& b) { return a.tokens > b.tokens; });
+  return points;
+}
+
+std::size_t swap_paths(const config::Config& config) {
+  std::set<std::filesystem::path> paths(config.zero.optimizer.nvme_path.begin(),
+                                        config.zero.optimizer.nvme_path.end());
+  paths.insert(config.zero.parameters.nvme_path.begin(), config.zero.parameters.nvme_path.end());
+  return std::max<std::size_t>(1, paths.size());
+}
+
+/// Drives share what is written; where the rates tell their rated life, that counts.
+std::optional<Wear> find_wear(const config::Config& config, const schedule::Rates& rates,
+                              Bytes written, double seconds) {
+  if (rates.drive_writes_bytes > 0.0) {
+    return estimate_wear(std::vector<Bytes>{written}, seconds, rates.drive_writes_bytes);
+  }
+  const std::size_t paths = swap_paths(config);
+  return estimate_wear(std::vector<Bytes>(paths, written / paths), seconds);
+}
+
+void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
+  const Bytes needed = blueprint.ledger.total(Tier::nvme);
+  if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
+  throw Error(ErrorCategory::memory,
+              fmt::format("rates '{}': the drives of a rank hold {}, the run needs {} there; use "
+                          "more drives or more ranks",
+                          rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
+}
+
+}  // namespace
+
+bool Forecast::bandwidth_run() const {
+  return !hiding.empty() &&
+         hiding.front().tokens > static_cast<double>(decision.blueprint.workload.tokens_per_step());
+}
+
+memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates) {
+  const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
+  const memory::Budgets wanted = {first(config.ballast.device_bytes, rates.device_bytes),
+                                  first(config.ballast.host_bytes, rates.host_bytes)};
+  return engine::resolve_budgets(config, wanted, memory::available_memory());
+}
+
+Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
+                       std::uint32_t world) {
+  const model::Architecture model = engine::make_architecture(config);
+  const memory::Budgets budgets = budgets_of(config, rates);
+  Forecast forecast;
+  forecast.rates = rates;
+  forecast.decision = decide(config, model, budgets, rates, world);
+  const Decision& decision = forecast.decision;
+  check_nvme(decision.blueprint, rates);
+  const double seconds = decision.prediction.step_seconds;
+  forecast.tokens_per_second =
+      static_cast<double>(decision.blueprint.workload.tokens_per_step()) / seconds;
+  forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
+  forecast.wear = find_wear(decision.config, rates, forecast.nvme_bytes_written, seconds);
+  forecast.hiding = find_hiding_points(decision, rates);
+  forecast.improvements = find_improvements(decision, config, model, budgets, rates, world);
+  return forecast;
+}
+
+}  // namespace ballast::planning

@@ -1,0 +1,237 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "ballast/planning/forecast.h"
+
+namespace ballast::planning {
+namespace {
+
+using schedule::Lane;
+using Json = nlohmann::ordered_json;
+using Lines = std::vector<std::string>;
+
+/// "3.27": as many digits as a prediction deserves.
+std::string seconds_text(double seconds) {
+  return seconds < 1.0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
+}
+
+/// "2.4", "3.54k".
+std::string speed_text(double per_second) {
+  return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
+}
+
+double of(const std::array<double, schedule::kLaneCount>& values, Lane lane) {
+  return values.at(static_cast<std::size_t>(lane));
+}
+
+void add(Lines& lines, std::string_view name, const std::string& text) {
+  lines.push_back(fmt::format("  {:<17} {}", name, text));
+}
+
+/// Passing places on the host, where there are any.
+void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
+  const schedule::Schedule& schedule = blueprint.schedule;
+  std::string text;
+  const auto add_count = [&](schedule::BufferId used, std::uint32_t count, std::string_view what) {
+    if (used == schedule::kNoBuffer) return;
+    text += fmt::format("{}{} for {}", text.empty() ? "" : ", ", count, what);
+  };
+  add_count(schedule.weight_staging, blueprint.options.weight_staging, "weights");
+  add_count(schedule.state_staging, blueprint.options.state_staging, "optimizer states");
+  add_count(schedule.activation_staging, blueprint.options.activation_staging, "activations");
+  if (!text.empty()) add(lines, "staging buffers", text);
+}
+
+void describe_run(const Forecast& forecast, Lines& lines) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Workload& work = blueprint.workload;
+  add(lines, "model",
+      fmt::format("{} parameters in {}, {} blocks",
+                  format_count(static_cast<double>(blueprint.model.parameters())),
+                  to_string(blueprint.type), blueprint.model.blocks.size()));
+  add(lines, "machine", forecast.rates.name);
+  std::string ranks;
+  if (work.world > 1) ranks = fmt::format(" x {} ranks (stage {})", work.world, work.stage);
+  add(lines, "batch",
+      fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
+                  blueprint.shape.sequences, blueprint.shape.length, ranks,
+                  work.tokens_per_step()));
+  for (const std::string& line : engine::describe_placement(blueprint)) {
+    lines.push_back("  " + line);
+  }
+  describe_buffers(blueprint, lines);
+  lines.push_back(work.world > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
+    lines.push_back("  " + row);
+  }
+}
+
+std::string bound_text(const Forecast& forecast, std::size_t index) {
+  const auto& bound = forecast.decision.prediction.bounds.at(index);
+  return fmt::format("{} ({:.0f}% of the step)", to_string(bound.lane),
+                     100.0 * bound.seconds / forecast.decision.prediction.step_seconds);
+}
+
+void describe_lanes(const Forecast& forecast, Lines& lines) {
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", "lane", "busy", "of step",
+                              "waiting", "bytes"));
+  for (const Lane lane : schedule::kLanes) {
+    const double busy = of(prediction.busy_seconds, lane);
+    if (busy <= 0.0) continue;
+    const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
+    lines.push_back(fmt::format("  {:<10} {:>10} {:>7.0f}% {:>10} {:>12}", to_string(lane),
+                                seconds_text(busy), 100.0 * busy / prediction.step_seconds,
+                                seconds_text(of(prediction.stalled_seconds, lane)),
+                                bytes > 0 ? format_bytes(bytes) : "-"));
+  }
+}
+
+void describe_speed(const Forecast& forecast, Lines& lines) {
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  lines.emplace_back("prediction");
+  add(lines, "step",
+      fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
+                  speed_text(forecast.tokens_per_second)));
+  if (!prediction.bounds.empty()) add(lines, "bottleneck", bound_text(forecast, 0));
+  if (prediction.bounds.size() > 1) add(lines, "second", bound_text(forecast, 1));
+  describe_lanes(forecast, lines);
+  if (forecast.wear) {
+    add(lines, "written to NVMe", format_bytes(forecast.nvme_bytes_written) + " per step,");
+    lines.push_back(fmt::format("  {:<17} {}", "", describe(*forecast.wear)));
+  }
+}
+
+void describe_hiding(const Forecast& forecast, Lines& lines) {
+  const auto tokens = static_cast<double>(forecast.decision.blueprint.workload.tokens_per_step());
+  for (const HidingPoint& point : forecast.hiding) {
+    const double factor = point.tokens / tokens;
+    const std::string verdict =
+        factor > 1.0 ? fmt::format("{:.1f}x more tokens per step hide it", factor) : "hidden";
+    add(lines, fmt::format("T* {}", point.what),
+        fmt::format("{} tokens per step: {}", format_count(std::ceil(point.tokens)), verdict));
+  }
+  if (forecast.hiding.empty()) return;
+  add(lines, "so this is",
+      forecast.bandwidth_run() ? "a bandwidth run" : "an MFU run: compute hides the rest");
+}
+
+Json ledger_json(const memory::Ledger& ledger) {
+  Json list = Json::array();
+  for (const memory::LedgerLine& line : ledger.lines()) {
+    list.push_back({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}});
+  }
+  return list;
+}
+
+Json lanes_json(const schedule::Prediction& prediction) {
+  Json lanes = Json::object();
+  for (const Lane lane : schedule::kLanes) {
+    lanes[std::string(to_string(lane))] = {
+        {"busy_seconds", of(prediction.busy_seconds, lane)},
+        {"stalled_seconds", of(prediction.stalled_seconds, lane)},
+        {"bytes", prediction.bytes.at(static_cast<std::size_t>(lane))}};
+  }
+  return lanes;
+}
+
+Json bounds_json(const schedule::Prediction& prediction) {
+  Json list = Json::array();
+  for (const auto& bound : prediction.bounds) {
+    list.push_back({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}});
+  }
+  return list;
+}
+
+Json placement_json(const schedule::Placement& placement) {
+  Json list = Json::array();
+  for (const auto& block : placement.blocks) {
+    list.push_back({{"weights", to_string(block.weights)},
+                    {"optimizer", to_string(block.optimizer)},
+                    {"activations", to_string(block.activations)},
+                    {"recompute", !block.keeps_intermediates}});
+  }
+  return list;
+}
+
+void add_hiding_json(const Forecast& forecast, Json& out) {
+  Json points = Json::object();
+  for (const HidingPoint& point : forecast.hiding) points[point.what] = point.tokens;
+  out["tokens_to_hide"] = points;
+  out["bandwidth_run"] = forecast.bandwidth_run();
+}
+
+void add_wear_json(const Forecast& forecast, Json& out) {
+  out["nvme_bytes_written"] = forecast.nvme_bytes_written;
+  if (!forecast.wear) return;
+  out["wear"] = {{"terabytes_per_day", forecast.wear->terabytes_per_day},
+                 {"days", forecast.wear->days},
+                 {"rated_bytes", forecast.wear->rated_bytes}};
+}
+
+}  // namespace
+
+std::vector<std::string> describe(const Forecast& forecast) {
+  Lines lines;
+  describe_run(forecast, lines);
+  describe_speed(forecast, lines);
+  describe_hiding(forecast, lines);
+  if (!forecast.improvements.empty()) lines.emplace_back("what would help, by itself");
+  constexpr std::size_t kMost = 5;
+  for (std::size_t i = 0; i < std::min(kMost, forecast.improvements.size()); ++i) {
+    const Variant& variant = forecast.improvements[i];
+    lines.push_back(fmt::format("  {:>6.2f}x  {}", variant.speedup, variant.change));
+  }
+  return lines;
+}
+
+std::string to_json(const Forecast& forecast) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const schedule::Prediction& prediction = forecast.decision.prediction;
+  const auto bound = [&](std::size_t index) {
+    return prediction.bounds.size() > index ? Json(to_string(prediction.bounds[index].lane))
+                                            : Json();
+  };
+  Json out;
+  out["predicted_step_seconds"] = prediction.step_seconds;
+  out["tokens_per_second"] = forecast.tokens_per_second;
+  out["bottleneck"] = bound(0);
+  out["second_bottleneck"] = bound(1);
+  out["ledger"] = ledger_json(blueprint.ledger);
+  out["budgets"] = {{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}};
+  for (const Tier tier : kTiers) {
+    out["peak_bytes"][std::string(to_string(tier))] = blueprint.ledger.total(tier);
+  }
+  out["machine"] = forecast.rates.name;
+  out["parameters"] = blueprint.model.parameters();
+  out["world"] = blueprint.workload.world;
+  out["stage"] = blueprint.workload.stage;
+  out["micro_batch"] = blueprint.shape.sequences;
+  out["accumulation"] = blueprint.micro_batches;
+  out["tokens_per_step"] = blueprint.workload.tokens_per_step();
+  out["placement"] = placement_json(blueprint.placement);
+  const schedule::Options& options = blueprint.options;
+  out["buffers"] = {{"weights", options.weight_staging},
+                    {"states", options.state_staging},
+                    {"activations", options.activation_staging},
+                    {"device_weights", options.weight_slots}};
+  out["lanes"] = lanes_json(prediction);
+  out["bounds"] = bounds_json(prediction);
+  add_wear_json(forecast, out);
+  add_hiding_json(forecast, out);
+  out["improvements"] = Json::array();
+  for (const Variant& variant : forecast.improvements) {
+    out["improvements"].push_back({{"change", variant.change},
+                                   {"tokens_per_second", variant.tokens_per_second},
+                                   {"speedup", variant.speedup}});
+  }
+  out["simulated"] = forecast.decision.simulated;
+  out["config"] = Json::parse(config::print(forecast.decision.config));
+  constexpr int kIndent = 2;
+  return out.dump(kIndent, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace ballast::planning

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/schedule/rates.h"
+#include "ballast/schedule/simulator.h"
+
+#include "src/planning/filling.h"
+
+namespace ballast::planning {
+
+/// What the kernels need for micro-batches of that shape.
+using KernelMemoryOf = std::function<model::KernelMemory(model::MicroBatchShape)>;
+
+/// Everything that a decision depends on.
+struct Question {
+  const config::Config& config;
+  const model::Architecture& model;
+  const memory::Budgets& budgets;
+  const schedule::Rates& rates;
+  std::uint32_t world = 1;
+  KernelMemoryOf kernel_memory_of;
+  /// Operations that may be built and simulated in search of an answer.
+  std::size_t work_limit = 2'000'000;
+};
+
+/// The sequences per micro-batch that `question` allows, the largest first. Throws Error(config)
+/// for a batch that its ranks cannot share.
+std::vector<std::uint64_t> micro_batch_sizes(const Question& question);
+
+/// The question's config with micro-batches of `size` sequences.
+config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
+                                  std::uint32_t world);
+
+/// `options` with as few passing places as `config` allows.
+schedule::Options smallest_buffers(const config::Config& config, schedule::Options options);
+
+/// The fillings that are tried of every micro-batch size, the most promising first.
+std::vector<Program> basic_programs();
+
+/// One micro-batch size: what the schedule is built from, before any placement.
+struct Setting {
+  Setting(const Question& question, std::uint64_t size);
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+  std::uint64_t micro_batch;
+  memory::Budgets budgets;
+  engine::Blueprint outline;
+  std::vector<engine::Wish> wishes;
+  Filler filler;
+  double best = 0.0;  ///< tokens per second
+};
+
+/// Something that can be tried.
+struct Point {
+  Setting* setting = nullptr;
+  schedule::Options options;
+  Program program;
+};
+
+/// A point that fits, and what the simulator says of it.
+struct Trial {
+  Point point;
+  schedule::Placement placement;
+  std::vector<std::size_t> moved;  ///< blocks, per move of the program
+  double tokens_per_second = 0.0;
+  Bytes written = 0;      ///< to NVMe per step
+  Bytes moved_bytes = 0;  ///< on all lanes per step
+  Bytes memory = 0;       ///< device and host together
+};
+
+/// Looks for the placement, micro-batch size and buffer counts with the most tokens per second: the
+/// basic programs first, then variations of the best. What it tries is limited by the number of
+/// operations simulated, not by time, so that equal questions have equal answers.
+class Search {
+ public:
+  explicit Search(const Question& question);
+
+  /// None when nothing fits. Throws Error(config) when the rates lack what all that fits needs.
+  std::optional<Trial> run();
+
+  /// Plans that were simulated.
+  [[nodiscard]] std::size_t simulated() const { return simulated_; }
+
+ private:
+  void try_basic(bool few_buffers);
+  void refine();
+  [[nodiscard]] std::vector<Point> neighbours(const Trial& trial) const;
+  void vary_buffers(const Trial& trial, std::vector<Point>& points) const;
+  void vary_program(const Trial& trial, std::vector<Point>& points) const;
+  void attempt(const Point& point);
+  [[nodiscard]] bool out_of_work() const;
+  void evaluate(Trial trial);
+  [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
+                                      const schedule::Workload& workload) const;
+  void judge(Trial trial, const schedule::Schedule& schedule);
+  [[nodiscard]] const Trial* best() const;
+
+  const Question& question_;
+  std::vector<std::unique_ptr<Setting>> settings_;
+  std::vector<Trial> trials_;
+  std::set<std::string> seen_;
+  std::optional<Error> lacking_;  ///< the first rate that was not there
+  double best_tokens_per_second_ = 0.0;
+  std::size_t simulated_ = 0;
+  std::size_t work_ = 0;  ///< operations built and simulated
+};
+
+}  // namespace ballast::planning

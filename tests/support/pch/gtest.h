@@ -1,0 +1,10 @@
+#ifndef BALLAST_PCH_GTEST_H
+#define BALLAST_PCH_GTEST_H
+
+// Precompiled for test programs of several files.
+
+#include <gtest/gtest.h>
+
+#include "src/pch/standard.h"
+
+#endif

@@ -1,0 +1,148 @@
+#include "ballast/planning/calibrate.h"
+
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+
+#include "src/planning/calibration.h"
+#include "tests/support/captured_log.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+
+namespace ballast::planning {
+namespace {
+
+const std::string kModel =
+    R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)";
+const std::string kOnNvme = "zero_optimization.offload_optimizer.device=nvme";
+const std::string kAuto = "zero_optimization.offload_optimizer.device=auto";
+
+class Calibration : public testing::Test {
+ protected:
+  config::Config config(const std::vector<std::string>& overrides, bool bf16 = true) const {
+    return test::tiny_config(kModel, bf16, directory_.path(), overrides);
+  }
+  static schedule::Rates rates_of(const config::Config& config) {
+    return calibrate(config, engine::make_architecture(config));
+  }
+  static std::string key_of(const config::Config& config) {
+    return calibration_key(config, engine::make_architecture(config));
+  }
+
+  test::TempDir directory_;
+};
+
+std::vector<double> tokens(const schedule::Curve& curve) {
+  std::vector<double> found;
+  for (const auto& point : curve) found.push_back(point.tokens);
+  return found;
+}
+
+TEST_F(Calibration, FindsEveryRateOfARun) {
+  for (const bool bf16 : {true, false}) {
+    const schedule::Rates rates =
+        rates_of(config({kOnNvme, "train_micro_batch_size_per_gpu=3"}, bf16));
+    const std::vector<double> sizes = {37, 74, 111, 148};
+    for (const auto* curve : {&rates.forward, &rates.backward, &rates.head}) {
+      // On a busy machine those are left out that would take long.
+      const std::vector<double> found = tokens(*curve);
+      ASSERT_FALSE(found.empty());
+      EXPECT_EQ(found.front(), sizes.front());
+      EXPECT_TRUE(std::includes(sizes.begin(), sizes.end(), found.begin(), found.end()));
+      for (const auto& point : *curve) EXPECT_GT(point.flops_per_second, 0.0);
+    }
+    for (const double rate :
+         {rates.device_memory_per_second, rates.launch_seconds, rates.update_per_second,
+          rates.upload_per_second, rates.offload_per_second, rates.read_per_second,
+          rates.write_per_second, rates.mixed_per_second, rates.io_latency_seconds}) {
+      EXPECT_GT(rate, 0.0);
+      EXPECT_LT(rate, 1e15);
+    }
+    EXPECT_EQ(rates.shared_cores, static_cast<unsigned>(usable_cpus()));
+    EXPECT_GT(rates.compute_threads, 0U);
+    EXPECT_GT(rates.update_threads, 0U);
+    EXPECT_GE(rates.mixed_read_share, 0.0);
+    EXPECT_LE(rates.mixed_read_share, 1.0);
+  }
+}
+
+TEST_F(Calibration, TakesThreadsAndLinkFromTheConfig) {
+  const schedule::Rates rates = rates_of(
+      config({"ballast.compute_threads=1", "ballast.update_threads=3", "ballast.link_gbps=0.01"}));
+  EXPECT_EQ(rates.compute_threads, 1U);
+  EXPECT_EQ(rates.update_threads, 3U);
+  EXPECT_LE(rates.upload_per_second, 0.01e9);
+  EXPECT_LE(rates.offload_per_second, 0.01e9);
+  EXPECT_LT(rates.link_cores, 1.0);
+}
+
+TEST_F(Calibration, LeavesNvmeAloneWhereNothingCanLieThere) {
+  const schedule::Rates rates = rates_of(config({"ballast.out=\"/nowhere/at/all\""}));
+  EXPECT_EQ(rates.read_per_second, 0.0);
+  EXPECT_FALSE(may_swap(config({})));
+  EXPECT_TRUE(may_swap(config({kOnNvme})));
+  EXPECT_TRUE(may_swap(config({kAuto})));
+  EXPECT_TRUE(may_swap(config({R"(ballast.placement=[{"blocks": "1-1", "optimizer": "nvme"}])"})));
+}
+
+TEST_F(Calibration, LeavesNothingBehind) {
+  rates_of(config({kOnNvme}));
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+TEST_F(Calibration, RefusesAPathThatIsNeededAndMissing) {
+  const std::string path = "zero_optimization.offload_optimizer.nvme_path=\"/nowhere\"";
+  try {
+    rates_of(config({kOnNvme, path}));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::io);
+    EXPECT_NE(std::string(error.what()).find("/nowhere"), std::string::npos);
+  }
+  const test::CapturedLog log;
+  EXPECT_EQ(rates_of(config({kAuto, path})).read_per_second, 0.0);
+  EXPECT_NE(log.text().find("/nowhere"), std::string::npos) << log.text();
+}
+
+TEST_F(Calibration, HasAKeyForWhatChangesTheRates) {
+  const std::string key = key_of(config({kOnNvme}));
+  EXPECT_EQ(key_of(config({kOnNvme})), key);
+  EXPECT_EQ(key_of(config({kOnNvme, "ballast.steps=7", "optimizer.params.lr=0.5"})), key);
+  for (const char* change :
+       {"bf16.enabled=false", "ballast.link_gbps=1", "ballast.compute_threads=7",
+        "ballast.update_threads=7", "ballast.update_isa=scalar", "ballast.optimizer_states=8bit",
+        "ballast.attention=own", "model.hidden_size=64", "model.vocab_size=132",
+        "model.num_layers=3", "data.sequence_length=36", "train_micro_batch_size_per_gpu=4",
+        "aio.queue_depth=3", "aio.buffered=true",
+        "zero_optimization.offload_optimizer.nvme_path=/elsewhere",
+        "zero_optimization.offload_optimizer.device=cpu"}) {
+    EXPECT_NE(key_of(config({kOnNvme, change})), key) << change;
+  }
+}
+
+TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
+  int calls = 0;
+  int prepared = 0;
+  const double seconds = median_seconds(
+      {.seconds = 0.0, .least = 3, .most = 5}, [&] { ++calls; }, [&] { ++prepared; });
+  EXPECT_EQ(calls, 4);
+  EXPECT_EQ(prepared, 3);
+  EXPECT_GT(seconds, 0.0);
+  calls = 0;
+  median_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
+  EXPECT_EQ(calls, 6);
+}
+
+TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {
+  const config::Config tiny = config({});
+  const Sample sample = make_sample(tiny, engine::make_architecture(tiny));
+  EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);
+  EXPECT_EQ(cold_copies(sample, 1), 4U);
+  EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);
+}
+
+}  // namespace
+}  // namespace ballast::planning

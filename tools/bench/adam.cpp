@@ -1,0 +1,341 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/cpu_adam/reference.h"
+#include "ballast/memory/budget.h"
+#include "ballast/memory/topology.h"
+
+#include "tools/bench/adam_data.h"
+#include "tools/commands.h"
+#include "tools/quantile.h"
+
+namespace ballast::tools {
+namespace {
+
+struct BenchAdamArguments {
+  std::vector<std::string> params = {"64Mi"};
+  std::vector<std::string> variants = {"adamw-bf16", "adamw-fp32", "adamw-master-bf16",
+                                       "adamw-bf16-m16", "adamw-bf16-8bit"};
+  std::vector<std::string> isas;
+  std::vector<int> threads;
+  std::uint64_t repeats = 7;
+  double seconds = 1.0;
+  std::optional<int> numa_node;
+  bool no_check = false;
+  bool json = false;
+};
+
+/// One row: what is measured.
+struct AdamCase {
+  const AdamVariant* variant = nullptr;
+  Elems params = 0;
+  Isa isa = Isa::scalar;
+  int threads = 1;
+};
+
+struct AdamResult {
+  AdamCase subject;
+  std::uint64_t repeats = 0;
+  double median_seconds = 0.0;
+  double min_seconds = 0.0;
+  double p99_seconds = 0.0;
+  double ceiling_seconds = 0.0;   ///< median
+  double share_of_ceiling = 0.0;  ///< median over the pairs
+  bool checked = false;
+  std::string mistake;  ///< what the check found wrong
+
+  [[nodiscard]] double gparams_per_second() const {
+    return static_cast<double>(subject.params) / median_seconds * 1e-9;
+  }
+  [[nodiscard]] double bytes() const {
+    return static_cast<double>(subject.params) *
+           static_cast<double>(subject.variant->traffic.bytes_per_element());
+  }
+  [[nodiscard]] double gb_per_second() const { return bytes() / median_seconds * 1e-9; }
+  [[nodiscard]] double ceiling_gb_per_second() const { return bytes() / ceiling_seconds * 1e-9; }
+};
+
+constexpr Elems kFewestParams = cpu_adam::Codes::kBlock;
+constexpr Elems kCheckedElements = 4096;
+constexpr int kWarmUps = 2;
+
+void stop_if_interrupted() {
+  if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+}
+
+/// Vector instruction sets; the scalar one is for comparing results, and slow.
+std::vector<Isa> default_isas() {
+  std::vector<Isa> isas = cpu_adam::available();
+  if (isas.size() > 1) std::erase(isas, Isa::scalar);
+  return isas;
+}
+
+/// Throws Error when the case asks for more memory than there is.
+void require_memory(const AdamCase& subject, Bytes available) {
+  const Bytes needed = AdamArrays::bytes_needed(*subject.variant, subject.params);
+  if (needed <= available) return;
+  const Elems fitting = AdamArrays::elements_in(*subject.variant, available);
+  const std::string size =
+      fitting >= kMiB ? fmt::format("{}Mi", fitting / kMiB) : fmt::format("{}", fitting);
+  throw Error(ErrorCategory::memory,
+              fmt::format("bench adam: {} with {} parameters needs {} of memory and {} is free; "
+                          "--params {} would fit",
+                          subject.variant->name, subject.params, format_bytes(needed),
+                          format_bytes(available), size));
+}
+
+/// The sweep, checked before anything is allocated. Throws Error.
+std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
+  std::vector<Isa> isas;
+  for (const auto& name : arguments.isas) isas.push_back(parse_isa(name));
+  if (isas.empty()) isas = default_isas();
+  std::vector<int> threads = arguments.threads;
+  if (threads.empty()) threads = {0};
+  for (int& count : threads) {
+    for (const Isa isa : isas) {
+      count = cpu_adam::Updater({count, isa, arguments.numa_node}).threads();
+    }
+  }
+  const Bytes available = memory::available_memory();
+  std::vector<AdamCase> cases;
+  for (const auto& name : arguments.variants) {
+    const AdamVariant& variant = find_adam_variant(name);
+    for (const auto& text : arguments.params) {
+      const Elems params = parse_count(text);
+      if (params < kFewestParams) {
+        throw Error(ErrorCategory::usage,
+                    fmt::format("bench adam: --params {}: give at least {}", text, kFewestParams));
+      }
+      for (const int count : threads) {
+        for (const Isa isa : isas) cases.push_back({&variant, params, isa, count});
+      }
+      require_memory(cases.back(), available);
+    }
+  }
+  return cases;
+}
+
+/// As in a run with clipping: decay, and a coefficient that is no power of two.
+cpu_adam::Hyper hyper_of(cpu_adam::Optimizer optimizer, std::int64_t step) {
+  cpu_adam::Hyper hyper;
+  hyper.optimizer = optimizer;
+  hyper.learning_rate = 1e-4;
+  hyper.weight_decay = 0.1;
+  hyper.gradient_scale = 0.37F;
+  hyper.step = step;
+  return hyper;
+}
+
+/// The first, the last and one from each of equal parts between them.
+std::vector<Elems> sample(Elems size) {
+  const Elems parts = std::min(size, kCheckedElements) - 1;
+  std::vector<Elems> indices = {0};
+  for (Elems part = 0; part + 1 < parts; ++part) {
+    const Elems start = size / parts * part;
+    indices.push_back(start + random_u64(2, part) % (size / parts));
+  }
+  indices.push_back(size - 1);
+  return indices;
+}
+
+bool finite(const cpu_adam::Element& element) {
+  return std::isfinite(element.weight) && std::isfinite(element.first) &&
+         std::isfinite(element.second);
+}
+
+/// One more step, compared with the same step in double. "" when all is right.
+std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& arrays,
+                       const cpu_adam::Hyper& hyper) {
+  const cpu_adam::Shard& shard = arrays.shard();
+  const std::vector<Elems> indices = sample(shard.size);
+  std::vector<cpu_adam::Element> before;
+  before.reserve(indices.size());
+  for (const Elems index : indices) {
+    before.push_back(cpu_adam::read_element(hyper.optimizer, shard, index));
+  }
+  updater.step(hyper, shard);
+  std::size_t changed = 0;
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const auto after = cpu_adam::read_element(hyper.optimizer, shard, indices[i]);
+    const double error = cpu_adam::reference_error(hyper, shard.moments.format, before[i], after);
+    if (!(error <= 1.0)) {
+      return fmt::format("element {} is {:.3g} times as far from the double reference as allowed",
+                         indices[i], error);
+    }
+    if (!finite(after)) return fmt::format("element {} is not finite", indices[i]);
+    if (!arrays.copy_is_right(indices[i])) {
+      return fmt::format("the copy of element {} is not its rounded master", indices[i]);
+    }
+    changed += after.weight != before[i].weight ? 1 : 0;
+  }
+  if (changed < indices.size() / 2) {
+    return fmt::format("only {} of {} weights changed", changed, indices.size());
+  }
+  return "";
+}
+
+double seconds_of(const auto& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments) {
+  const cpu_adam::Updater updater({subject.threads, subject.isa, arguments.numa_node});
+  // What the memory can do does not depend on the arithmetic that is measured against it.
+  const cpu_adam::Updater best({subject.threads, cpu_adam::active(), arguments.numa_node});
+  const AdamVariant& variant = *subject.variant;
+  stop_if_interrupted();
+  const AdamArrays arrays(updater, variant, subject.params);
+  std::int64_t steps = 0;
+  const auto step = [&] { updater.step(hyper_of(variant.optimizer, ++steps), arrays.shard()); };
+  const auto touch = [&] { best.touch(variant.optimizer, arrays.shard()); };
+  for (int i = 0; i < kWarmUps; ++i) {
+    stop_if_interrupted();
+    step();
+    touch();
+  }
+  std::vector<double> step_seconds;
+  std::vector<double> touch_seconds;
+  std::vector<double> shares;
+  double total = 0.0;
+  while (shares.size() < arguments.repeats || total < arguments.seconds) {
+    stop_if_interrupted();
+    step_seconds.push_back(seconds_of(step));
+    touch_seconds.push_back(seconds_of(touch));
+    shares.push_back(touch_seconds.back() / step_seconds.back());
+    total += step_seconds.back() + touch_seconds.back();
+  }
+  AdamResult result;
+  result.subject = subject;
+  result.repeats = shares.size();
+  result.median_seconds = quantile(step_seconds, 0.5);
+  result.min_seconds = quantile(step_seconds, 0.0);
+  result.p99_seconds = quantile(step_seconds, 0.99);
+  result.ceiling_seconds = quantile(touch_seconds, 0.5);
+  result.share_of_ceiling = quantile(shares, 0.5);
+  if (!arguments.no_check) {
+    result.mistake = check_step(updater, arrays, hyper_of(variant.optimizer, ++steps));
+    result.checked = result.mistake.empty();
+  }
+  return result;
+}
+
+/// "madvise", "always" or "never": whether the kernel gives huge pages to who asks for them.
+std::string huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string word;
+  while (file >> word) {
+    if (word.front() == '[') return word.substr(1, word.size() - 2);
+  }
+  return "unknown";
+}
+
+void print_machine() {
+  fmt::print("{}\n{}, huge pages: {}\n", cpu_name(), memory::describe(memory::read_topology()),
+             huge_pages());
+}
+
+void print_variant(const AdamVariant& variant) {
+  fmt::print("\n{}: {}\n", variant.name, variant.traffic.formula());
+  fmt::print("  {:<6} {:>3} {:>6} {:>8} {:>8} {:>8} {:>6} {:>5} {:>7} {:>6} {:>5}\n", "isa", "thr",
+             "params", "median", "min", "p99", "Gpar/s", "GB/s", "ceiling", "share", "check");
+  std::fflush(stdout);
+}
+
+std::string milliseconds(double seconds) {
+  return fmt::format("{:.{}f}ms", seconds * 1e3, seconds < 1.0 ? 2 : 0);
+}
+
+void print_row(const AdamResult& result, bool wanted_check) {
+  const AdamCase& subject = result.subject;
+  const bool whole = subject.params % kMiB == 0;
+  const std::string params = whole ? fmt::format("{}Mi", subject.params / kMiB)
+                                   : format_count(static_cast<double>(subject.params));
+  const char* check = !wanted_check ? "-" : result.checked ? "ok" : "WRONG";
+  fmt::print("  {:<6} {:>3} {:>6} {:>8} {:>8} {:>8} {:>6.3f} {:>5.1f} {:>7.1f} {:>5.1f}% {:>5}\n",
+             to_string(subject.isa), subject.threads, params, milliseconds(result.median_seconds),
+             milliseconds(result.min_seconds), milliseconds(result.p99_seconds),
+             result.gparams_per_second(), result.gb_per_second(), result.ceiling_gb_per_second(),
+             100.0 * result.share_of_ceiling, check);
+  std::fflush(stdout);
+}
+
+std::string json_of(const AdamResult& result) {
+  const AdamCase& subject = result.subject;
+  return fmt::format(
+      R"({{"variant": "{}", "isa": "{}", "threads": {}, "params": {}, "bytes_per_param": {}, )"
+      R"("repeats": {}, "median_seconds": {}, "min_seconds": {}, "p99_seconds": {}, )"
+      R"("gparams_per_second": {}, "gb_per_second": {}, "ceiling_gb_per_second": {}, )"
+      R"("percent_of_ceiling": {}, "checked": {}}})",
+      subject.variant->name, to_string(subject.isa), subject.threads, subject.params,
+      subject.variant->traffic.bytes_per_element(), result.repeats, result.median_seconds,
+      result.min_seconds, result.p99_seconds, result.gparams_per_second(), result.gb_per_second(),
+      result.ceiling_gb_per_second(), 100.0 * result.share_of_ceiling, result.checked);
+}
+
+void run_bench_adam(const BenchAdamArguments& arguments) {
+  const std::vector<AdamCase> cases = make_cases(arguments);
+  if (!arguments.json) print_machine();
+  const AdamVariant* shown = nullptr;
+  std::string json;
+  std::string mistake;
+  for (const AdamCase& subject : cases) {
+    if (!arguments.json && subject.variant != shown) print_variant(*subject.variant);
+    shown = subject.variant;
+    const AdamResult result = measure(subject, arguments);
+    if (!arguments.json) print_row(result, !arguments.no_check);
+    json += (json.empty() ? "" : ",\n ") + json_of(result);
+    if (mistake.empty() && !result.mistake.empty()) {
+      mistake = fmt::format("bench adam: {} on {}: {}", subject.variant->name,
+                            to_string(subject.isa), result.mistake);
+    }
+  }
+  if (arguments.json) fmt::print("[{}]\n", json);
+  if (!mistake.empty()) throw Error(ErrorCategory::numeric, mistake);
+}
+
+}  // namespace
+
+void add_bench_adam(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchAdamArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand(
+      "adam", "CPU optimizer updates as a share of what memory can do (lists make a sweep)");
+  const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
+  list(command->add_option("--params", a.params, "Parameters, for example 256Mi")
+           ->default_str("64Mi"));
+  list(command->add_option(
+      "--variant", a.variants,
+      "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
+      "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16"));
+  list(command->add_option(
+      "--isa", a.isas, "scalar, neon, avx2 or avx512 (default: the vector ones that run here)"));
+  list(command->add_option("--threads", a.threads, "Threads (default: all usable CPUs)")
+           ->check(CLI::Range(1, 4096)));
+  command->add_option("--repeats", a.repeats, "Measured pairs of update and ceiling, at least")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command->add_option("--seconds", a.seconds, "Measured time, at least")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->add_option("--numa-node", a.numa_node, "Threads and memory of one NUMA node, from 0");
+  command->add_flag("--no-check", a.no_check, "Leave out the comparison with a double reference");
+  command->add_flag("--json", a.json, "Print a JSON array");
+  command->callback([&action, arguments] { action = [arguments] { run_bench_adam(*arguments); }; });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,184 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+#include "ballast/model/attention_trial.h"
+
+#include "tools/bench/bench.h"
+#include "tools/commands.h"
+#include "tools/quantile.h"
+
+namespace ballast::tools {
+namespace {
+
+using model::AttentionExtents;
+using model::AttentionPass;
+using model::AttentionTrial;
+
+struct BenchAttentionArguments {
+  std::string device = "cuda";
+  AttentionExtents extents = {
+      .sequences = 4, .length = 2048, .heads = 32, .kv_heads = 8, .head_size = 128};
+  std::uint64_t repeats = 15;
+  double seconds = 1.0;
+  bool json = false;
+};
+
+/// Passes that are waited for at once take at least this long, or starting and waiting would count.
+constexpr double kShortestSeconds = 0.02;
+constexpr std::size_t kMostPasses = std::size_t{1} << 16U;
+
+struct Row {
+  AttentionPass pass;
+  std::size_t passes = 1;  ///< that are waited for at once
+  std::vector<double> seconds = {};
+
+  /// Of one pass, median.
+  [[nodiscard]] double median() const {
+    std::vector<double> all = seconds;
+    return quantile(all, 0.5) / static_cast<double>(passes);
+  }
+};
+
+const char* pass_name(AttentionPass pass) {
+  return pass == AttentionPass::own_backward ? "backward" : "forward";
+}
+const char* kernels_name(AttentionPass pass) {
+  return pass == AttentionPass::cudnn_forward ? "cudnn" : "own";
+}
+
+double seconds_of(AttentionTrial& trial, AttentionPass pass, std::size_t count) {
+  const auto start = std::chrono::steady_clock::now();
+  trial.run(pass, count);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// All take turns, and turns in who begins.
+std::vector<Row> measure(AttentionTrial& trial, const BenchAttentionArguments& arguments) {
+  std::vector<Row> rows = {{AttentionPass::own_forward}, {AttentionPass::own_backward}};
+  if (trial.cudnn_refusal().empty()) rows.push_back({AttentionPass::cudnn_forward});
+  for (Row& row : rows) {
+    trial.run(row.pass, 1);  // what is loaded at the first call
+    while (row.passes < kMostPasses && seconds_of(trial, row.pass, row.passes) < kShortestSeconds) {
+      row.passes *= 2;
+    }
+  }
+  double total = 0.0;
+  for (std::size_t round = 0; round < arguments.repeats || total < arguments.seconds; ++round) {
+    if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      Row& row = rows[(round + i) % rows.size()];
+      row.seconds.push_back(seconds_of(trial, row.pass, row.passes));
+      total += row.seconds.back();
+    }
+  }
+  return rows;
+}
+
+/// Median over the rounds of how many times faster than our own kernels for that pass.
+double ratio(const std::vector<Row>& rows, const Row& row) {
+  if (row.pass != AttentionPass::cudnn_forward) return 1.0;
+  const Row& own = rows.front();
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < row.seconds.size(); ++i) {
+    ratios.push_back(own.seconds[i] / static_cast<double>(own.passes) /
+                     (row.seconds[i] / static_cast<double>(row.passes)));
+  }
+  return quantile(ratios, 0.5);
+}
+
+void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& arguments) {
+  const AttentionExtents& e = arguments.extents;
+  fmt::print("bf16, causal: {} sequences of {}, {} heads ({} of keys) of {}\n", e.sequences,
+             e.length, e.heads, e.kv_heads, e.head_size);
+  fmt::print(
+      "FLOP: half of 4 (forward) or 10 (backward) x sequences x heads x length^2 x head\n\n");
+  fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "by", "rounds", "ms", "TFLOP/s",
+             "ratio");
+  for (const Row& row : rows) {
+    fmt::print("  {:<9} {:<6} {:>7} {:>10.4f} {:>9.1f} {:>7.2f}\n", pass_name(row.pass),
+               kernels_name(row.pass), row.seconds.size(), 1e3 * row.median(),
+               attention_flops(e, row.pass) / row.median() * 1e-12, ratio(rows, row));
+  }
+}
+
+std::string json_of(const std::vector<Row>& rows, const Row& row,
+                    const BenchAttentionArguments& arguments) {
+  const AttentionExtents& e = arguments.extents;
+  return fmt::format(R"({{"pass": "{}", "by": "{}", "sequences": {}, "length": {}, "heads": {}, )"
+                     R"("kv_heads": {}, "head_size": {}, "repeats": {}, "median_seconds": {}, )"
+                     R"("tflop_per_second": {}, "times_own": {}}})",
+                     pass_name(row.pass), kernels_name(row.pass), e.sequences, e.length, e.heads,
+                     e.kv_heads, e.head_size, row.seconds.size(), row.median(),
+                     attention_flops(e, row.pass) / row.median() * 1e-12, ratio(rows, row));
+}
+
+/// Throws unless there is a GPU: the host device has one attention.
+void require_gpu(const std::string& asked) {
+  const std::string refusal = device::cuda_refusal();
+  if (bench_device("bench attention", asked == "cuda" ? "auto" : asked) == "cuda") return;
+  throw Error(ErrorCategory::device,
+              asked == "host"
+                  ? "bench attention: --device host has one attention, and there is "
+                    "nothing to compare; use --device cuda"
+                  : "bench attention: it compares attentions of the CUDA device: " + refusal);
+}
+
+void run_bench_attention(const BenchAttentionArguments& arguments) {
+  require_gpu(arguments.device);
+  const auto device = device::make_device(
+      {.kind = "cuda", .budget = round_up(attention_trial_bytes(arguments.extents), kPage)});
+  const auto trial = make_attention_trial(*device, arguments.extents);
+  const std::vector<Row> rows = measure(*trial, arguments);
+  if (arguments.json) {
+    std::string json;
+    for (const Row& row : rows) {
+      json += (json.empty() ? "" : ",\n ") + json_of(rows, row, arguments);
+    }
+    fmt::print("[{}]\n", json);
+    return;
+  }
+  fmt::print("{}\n", device->description());
+  print_table(rows, arguments);
+  if (!trial->cudnn_refusal().empty()) fmt::print("\nno cuDNN: {}\n", trial->cudnn_refusal());
+}
+
+}  // namespace
+
+void add_bench_attention(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchAttentionArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand(
+      "attention", "Attention in bf16 on the CUDA device: our own kernels beside cuDNN's");
+  command->add_option("--device", a.device, "cuda")->capture_default_str();
+  const auto count = [&](const char* name, std::uint64_t& target, const char* what) {
+    command->add_option(name, target, what)
+        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 20U))
+        ->capture_default_str();
+  };
+  count("--sequence", a.extents.length, "Tokens of a sequence");
+  count("--micro-batch", a.extents.sequences, "Sequences");
+  count("--heads", a.extents.heads, "Heads of queries");
+  count("--kv-heads", a.extents.kv_heads, "Heads of keys and values; divides --heads");
+  count("--head-size", a.extents.head_size, "Values of a head: a multiple of 8, at most 256");
+  command->add_option("--repeats", a.repeats, "Measured rounds of all passes, at least")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command->add_option("--seconds", a.seconds, "Measured time, at least")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->add_flag("--json", a.json, "Print a JSON array");
+  command->callback(
+      [&action, arguments] { action = [arguments] { run_bench_attention(*arguments); }; });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,43 @@
+#include "tools/bench/bench.h"
+
+#include <algorithm>
+#include <array>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/device/device.h"
+
+#include "tools/commands.h"
+
+namespace ballast::tools {
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
+  bench->require_subcommand(1);
+  add_bench_adam(*bench, action);
+  add_bench_attention(*bench, action);
+  add_bench_io(*bench, action);
+  add_bench_link(*bench, action);
+  add_bench_plan(*bench, action);
+  add_bench_step(*bench, action);
+}
+
+std::string bench_device(const std::string& command, const std::string& asked) {
+  static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
+  if (std::find(choices.begin(), choices.end(), asked) == choices.end()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{}: --device: '{}' is no device; choose auto, host or cuda{}", command,
+                            asked, did_you_mean(asked, choices)));
+  }
+  if (asked == "host") return asked;
+  const std::string refusal = device::cuda_refusal();
+  if (refusal.empty()) return "cuda";
+  if (asked == "auto") return "host";
+  throw Error(ErrorCategory::device,
+              fmt::format("{}: --device cuda: {}; use --device host", command, refusal));
+}
+
+}  // namespace ballast::tools

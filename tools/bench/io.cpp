@@ -1,0 +1,294 @@
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/aio/queue.h"
+#include "ballast/core/error.h"
+#include "ballast/memory/budget.h"
+
+#include "tools/commands.h"
+#include "tools/io/job_file.h"
+#include "tools/io/load.h"
+#include "tools/io/paths.h"
+
+namespace ballast::tools {
+namespace {
+
+constexpr const char* kTask = "bench io";
+
+struct BenchIoArguments {
+  std::vector<std::string> paths;
+  std::vector<std::string> patterns = {"read", "write", "mixed"};
+  std::vector<std::string> blocks = {"1MiB"};
+  std::vector<unsigned> depths = {32};
+  std::vector<std::string> backends = {"auto"};
+  std::string size = "2GiB";
+  std::optional<double> seconds;
+  bool sqpoll = false;
+  bool iopoll = false;
+  bool buffered = false;
+  bool check = false;
+  bool list_backends = false;
+  bool json = false;
+  std::string job;
+};
+
+/// What is measured, checked before anything is made.
+struct Sweep {
+  std::vector<std::filesystem::path> paths;
+  Bytes size = 0;
+  aio::File::Access access = aio::File::Access::direct;
+  std::vector<IoLoad> loads;
+
+  /// Queues at work at once.
+  [[nodiscard]] std::size_t regions() const { return std::max<std::size_t>(1, paths.size()); }
+};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCategory::usage, fmt::format("{}: {}", kTask, message));
+}
+
+bool moves_nothing(const IoLoad& load) {
+  return load.backend == "null";
+}
+
+void check_load(const IoLoad& load, Bytes size) {
+  const std::string block = format_bytes(load.block);
+  if (load.block == 0 || load.block % kPage != 0 || load.block > kGiB) {
+    refuse(fmt::format("--block: must be a multiple of 4 KiB up to 1 GiB, got {} ({} bytes)", block,
+                       load.block));
+  }
+  // Below that, requests would meet on the same blocks.
+  if (size / load.block < load.depth) {
+    refuse(fmt::format("--size {} holds {} blocks of {}, too few for depth {}; give at least {}",
+                       format_bytes(size), size / load.block, block, load.depth,
+                       format_bytes(load.buffer_bytes())));
+  }
+  if (load.check && moves_nothing(load)) {
+    refuse("--check: the null backend moves nothing that could be checked");
+  }
+}
+
+void check_memory(const Sweep& sweep) {
+  const Bytes available = memory::available_memory();
+  for (const IoLoad& load : sweep.loads) {
+    const Bytes content = IoContent::bytes_needed(sweep.size);
+    const Bytes needed = sweep.regions() * (load.buffer_bytes() + content);
+    if (needed <= available) continue;
+    throw Error(ErrorCategory::memory,
+                fmt::format("{}: blocks of {} at depth {} on {} path{} need {} of memory and {} is "
+                            "free; give a smaller --block or --depth",
+                            kTask, format_bytes(load.block), load.depth, sweep.regions(),
+                            sweep.regions() == 1 ? "" : "s", format_bytes(needed),
+                            format_bytes(available)));
+  }
+}
+
+void check_backends(const std::vector<std::string>& names) {
+  // A name that is none, or is not usable here, fails with the queue's own words.
+  for (const std::string& name : names) {
+    aio::QueueOptions options;
+    options.backend = name;
+    options.depth = 1;
+    aio::make_queue(options);
+  }
+}
+
+Sweep make_sweep(const BenchIoArguments& a) {
+  Sweep sweep;
+  sweep.size = round_up(read_size(a.size, "bench io: --size"), kMiB);
+  if (sweep.size == 0 || sweep.size > IoContent::kLargestFile) {
+    refuse(fmt::format("--size: must be from 1 MiB to {}, got {}",
+                       format_bytes(IoContent::kLargestFile), a.size));
+  }
+  if (a.buffered) {
+    sweep.access = aio::File::Access::buffered;
+    if (a.iopoll) refuse("--iopoll: works with direct I/O only; leave out --buffered");
+  }
+  std::vector<IoPattern> patterns;
+  for (const std::string& name : a.patterns) patterns.push_back(parse_io_pattern(name));
+  for (const std::string& backend : a.backends) {
+    for (const IoPattern pattern : patterns) {
+      for (const std::string& block : a.blocks) {
+        for (const unsigned depth : a.depths) {
+          sweep.loads.push_back({.pattern = pattern,
+                                 .block = read_size(block, "bench io: --block"),
+                                 .depth = depth,
+                                 .backend = backend,
+                                 .sqpoll = a.sqpoll,
+                                 .iopoll = a.iopoll,
+                                 .seconds = a.seconds,
+                                 .check = a.check});
+          check_load(sweep.loads.back(), sweep.size);
+        }
+      }
+    }
+  }
+  sweep.paths = measured_paths(a.paths, kTask);
+  if (sweep.paths.empty() && !std::all_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing)) {
+    refuse("name a folder on the disk to measure with --path; only --backend null needs none");
+  }
+  check_backends(a.backends);
+  check_memory(sweep);
+  return sweep;
+}
+
+std::string json_of(const IoLoad& load, const IoResult& result,
+                    const std::vector<std::filesystem::path>& paths) {
+  std::string names;
+  for (const auto& path : paths) names += (names.empty() ? "" : ", ") + json_string(path.string());
+  return fmt::format(
+      R"({{"pattern": "{}", "block_bytes": {}, "depth": {}, "paths": [{}], "backend": "{}", )"
+      R"("gb_per_second": {}, "median_ms": {}, "p99_ms": {}, "cpu_seconds_per_gb": {}, )"
+      R"("checked": {}, "bound": "{}", "seconds": {}, "bytes": {}, "bytes_read": {}, )"
+      R"("bytes_written": {}, "cpu_seconds": {}, "blocks_per_submit": {}}})",
+      to_string(load.pattern), load.block, load.depth, names, result.backend,
+      result.gb_per_second(), 1e3 * result.median_seconds, 1e3 * result.p99_seconds,
+      result.cpu_seconds_per_gb(), load.check, load.seconds ? "time" : "size", result.seconds,
+      result.bytes(), result.bytes_read, result.bytes_written, result.cpu_seconds,
+      result.blocks_per_batch());
+}
+
+void print_head(const Sweep& sweep, const BenchIoArguments& a) {
+  for (const auto& path : sweep.paths) fmt::print("{}\n", describe_path(path));
+  fmt::print(
+      "{} per path, {}, {}{}\n", format_bytes(sweep.size),
+      a.buffered ? "through the page cache" : "direct I/O",
+      a.seconds ? fmt::format("bound by time: {} each, round and round", format_seconds(*a.seconds))
+                : std::string("bound by size: one pass each"),
+      a.check ? ", every byte checked (CPU time contains that)" : "");
+  fmt::print("{:<7} {:<8} {:>8} {:>5} {:>7} {:>8} {:>8} {:>8} {:>6} {:>5}\n", "pattern", "backend",
+             "block", "depth", "GB/s", "median", "p99", "CPU s/GB", "blocks", "check");
+  std::fflush(stdout);
+}
+
+void print_row(const IoLoad& load, const IoResult& result) {
+  fmt::print("{:<7} {:<8} {:>8} {:>5} {:>7.3f} {:>6.2f}ms {:>6.2f}ms {:>8.4f} {:>6.1f} {:>5}\n",
+             to_string(load.pattern), result.backend, format_bytes(load.block), load.depth,
+             result.gb_per_second(), 1e3 * result.median_seconds, 1e3 * result.p99_seconds,
+             result.cpu_seconds_per_gb(), result.blocks_per_batch(), load.check ? "ok" : "-");
+  std::fflush(stdout);
+}
+
+void print_foot(const Sweep& sweep) {
+  fmt::print(
+      "GB/s: 10^9 bytes a second{}; mixed counts what is read and what is written back.\n"
+      "blocks: handed to the kernel at a time.\n",
+      sweep.paths.size() > 1 ? ", all paths together" : "");
+}
+
+/// A file per path, when something is going to be moved.
+std::vector<IoRegion> make_regions(const Sweep& sweep) {
+  std::vector<IoRegion> regions;
+  const bool all_null = std::all_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
+  if (all_null) return regions;
+  for (const auto& path : sweep.paths) {
+    regions.emplace_back(path, static_cast<unsigned>(regions.size()), sweep.size, sweep.access);
+  }
+  return regions;
+}
+
+/// For the null backend, when it is asked for.
+std::vector<IoRegion> make_placeholders(const Sweep& sweep) {
+  std::vector<IoRegion> regions;
+  if (std::none_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing)) return regions;
+  for (std::size_t i = 0; i < sweep.regions(); ++i) {
+    regions.push_back(IoRegion::placeholder(sweep.size));
+  }
+  return regions;
+}
+
+void run_sweep(const BenchIoArguments& a) {
+  const Sweep sweep = make_sweep(a);
+  std::vector<IoRegion> files = make_regions(sweep);
+  std::vector<IoRegion> placeholders = make_placeholders(sweep);
+  if (!a.json) print_head(sweep, a);
+  const auto mover = std::find_if_not(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
+  if (mover != sweep.loads.end()) fill_regions(files, mover->backend, kTask, interrupted());
+  std::string json;
+  for (const IoLoad& load : sweep.loads) {
+    std::vector<IoRegion>& regions = moves_nothing(load) ? placeholders : files;
+    const IoResult result = run_load(load, regions, kTask, interrupted());
+    if (load.check && load.pattern != IoPattern::read) {
+      verify_regions(load, regions, kTask, interrupted());
+    }
+    if (!a.json) print_row(load, result);
+    json += (json.empty() ? "" : ",\n ") + json_of(load, result, sweep.paths);
+  }
+  if (a.json) {
+    fmt::print("[{}]\n", json);
+  } else {
+    print_foot(sweep);
+  }
+}
+
+/// Every backend, in order of preference, and why it is or is not used.
+void print_backends(bool json) {
+  std::string rows;
+  for (const aio::Backend& backend : aio::probe_backends()) {
+    if (json) {
+      rows += fmt::format(R"({}{{"backend": "{}", "usable": {}, "reason": {}}})",
+                          rows.empty() ? "" : ",\n ", backend.name, backend.usable,
+                          json_string(backend.reason));
+    } else {
+      fmt::print("{:<9} {:<8} {}\n", backend.name, backend.usable ? "usable" : "refused",
+                 backend.reason);
+    }
+  }
+  if (json) fmt::print("[{}]\n", rows);
+}
+
+void add_options(CLI::App& command, BenchIoArguments& a) {
+  const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
+  command
+      .add_option("--path", a.paths,
+                  "Folder on the disk to measure; several are driven at once, a queue each")
+      ->allow_extra_args(false);
+  list(command.add_option("--pattern", a.patterns,
+                          "read, write, or mixed: each block is read and written back"));
+  list(command.add_option("--block", a.blocks, "Bytes of a request")->default_str("1MiB"));
+  list(command.add_option("--depth", a.depths, "Requests outstanding per path")
+           ->check(CLI::Range(1, 16384)));
+  list(command.add_option("--backend", a.backends,
+                          "auto, io_uring, threads or null, which moves nothing and shows what "
+                          "the queue itself costs"));
+  command.add_option("--size", a.size, "File per path")->capture_default_str();
+  command
+      .add_option("--seconds", a.seconds,
+                  "Time of each measurement, round and round (default: one pass over the file)")
+      ->check(CLI::Range(0.01, 86400.0));
+  command.add_flag("--sqpoll", a.sqpoll, "io_uring: a kernel thread submits");
+  command.add_flag("--iopoll", a.iopoll, "io_uring: completions are polled for");
+  command.add_flag("--buffered", a.buffered, "Through the page cache instead of direct I/O");
+  command.add_flag("--check", a.check, "Compare every byte that is read, read back all writes");
+  command.add_flag("--json", a.json, "Print a JSON array");
+}
+
+}  // namespace
+
+void add_bench_io(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchIoArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand("io", "Swap throughput of disks (lists make a sweep)");
+  add_options(*command, a);
+  command->add_option("--job", a.job,
+                      "File with options, a line each ('block = 256KiB, 1MiB'); the command line "
+                      "wins");
+  command->add_flag("--backends", a.list_backends, "List the backends and why each is used or not");
+  command->callback([&action, arguments, command] {
+    action = [arguments, command] {
+      if (arguments->list_backends) return print_backends(arguments->json);
+      if (!arguments->job.empty()) read_job_file(*command, arguments->job);
+      run_sweep(*arguments);
+    };
+  });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Compares `ballast bench io` with fio, in one run on one directory.
+
+    io_peers.py --path DIR [--pattern read,write,mixed] [--block 1MiB] [--depth 32]
+                      [--size 2GiB] [--seconds 5] [--rounds 5] [--huge] [--registered]
+                      [--ballast PATH] [--json]
+
+Needs `fio` (Debian: fio). In every round and for every pattern three programs take turns, in an
+order that rotates, each for --seconds on a file of its own that was written in full before, with
+O_DIRECT, the same block size, depth and file size:
+
+    fio                fio --ioengine=io_uring --direct=1 --rw=read|write|rw (--rwmixread=50)
+    ballast io_uring   ballast bench io --backend io_uring
+    ballast threads    ballast bench io --backend threads
+
+fio's mix reads and writes at two places of the file, Ballast's writes back each block that it has
+read. Ballast's buffers lie on transparent huge pages; with --huge fio's do too (--mem=mmaphuge, which
+needs vm.nr_hugepages): a transfer is then one request for the driver instead of several, and where
+the device is limited by requests that doubles fio's rate. With --registered fio keeps its file and buffers registered (--fixedbufs --registerfiles), as
+Ballast always does. CPU time is user and system time over the measured time: fio's usr_cpu and
+sys_cpu, Ballast's getrusage, all threads. Ratios are Ballast's figure over fio's in the same round;
+what is shown and held against the bars is the median over the rounds. A machine whose speed changes
+spoils the rates first and the ratios less: the table says so, and --json has every round. Exit
+status: 0 all bars are met, 1 one is not, 2 it could not be measured.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+PATTERNS = ("read", "write", "mixed")
+SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+HUGE_PAGE = 2 * 2**20
+NOISY = 1.2  # best round over worst from which the table warns
+# Least share of fio's bytes per second, most of its CPU seconds per byte.
+BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
+
+
+def fail(message):
+    print(f"io_peers: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def size(text):
+    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 4096 or 1MiB")
+    return int(match[1]) * SCALES[match[2]]
+
+
+def patterns(text):
+    names = text.split(",")
+    for name in names:
+        if name not in PATTERNS:
+            raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(PATTERNS)}")
+    return names
+
+
+def free_huge_pages():
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("HugePages_Free:"):
+            return int(line.split()[1])
+    return 0
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(description="Compares `ballast bench io` with fio")
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser.add_argument("--path", type=pathlib.Path, required=True, metavar="DIR",
+                        help="directory on the disk to measure")
+    parser.add_argument("--pattern", type=patterns, default=list(PATTERNS), metavar="LIST")
+    parser.add_argument("--block", type=size, default=size("1MiB"), metavar="SIZE")
+    parser.add_argument("--depth", type=int, default=32, metavar="N")
+    parser.add_argument("--size", type=size, default=size("2GiB"), metavar="SIZE",
+                        help="file of each program (default 2GiB)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
+                        help="time of one measurement (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--huge", action="store_true", help="fio with buffers on huge pages")
+    parser.add_argument("--registered", action="store_true",
+                        help="fio with registered file and buffers")
+    parser.add_argument("--ballast", type=pathlib.Path, default=root / "build/tools/ballast",
+                        metavar="PATH", help="the program (default: build/tools/ballast)")
+    parser.add_argument("--json", action="store_true", help="print a JSON array")
+    arguments = parser.parse_args()
+    if arguments.depth < 1 or arguments.rounds < 1 or arguments.seconds < 1:
+        parser.error("--depth and --rounds are at least 1, --seconds at least 1")
+    if arguments.block * arguments.depth > arguments.size:
+        parser.error("--size is too small for --depth blocks")
+    if not arguments.path.is_dir():
+        parser.error(f"{arguments.path} is no directory")
+    if arguments.huge:
+        wanted = -(-arguments.block * arguments.depth // HUGE_PAGE) + 1
+        if free_huge_pages() < wanted:
+            parser.error(f"--huge needs {wanted} free huge pages: sysctl vm.nr_hugepages={wanted}")
+    return arguments
+
+
+def output_of(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
+        fail(f"{' '.join(map(str, command[:3]))} ended with {done.returncode}: {said[-1]}")
+    return done.stdout
+
+
+class Fio:
+    """fio on one file, which is laid out once."""
+
+    def __init__(self, arguments, directory):
+        self.arguments = arguments
+        self.file = directory / "fio"
+        self.job("write", "--end_fsync=1")
+
+    def job(self, direction, *options):
+        extra = ["--fixedbufs=1", "--registerfiles=1"] if self.arguments.registered else []
+        if self.arguments.huge:
+            extra += ["--mem=mmaphuge", f"--hugepage-size={HUGE_PAGE}"]
+        text = output_of(["fio", "--name=ballast", f"--filename={self.file}",
+                          "--ioengine=io_uring", "--direct=1", f"--rw={direction}",
+                          f"--bs={self.arguments.block}", f"--iodepth={self.arguments.depth}",
+                          f"--size={self.arguments.size}", "--overwrite=1",
+                          "--output-format=json", *extra, *options])
+        # Notes may stand before it.
+        return json.loads(text[text.index("{"):])["jobs"][0]
+
+    def measure(self, pattern):
+        direction = {"mixed": "rw"}.get(pattern, pattern)
+        job = self.job(direction, "--rwmixread=50", "--time_based",
+                       f"--runtime={self.arguments.seconds:g}s")
+        parts = [job[part] for part in ("read", "write") if job[part]["io_bytes"] > 0]
+        moved = sum(part["io_bytes"] for part in parts)
+        seconds = 1e-3 * max(part["runtime"] for part in parts)
+        cpu = 1e-2 * (job["usr_cpu"] + job["sys_cpu"]) * 1e-3 * job["job_runtime"]
+        return {"gb_per_second": 1e-9 * moved / seconds, "cpu_seconds_per_gb": 1e9 * cpu / moved}
+
+
+def measure_ballast(arguments, directory, backend, pattern):
+    text = output_of([arguments.ballast, "bench", "io", "--json", "--path", directory,
+                      "--pattern", pattern, "--backend", backend,
+                      "--block", str(arguments.block), "--depth", str(arguments.depth),
+                      "--size", str(arguments.size), "--seconds", str(arguments.seconds)])
+    row, = json.loads(text)
+    return {key: row[key] for key in ("gb_per_second", "cpu_seconds_per_gb")}
+
+
+def measure_all(arguments, directory):
+    """For each pattern a list of rounds: {program: figures}."""
+    fio = Fio(arguments, directory)
+    programs = {"fio": fio.measure}
+    for backend in BARS:
+        programs[backend] = lambda pattern, backend=backend: measure_ballast(
+            arguments, directory, backend, pattern)
+    rounds = {pattern: [] for pattern in arguments.pattern}
+    names = list(programs)
+    for number in range(arguments.rounds):
+        for pattern in arguments.pattern:
+            order = names[number % len(names):] + names[:number % len(names)]
+            figures = {}
+            for name in order:
+                os.sync()  # what the one before left to do is not the next one's
+                figures[name] = programs[name](pattern)
+            rounds[pattern].append(figures)
+            if sys.stderr.isatty():
+                print(f"round {number + 1}/{arguments.rounds} {pattern}", file=sys.stderr)
+    return rounds
+
+
+def summary(pattern, rounds, backend):
+    def median_of(name, key):
+        return statistics.median(figures[name][key] for figures in rounds)
+
+    def ratios(key):
+        return [figures[backend][key] / figures["fio"][key] for figures in rounds]
+    rate = statistics.median(ratios("gb_per_second"))
+    cpu = statistics.median(ratios("cpu_seconds_per_gb"))
+    least, most = BARS[backend]
+    rates = [figures["fio"]["gb_per_second"] for figures in rounds]
+    return {
+        "pattern": pattern, "backend": backend, "rounds": len(rounds),
+        "gb_per_second": median_of(backend, "gb_per_second"),
+        "fio_gb_per_second": median_of("fio", "gb_per_second"),
+        "cpu_seconds_per_gb": median_of(backend, "cpu_seconds_per_gb"),
+        "fio_cpu_seconds_per_gb": median_of("fio", "cpu_seconds_per_gb"),
+        "rate_ratio": rate, "rate_ratios": ratios("gb_per_second"),
+        "cpu_ratio": cpu, "cpu_ratios": ratios("cpu_seconds_per_gb"),
+        "rate_bar": least, "cpu_bar": most,
+        "met": rate >= least and (most is None or cpu <= most),
+        "noisy": max(rates) > NOISY * min(rates),
+    }
+
+
+def version_of(command):
+    return output_of(command).strip().splitlines()[0]
+
+
+def print_table(arguments, rows):
+    print(f"{version_of(['fio', '--version'])}, {version_of([arguments.ballast, '--version'])}; "
+          f"{arguments.path}, blocks of {arguments.block} bytes, depth {arguments.depth}, "
+          f"{arguments.rounds} rounds of {arguments.seconds:g} s"
+          f"{', fio on huge pages' if arguments.huge else ''}"
+          f"{', fio with registered file and buffers' if arguments.registered else ''}\n")
+    print(f"{'':8}{'':10}{'GB/s':>7}{'fio':>7}{'share':>8}{'bar':>6}"
+          f"{'CPU s/GB':>10}{'fio':>8}{'ratio':>7}{'bar':>6}")
+    for row in rows:
+        most = "-" if row["cpu_bar"] is None else f"{row['cpu_bar']:.1f}"
+        print(f"{row['pattern']:8}{row['backend']:10}{row['gb_per_second']:7.3f}"
+              f"{row['fio_gb_per_second']:7.3f}{100 * row['rate_ratio']:7.1f}%"
+              f"{100 * row['rate_bar']:5.0f}%{row['cpu_seconds_per_gb']:10.4f}"
+              f"{row['fio_cpu_seconds_per_gb']:8.4f}{row['cpu_ratio']:7.2f}{most:>6}"
+              f"  {'ok' if row['met'] else 'MISSED'}{' (noisy)' if row['noisy'] else ''}")
+    print("\nshare and ratio: medians of Ballast's figure over fio's in the same round")
+    if any(row["noisy"] for row in rows):
+        print(f"noisy: fio's best round is {NOISY} times its worst or more; measure again")
+
+
+def main():
+    arguments = read_arguments()
+    if shutil.which("fio") is None:
+        fail("fio is not installed; on Debian: apt install fio")
+    if not arguments.ballast.is_file():
+        fail(f"{arguments.ballast} is not there; build it or name it with --ballast")
+    with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=arguments.path) as directory:
+        rounds = measure_all(arguments, pathlib.Path(directory))
+    rows = [summary(pattern, rounds[pattern], backend)
+            for pattern in arguments.pattern for backend in BARS]
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print_table(arguments, rows)
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

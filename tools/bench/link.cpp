@@ -1,0 +1,268 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/device/device.h"
+#include "ballast/device/plain_copies.h"
+#include "ballast/memory/budget.h"
+#include "ballast/memory/host_pool.h"
+#include "ballast/memory/topology.h"
+
+#include "tools/bench/bench.h"
+#include "tools/commands.h"
+#include "tools/quantile.h"
+
+namespace ballast::tools {
+namespace {
+
+using device::CopyWay;
+
+struct BenchLinkArguments {
+  std::string device = "auto";
+  std::vector<std::string> bytes = {"1MiB", "16MiB", "64MiB", "256MiB"};
+  std::uint64_t repeats = 7;
+  double seconds = 1.0;
+  bool json = false;
+};
+
+struct LinkResult {
+  CopyWay way = CopyWay::up;
+  Bytes bytes = 0;         ///< of a copy
+  std::size_t copies = 0;  ///< that are waited for at once, each way
+  std::uint64_t rounds = 0;
+  double seconds = 0.0;          ///< of `copies` through the device, median
+  double ceiling_seconds = 0.0;  ///< of `copies` plain ones, median
+  double share = 0.0;            ///< median over the rounds
+
+  /// Both ways together.
+  [[nodiscard]] double moved() const {
+    const double ways = way == CopyWay::both ? 2.0 : 1.0;
+    return ways * static_cast<double>(bytes) * static_cast<double>(copies);
+  }
+  [[nodiscard]] double gb_per_second() const { return moved() / seconds * 1e-9; }
+  [[nodiscard]] double ceiling_gb_per_second() const { return moved() / ceiling_seconds * 1e-9; }
+};
+
+constexpr std::array<CopyWay, 3> kWays = {CopyWay::up, CopyWay::down, CopyWay::both};
+/// Copies that are waited for at once take at least this long, or starting and waiting would count.
+constexpr double kShortestSeconds = 0.02;
+constexpr std::size_t kMostCopies = std::size_t{1} << 16U;
+
+const char* name_of(CopyWay way) {
+  switch (way) {
+    case CopyWay::up:
+      return "upload";
+    case CopyWay::down:
+      return "offload";
+    case CopyWay::both:
+      return "both";
+  }
+  return "";
+}
+
+double seconds_of(const auto& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Sizes of copies, checked before anything is allocated. Throws Error.
+std::vector<Bytes> sizes_of(const BenchLinkArguments& arguments, const std::string& kind) {
+  // There are four places for copies on the host, and on the host device as many that play its own.
+  const Bytes places = kind == "host" ? 8 : 4;
+  const Bytes available = memory::available_memory();
+  std::vector<Bytes> sizes;
+  for (const auto& text : arguments.bytes) {
+    const Bytes bytes = parse_bytes(text);
+    if (bytes == 0) {
+      throw Error(ErrorCategory::usage, "bench link: --bytes " + text + ": give at least 1");
+    }
+    if (bytes > available / places) {
+      throw Error(ErrorCategory::memory,
+                  fmt::format("bench link: --bytes {} needs {} times that, and {} is free; "
+                              "--bytes {}MiB would fit",
+                              text, places, format_bytes(available), available / places / kMiB));
+    }
+    sizes.push_back(bytes);
+  }
+  return sizes;
+}
+
+/// Copies of one size through a device: as in a run from and to a pinned pool, on a stream for each
+/// way.
+class Link {
+ public:
+  Link(const std::string& kind, Bytes bytes)
+      : bytes_(bytes),
+        device_(device::make_device(
+            {.kind = kind, .budget = 2 * round_up(bytes, kPage), .compute_threads = 1})),
+        pool_(2 * round_up(bytes, kPage)),
+        pin_(device_->pin(pool_.memory(), "--bytes")),
+        source_(pool_.allocate(bytes, "upload")),
+        sink_(pool_.allocate(bytes, "offload")),
+        up_place_(device_->allocate(bytes, "upload")),
+        down_place_(device_->allocate(bytes, "offload")),
+        up_(device_->make_stream("upload")),
+        down_(device_->make_stream("offload")) {
+    // Rows are not to depend on pages that are still missing, or all the same.
+    fill(sink_, 1);
+    device_->copy_to_device(*up_, down_place_, sink_);
+    up_->synchronize();
+    fill(source_, 2);
+  }
+
+  [[nodiscard]] device::Device& device() { return *device_; }
+
+  void run(CopyWay way, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (way != CopyWay::down) device_->copy_to_device(*up_, up_place_, source_);
+      if (way != CopyWay::up) device_->copy_to_host(*down_, sink_, down_place_);
+    }
+    if (way != CopyWay::down) up_->synchronize();
+    if (way != CopyWay::up) down_->synchronize();
+  }
+
+  /// Throws Error(device) unless what went up comes down again.
+  void check() {
+    device_->copy_to_host(*up_, sink_, up_place_);
+    up_->synchronize();
+    if (std::memcmp(sink_.data(), source_.data(), bytes_) == 0) return;
+    throw Error(
+        ErrorCategory::device,
+        fmt::format("bench link: {} came back from the device changed", format_bytes(bytes_)));
+  }
+
+ private:
+  static void fill(HostBytes memory, std::uint64_t key) {
+    for (Bytes at = 0; at < memory.size(); at += sizeof key) {
+      const std::uint64_t word = random_u64(key, at);
+      std::memcpy(memory.data() + at, &word, std::min<Bytes>(sizeof word, memory.size() - at));
+    }
+  }
+
+  Bytes bytes_;
+  std::unique_ptr<device::Device> device_;
+  memory::HostPool pool_;
+  std::unique_ptr<device::Pin> pin_;
+  HostBytes source_;
+  HostBytes sink_;
+  DeviceBytes up_place_;
+  DeviceBytes down_place_;
+  std::unique_ptr<device::Stream> up_;
+  std::unique_ptr<device::Stream> down_;
+};
+
+/// How many copies are long enough for a measurement; they warm up as well.
+std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
+  std::size_t count = 1;
+  while (count < kMostCopies && seconds_of([&] { plain.run(way, count); }) < kShortestSeconds) {
+    count *= 2;
+  }
+  return count;
+}
+
+/// Copies through the device and plain ones take turns, and turns in who begins.
+LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
+                   const BenchLinkArguments& arguments) {
+  const CopyWay way = subject.way;
+  subject.copies = enough_copies(plain, way);
+  link.run(way, subject.copies);
+  std::vector<double> own;
+  std::vector<double> ceiling;
+  std::vector<double> shares;
+  double total = 0.0;
+  while (shares.size() < arguments.repeats || total < arguments.seconds) {
+    if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+    const auto measure_own = [&] {
+      own.push_back(seconds_of([&] { link.run(way, subject.copies); }));
+    };
+    const bool first = shares.size() % 2 == 0;
+    if (first) measure_own();
+    ceiling.push_back(seconds_of([&] { plain.run(way, subject.copies); }));
+    if (!first) measure_own();
+    shares.push_back(ceiling.back() / own.back());
+    total += own.back() + ceiling.back();
+  }
+  subject.rounds = shares.size();
+  subject.seconds = quantile(own, 0.5);
+  subject.ceiling_seconds = quantile(ceiling, 0.5);
+  subject.share = quantile(shares, 0.5);
+  return subject;
+}
+
+void print_head(device::Device& device) {
+  fmt::print("{}\n{}\n\n", device.description(), memory::describe(memory::read_topology()));
+  fmt::print("  {:>10} {:<8} {:>7} {:>7} {:>8} {:>9} {:>7}\n", "bytes", "way", "copies", "rounds",
+             "GB/s", "ceiling", "share");
+  std::fflush(stdout);
+}
+
+void print_row(const LinkResult& result) {
+  fmt::print("  {:>10} {:<8} {:>7} {:>7} {:>8.2f} {:>9.2f} {:>6.1f}%\n", format_bytes(result.bytes),
+             name_of(result.way), result.copies, result.rounds, result.gb_per_second(),
+             result.ceiling_gb_per_second(), 100.0 * result.share);
+  std::fflush(stdout);
+}
+
+std::string json_of(const LinkResult& result, const std::string& kind) {
+  return fmt::format(R"({{"device": "{}", "way": "{}", "bytes": {}, "copies": {}, "repeats": {}, )"
+                     R"("median_seconds": {}, "gb_per_second": {}, "ceiling_gb_per_second": {}, )"
+                     R"("percent_of_ceiling": {}}})",
+                     kind, name_of(result.way), result.bytes, result.copies, result.rounds,
+                     result.seconds, result.gb_per_second(), result.ceiling_gb_per_second(),
+                     100.0 * result.share);
+}
+
+void run_bench_link(const BenchLinkArguments& arguments) {
+  const std::string kind = bench_device("bench link", arguments.device);
+  std::string json;
+  bool headed = arguments.json;
+  for (const Bytes bytes : sizes_of(arguments, kind)) {
+    Link link(kind, bytes);
+    const auto plain = device::make_plain_copies(link.device(), bytes);
+    if (!headed) print_head(link.device());
+    headed = true;
+    for (const CopyWay way : kWays) {
+      const LinkResult result = measure(link, *plain, {.way = way, .bytes = bytes}, arguments);
+      if (!arguments.json) print_row(result);
+      json += (json.empty() ? "" : ",\n ") + json_of(result, kind);
+    }
+    link.check();
+  }
+  if (arguments.json) fmt::print("[{}]\n", json);
+}
+
+}  // namespace
+
+void add_bench_link(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchLinkArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand(
+      "link", "Copies to and from the device as a share of the machine's plainest copies");
+  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
+  command
+      ->add_option("--bytes", a.bytes,
+                   "Size of a copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_option("--repeats", a.repeats, "Measured pairs of copies and ceiling, at least")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command->add_option("--seconds", a.seconds, "Measured time of a row, at least")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->add_flag("--json", a.json, "Print a JSON array");
+  command->callback([&action, arguments] { action = [arguments] { run_bench_link(*arguments); }; });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/engine/engine.h"
+#include "ballast/memory/budget.h"
+#include "ballast/planning/calibrate.h"
+#include "ballast/planning/planner.h"
+#include "ballast/schedule/simulator.h"
+
+#include "tools/bench/plan_cases.h"
+#include "tools/commands.h"
+#include "tools/quantile.h"
+
+namespace ballast::tools {
+namespace {
+
+using Lanes = std::array<double, schedule::kLaneCount>;
+
+struct BenchPlanArguments {
+  std::vector<std::string> only;
+  std::vector<std::string> overrides;
+  std::filesystem::path path = ".";
+  std::uint64_t steps = 5;
+  bool choice = false;
+  bool list = false;
+  bool json = false;
+};
+
+/// A prediction and what came of it.
+struct Outcome {
+  schedule::Prediction predicted;
+  schedule::Rates rates;
+  std::uint64_t tokens = 0;
+  double seconds = 0.0;  ///< median step
+  Lanes busy{};          ///< per step
+  Bytes planned = 0;     ///< memory of both tiers
+  Bytes allocated = 0;
+  Bytes resident = 0;  ///< growth of the process at its largest
+
+  [[nodiscard]] double error() const { return predicted.step_seconds / seconds - 1.0; }
+  [[nodiscard]] double memory_error() const {
+    return static_cast<double>(planned) / static_cast<double>(resident) - 1.0;
+  }
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
+  std::vector<std::int32_t> ids(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
+  }
+  return ids;
+}
+
+/// Lets the process's peak start anew and returns what is resident now. Where the kernel does not
+/// do that (it is a file of its debugging interface), the peak so far.
+Bytes reset_peak_resident() {
+  std::ofstream("/proc/self/clear_refs") << "5";
+  return memory::peak_resident_bytes();
+}
+
+/// Trains steps until `outcome` can be filled.
+void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) {
+  const Bytes before = reset_peak_resident();
+  engine::Engine engine(config, &interrupted());
+  const engine::Blueprint& blueprint = engine.blueprint();
+  outcome.predicted = schedule::simulate(blueprint.schedule, blueprint.workload, outcome.rates);
+  outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
+  outcome.tokens = blueprint.tokens_per_step();
+  engine.start();
+  const auto inputs = random_ids(outcome.tokens, config.model.vocab_size, 1);
+  const auto targets = random_ids(outcome.tokens, config.model.vocab_size, 2);
+  const auto step = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    engine.train_step(inputs, targets, 1e-4);
+    return seconds_since(start);
+  };
+  constexpr int kWarmUp = 2;
+  for (int i = 0; i < kWarmUp; ++i) step();
+  const auto totals = engine.totals();
+  std::vector<double> seconds;
+  for (std::uint64_t i = 0; i < steps; ++i) seconds.push_back(step());
+  const auto after = engine.totals();
+  engine.finish();
+  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    outcome.busy[lane] = (after.lanes.busy_seconds[lane] - totals.lanes.busy_seconds[lane]) /
+                         static_cast<double>(steps);
+  }
+  outcome.seconds = quantile(seconds, 0.5);
+  outcome.allocated = after.allocated[static_cast<std::size_t>(Tier::device)] +
+                      after.allocated[static_cast<std::size_t>(Tier::host)];
+  outcome.resident = memory::peak_resident_bytes() - before;
+}
+
+Outcome measure(const config::Config& config, std::uint64_t steps) {
+  Outcome outcome;
+  outcome.rates = planning::calibrate(config, engine::make_architecture(config));
+  train(config, steps, outcome);
+  return outcome;
+}
+
+/// The same for what is left open of `config`, decided with the rates of this machine.
+Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
+  Outcome outcome;
+  const model::Architecture model = engine::make_architecture(config);
+  outcome.rates = planning::calibrate(config, model);
+  const memory::Budgets budgets = engine::resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
+  train(planning::decide(config, model, budgets, outcome.rates).config, steps, outcome);
+  return outcome;
+}
+
+std::string_view bound_of(const Outcome& outcome) {
+  return to_string(outcome.predicted.bounds.front().lane);
+}
+
+void print_head() {
+  fmt::print("{:<17}{:>7}{:>11}{:>11}{:>8}  {:<10}{:>10}{:>10}{:>8}\n", "case", "tokens",
+             "predicted", "measured", "error", "bound", "ledger", "resident", "error");
+}
+
+void print_row(const PlanCase& plan_case, const Outcome& outcome) {
+  fmt::print("{:<17}{:>7}{:>9.1f}ms{:>9.1f}ms{:>+7.1f}%  {:<10}{:>10}{:>10}{:>+7.1f}%\n",
+             plan_case.name, outcome.tokens, 1e3 * outcome.predicted.step_seconds,
+             1e3 * outcome.seconds, 100.0 * outcome.error(), bound_of(outcome),
+             format_bytes(outcome.planned), format_bytes(outcome.resident),
+             100.0 * outcome.memory_error());
+  std::fflush(stdout);
+}
+
+void print_json(const PlanCase& plan_case, const Outcome& outcome, bool first) {
+  std::string lanes;
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const auto index = static_cast<std::size_t>(lane);
+    lanes += fmt::format(R"({}"{}": {{"predicted_busy_seconds": {}, "busy_seconds": {}}})",
+                         lanes.empty() ? "" : ", ", to_string(lane),
+                         outcome.predicted.busy_seconds[index], outcome.busy[index]);
+  }
+  fmt::print(R"({}{{"case": "{}", "tokens": {}, "predicted_step_seconds": {}, "step_seconds": {}, )"
+             R"("bottleneck": "{}", "ledger_bytes": {}, "allocated_bytes": {}, )"
+             R"("resident_bytes": {}, "lanes": {{{}}}}})",
+             first ? "[" : ",\n ", plan_case.name, outcome.tokens, outcome.predicted.step_seconds,
+             outcome.seconds, bound_of(outcome), outcome.planned, outcome.allocated,
+             outcome.resident, lanes);
+}
+
+std::vector<PlanCase> chosen_cases(const std::vector<std::string>& only) {
+  if (only.empty()) return plan_cases();
+  std::vector<PlanCase> chosen;
+  for (const std::string& name : only) {
+    const auto found = std::find_if(plan_cases().begin(), plan_cases().end(),
+                                    [&](const PlanCase& one) { return one.name == name; });
+    if (found == plan_cases().end()) {
+      throw Error(ErrorCategory::usage,
+                  "bench plan: no case '" + name + "'; --list shows those that there are");
+    }
+    chosen.push_back(*found);
+  }
+  return chosen;
+}
+
+/// Budgets between which there is something to choose, and few tokens: waiting shows.
+std::vector<std::string> with_budgets(const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = {"ballast.device_bytes=480MiB", "ballast.host_bytes=420MiB",
+                                  "data.sequence_length=32"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return all;
+}
+
+/// The planner's choice among those made by hand.
+void run_choice(const BenchPlanArguments& arguments) {
+  const auto directory = std::filesystem::absolute(arguments.path);
+  const auto overrides = with_budgets(arguments.overrides);
+  const auto planned = make_plan_config(planners_case(), directory, overrides);
+  const auto planners = [&] {
+    const Outcome outcome = measure_decided(planned, arguments.steps);
+    print_row(planners_case(), outcome);
+    return outcome.seconds;
+  };
+  print_head();
+  double own = planners();
+  double best = std::numeric_limits<double>::infinity();
+  std::string_view best_name;
+  std::size_t tried = 0;
+  for (const PlanCase& one : hand_made_cases()) {
+    try {
+      const Outcome outcome = measure(make_plan_config(one, directory, overrides), arguments.steps);
+      print_row(one, outcome);
+      ++tried;
+      if (outcome.seconds >= best) continue;
+      best = outcome.seconds;
+      best_name = one.name;
+    } catch (const Error& error) {
+      if (error.category() != ErrorCategory::memory) throw;
+      fmt::print("{:<17}does not fit\n", one.name);
+    }
+  }
+  // The machine may have changed its speed since the first row.
+  own = std::min(own, planners());
+  fmt::print("best of {} by hand: {}, {:.1f} ms; the planner's: {:.1f} ms, {:.2f}x as fast\n",
+             tried, best_name, 1e3 * best, 1e3 * own, best / own);
+}
+
+void run_bench(const BenchPlanArguments& arguments) {
+  const std::vector<PlanCase> cases = chosen_cases(arguments.only);
+  if (arguments.list) {
+    for (const PlanCase& one : cases) fmt::print("{:<17}{}\n", one.name, one.what);
+    return;
+  }
+  const auto directory = std::filesystem::absolute(arguments.path);
+  if (!arguments.json) print_head();
+  std::size_t close = 0;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Outcome outcome =
+        measure(make_plan_config(cases[i], directory, arguments.overrides), arguments.steps);
+    if (std::abs(outcome.error()) <= 0.1) ++close;
+    if (arguments.json) {
+      print_json(cases[i], outcome, i == 0);
+    } else {
+      print_row(cases[i], outcome);
+    }
+  }
+  if (arguments.json) {
+    fmt::print("]\n");
+  } else {
+    fmt::print("{} of {} within 10%\n", close, cases.size());
+  }
+}
+
+}  // namespace
+
+void add_bench_plan(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchPlanArguments>();
+  auto& a = *arguments;
+  CLI::App* command =
+      bench.add_subcommand("plan", "Predicted step times and memory against those of real steps");
+  command->add_option("--only", a.only, "Cases, in that order (default: all)")->delimiter(',');
+  command->add_flag("--list", a.list, "Say which cases there are");
+  command->add_option("--steps", a.steps, "Steps to time, after two to warm up")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command->add_option("--path", a.path, "Directory to swap to")->capture_default_str();
+  command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
+      ->allow_extra_args(false);
+  CLI::Option* choice = command->add_flag(
+      "--choice", a.choice, "Let the planner choose, and compare with choices made by hand");
+  command->add_flag("--json", a.json, "Print a JSON array")->excludes(choice);
+  command->callback([&action, arguments] {
+    action = [arguments] { arguments->choice ? run_choice(*arguments) : run_bench(*arguments); };
+  });
+}
+
+}  // namespace ballast::tools

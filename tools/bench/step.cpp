@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/config/config.h"
+#include "ballast/core/random.h"
+#include "ballast/engine/engine.h"
+
+#include "tools/bench/bench.h"
+#include "tools/bench/step_products.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+namespace {
+
+struct BenchStepArguments {
+  std::string device = "auto";
+  std::string family = "gpt2";
+  std::string dtype = "bf16";
+  std::uint64_t vocab = 50257;
+  std::uint64_t hidden = 768;
+  std::uint64_t layers = 12;
+  std::uint64_t heads = 12;
+  std::uint64_t kv_heads = 0;  ///< 0: what the config makes of it, and so for the next one
+  std::uint64_t intermediate = 0;
+  std::uint64_t sequence = 512;
+  std::uint64_t micro_batch = 4;
+  std::uint64_t accumulation = 2;
+  std::uint64_t steps = 3;
+  std::vector<std::string> overrides;
+  bool json = false;
+};
+
+/// The better rate of the GEMM probe before and after the steps stands for the machine's peak: it
+/// is what the steps could have had.
+struct BenchStepResult {
+  std::string kind;         ///< of the device
+  std::string description;  ///< of the device
+  double parameters = 0.0;
+  std::uint64_t tokens = 0;
+  double seconds = 0.0;      ///< median step
+  double flops = 0.0;        ///< of the products that a step computes
+  double model_flops = 0.0;  ///< without those computed again
+  std::vector<Pass> passes;
+  double gemm_peak = 0.0;
+  double loss = 0.0;
+  schedule::LaneTotals lanes;  ///< over all steps
+
+  [[nodiscard]] double flops_per_second() const { return flops / seconds; }
+  [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
+  [[nodiscard]] double percent(double per_second) const { return 100.0 * per_second / gemm_peak; }
+};
+
+config::Config make_config(const BenchStepArguments& arguments) {
+  const std::string text = fmt::format(
+      R"({{"model": {{"family": "{}", "vocab_size": {}, "hidden_size": {}, "num_layers": {},
+                      "num_heads": {}, "num_kv_heads": {}, "intermediate_size": {}}},
+          "data": {{"tokens": ["none"], "token_type": "u32", "sequence_length": {}}},
+          "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
+          "bf16": {{"enabled": {}}},
+          "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
+          "ballast": {{"device": "{}", "out": "."}}}})",
+      arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
+      arguments.kv_heads, arguments.intermediate, arguments.sequence,
+      arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch, arguments.accumulation,
+      bench_device("bench step", arguments.device));
+  return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
+}
+
+std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
+  std::vector<std::int32_t> ids(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
+  }
+  return ids;
+}
+
+BenchStepResult measure(const BenchStepArguments& arguments) {
+  const config::Config config = make_config(arguments);
+  schedule::Timeline timeline;
+  engine::Engine engine(config, &interrupted());
+  engine.start();
+  const auto& blueprint = engine.blueprint();
+  const std::size_t tokens = blueprint.tokens_per_step();
+  const auto inputs = random_ids(tokens, arguments.vocab, 1);
+  const auto targets = random_ids(tokens, arguments.vocab, 2);
+  BenchStepResult result;
+  result.kind = engine.device().kind();
+  result.description = engine.device().description();
+  const auto probe = [&] {
+    result.gemm_peak =
+        std::max(result.gemm_peak, model::measure_gemm_peak(engine.device(), blueprint.type, 0.5));
+  };
+  probe();
+  // The first step has no updates before it; from the third on the pipeline is full.
+  for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step(inputs, targets, 1e-4);
+  const auto before = engine.totals().lanes;
+  engine.record(&timeline);
+  std::vector<double> seconds;
+  for (std::uint64_t step = 0; step < arguments.steps; ++step) {
+    const auto start = std::chrono::steady_clock::now();
+    result.loss = engine.train_step(inputs, targets, 1e-4).loss;
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  engine.record(nullptr);
+  result.lanes = engine.totals().lanes;
+  engine.finish();
+  probe();
+  std::sort(seconds.begin(), seconds.end());
+  result.seconds = seconds[seconds.size() / 2];
+  result.tokens = tokens;
+  result.parameters = static_cast<double>(blueprint.model.parameters());
+  result.flops = blueprint.flops_per_step();
+  result.model_flops = model_flops_of_step(blueprint);
+  result.passes = time_passes(timeline, blueprint);
+  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
+    result.lanes.enqueueing_seconds[lane] -= before.enqueueing_seconds[lane];
+  }
+  return result;
+}
+
+std::string time_text(double seconds) {
+  return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1e3 * seconds) : format_seconds(seconds);
+}
+
+void print_rate(std::string_view name, const std::string& time, double per_second,
+                const BenchStepResult& result, std::string_view note) {
+  fmt::print("  {:<14} {:>9} {:>13} {:>6.1f}%{}{}\n", name, time, format_rate(per_second, "FLOP"),
+             result.percent(per_second), note.empty() ? "" : "  ", note);
+}
+
+void print_table(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  fmt::print("{} {} parameters, {}, {} tokens per step, median of {} steps after a warm-up\n",
+             arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
+             arguments.steps);
+  fmt::print("  {:<14} {}\n", "device", result.description);
+  fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
+             format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
+  fmt::print("  {:<14} {:>9} {:>13}  same run; shares are of it\n", "GEMM peak", "",
+             format_rate(result.gemm_peak, "FLOP"));
+  print_rate("hardware", "", result.flops_per_second(), result,
+             "products that the step computes, over all its time");
+  print_rate("model (MFU)", "", result.model_per_second(), result,
+             "the same without those computed again");
+  for (const Pass& pass : result.passes) {
+    print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
+  }
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(lane)];
+    if (busy <= 0.0) continue;
+    const auto per_step = [&](double all) {
+      return time_text(all / static_cast<double>(arguments.steps));
+    };
+    const double launching = result.lanes.enqueueing_seconds[static_cast<std::size_t>(lane)];
+    fmt::print("  {:<14} {:>9} busy per step{}\n", to_string(lane), per_step(busy),
+               is_queued(lane) ? ", " + per_step(launching) + " to enqueue it" : "");
+  }
+}
+
+std::string json_of(const Pass& pass, const BenchStepResult& result) {
+  return fmt::format(R"({{"pass": "{}", "operations": {}, "seconds": {}, "flops": {}, )"
+                     R"("flops_per_second": {}, "percent_of_gemm_peak": {}}})",
+                     pass.key, pass.count, pass.seconds, pass.flops, pass.flops_per_second(),
+                     result.percent(pass.flops_per_second()));
+}
+
+void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  const auto compute_lane = [&](const auto& seconds) {
+    return seconds[static_cast<std::size_t>(schedule::Lane::compute)] /
+           static_cast<double>(arguments.steps);
+  };
+  std::string passes;
+  for (const Pass& pass : result.passes) {
+    passes += (passes.empty() ? "" : ", ") + json_of(pass, result);
+  }
+  fmt::print(R"([{{"device": "{}", "family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, )"
+             R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
+             R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, )"
+             R"("model_flops_per_second": {}, "model_percent_of_gemm_peak": {}, )"
+             R"("compute_seconds": {}, "compute_enqueueing_seconds": {}, )"
+             R"("passes": [{}], "loss": {}}}])"
+             "\n",
+             result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
+             result.seconds, static_cast<double>(result.tokens) / result.seconds,
+             result.flops_per_second(), result.gemm_peak, result.percent(result.flops_per_second()),
+             result.model_per_second(), result.percent(result.model_per_second()),
+             compute_lane(result.lanes.busy_seconds), compute_lane(result.lanes.enqueueing_seconds),
+             passes, result.loss);
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& bench, Action& action) {
+  auto arguments = std::make_shared<BenchStepArguments>();
+  auto& a = *arguments;
+  CLI::App* command = bench.add_subcommand(
+      "step",
+      "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
+      "peak");
+  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
+  command->add_option("--family", a.family, "gpt2 or llama")->capture_default_str();
+  command->add_option("--dtype", a.dtype, "bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  command->add_option("--vocab", a.vocab, "Vocabulary")->capture_default_str();
+  command->add_option("--hidden", a.hidden, "Width")->capture_default_str();
+  command->add_option("--layers", a.layers, "Layers")->capture_default_str();
+  command->add_option("--heads", a.heads, "Attention heads")->capture_default_str();
+  command->add_option("--kv-heads", a.kv_heads, "llama: heads of keys and values; 0: as --heads")
+      ->capture_default_str();
+  command
+      ->add_option("--intermediate", a.intermediate,
+                   "Width of the MLP; 0: 4 (llama: 8/3) times --hidden")
+      ->capture_default_str();
+  command->add_option("--sequence", a.sequence, "Tokens per sequence")->capture_default_str();
+  command->add_option("--micro-batch", a.micro_batch, "Sequences per micro-batch")
+      ->capture_default_str();
+  command->add_option("--accumulation", a.accumulation, "Micro-batches per step")
+      ->capture_default_str();
+  command->add_option("--steps", a.steps, "Steps to time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
+      ->allow_extra_args(false);
+  command->add_flag("--json", a.json, "Print a JSON array");
+  command->callback([&action, arguments] {
+    action = [arguments] {
+      const BenchStepResult result = measure(*arguments);
+      if (arguments->json) {
+        print_json(*arguments, result);
+      } else {
+        print_table(*arguments, result);
+      }
+    };
+  });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,188 @@
+"""Options of step_peers.py: named sets of sizes, and what does not go together."""
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+# What options that are not given stand at. Host bytes: of Ballast's budget.
+BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": None,
+        "kv_heads": None, "intermediate": None, "tied": None, "host_bytes": None, "loss_chunks": 1}
+LLAMA_8B = {**BASE, "peer": "deepspeed", "vocab": 128256, "hidden": 4096, "heads": 32,
+            "kv_heads": 8, "intermediate": 14336, "sequence": 2048, "micro_batch": 8,
+            "recompute": "yes", "offload": "all"}  # 64Ki tokens a step
+PRESETS = {
+    "tiny": {**BASE, "vocab": 256, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2,
+             "sequence": 32, "micro_batch": 4, "accumulation": 2},
+    "124m": {**BASE, "family": "gpt2", "vocab": 50257, "hidden": 768, "layers": 12, "heads": 12,
+             "sequence": 512, "micro_batch": 4, "accumulation": 2},
+    "1.5b": {**BASE, "vocab": 32000, "hidden": 2048, "layers": 24, "heads": 16, "kv_heads": 4,
+             "intermediate": 7680, "sequence": 2048, "micro_batch": 8},
+    "6b-offload": {**LLAMA_8B, "layers": 22, "host_bytes": "100GiB"},
+    "8b-offload": {**LLAMA_8B, "layers": 32, "host_bytes": "112GiB"},
+}
+# Bytes per parameter of a peer's states in the memory where most of them lie (for DeepSpeed what
+# its own estimate_zero3_model_states_mem_needs says, without its half as much again).
+STATE_BYTES = {"bf16": 18, "amp": 16, "fp32": 16}
+OFFLOADED_BYTES = {"optimizer": 16, "all": 18}
+
+
+def fail(message):
+    print(f"step_peers: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def size(text):
+    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
+    if not match or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 24GiB")
+    return int(match[1]) * SCALES[match[2]]
+
+
+def positive(text):
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
+    return int(text)
+
+
+def precisions(text):
+    names = text.split(",")
+    for name in names:
+        if name not in ("bf16", "amp"):
+            raise argparse.ArgumentTypeError(f"'{name}' is none of bf16, amp")
+    return list(dict.fromkeys(names))
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(f"{message} (--help lists the options)")
+
+
+def read_arguments():
+    parser = Parser(
+        description="Compares `ballast bench step` with PyTorch and DeepSpeed; the head of the "
+                    "file says what is measured and what is equal", allow_abbrev=False)
+    choice = ("no", "yes", "both")
+    add = parser.add_argument
+    add("--peer", choices=("torch", "deepspeed"))
+    add("--preset", choices=tuple(PRESETS), default="124m", help="sizes (default 124m); options "
+        "below override single ones")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--recompute", choices=choice, help="peers that recompute layers, or not, or both")
+    add("--precision", type=precisions, metavar="LIST",
+        help="how PyTorch computes in bf16: bf16 (default), amp, or both")
+    add("--compile", choices=choice, default="no", help="peers that are compiled (torch.compile)")
+    add("--model", choices=("plain", "transformers"), default="plain",
+        help="the peer's layers: written plainly, or transformers' (default plain)")
+    add("--rounds", type=positive, default=3, metavar="N")
+    add("--steps", type=positive, default=3, metavar="N", help="steps of one measurement")
+    add("--threads", type=positive, default=len(os.sched_getaffinity(0)), metavar="N")
+    add("--offload", choices=("none", "optimizer", "all"),
+        help="what lies in host memory: nothing, optimizer states, weights too (default: none; "
+             "with deepspeed optimizer)")
+    add("--device-bytes", type=size, metavar="SIZE", help="cap of both on a GPU's memory")
+    add("--host-bytes", metavar="SIZE", help="Ballast's budget of host memory")
+    add("--ballast", type=pathlib.Path, default=ROOT / "build/tools/ballast", metavar="PATH",
+        help="the program (default: build/tools/ballast)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE",
+        help="override a key of Ballast's config")
+    add("--json", action="store_true", help="print a JSON array")
+    shape = parser.add_argument_group("shape")
+    shape.add_argument("--family", choices=("gpt2", "llama"))
+    shape.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    for name in ("vocab", "hidden", "layers", "heads", "kv-heads", "intermediate", "sequence",
+                 "micro-batch", "accumulation"):
+        shape.add_argument(f"--{name}", type=positive, metavar="N")
+    shape.add_argument("--tied", action=argparse.BooleanOptionalAction,
+                       help="the head reads the embedding (default: gpt2 yes, llama no)")
+    shape.add_argument("--loss-chunks", type=positive, metavar="N",
+                       help="the peer makes logits in so many parts, twice each (default 1)")
+    arguments = parser.parse_args()
+    given = vars(arguments)
+    for key, value in PRESETS[arguments.preset].items():
+        if given.get(key) is None:
+            given[key] = value
+    complete(arguments)
+    check(arguments)
+    return arguments
+
+
+def complete(a):
+    """Ballast's defaults for what depends on the rest."""
+    gpt2 = a.family == "gpt2"
+    # A preset's heads are for its family.
+    a.kv_heads = a.heads if gpt2 or a.kv_heads is None else a.kv_heads
+    if a.intermediate is None:
+        a.intermediate = 4 * a.hidden if gpt2 else -(-8 * a.hidden // 3 // 64) * 64
+    if a.tied is None:
+        a.tied = gpt2
+    if a.offload is None:
+        a.offload = "optimizer" if a.peer == "deepspeed" else "none"
+    if a.dtype == "fp32":
+        if a.precision:
+            fail("--precision is for --dtype bf16")
+        a.precision = ["fp32"]
+    elif a.peer == "deepspeed":
+        if a.precision not in (None, ["bf16"]):
+            fail("--precision: DeepSpeed has its own, bf16")
+        a.precision = ["bf16"]
+    a.precision = a.precision or ["bf16"]
+
+
+def check(a):
+    if a.hidden % a.heads or a.hidden // a.heads % 2 or a.heads % a.kv_heads:
+        fail(f"{a.hidden} columns, {a.heads} heads and {a.kv_heads} of keys and values do not fit "
+             "each other: --heads divides --hidden, --kv-heads divides --heads")
+    if a.peer == "torch" and a.offload != "none":
+        fail("--offload: PyTorch alone keeps everything on its device; use --peer deepspeed")
+    if a.peer == "deepspeed" and a.offload == "none":
+        fail("--offload none: with --peer deepspeed it is optimizer or all")
+    if a.device == "cpu" and a.device_bytes:
+        fail("--device-bytes needs --device cuda: PyTorch's memory on CPUs cannot be capped")
+    if a.peer == "deepspeed" and (a.model != "plain" or a.compile != "no"):
+        fail("--model transformers and --compile are for --peer torch")
+    if a.compile != "no" and a.model != "plain":
+        fail("--compile is for --model plain")
+    if not a.ballast.is_file():
+        fail(f"{a.ballast} is not there; build it or name it with --ballast")
+    needed = ["torch"] + [name for name, wanted in (("deepspeed", a.peer == "deepspeed"),
+                                                    ("transformers", a.model == "transformers"))
+                          if wanted]
+    for module in needed:
+        if importlib.util.find_spec(module) is None:
+            extra = " ninja" if "deepspeed" in needed else ""
+            fail(f"{sys.executable} has no module {module}; PyPI has what is needed: "
+                 f"pip install {' '.join(needed)}{extra}")
+
+
+def product_weights(a):
+    """Weights in products of a layer."""
+    if a.family == "gpt2":
+        return 4 * a.hidden**2 + 2 * a.hidden * a.intermediate
+    return (2 * a.hidden**2 + 2 * a.hidden * a.kv_heads * (a.hidden // a.heads)
+            + 3 * a.hidden * a.intermediate)
+
+
+def lacking_memory(a, precision):
+    """Why the peer's states do not fit into host memory, or None. On a GPU it says itself what does
+    not fit there."""
+    if a.device == "cuda" and a.offload == "none":
+        return None
+    layer = product_weights(a)
+    rest = (1 if a.tied else 2) * a.vocab * a.hidden
+    each = STATE_BYTES[precision] if a.offload == "none" else OFFLOADED_BYTES[a.offload]
+    needed = each * (rest + a.layers * layer)
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = 1024 * int(line.split()[1])
+            if needed > free:
+                fits = (free // each - rest) // layer
+                advice = f"; --layers {fits} would" if fits > 0 else ""
+                return (f"its states take about {needed / 2**30:.1f} GiB of host memory and do "
+                        f"not fit the {free / 2**30:.1f} GiB that are free{advice}")
+    return None

@@ -1,0 +1,61 @@
+#include "tools/bench/step_products.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tools/quantile.h"
+
+namespace ballast::tools {
+namespace {
+
+using schedule::Action;
+
+/// All operations of `timeline` that are like the first one of `plan` with that action on `block`:
+/// they compute the same products.
+Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, Action action,
+               std::uint32_t block) {
+  const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
+                                  [&](const schedule::Operation& operation) {
+                                    return operation.action == action && operation.block == block;
+                                  });
+  if (first == plan.operations.end()) return {};
+  std::vector<double> seconds;
+  for (const schedule::Span& span : timeline.spans) {
+    const schedule::Operation& operation = span.operation();
+    if (operation.action != action || operation.flops != first->flops) continue;
+    seconds.push_back(span.end - span.start);
+  }
+  Pass pass;
+  pass.count = seconds.size();
+  pass.seconds = quantile(seconds, 0.5);
+  pass.flops = first->flops;
+  return pass;
+}
+
+}  // namespace
+
+double model_flops_of_step(const engine::Blueprint& blueprint) {
+  double forward = 0.0;
+  for (const schedule::BlockWork& block : blueprint.workload.blocks) forward += block.forward_flops;
+  return 3.0 * static_cast<double>(blueprint.micro_batches) * forward;
+}
+
+std::vector<Pass> time_passes(const schedule::Timeline& timeline,
+                              const engine::Blueprint& blueprint) {
+  const auto head = static_cast<std::uint32_t>(blueprint.model.blocks.size() - 1);
+  std::vector<Pass> passes;
+  const auto add = [&](std::string_view name, std::string_view key, Action action,
+                       std::uint32_t block) {
+    Pass pass = time_pass(timeline, blueprint.schedule.steady, action, block);
+    if (pass.count == 0) return;
+    pass.name = name;
+    pass.key = key;
+    passes.push_back(pass);
+  };
+  add("layer forward", "layer_forward", Action::forward, 1);
+  add("layer backward", "layer_backward", Action::backward, 1);
+  add("head, both", "head", Action::train_head, head);
+  return passes;
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,161 @@
+#include "tools/io/producer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::tools {
+namespace {
+
+/// Blocks that are taken and replaced at a time: as many as the queue hands over at once, but never
+/// so many that the device runs dry.
+std::size_t batch_for(unsigned depth) {
+  return std::clamp<std::size_t>(depth / 4, 1, 8);
+}
+
+aio::QueueOptions queue_options(const IoLoad& load) {
+  aio::QueueOptions options;
+  options.backend = load.backend;
+  options.block_bytes = load.block;
+  options.depth = load.depth;
+  options.in_flight_bytes = std::max(options.in_flight_bytes, load.buffer_bytes());
+  options.sqpoll = load.sqpoll;
+  options.iopoll = load.iopoll;
+  return options;
+}
+
+}  // namespace
+
+IoProducer::IoProducer(const IoLoad& load, IoRegion& region, std::string task,
+                       const std::atomic<bool>& interrupted, std::atomic<bool>& stop)
+    : load_(load),
+      region_(region),
+      task_(std::move(task)),
+      interrupted_(interrupted),
+      stop_(stop),
+      blocks_(region.file().size() / load.block),
+      batch_(batch_for(load.depth)),
+      slots_(std::min<std::uint64_t>(load.depth, blocks_)),
+      buffers_(slots_.size() * round_up(load.block, kPage), "buffers of " + task_),
+      busy_(static_cast<std::size_t>(blocks_), false) {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    slot.memory = buffers_.bytes().subspan(i * round_up(load.block, kPage), load.block);
+    region_.content().fill(slot.memory, 0);
+    free_.push_back(&slot);
+  }
+  queue_ = aio::make_queue(queue_options(load_), {{&region_.file()}, {buffers_.bytes()}});
+}
+
+bool IoProducer::stopped() const {
+  return stop_.load(std::memory_order_relaxed) || interrupted_.load(std::memory_order_relaxed);
+}
+
+void IoProducer::run(Clock::time_point start) {
+  try {
+    while (true) {
+      if (!stopped()) refill(start);
+      if (outstanding_.empty()) break;
+      if (stopped()) return drain();
+      take_finished();
+    }
+    ended_ = Clock::now();
+  } catch (...) {
+    stop_.store(true);
+    drain();
+    throw;
+  }
+}
+
+void IoProducer::refill(Clock::time_point start) {
+  const bool time_is_up =
+      load_.seconds && Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
+  // Half of the first requests only, so that reads and writes of a mix are even from the start.
+  std::size_t room = free_.size();
+  if (load_.pattern == IoPattern::mixed && begun_ == 0) room = (room + 1) / 2;
+  requests_.clear();
+  submitted_.clear();
+  std::erase_if(free_, [&](Slot* slot) {
+    if (submitted_.size() == room) return false;
+    if (!std::exchange(slot->read_back, false)) {
+      if (time_is_up || !next_block(*slot)) return false;
+    } else {
+      slot->direction = aio::Direction::write;
+    }
+    prepare(*slot);
+    return true;
+  });
+  if (requests_.empty()) return;
+  const std::vector<aio::Ticket> tickets = queue_->submit(requests_);
+  for (std::size_t i = 0; i < tickets.size(); ++i) {
+    submitted_[i]->ticket = tickets[i];
+    outstanding_.push_back(submitted_[i]);
+  }
+}
+
+/// The next one in order that is in no request; false when the pass over the region is complete.
+bool IoProducer::next_block(Slot& slot) {
+  if (!load_.seconds && begun_ == blocks_) return false;
+  while (busy_[static_cast<std::size_t>(cursor_)]) cursor_ = (cursor_ + 1) % blocks_;
+  slot.block = cursor_;
+  slot.direction = load_.pattern == IoPattern::write ? aio::Direction::write : aio::Direction::read;
+  busy_[static_cast<std::size_t>(cursor_)] = true;
+  cursor_ = (cursor_ + 1) % blocks_;
+  ++begun_;
+  return true;
+}
+
+void IoProducer::prepare(Slot& slot) {
+  const HostBytes bytes = slot.memory;
+  const Bytes offset = slot.block * load_.block;
+  if (load_.check && slot.direction == aio::Direction::write) {
+    region_.content().fill_next(bytes, offset);
+  }
+  slot.returned.store(false, std::memory_order_relaxed);
+  const auto mark = [&slot] { slot.returned.store(true, std::memory_order_release); };
+  requests_.push_back({slot.direction, &region_.file(), offset, bytes, false, mark});
+  submitted_.push_back(&slot);
+}
+
+void IoProducer::take_finished() {
+  // Waiting for the last of the oldest ones brings most of a batch at once.
+  Slot* const awaited = outstanding_[std::min(batch_, outstanding_.size()) - 1];
+  complete(*awaited);
+  std::erase_if(outstanding_, [&](Slot* slot) {
+    if (slot != awaited) {
+      if (!slot->returned.load(std::memory_order_acquire)) return false;
+      complete(*slot);
+    }
+    if (!slot->read_back) busy_[static_cast<std::size_t>(slot->block)] = false;
+    free_.push_back(slot);
+    return true;
+  });
+}
+
+void IoProducer::complete(Slot& slot) {
+  const aio::Completion completion = queue_->wait(slot.ticket);
+  slot.ticket = {};
+  completion.check(task_);
+  latencies_.push_back(static_cast<float>(completion.seconds));
+  if (slot.direction == aio::Direction::write) return;
+  slot.read_back = load_.pattern == IoPattern::mixed;
+  if (!load_.check) return;
+  const std::string mistake =
+      region_.content().mistake(slot.memory, slot.block * load_.block);
+  if (mistake.empty()) return;
+  throw Error(ErrorCategory::io, fmt::format("{}: {}: {}", task_, region_.file().name(), mistake));
+}
+
+/// Ends what is outstanding; what becomes of it is of no interest any more.
+void IoProducer::drain() {
+  queue_->cancel();
+  for (Slot* slot : std::exchange(outstanding_, {})) {
+    const aio::Ticket ticket = std::exchange(slot->ticket, {});
+    if (ticket.id != 0) static_cast<void>(queue_->wait(ticket));
+  }
+}
+
+}  // namespace ballast::tools

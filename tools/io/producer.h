@@ -1,0 +1,75 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/aio/queue.h"
+#include "ballast/core/mapping.h"
+
+#include "tools/io/load.h"
+
+namespace ballast::tools {
+
+/// Keeps one region's queue full: takes what is finished, as many at a time as can be without
+/// starving the device, and refills with one submit call.
+class IoProducer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Makes buffers and queue. `stop`: of all producers, set by the first that fails.
+  IoProducer(const IoLoad& load, IoRegion& region, std::string task,
+             const std::atomic<bool>& interrupted, std::atomic<bool>& stop);
+
+  /// Carries out the load; to be called once. Throws Error.
+  void run(Clock::time_point start);
+
+  [[nodiscard]] Clock::time_point ended() const { return ended_; }
+  [[nodiscard]] const std::vector<float>& latencies() const { return latencies_; }
+  [[nodiscard]] const aio::Queue& queue() const { return *queue_; }
+
+ private:
+  /// A buffer and the request that it is in.
+  struct Slot {
+    HostBytes memory;
+    aio::Ticket ticket;
+    std::uint64_t block = 0;
+    aio::Direction direction = aio::Direction::read;
+    bool read_back = false;              ///< holds a block that is to be written back
+    std::atomic<bool> returned = false;  ///< by the queue's thread
+  };
+
+  [[nodiscard]] bool stopped() const;
+  void refill(Clock::time_point start);
+  void prepare(Slot& slot);
+  [[nodiscard]] bool next_block(Slot& slot);
+  void take_finished();
+  void complete(Slot& slot);
+  void drain();
+
+  const IoLoad load_;
+  IoRegion& region_;
+  const std::string task_;
+  const std::atomic<bool>& interrupted_;
+  std::atomic<bool>& stop_;
+  const std::uint64_t blocks_;  ///< of the region
+  const std::size_t batch_;
+
+  std::vector<Slot> slots_;
+  Mapping buffers_;  ///< one of whole pages for each slot
+  std::vector<Slot*> free_;
+  std::vector<Slot*> outstanding_;  ///< oldest first
+  std::vector<bool> busy_;          ///< blocks that are in a request
+  std::vector<aio::Request> requests_;
+  std::vector<Slot*> submitted_;
+  std::uint64_t cursor_ = 0;
+  std::uint64_t begun_ = 0;  ///< blocks
+  std::vector<float> latencies_;
+  Clock::time_point ended_;
+  std::unique_ptr<aio::Queue> queue_;  // goes first: it may still use the rest
+};
+
+}  // namespace ballast::tools

@@ -1,0 +1,193 @@
+#include "tools/io/search.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "ballast/core/error.h"
+
+namespace ballast::tools {
+namespace {
+
+constexpr std::array<Bytes, 5> kBlocks = {256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
+constexpr std::array<unsigned, 5> kDepths = {4, 8, 16, 32, 64};
+/// More than aio.in_flight_bytes would not be in flight.
+constexpr Bytes kMostInFlight = 64 * kMiB;
+constexpr double kTolerance = 0.03;
+constexpr std::size_t kFinalists = 3;
+constexpr int kTurnsOfRates = 3;
+constexpr double kShortestTurn = 0.01;
+
+/// One turn; its time counts from the first request to the last, whatever was planned.
+IoResult take_turn(const IoSetting& setting, IoPattern pattern, std::span<IoRegion> regions,
+                   double seconds, std::string_view task, const std::atomic<bool>& interrupted) {
+  IoLoad load;
+  load.pattern = pattern;
+  load.block = setting.block;
+  load.depth = setting.depth;
+  load.backend = setting.backend;
+  load.seconds = std::max(seconds, kShortestTurn);
+  return run_load(load, regions, task, interrupted);
+}
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
+}
+
+/// Away from what most disks like best, in powers of two: near ones are tried first.
+double strangeness(const IoSetting& setting) {
+  return std::abs(std::log2(static_cast<double>(setting.block) / static_cast<double>(kMiB))) +
+         std::abs(std::log2(static_cast<double>(setting.depth) / 16.0));
+}
+
+/// Rates of few turns are uncertain: what is within reach of the best grows with doubt.
+double tolerance(const std::vector<IoTrial*>& trials) {
+  std::size_t turns = std::numeric_limits<std::size_t>::max();
+  for (const IoTrial* trial : trials) turns = std::min(turns, trial->rates.size());
+  return kTolerance + 0.1 / std::sqrt(static_cast<double>(std::max<std::size_t>(turns, 1)));
+}
+
+/// Keeps half: the fastest few, then those within reach of the best that need the least memory,
+/// then the others by rate.
+void drop_losers(std::vector<IoTrial*>& trials) {
+  const std::size_t kept = std::max(kFinalists, (trials.size() + 1) / 2);
+  const double reach = 1.0 - tolerance(trials);
+  std::stable_sort(trials.begin(), trials.end(),
+                   [](const IoTrial* a, const IoTrial* b) { return a->median() > b->median(); });
+  const double best = trials.front()->median();
+  const auto fastest = trials.begin() + std::min<std::ptrdiff_t>(kFinalists, std::ssize(trials));
+  const auto tied = std::stable_partition(
+      fastest, trials.end(), [&](const IoTrial* trial) { return trial->median() >= reach * best; });
+  std::stable_sort(fastest, tied, [](const IoTrial* a, const IoTrial* b) {
+    return a->setting.in_flight() < b->setting.in_flight();
+  });
+  if (trials.size() > kept) trials.resize(kept);
+}
+
+}  // namespace
+
+double IoTrial::median() const {
+  return rates.empty() ? 0.0 : median_of(rates);
+}
+
+std::vector<IoSetting> settings_to_try(const std::vector<std::string>& backends) {
+  std::vector<IoSetting> settings;
+  for (const std::string& backend : backends) {
+    const auto first = static_cast<std::ptrdiff_t>(settings.size());
+    for (const Bytes block : kBlocks) {
+      for (const unsigned depth : kDepths) {
+        IoSetting setting{block, depth, backend};
+        const bool coarse = backend != backends.front();
+        if (setting.in_flight() > kMostInFlight || (coarse && strangeness(setting) > 1.5)) continue;
+        settings.push_back(std::move(setting));
+      }
+    }
+    std::stable_sort(
+        settings.begin() + first, settings.end(),
+        [](const IoSetting& a, const IoSetting& b) { return strangeness(a) < strangeness(b); });
+  }
+  return settings;
+}
+
+std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& region,
+                            double seconds, std::string_view task,
+                            const std::atomic<bool>& interrupted) {
+  std::vector<IoTrial> trials;
+  trials.reserve(settings.size());
+  for (const IoSetting& setting : settings) trials.push_back({setting, {}});
+  std::vector<IoTrial*> running;
+  running.reserve(trials.size());
+  for (IoTrial& trial : trials) running.push_back(&trial);
+  const double rounds = 1.0 + std::ceil(std::log2(static_cast<double>(trials.size()) / kFinalists));
+  const double turn = seconds / rounds / static_cast<double>(trials.size());
+  double spent = 0.0;
+  for (double round = 1.0; spent < seconds; ++round) {
+    const double until = std::min(seconds, seconds * round / rounds);
+    do {
+      for (IoTrial* trial : running) {
+        if (spent >= seconds) break;
+        const IoResult result =
+            take_turn(trial->setting, IoPattern::mixed, {&region, 1}, turn, task, interrupted);
+        trial->rates.push_back(result.gb_per_second());
+        spent += result.seconds;
+      }
+    } while (spent < until);
+    std::erase_if(running, [](const IoTrial* trial) { return trial->rates.empty(); });
+    drop_losers(running);
+  }
+  return trials;
+}
+
+std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials, bool proven) {
+  std::size_t fewest = 1;
+  for (const IoTrial& trial : trials) {
+    if (proven) fewest = std::max(fewest, (trial.rates.size() + 1) / 2);
+  }
+  std::vector<IoScore> scores;
+  double best = 0.0;
+  for (const IoTrial& trial : trials) {
+    if (trial.rates.size() < fewest) continue;
+    scores.push_back({trial.setting, trial.median()});
+    best = std::max(best, trial.median());
+  }
+  for (IoScore& score : scores) score.share = best > 0.0 ? score.share / best : 1.0;
+  return scores;
+}
+
+std::vector<IoScore> common_scores(const std::vector<std::vector<IoTrial>>& trials_by_path) {
+  std::vector<IoScore> common = scores_of(trials_by_path.front(), false);
+  for (std::size_t i = 1; i < trials_by_path.size(); ++i) {
+    const std::vector<IoScore> scores = scores_of(trials_by_path[i], false);
+    std::erase_if(common, [&](IoScore& score) {
+      const auto found = std::find_if(scores.begin(), scores.end(), [&](const IoScore& other) {
+        return other.setting == score.setting;
+      });
+      if (found == scores.end()) return true;
+      score.share = std::min(score.share, found->share);
+      return false;
+    });
+  }
+  return common;
+}
+
+IoSetting choose(const std::vector<IoScore>& scores, const std::vector<std::string>& backends) {
+  expects(!scores.empty(), "choose wants at least one setting that was tried");
+  double best = 0.0;
+  for (const IoScore& score : scores) best = std::max(best, score.share);
+  const auto rank = [&](const IoScore& score) {
+    return std::find(backends.begin(), backends.end(), score.setting.backend) - backends.begin();
+  };
+  const IoScore* chosen = nullptr;
+  const auto better = [&](const IoScore& a, const IoScore& b) {
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
+    if (a.setting.in_flight() != b.setting.in_flight()) {
+      return a.setting.in_flight() < b.setting.in_flight();
+    }
+    return a.share > b.share;
+  };
+  for (const IoScore& score : scores) {
+    if (score.share < (1.0 - kTolerance) * best) continue;
+    if (chosen == nullptr || better(score, *chosen)) chosen = &score;
+  }
+  return chosen->setting;
+}
+
+IoRates measure_rates(const IoSetting& setting, std::span<IoRegion> regions, double seconds,
+                      std::string_view task, const std::atomic<bool>& interrupted) {
+  constexpr std::array<IoPattern, 3> kPatterns = {IoPattern::read, IoPattern::write,
+                                                  IoPattern::mixed};
+  std::array<std::vector<double>, kPatterns.size()> rates;
+  const double turn = seconds / (kTurnsOfRates * kPatterns.size());
+  for (int i = 0; i < kTurnsOfRates; ++i) {
+    for (std::size_t pattern = 0; pattern < kPatterns.size(); ++pattern) {
+      rates[pattern].push_back(
+          take_turn(setting, kPatterns[pattern], regions, turn, task, interrupted).gb_per_second());
+    }
+  }
+  return {median_of(rates[0]), median_of(rates[1]), median_of(rates[2])};
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,265 @@
+#include "tools/tune/io.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "ballast/aio/queue.h"
+#include "ballast/core/error.h"
+#include "ballast/memory/budget.h"
+#include "ballast/schedule/hiding.h"
+
+#include "tools/commands.h"
+#include "tools/console.h"
+#include "tools/io/paths.h"
+
+namespace ballast::tools {
+namespace {
+
+constexpr const char* kTask = "tune io";
+constexpr std::size_t kWidth = 80;
+/// Of the time per path; the rest is for the figures of what was chosen.
+constexpr double kSearchShare = 0.75;
+
+struct TuneIoArguments {
+  std::vector<std::string> paths;
+  double seconds = 20.0;
+  std::string size = "1GiB";
+  std::filesystem::path config;
+  std::vector<double> tflops = {100.0, 400.0};
+  bool json = false;
+};
+
+/// What computes automatically, best first.
+std::vector<std::string> usable_backends() {
+  std::vector<std::string> names;
+  std::string reasons;
+  for (const aio::Backend& backend : aio::probe_backends()) {
+    if (backend.usable && backend.moves_data) names.push_back(backend.name);
+    if (!backend.usable) reasons += fmt::format("; {}: {}", backend.name, backend.reason);
+  }
+  if (names.empty()) {
+    throw Error(ErrorCategory::io, fmt::format("{}: no backend is usable{}", kTask, reasons));
+  }
+  return names;
+}
+
+Bytes checked_size(const TuneIoArguments& a, const std::vector<IoSetting>& settings) {
+  Bytes in_flight = 0;
+  for (const IoSetting& setting : settings) in_flight = std::max(in_flight, setting.in_flight());
+  const Bytes size = read_size(a.size, "tune io: --size");
+  if (size < in_flight || size > IoContent::kLargestFile) {
+    throw Error(ErrorCategory::usage, fmt::format("{}: --size: must be from {} to {}, got {}",
+                                                  kTask, format_bytes(in_flight),
+                                                  format_bytes(IoContent::kLargestFile), a.size));
+  }
+  const Bytes needed = a.paths.size() * (in_flight + IoContent::bytes_needed(size));
+  const Bytes available = memory::available_memory();
+  if (needed > available) {
+    throw Error(ErrorCategory::memory,
+                fmt::format("{}: needs {} of memory and {} is free; tune fewer paths at a time",
+                            kTask, format_bytes(needed), format_bytes(available)));
+  }
+  return size;
+}
+
+TunedPath tune_path(const std::filesystem::path& path, IoRegion& region,
+                    const std::vector<std::string>& backends, double seconds) {
+  TunedPath tuned;
+  tuned.path = path;
+  tuned.trials =
+      search(settings_to_try(backends), region, kSearchShare * seconds, kTask, interrupted());
+  tuned.setting = choose(scores_of(tuned.trials, true), backends);
+  tuned.rates = measure_rates(tuned.setting, {&region, 1}, (1.0 - kSearchShare) * seconds, kTask,
+                              interrupted());
+  return tuned;
+}
+
+void print_path(const TunedPath& tuned) {
+  fmt::print("{}\n", describe_path(tuned.path));
+  fmt::print("  {:>9} {:>6} {:<9} {:>7} {:>6} {:>9}\n", "block", "depth", "backend", "GB/s",
+             "turns", "in flight");
+  std::vector<const IoTrial*> order;
+  for (const IoTrial& trial : tuned.trials) {
+    if (!trial.rates.empty()) order.push_back(&trial);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const IoTrial* a, const IoTrial* b) {
+    return a->rates.size() != b->rates.size() ? a->rates.size() > b->rates.size()
+                                              : a->median() > b->median();
+  });
+  constexpr std::size_t kShown = 8;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const IoTrial& trial = *order[i];
+    const bool chosen = trial.setting == tuned.setting;
+    if (i >= kShown && !chosen) continue;
+    fmt::print("  {:>9} {:>6} {:<9} {:>7.3f} {:>6} {:>9}{}\n", format_bytes(trial.setting.block),
+               trial.setting.depth, trial.setting.backend, trial.median(), trial.rates.size(),
+               format_bytes(trial.setting.in_flight()), chosen ? "  chosen" : "");
+  }
+  if (order.size() > kShown) fmt::print("  and {} slower or less tried\n", order.size() - kShown);
+  fmt::print("  chosen: read {:.3f}, write {:.3f}, mixed {:.3f} GB/s\n", tuned.rates.read,
+             tuned.rates.write, tuned.rates.mixed);
+  std::fflush(stdout);
+}
+
+double sum_of_mixed(const IoTuning& tuning) {
+  double sum = 0.0;
+  for (const TunedPath& tuned : tuning.paths) sum += tuned.rates.mixed;
+  return sum;
+}
+
+/// What a step has: all paths at once, or the one path.
+double bandwidth(const IoTuning& tuning) {
+  return tuning.paths.size() == 1 ? sum_of_mixed(tuning) : tuning.mixed_together;
+}
+
+double tokens(double tflops, double gbps) {
+  if (gbps <= 0.0) {
+    throw Error(ErrorCategory::io,
+                "no transfer ended while reading and writing were measured; give more --seconds");
+  }
+  return schedule::tokens_to_hide(schedule::kNvmeStateBytesPerParameter, 1e12 * tflops, 1e9 * gbps);
+}
+
+std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
+  const double gbps = bandwidth(tuning);
+  std::string text;
+  for (const TunedPath& tuned : tuning.paths) {
+    const auto tried = std::count_if(tuned.trials.begin(), tuned.trials.end(),
+                                     [](const IoTrial& trial) { return !trial.rates.empty(); });
+    const auto untried = std::ssize(tuned.trials) - tried;
+    text += fmt::format(
+        "{}: of {} settings tried{}, {} blocks of {} in flight through {} is the one with the "
+        "least "
+        "memory in transit ({}) among those within 3% of the fastest. ",
+        tuned.path.string(), tried,
+        untried == 0 ? "" : fmt::format(" (there was no time for {} more)", untried),
+        tuned.setting.depth, format_bytes(tuned.setting.block), tuned.setting.backend,
+        format_bytes(tuned.setting.in_flight()));
+  }
+  if (tuning.paths.size() > 1) {
+    text += fmt::format(
+        "Paths without an entry of their own use {} blocks of {} through {}. All paths at once "
+        "move {:.2f} GB/s where their sum is {:.2f}{}. ",
+        tuning.common.depth, format_bytes(tuning.common.block), tuning.common.backend, gbps,
+        sum_of_mixed(tuning),
+        gbps < 0.8 * sum_of_mixed(tuning)
+            ? ": they share a disk or its connection, and striping over them gains little"
+            : "");
+  }
+  text += fmt::format(
+      "An optimizer step reads and writes back {:.0f} bytes per parameter kept on NVMe (bf16 "
+      "training with AdamW). At {:.2f} GB/s, read and written together, this is hidden behind the "
+      "computation when a step has at least",
+      schedule::kNvmeStateBytesPerParameter, gbps);
+  for (std::size_t i = 0; i < tflops.size(); ++i) {
+    text += fmt::format("{} {} tokens at {:g} TFLOP/s", i == 0 ? "" : ",",
+                        format_count(tokens(tflops[i], gbps)), tflops[i]);
+  }
+  return text + ", whatever the size of the model; with fewer, the disks bound the run.";
+}
+
+std::string json_of(const IoSetting& setting) {
+  return fmt::format(R"("block_size": {}, "queue_depth": {}, "backend": "{}")", setting.block,
+                     setting.depth, setting.backend);
+}
+
+std::string json_of(const TunedPath& tuned) {
+  std::string trials;
+  for (const IoTrial& trial : tuned.trials) {
+    trials +=
+        fmt::format(R"({}{{{}, "turns": {}, "mixed_gbps": {}}})", trials.empty() ? "" : ",\n    ",
+                    json_of(trial.setting), trial.rates.size(), trial.median());
+  }
+  return fmt::format(R"({{"path": {}, {}, "read_gbps": {}, "write_gbps": {}, "mixed_gbps": {},)"
+                     "\n   \"tried\": [{}]}}",
+                     json_string(tuned.path.string()), json_of(tuned.setting), tuned.rates.read,
+                     tuned.rates.write, tuned.rates.mixed, trials);
+}
+
+void print_json(const IoTuning& tuning, const std::vector<double>& tflops) {
+  std::string paths;
+  for (const TunedPath& tuned : tuning.paths) {
+    paths += (paths.empty() ? "" : ",\n  ") + json_of(tuned);
+  }
+  std::string hidden;
+  for (const double f : tflops) {
+    hidden += fmt::format(R"({}{{"tflops": {}, "tokens_per_step": {}}})",
+                          hidden.empty() ? "" : ", ", f, tokens(f, bandwidth(tuning)));
+  }
+  fmt::print("{{{}, \"mixed_gbps\": {},\n \"hides_nvme_states\": [{}],\n \"paths\": [{}]}}\n",
+             json_of(tuning.common), bandwidth(tuning), hidden, paths);
+}
+
+void run_tune_io(const TuneIoArguments& a) {
+  const auto paths = measured_paths(a.paths, kTask);
+  const auto backends = usable_backends();
+  const Bytes size = checked_size(a, settings_to_try(backends));
+  if (!a.config.empty()) check_writable_config(a.config);
+  std::vector<IoRegion> regions;
+  regions.reserve(paths.size());
+  for (const auto& path : paths) {
+    regions.emplace_back(path, static_cast<unsigned>(regions.size()), size,
+                         aio::File::Access::direct);
+  }
+  fill_regions(regions, backends.front(), kTask, interrupted());
+
+  IoTuning tuning;
+  std::vector<std::vector<IoTrial>> trials;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    tuning.paths.push_back(tune_path(paths[i], regions[i], backends, a.seconds));
+    trials.push_back(tuning.paths.back().trials);
+    if (!a.json) print_path(tuning.paths.back());
+  }
+  tuning.common = tuning.paths.front().setting;
+  if (paths.size() > 1) {
+    const auto scores = common_scores(trials);
+    if (!scores.empty()) tuning.common = choose(scores, backends);
+    const double seconds = (1.0 - kSearchShare) * a.seconds;
+    tuning.mixed_together =
+        measure_rates(tuning.common, regions, seconds, kTask, interrupted()).mixed;
+  }
+  if (a.json) {
+    print_json(tuning, a.tflops);
+  } else {
+    fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kWidth, ""));
+  }
+  if (a.config.empty()) return;
+  write_tuning(a.config, tuning);
+  if (!a.json) fmt::print("\nwritten to {}\n", a.config.string());
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app, Action& action) {
+  CLI::App* tune = app.add_subcommand("tune", "Find settings that suit this machine");
+  tune->require_subcommand(1);
+  auto arguments = std::make_shared<TuneIoArguments>();
+  auto& a = *arguments;
+  CLI::App* command = tune->add_subcommand(
+      "io", "Block size, depth and backend for swapping to each path, with the reasons");
+  command->add_option("--path", a.paths, "Folder to swap to; several are tuned one by one")
+      ->required()
+      ->allow_extra_args(false);
+  command->add_option("--seconds", a.seconds, "Time to measure each path")
+      ->check(CLI::Range(0.5, 86400.0))
+      ->capture_default_str();
+  command->add_option("--size", a.size, "File per path")->capture_default_str();
+  command->add_option("--write", a.config,
+                      "Config to put the settings into; the rest of it stays as it is");
+  command
+      ->add_option("--tflops", a.tflops,
+                   "What your computation achieves, to say how many tokens hide the swapping "
+                   "(default: for 100 and 400)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--json", a.json, "Print a JSON object");
+  command->callback([&action, arguments] { action = [arguments] { run_tune_io(*arguments); }; });
+}
+
+}  // namespace ballast::tools

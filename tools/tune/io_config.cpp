@@ -1,0 +1,141 @@
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <optional>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/config/config.h"
+#include "ballast/config/edit.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+
+#include "tools/io/paths.h"
+#include "tools/tune/io.h"
+
+namespace ballast::tools {
+namespace {
+
+/// "256KiB", or the number of bytes when it is no whole number of a unit.
+std::string exact_bytes(Bytes bytes) {
+  if (bytes % kMiB == 0) return fmt::format("\"{}MiB\"", bytes / kMiB);
+  if (bytes % kKiB == 0) return fmt::format("\"{}KiB\"", bytes / kKiB);
+  return fmt::format("{}", bytes);
+}
+
+/// Three decimals: no measurement is better, and 0 would mean "not measured".
+double rounded(double gbps) {
+  return std::max(0.001, std::round(gbps * 1e3) / 1e3);
+}
+
+config::AioPath entry_of(const TunedPath& tuned) {
+  return {.path = tuned.path,
+          .block_size = tuned.setting.block,
+          .queue_depth = tuned.setting.depth,
+          .backend = tuned.setting.backend,
+          .read_gbps = rounded(tuned.rates.read),
+          .write_gbps = rounded(tuned.rates.write)};
+}
+
+std::string json_of(const config::AioPath& entry) {
+  return fmt::format(
+      R"({{"path": {}, "block_size": {}, "queue_depth": {}, "backend": "{}", "read_gbps": {}, )"
+      R"("write_gbps": {}}})",
+      json_string(entry.path.string()), exact_bytes(entry.block_size), entry.queue_depth,
+      entry.backend, entry.read_gbps, entry.write_gbps);
+}
+
+std::string list_of(const std::vector<std::string>& items) {
+  std::string out = "[";
+  for (const std::string& item : items) out += (out.size() == 1 ? "\n  " : ",\n  ") + item;
+  return out + "\n]";
+}
+
+bool may_swap(const config::OffloadSection& section) {
+  return !section.tier || *section.tier == Tier::nvme;
+}
+
+std::vector<config::Edit> edits_for(const config::Config& config, const IoTuning& tuning) {
+  std::vector<std::string> entries;
+  std::vector<std::string> folders;
+  for (const TunedPath& tuned : tuning.paths) {
+    entries.push_back(json_of(entry_of(tuned)));
+    folders.push_back(json_string(tuned.path.string()));
+  }
+  std::vector<config::Edit> edits = {
+      {"aio.backend", json_string(tuning.common.backend)},
+      {"aio.block_size", exact_bytes(tuning.common.block)},
+      {"aio.queue_depth", fmt::format("{}", tuning.common.depth)},
+      {"aio.paths", list_of(entries)},
+  };
+  std::string nvme_path;
+  for (const std::string& folder : folders) nvme_path += (nvme_path.empty() ? "" : ", ") + folder;
+  if (folders.size() > 1) nvme_path = "[" + nvme_path + "]";
+  if (may_swap(config.zero.optimizer)) {
+    edits.push_back({"zero_optimization.offload_optimizer.nvme_path", nvme_path});
+  }
+  if (may_swap(config.zero.parameters)) {
+    edits.push_back({"zero_optimization.offload_param.nvme_path", nvme_path});
+  }
+  return edits;
+}
+
+/// Throws unless `config` says what was tuned.
+void require_tuned(const config::Config& config, const IoTuning& tuning,
+                   const std::filesystem::path& file) {
+  std::vector<config::AioPath> entries;
+  std::vector<std::filesystem::path> folders;
+  for (const TunedPath& tuned : tuning.paths) {
+    entries.push_back(entry_of(tuned));
+    folders.push_back(tuned.path);
+  }
+  const auto require = [&](bool condition, std::string_view key) {
+    if (condition) return;
+    throw Error(ErrorCategory::state,
+                fmt::format("{}: {} would not become what was tuned; the file is as it was",
+                            file.string(), key));
+  };
+  const config::AioSection& aio = config.aio;
+  require(aio.backend == tuning.common.backend, "aio.backend");
+  require(aio.block_size == tuning.common.block, "aio.block_size");
+  require(aio.queue_depth == tuning.common.depth, "aio.queue_depth");
+  require(aio.paths == entries, "aio.paths");
+  for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
+    require(!may_swap(*section) || section->nvme_path == folders, "nvme_path");
+  }
+}
+
+void note_limits(const config::Config& config, const IoTuning& tuning,
+                 const std::filesystem::path& file) {
+  for (const TunedPath& tuned : tuning.paths) {
+    if (tuned.setting.in_flight() <= config.aio.in_flight_bytes) continue;
+    log(LogLevel::warning,
+        fmt::format("{}: aio.in_flight_bytes, {}, is below what was tuned for {}: {} blocks of {}; "
+                    "raise it",
+                    file.string(), format_bytes(config.aio.in_flight_bytes), tuned.path.string(),
+                    tuned.setting.depth, format_bytes(tuned.setting.block)));
+  }
+}
+
+}  // namespace
+
+void check_writable_config(const std::filesystem::path& config) {
+  static_cast<void>(config::load(config, {}));
+  const std::filesystem::path target = std::filesystem::canonical(config);
+  for (const auto& place : {target, target.parent_path()}) {
+    if (access(place.c_str(), W_OK) == 0) continue;
+    throw Error(ErrorCategory::io,
+                fmt::format("--write {}: {} is not writable", config.string(), place.string()),
+                errno);
+  }
+}
+
+void write_tuning(const std::filesystem::path& file, const IoTuning& tuning) {
+  const config::Config before = config::load(file, {});
+  config::edit_file(file, edits_for(before, tuning),
+                    [&](const config::Config& after) { require_tuned(after, tuning, file); });
+  note_limits(before, tuning, file);
+}
+
+}  // namespace ballast::tools
