@@ -178,13 +178,12 @@ class Engine::Impl {
         [this](const schedule::Operation& operation) {
           return schedule::describe(operation, blueprint_.workload);
         },
-        schedule::ExecutorOptions{
-            .finish = [this](const schedule::Operation& operation,
-                             std::uint64_t) { lanes_->finish(operation); },
-            .serial = config_.ballast.serial,
-            .delay_seed = config_.ballast.delay_seed,
-            .observer = std::move(observer),
-            .interrupted = interrupted_});
+        schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
+                                                   std::uint64_t) { lanes_->finish(operation); },
+                                  .serial = config_.ballast.serial,
+                                  .delay_seed = config_.ballast.delay_seed,
+                                  .observer = std::move(observer),
+                                  .interrupted = interrupted_});
   }
 
   /// Runs plans outside of steps: they count in no totals and are in no timeline.

@@ -72,11 +72,11 @@ struct HeldBlock {
         splits_weights(sizes.splits_weights(static_cast<std::uint32_t>(block))),
         width(size_of(blueprint.type)),
         layout(state_layout(blueprint, block)),
-        part(rank_part(blueprint, block)),
+        shard(rank_shard(blueprint, block)),
         weights(weights_here(blueprint, block)) {}
 
   /// The elements whose weights are here; those of the states are among them.
-  [[nodiscard]] RankPart weights_here(const Blueprint& blueprint, std::size_t block) const {
+  [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
     const Elems whole = blueprint.model.blocks[block].elements;
     if (!splits_weights) return {0, whole, whole};
     const Elems room = sizes.weights(static_cast<std::uint32_t>(block)) / width;
@@ -88,8 +88,8 @@ struct HeldBlock {
   bool splits_weights;
   Bytes width;  ///< of a weight
   StateLayout layout;
-  RankPart part;     ///< elements whose states are here
-  RankPart weights;  ///< elements whose weights are here
+  ShardRange shard;    ///< elements whose states are here
+  ShardRange weights;  ///< elements whose weights are here
 };
 
 class Filler {
@@ -119,14 +119,13 @@ class Filler {
 
   void fill_remainders(const HeldBlock& held, const HomePiece& piece) {
     const Overlap here(piece, held.layout.remainder.offset, sizeof(std::uint16_t),
-                       held.part.elements);
-    for_masters(piece.block, held.part.first + here.first, here.count, [&](Elems i, float master) {
-      here.put(i, split_master(master).remainder);
-    });
+                       held.shard.elements);
+    for_masters(piece.block, held.shard.first + here.first, here.count,
+                [&](Elems i, float master) { here.put(i, split_master(master).remainder); });
   }
 
-  /// Calls `put(i, master)` for element `first + i` of the block, for those of `count` elements that
-  /// are in a tensor. What pads tensors stays zero.
+  /// Calls `put(i, master)` for element `first + i` of the block, for those of `count` elements
+  /// that are in a tensor. What pads tensors stays zero.
   template <class Put>
   void for_masters(std::size_t block, Elems first, Elems count, Put put) {
     for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
@@ -165,13 +164,16 @@ class Filler {
 /// Collects masters of the elements whose states are here.
 class MasterReader {
  public:
-  /// `first`: number of the first one in the rank's part.
+  /// `first`: number of the first one in the rank's shard.
   MasterReader(const HeldBlock& held, Elems first, std::span<float> masters)
-      : held_(held), first_(first), masters_(masters), high_(held.layout.split ? masters.size() : 0) {}
+      : held_(held),
+        first_(first),
+        masters_(masters),
+        high_(held.layout.split ? masters.size() : 0) {}
 
   void read(const HomePiece& piece) {
     if (!piece.states) {
-      const Elems at = held_.part.first + first_ - held_.weights.first;
+      const Elems at = held_.shard.first + first_ - held_.weights.first;
       const Overlap here(piece, at * held_.width, held_.width, masters_.size());
       for (Elems i = 0; i < here.count; ++i) {
         if (held_.layout.split) {
@@ -184,8 +186,7 @@ class MasterReader {
       const Bytes at = held_.layout.remainder.offset + first_ * sizeof(std::uint16_t);
       const Overlap here(piece, at, sizeof(std::uint16_t), masters_.size());
       for (Elems i = 0; i < here.count; ++i) {
-        masters_[here.first + i] =
-            join_master({high_[here.first + i], here.get<std::uint16_t>(i)});
+        masters_[here.first + i] = join_master({high_[here.first + i], here.get<std::uint16_t>(i)});
       }
     }
   }
@@ -204,8 +205,8 @@ class StateHash {
 
   void add(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block);
-    // What is this rank's part where states are split: the same bytes in every stage.
-    const RankPart own = even_part(blueprint_, piece.block);
+    // What is this rank's shard where states are split: the same bytes in every stage.
+    const ShardRange own = even_shard(blueprint_, piece.block);
     if (!piece.states) {
       const Bytes at = (own.first - held.weights.first) * held.width;
       own_.add(Overlap(piece, at, held.width, own.elements).bytes);
@@ -213,7 +214,7 @@ class StateHash {
       return;
     }
     const StateLayout& layout = held.layout;
-    const Elems skipped = own.first - held.part.first;
+    const Elems skipped = own.first - held.shard.first;
     for (const StateArray* array : {&layout.remainder, &layout.first, &layout.second}) {
       const Bytes each = array->bytes / std::max<Elems>(layout.elements, 1);
       own_.add(Overlap(piece, array->offset + skipped * each, each, own.elements).bytes);
@@ -226,7 +227,7 @@ class StateHash {
     }
   }
 
-  /// Of this rank's part, and of the weights that every rank has.
+  /// Of this rank's shard, and of the weights that every rank has.
   [[nodiscard]] std::array<std::uint64_t, 2> digests() const {
     return {own_.digest(), common_.digest()};
   }
@@ -260,18 +261,18 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
             [&reader](const HomePiece& piece) { reader.read(piece); });
   };
   std::vector<float> values(tensor.size);
-  if (held.part.room == blueprint.model.blocks[block].elements) {
+  if (held.shard.room == blueprint.model.blocks[block].elements) {
     read(tensor.offset, values);
     return values;
   }
-  std::vector<float> own(held.part.room);
-  read(0, std::span(own).first(held.part.elements));
+  std::vector<float> own(held.shard.room);
+  read(0, std::span(own).first(held.shard.elements));
   std::vector<float> all(ranks->world() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Elems at = tensor.offset + i;
-    const auto part = static_cast<std::uint32_t>(at / own.size());
-    values[i] = all[held.sizes.owner_of(part) * own.size() + at % own.size()];
+    const auto shard = static_cast<std::uint32_t>(at / own.size());
+    values[i] = all[held.sizes.owner_of(shard) * own.size() + at % own.size()];
   }
   return values;
 }

@@ -49,8 +49,8 @@ class Lanes::Step {
       case Lane::fetch: {
         // States are read ahead of their update; the weights of a pass are wanted sooner.
         const bool ahead = operation_.action == Action::fetch_states;
-        return lanes_.fetches_.add(modules_.store.fetch(
-            source().buffer, host(target(), operation_.bytes), ahead));
+        return lanes_.fetches_.add(
+            modules_.store.fetch(source().buffer, host(target(), operation_.bytes), ahead));
       }
       case Lane::writeback:
         return lanes_.writebacks_.add(
@@ -110,9 +110,9 @@ class Lanes::Step {
     } else {
       const bool share = sizes().splits_weights(block);
       const DeviceBytes kept = device(Role::weights, sizes().weights(block));
-      const Bytes part = sizes().weight_part(block);
+      const Bytes shard = sizes().weight_shard(block);
       (share ? *lanes_.channels_.gathering_share : *lanes_.channels_.gathering)
-          .all_gather(stream, kept.subview(place_at_home() * part, part), kept);
+          .all_gather(stream, kept.subview(shard_at_home() * shard, shard), kept);
     }
     stream.synchronize();
   }
@@ -136,11 +136,11 @@ class Lanes::Step {
     stream.synchronize();
   }
 
-  /// The sum over ranks, or this rank's part of it, and the statistics of that part in any case: so
-  /// they are the same in every stage.
+  /// The sum over ranks, or this rank's shard of it, and the statistics of that shard in any case:
+  /// so they are the same in every stage.
   void reduce_gradient() {
     auto& stream = *lanes_.channels_.reduce_stream;
-    const Bytes part = sizes().gradient_part(operation_.block);
+    const Bytes shard = sizes().gradient_shard(operation_.block);
     const bool in_place = !has(Role::gradient_source);
     const schedule::BufferId packed =
         operation_.buffer(in_place ? Role::gradient : Role::gradient_source);
@@ -150,7 +150,7 @@ class Lanes::Step {
     const DeviceBytes scratch =
         modules_.store.device(arriving, blueprint_.schedule.buffers[arriving].bytes);
     const DeviceBytes sum =
-        in_place ? whole.subview(part_number() * part, part) : device(Role::gradient, part);
+        in_place ? whole.subview(shard_number() * shard, shard) : device(Role::gradient, shard);
     const DType type = blueprint_.type;
     if (sizes().splits_states()) {
       lanes_.channels_.reducing->reduce_scatter(stream, whole, sum, type, scratch);
@@ -203,7 +203,7 @@ class Lanes::Step {
   void pack_gradient() {
     const DeviceBytes whole = device(Role::gradient, sizes().whole_gradient(operation_.block));
     const DeviceBytes packed = whole.subview(0, work().gradient_bytes);
-    // What pads it to equal parts of all ranks counts as a gradient there.
+    // What pads it to equal shards of all ranks counts as a gradient there.
     const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
     if (!padding.empty()) modules_.compute.zero(stream(), view_as<float>(padding));
     modules_.compute.pack_gradient(stream(), accumulator(), tied_accumulator(), packed,
@@ -253,8 +253,7 @@ class Lanes::Step {
     if (use.role == Role::output) {
       std::memset(bytes.data(), 0, bytes.size());
     } else {
-      lanes_.visitor_(
-          {operation_.block, use.role == Role::states, operation_.offset, bytes});
+      lanes_.visitor_({operation_.block, use.role == Role::states, operation_.offset, bytes});
     }
   }
 
@@ -262,12 +261,9 @@ class Lanes::Step {
   [[nodiscard]] const schedule::BlockWork& work() const {
     return blueprint_.workload.blocks[operation_.block];
   }
-  [[nodiscard]] Bytes activation_bytes() const {
-    return blueprint_.workload.activation_bytes;
-  }
+  [[nodiscard]] Bytes activation_bytes() const { return blueprint_.workload.activation_bytes; }
   [[nodiscard]] std::uint64_t tokens_in_step() const {
-    return context_.micro_batches * blueprint_.shape.tokens() *
-           blueprint_.workload.world;
+    return context_.micro_batches * blueprint_.shape.tokens() * blueprint_.workload.world;
   }
   [[nodiscard]] schedule::RankSizes sizes() const {
     return schedule::RankSizes(blueprint_.workload);
@@ -279,9 +275,9 @@ class Lanes::Step {
     return *std::find_if(operation_.uses.begin(), operation_.uses.end(),
                          [writes](const Use& use) { return use.writes == writes; });
   }
-  /// `bytes` of a buffer, or this rank's part of so many.
+  /// `bytes` of a buffer, or this rank's shard of so many.
   [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
-    const Bytes before = use.part ? place_in(use.role) * bytes : 0;
+    const Bytes before = use.shard ? shard_in(use.role) * bytes : 0;
     return modules_.store.host(use.buffer, before + bytes).subspan(before);
   }
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
@@ -289,25 +285,24 @@ class Lanes::Step {
   }
   /// The same on the device, where pieces of a home have an offset.
   [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
-    const Bytes before = operation_.offset + (use.part ? place_in(use.role) * bytes : 0);
+    const Bytes before = operation_.offset + (use.shard ? shard_in(use.role) * bytes : 0);
     return modules_.store.device(use.buffer, before + bytes).subview(before, bytes);
   }
   [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
     return device(operation_.use(role), bytes);
   }
-  /// Numbers of this rank's part: among all of a block, and among those of weights at home.
-  [[nodiscard]] std::uint32_t part_number() const {
-    return sizes().part_of(blueprint_.rank);
+  /// Numbers of this rank's shard: among all of a block, and among those of weights at home.
+  [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint_.rank); }
+  [[nodiscard]] std::uint32_t shard_at_home() const {
+    return sizes().shard_at_home(operation_.block, blueprint_.rank);
   }
-  [[nodiscard]] std::uint32_t place_at_home() const {
-    return sizes().place_at_home(operation_.block, blueprint_.rank);
-  }
-  [[nodiscard]] std::uint32_t place_in(Role role) const {
+  [[nodiscard]] std::uint32_t shard_in(Role role) const {
     const bool weights = role == Role::weights || role == Role::weights_source;
-    return weights ? place_at_home() : part_number();
+    return weights ? shard_at_home() : shard_number();
   }
   [[nodiscard]] comm::Communicator& in_group() const {
-    return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group : *lanes_.channels_.gathering;
+    return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group
+                                               : *lanes_.channels_.gathering;
   }
   [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
 
@@ -372,7 +367,7 @@ class Lanes::Step {
     return own;
   }
 
-  /// Over all ranks: losses in rank order, squares block by block and in the order of parts.
+  /// Over all ranks: losses in rank order, squares block by block and in the order of shards.
   [[nodiscard]] Findings findings() const {
     const std::vector<model::GradientStats> own = own_findings();
     std::vector<model::GradientStats> all = own;
@@ -426,8 +421,8 @@ void Lanes::join_ranks() {
   std::vector<std::uint32_t> all;
   std::vector<std::uint32_t> group;
   std::vector<std::uint32_t> share;
-  for (std::uint32_t part = 0; part < ranks.world(); ++part) {
-    const std::uint32_t rank = sizes.owner_of(part);
+  for (std::uint32_t shard = 0; shard < ranks.world(); ++shard) {
+    const std::uint32_t rank = sizes.owner_of(shard);
     all.push_back(rank);
     if (rank / sizes.group() == ranks.rank() / sizes.group()) group.push_back(rank);
     if (rank % sizes.group() == ranks.rank() % sizes.group()) share.push_back(rank);
@@ -435,7 +430,7 @@ void Lanes::join_ranks() {
   device::Device& device = modules_.device;
   channels_.gathering = ranks.make_channel(device, all);
   channels_.reducing = ranks.make_channel(device, all);
-  if (sizes.parts_in_share() > 1) {
+  if (sizes.shards_in_share() > 1) {
     channels_.gathering_in_group = ranks.make_channel(device, group);
     channels_.gathering_share = ranks.make_channel(device, share);
   }

@@ -68,8 +68,12 @@ class Trial {
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
-  void write(std::size_t extent) { space_->write(extent, memory(extent), ++versions_[extent])->finish(); }
-  void read(std::size_t extent) { space_->read(extent, memory(extent), versions_[extent])->finish(); }
+  void write(std::size_t extent) {
+    space_->write(extent, memory(extent), ++versions_[extent])->finish();
+  }
+  void read(std::size_t extent) {
+    space_->read(extent, memory(extent), versions_[extent])->finish();
+  }
   [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
 
  private:

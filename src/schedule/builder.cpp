@@ -182,8 +182,8 @@ class StepBuilder {
       uses.push_back({Role::workspace, layout_.workspace, true});
       if (training) use_intermediates(uses, block, m);
     }
-    move_.emit(Action::forward, block, m, std::move(uses), 0,
-               work_.blocks[block].forward_flops, traffic);
+    move_.emit(Action::forward, block, m, std::move(uses), 0, work_.blocks[block].forward_flops,
+               traffic);
     if (training && block > 0) move_.store_input(block, m, in);
     inputs_[m] = out;
   }

@@ -147,7 +147,8 @@ struct Executor::State {
 
   void delay(const Item& item, std::uint64_t salt) const {
     if (!options.delay_seed) return;
-    const auto word = random_u64(*options.delay_seed, item.submission->number, item.id + (salt << 32U));
+    const auto word =
+        random_u64(*options.delay_seed, item.submission->number, item.id + (salt << 32U));
     std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
   }
 

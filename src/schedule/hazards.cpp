@@ -84,7 +84,7 @@ class Before {
 
   std::vector<Set> before_;
   std::vector<Node> nodes_;
-  std::vector<std::size_t> starts_;  ///< of the submissions
+  std::vector<std::size_t> starts_;                            ///< of the submissions
   std::map<std::pair<Lane, std::uint8_t>, std::size_t> last_;  ///< by stream
 };
 
@@ -96,7 +96,8 @@ struct Access {
 std::string name(const std::vector<const Plan*>& plans, const Node& node) {
   const Operation& operation = plans[node.submission]->operations[node.id];
   return fmt::format("operation {} of plan {} ({}, block {}, micro-batch {})", node.id,
-                     node.submission, to_string(operation.action), operation.block, operation.micro);
+                     node.submission, to_string(operation.action), operation.block,
+                     operation.micro);
 }
 
 }  // namespace

@@ -18,17 +18,16 @@ struct Movements::Home {
 };
 
 Movements::Home Movements::weight_home(std::uint32_t block) const {
-  return {Role::weights,        Role::weights_source,
-          at(block).weights,    layout_.weight_home[block],
-          rank_.weights(block), Action::upload_weights,
+  return {Role::weights,          Role::weights_source,
+          at(block).weights,      layout_.weight_home[block],
+          rank_.weights(block),   Action::upload_weights,
           Action::offload_weights};
 }
 
 Movements::Home Movements::state_home(std::uint32_t block) const {
-  return {Role::states,        Role::states_source,
-          at(block).optimizer, layout_.state_home[block],
-          rank_.states(block), Action::upload_states,
-          Action::offload_states};
+  return {
+      Role::states,        Role::states_source,   at(block).optimizer,   layout_.state_home[block],
+      rank_.states(block), Action::upload_states, Action::offload_states};
 }
 
 /// Calls `move(offset, bytes)` for what passes through the passing place at a time.

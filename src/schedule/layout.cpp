@@ -134,9 +134,9 @@ class LayoutMaker {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       const std::string& name = work_.blocks[b].name;
       const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-      const bool part = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
+      const bool shard = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
       layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients,
-                                     part ? rank_.gradient_part(b) : rank_.whole_gradient(b)));
+                                     shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b)));
       layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
                                               Tier::device, Kind::batch, work_.statistics_bytes));
       layout_.statistics_host.push_back(

@@ -21,8 +21,8 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
   for (std::uint32_t i = 0; i < swapped_.size(); ++i) ordinal_[swapped_[i]] = i;
 }
 
-OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro,
-                     std::vector<Use> uses, Bytes bytes, double flops, Bytes traffic) {
+OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+                     Bytes bytes, double flops, Bytes traffic) {
   Operation operation;
   operation.action = action;
   operation.block = block;
@@ -87,25 +87,25 @@ BufferId Movements::weights_in_staging(std::uint32_t block) {
 
 void Movements::upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
   emit(Action::upload_weights, block, 0,
-       {{Role::weights_source, from.buffer, false, from.part},
-        {Role::weights, to.buffer, true, to.part}},
+       {{Role::weights_source, from.buffer, false, from.shard},
+        {Role::weights, to.buffer, true, to.shard}},
        bytes);
 }
 
 void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
   emit(Action::offload_weights, block, 0,
-       {{Role::weights_source, from.buffer, false, from.part},
-        {Role::weights, to.buffer, true, to.part}},
+       {{Role::weights_source, from.buffer, false, from.shard},
+        {Role::weights, to.buffer, true, to.shard}},
        bytes);
 }
 
-/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's part is
+/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's shard is
 /// in its place already, and comes from all ranks or, of a share, from those that keep it too.
 /// Those are weights that the next update starts from, so that they are never gathered as codes.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
   std::vector<Use> uses = {{Role::weights, to, true}};
   Bytes traffic = 0;
-  Bytes bytes = rank_.weights(block) - rank_.weight_part(block);
+  Bytes bytes = rank_.weights(block) - rank_.weight_shard(block);
   if (from != to) {
     const Bytes whole = rank_.whole_weights(block);
     bytes = rank_.exchanged_in_group(whole);
@@ -195,7 +195,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
        work_.statistics_bytes);
 }
 
-/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's part
+/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's shard
 /// alone. Returns where the sum is.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients();
@@ -206,8 +206,7 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   if (moves) uses.push_back({Role::gradient_source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
-  emit(Action::reduce_gradient, block, 0, std::move(uses),
-       rank_.splits_states() ? once : 2 * once);
+  emit(Action::reduce_gradient, block, 0, std::move(uses), rank_.splits_states() ? once : 2 * once);
   return reduced;
 }
 

@@ -21,8 +21,8 @@ class Movements {
   Movements(std::string name, const Workload& workload, const Placement& placement,
             const Options& options, const Layout& layout, std::uint32_t micro_batches);
 
-  OpId emit(Action action, std::uint32_t block, std::uint32_t micro,
-            std::vector<Use> uses, Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
+  OpId emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+            Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
   Plan finish() { return emitter_.finish(); }
 
   void upload_batch(std::uint32_t micro);

@@ -164,8 +164,9 @@ class Simulation {
 
   static Followers join(const PlanTable& before, const PlanTable& next) {
     const auto edges = seam(*before.plan, *next.plan);
-    return {before.inputs.size(), edges.size(),
-            [&](OpId id, auto visit) { for (const OpId before : edges[id]) visit(before); }};
+    return {before.inputs.size(), edges.size(), [&](OpId id, auto visit) {
+              for (const OpId before : edges[id]) visit(before);
+            }};
   }
 
   /// Like a caller who waits for each run's gate before submitting the next, while the executor

@@ -19,8 +19,9 @@ Stripe::Stripe(std::span<const Bytes> extents, std::span<const double> weights, 
     return static_cast<double>(file_bytes_[path] + segment) / weights[path];
   };
   for (const Bytes wanted : extents) {
-    Extent extent{
-        .bytes = round_up(wanted, kPage), .first_chunk = chunks_, .first_segment = segments_.size()};
+    Extent extent{.bytes = round_up(wanted, kPage),
+                  .first_chunk = chunks_,
+                  .first_segment = segments_.size()};
     for (Bytes start = 0; start < extent.bytes; start += segment) {
       std::size_t path = 0;
       for (std::size_t p = 1; p < weights.size(); ++p) {

@@ -22,8 +22,8 @@ struct SwapDevice {
 
 /// Extents on fast disks: one preallocated, nameless file and one queue per path. Data is written
 /// in chunks; the XXH3 checksum and the version of every chunk stay in memory and are compared at
-/// each read, so a lost, torn, stale or flipped write cannot pass. Several transfers may be under way
-/// at a time, also of different threads, each of another extent.
+/// each read, so a lost, torn, stale or flipped write cannot pass. Several transfers may be under
+/// way at a time, also of different threads, each of another extent.
 ///
 /// Blocks of the files are allocated when they are created and taken into use by the first write of
 /// each extent, which is always the whole of it: later writes only overwrite, so that they cannot
@@ -43,8 +43,8 @@ class SwapSpace {
 
   /// Starts to write all of an extent (page-aligned `data` of its size) as `version`: computes the
   /// checksum of one segment after the other and submits each at once. `data` must stay as it is
-  /// until the transfer has ended. Transfer::finish() throws Error(io) for a failed request; reading
-  /// the extent fails from then on. Throws Error(state) for another size.
+  /// until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
+  /// reading the extent fails from then on. Throws Error(state) for another size.
   [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
                                                 std::uint64_t version);
 

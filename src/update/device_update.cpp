@@ -8,8 +8,8 @@
 namespace ballast::update {
 namespace {
 
-/// Works with the threads of the updater, not with those of the stream: there is one team of threads
-/// for updates on the host and on the device.
+/// Works with the threads of the updater, not with those of the stream: there is one team of
+/// threads for updates on the host and on the device.
 class HostUpdate final : public DeviceUpdate {
  public:
   explicit HostUpdate(const cpu_adam::Updater& updater) : updater_(updater) {}

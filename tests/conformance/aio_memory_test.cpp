@@ -48,10 +48,9 @@ TEST_P(AioMemory, ItsReturnMaySubmitTheNextRequest) {
   const HostBytes bytes = memory(64 * kKiB, 9);
   const auto queue = this->queue(kMiB, 1);
   std::optional<Ticket> next;
-  const Ticket first =
-      queue->submit({Direction::write, &file, 0, bytes, false, [&] {
-                       next = queue->submit({Direction::read, &file, 0, bytes});
-                     }});
+  const Ticket first = queue->submit({Direction::write, &file, 0, bytes, false, [&] {
+                                        next = queue->submit({Direction::read, &file, 0, bytes});
+                                      }});
   EXPECT_TRUE(queue->wait(first).ok());
   ASSERT_TRUE(next.has_value());
   EXPECT_TRUE(queue->wait(*next).ok());
@@ -68,9 +67,9 @@ TEST_P(AioMemory, IsReturnedOnceWhenTheQueueIsCancelled) {
     const auto queue = this->queue(16 * kKiB, 2);
     std::vector<Request> requests;
     for (std::size_t i = 0; i < kCount; ++i) {
-      requests.push_back(
-          {Direction::write, &file, i * 64 * kKiB,
-           bytes.subspan(i * 64 * kKiB, 64 * kKiB), false, [&, i] { ++returned[i]; }});
+      requests.push_back({Direction::write, &file, i * 64 * kKiB,
+                          bytes.subspan(i * 64 * kKiB, 64 * kKiB), false,
+                          [&, i] { ++returned[i]; }});
     }
     const auto tickets = queue->submit(std::span<Request>(requests));
     queue->cancel();

@@ -61,8 +61,8 @@ class Operations {
     } else {
       read_ += bytes.size();
     }
-    batch_.push_back({slot.direction, &file_, first * granule_,
-                      bytes, random_() % 4 == 0, [&slot] { ++slot.returned; }});
+    batch_.push_back({slot.direction, &file_, first * granule_, bytes, random_() % 4 == 0,
+                      [&slot] { ++slot.returned; }});
     in_batch_.push_back(index);
     if (batch_.size() >= span_) submit();
   }

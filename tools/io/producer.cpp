@@ -143,8 +143,7 @@ void IoProducer::complete(Slot& slot) {
   if (slot.direction == aio::Direction::write) return;
   slot.read_back = load_.pattern == IoPattern::mixed;
   if (!load_.check) return;
-  const std::string mistake =
-      region_.content().mistake(slot.memory, slot.block * load_.block);
+  const std::string mistake = region_.content().mistake(slot.memory, slot.block * load_.block);
   if (mistake.empty()) return;
   throw Error(ErrorCategory::io, fmt::format("{}: {}: {}", task_, region_.file().name(), mistake));
 }

@@ -16,9 +16,9 @@ namespace ballast::aio {
 enum class Direction : std::uint8_t { read, write };
 
 /// One transfer between `memory` and [offset, offset + memory.size()) of `file`. Any length; the
-/// queue splits it into blocks. `file` must outlive the completion. The caller owns `memory`: it must
-/// stay valid, and must not be used otherwise, until the request has ended. After ETIMEDOUT the
-/// device may still use it, until `returned` is called.
+/// queue splits it into blocks. `file` must outlive the completion. The caller owns `memory`: it
+/// must stay valid, and must not be used otherwise, until the request has ended. After ETIMEDOUT
+/// the device may still use it, until `returned` is called.
 struct Request {
   Direction direction = Direction::read;
   const File* file = nullptr;

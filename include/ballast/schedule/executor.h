@@ -66,8 +66,8 @@ class Executor {
 
   /// Queues `plan` (which must outlive the executor) as submission number `number`, above all
   /// before. Any plan of the schedule may follow any other: what orders their operations is seam().
-  /// Waits until the last submission but one is finished. Throws what an operation threw, with the operation
-  /// named; the executor runs nothing more after that.
+  /// Waits until the last submission but one is finished. Throws what an operation threw, with the
+  /// operation named; the executor runs nothing more after that.
   void submit(const Plan& plan, std::uint64_t number);
 
   /// Blocks until operation `id` of the last submission is finished. Throws like submit().

@@ -148,7 +148,7 @@ enum class Role : std::uint8_t {
   gradient_source,   ///< what it is copied or reduced from
   states,            ///< remainder and moments
   states_source,
-  statistics,         ///< of the block's packed gradient; of several ranks, of this one's part
+  statistics,         ///< of the block's packed gradient; of several ranks, of this one's shard
   statistics_source,  ///< what they are copied from
   losses,             ///< of all micro-batches
   losses_source,      ///< what they are copied from
@@ -161,7 +161,7 @@ struct Use {
   Role role = Role::workspace;
   BufferId buffer = kNoBuffer;
   bool writes = false;
-  bool part = false;  ///< only this rank's part of what is whole in there; see RankSizes
+  bool shard = false;  ///< only this rank's shard of what is whole in there; see RankSizes
 };
 
 /// One operation of a step.
@@ -173,7 +173,7 @@ struct Operation {
   std::uint32_t micro = 0;  ///< micro-batch, where it matters
   /// 1 when it is done on behalf of the run before: the updates that a gated step leaves behind.
   std::uint32_t lag = 0;
-  Bytes bytes = 0;     ///< moved by copies, transfers and collectives, on this rank
+  Bytes bytes = 0;  ///< moved by copies, transfers and collectives, on this rank
   /// Where they begin in the block's home, when a piece of it passes through a smaller place.
   Bytes offset = 0;
   double flops = 0.0;  ///< of matrix products
@@ -329,16 +329,16 @@ struct Options {
 /// evaluation, a checkpoint and the end. Eager steps leave nothing behind: steady is all there is.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan first;                           ///< a training step that finds no updates waiting
-  Plan steady;                          ///< a training step behind another one
-  Plan flush;                           ///< only the waiting updates; no operations when eager
-  Plan evaluation;                      ///< comes behind flush
-  std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;     ///< per block: where states live between steps
-  std::vector<BufferId> batch_host;     ///< per micro-batch: tokens and targets on the host
-  BufferId workspace = kNoBuffer;       ///< device
-  BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
-  BufferId state_staging = kNoBuffer;   ///< a host passing place for NVMe states, if any
+  Plan first;                               ///< a training step that finds no updates waiting
+  Plan steady;                              ///< a training step behind another one
+  Plan flush;                               ///< only the waiting updates; no operations when eager
+  Plan evaluation;                          ///< comes behind flush
+  std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
+  std::vector<BufferId> state_home;         ///< per block: where states live between steps
+  std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
+  BufferId workspace = kNoBuffer;           ///< device
+  BufferId weight_staging = kNoBuffer;      ///< a host passing place for NVMe weights, if any
+  BufferId state_staging = kNoBuffer;       ///< a host passing place for NVMe states, if any
   BufferId activation_staging = kNoBuffer;  ///< a host passing place for NVMe activations, if any
 
   /// Sum of the buffers of `tier`.

@@ -109,8 +109,7 @@ TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
     const test::CapturedLog log;
     const Mapping pool(4 * kMiB, "test");
     {
-      const auto queue =
-          make_queue({.backend = "io_uring", .depth = 4}, {{&file}, {pool.bytes()}});
+      const auto queue = make_queue({.backend = "io_uring", .depth = 4}, {{&file}, {pool.bytes()}});
       const auto completion =
           queue->wait(queue->submit({Direction::write, &file, 0, pool.bytes().first(kMiB)}));
       CHECK_OR_EXIT(completion.ok());

@@ -91,8 +91,8 @@ TEST(StageThreeOptions, RanksOfAllGroupsTogetherUpdateEveryElementOnce) {
   constexpr std::uint32_t kWorld = 6;
   std::vector<int> updated(drawn(1, {}).model.blocks[1].elements, 0);
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    const RankPart part = rank_part(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
-    for (Elems i = 0; i < part.elements; ++i) ++updated[part.first + i];
+    const ShardRange shard = rank_shard(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
+    for (Elems i = 0; i < shard.elements; ++i) ++updated[shard.first + i];
   }
   EXPECT_EQ(updated, std::vector<int>(updated.size(), 1));
 }

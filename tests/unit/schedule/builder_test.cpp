@@ -99,8 +99,7 @@ TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
     const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
     const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
     const Plan read = build_read(problem.workload, problem.placement, problem.options, 0, blocks);
-    const Plan& flush =
-        schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
+    const Plan& flush = schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
     EXPECT_EQ(find_hazards(schedule, {&fill, &schedule.first, &flush, &read, &schedule.first}),
               std::vector<std::string>{})
         << seed;

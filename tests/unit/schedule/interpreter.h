@@ -30,7 +30,7 @@ struct Content {
   };
   enum class Extent : std::uint8_t {
     whole,
-    part,       ///< one rank's shard
+    shard,      ///< one rank's shard
     torn,       ///< all of it, but only this rank's shard is up to date
     share,      ///< what one rank keeps of weights that a group of ranks has together
     torn_share  ///< the same, but only this rank's shard is up to date
@@ -87,7 +87,7 @@ class Interpreter {
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
-  void need_part(const Operation& op, Role role, bool part);
+  void need_shard(const Operation& op, Role role, bool shard);
   [[nodiscard]] Bytes size(const Content& content) const;
   [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
 

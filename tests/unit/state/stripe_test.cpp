@@ -12,8 +12,8 @@
 namespace ballast::state {
 namespace {
 
-/// What must hold for every layout: the segments of an extent are all of it, in order, and those of a
-/// file are all of that, without gaps or overlaps.
+/// What must hold for every layout: the segments of an extent are all of it, in order, and those of
+/// a file are all of that, without gaps or overlaps.
 void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
   std::map<std::pair<std::size_t, Bytes>, Bytes> files;  // (path, offset): end
   std::size_t chunks = 0;
@@ -30,7 +30,8 @@ void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
       EXPECT_EQ(segment.offset % kPage, 0U);
       EXPECT_GT(segment.bytes, 0U);
       end += segment.bytes;
-      ASSERT_TRUE(files.insert({{segment.path, segment.offset}, segment.offset + segment.bytes}).second);
+      ASSERT_TRUE(
+          files.insert({{segment.path, segment.offset}, segment.offset + segment.bytes}).second);
     }
     EXPECT_EQ(end, stripe.extent_bytes(e));
     total += end;
