@@ -11,7 +11,6 @@
 
 #include "aio/backends.h"
 #include "aio/block_queue.h"
-#include "aio/faults/faulty_transport.h"
 
 namespace ballast::aio {
 namespace {
@@ -84,7 +83,7 @@ std::unique_ptr<Queue> make_with(const Entry& entry, QueueOptions options,
                                  const Registration& registration) {
   options.depth = std::min(options.depth, entry.max_depth);
   return std::make_unique<BlockQueue>(std::string(entry.name), options, [&](unsigned depth) {
-    return with_faults_from_environment(entry.make(depth, options, registration));
+    return with_faults(entry.make(depth, options, registration));
   });
 }
 

@@ -26,4 +26,8 @@ std::unique_ptr<Transport> make_thread_transport(unsigned depth);
 /// A transport that says done to everything and moves nothing.
 std::unique_ptr<Transport> make_null_transport();
 
+/// `transport` as it is or, in builds with tests, behind the faults that the environment variable
+/// BALLAST_IO_FAULTS asks for; a log line warns of them. Throws Error(config).
+std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport);
+
 }  // namespace ballast::aio

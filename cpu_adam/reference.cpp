@@ -1,6 +1,5 @@
 #include "ballast/cpu_adam/reference.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>

@@ -1,7 +1,6 @@
 #include "tools/console.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <sstream>
 

@@ -1,14 +1,21 @@
 #!/bin/sh
 # From a fresh clone to a trained model: installs, builds, and trains configs/demo.json, whose
 # optimizer states live on disk because they fit neither the device's nor the host's budget.
+# CUDA kernels are compiled for the GPU of this machine only, and not at all without a driver.
 # Extra arguments go to `ballast train`.
 set -eu
 cd "$(dirname "$0")/.."
 
 tools/setup.sh
 if [ ! -f build/build.ninja ]; then
-  echo "demo: configuring"
-  meson setup build -Dtests=false >build.log 2>&1 || { cat build.log >&2; exit 1; }
+  if [ -e /proc/driver/nvidia/version ]; then
+    gpu=-Dgpu_architectures=native
+    echo "demo: configuring"
+  else
+    gpu=-Dcuda=disabled
+    echo "demo: configuring without CUDA: this machine has no NVIDIA driver"
+  fi
+  meson setup build -Dtests=false "$gpu" >build.log 2>&1 || { cat build.log >&2; exit 1; }
   mv build.log build/
 fi
 echo "demo: building (a few minutes the first time)"

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Everything that must hold before a change is good: format, all quick suites with gcc, the same as
-# on CPUs with fewer instruction sets, the suites that matter again under the sanitizers (thread
-# sanitizer with clang), static analysis.
+# Everything that must hold before a change is good: format, all tests with gcc, those of vector
+# kernels as on CPUs with fewer instruction sets, address and undefined-behaviour sanitizers over
+# unit and conformance tests, the thread sanitizer over tests of threads, static analysis.
 #
 #   tools/test.sh            all of it
-#   tools/test.sh quick      the suites with gcc only
+#   tools/test.sh quick      for daily work: format, unit, architecture and conformance tests with
+#                            gcc, without those that emulate a GPU or start several ranks
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,26 +22,36 @@ configure() {
   }
   rm -f "$folder.log"
 }
-build() {
-  ninja -C "$1" >"$1/build.log" 2>&1 || {
-    grep -E -A20 'FAILED|error' "$1/build.log" | head -n 80 >&2
+# Builds what the chosen tests need, and runs them.
+check() {
+  folder=$1
+  shift
+  meson test -C "$folder" --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+    grep -E -A20 'FAILED|error' "$folder/test.log" | head -n 80 >&2
+    tail -n 100 "$folder/test.log" >&2
     exit 1
   }
+  sed -n '/^Ok:/,/^Timeout:/p' "$folder/test.log"
 }
 
 step "format"
 tools/format.sh --check
 
+if [ "${1:-}" = "quick" ]; then
+  step "build and test: gcc"
+  configure build-test
+  check build-test --suite unit --suite arch --suite conformance \
+    --no-suite emulated --no-suite kernels --no-suite older-cpus --no-suite ranks
+  exit 0
+fi
+
 step "build and test: gcc"
 configure build-test
-build build-test
-meson test -C build-test --no-rebuild --print-errorlogs
-
-if [ "${1:-}" = "quick" ]; then exit 0; fi
+check build-test
 
 for isa in scalar avx2; do
   step "test as on a CPU with $isa kernels only"
-  meson test -C build-test --no-rebuild --print-errorlogs --setup "masked_$isa"
+  check build-test --no-rebuild --setup "masked_$isa" --suite isa
 done
 
 # Clang links sanitizers to programs only.
@@ -48,23 +59,12 @@ sanitized="-Doptimization=1 -Db_lundef=false"
 
 step "address and undefined-behaviour sanitizers: clang"
 CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
-meson test -C build-asan --print-errorlogs --suite unit --suite conformance \
-  --no-suite older-cpus --no-suite emulated --timeout-multiplier 4 >build-asan/test.log 2>&1 || {
-  grep -E -A20 'FAILED|error' build-asan/test.log | head -n 80 >&2
-  tail -n 100 build-asan/test.log >&2
-  exit 1
-}
-tail -n 8 build-asan/test.log
+check build-asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
+  --timeout-multiplier 4
 
 step "thread sanitizer: clang"
 CXX=clang++ configure build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled
-meson test -C build-tsan --print-errorlogs --setup tsan --suite threads \
-  --timeout-multiplier 8 >build-tsan/test.log 2>&1 || {
-  grep -E -A20 'FAILED|error' build-tsan/test.log | head -n 80 >&2
-  tail -n 100 build-tsan/test.log >&2
-  exit 1
-}
-tail -n 8 build-tsan/test.log
+check build-tsan --setup tsan --suite threads --timeout-multiplier 8
 
 step "static analysis, clang's warnings as errors"
 tools/tidy.sh build-asan

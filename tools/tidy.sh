@@ -14,6 +14,8 @@ for command in json.load(open(f"{folder}/compile_commands.json")):
         done.add(source)
         print(source)
 PY
+# Precompiled headers that no test has needed.
+ninja -C "$folder" $(ninja -C "$folder" -t targets all | sed -n 's/\.pch: .*/.pch/p') >/dev/null
 xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p "$folder" <"$folder/analysed" \
   >"$folder/tidy.log" 2>/dev/null || {
   grep -E 'error|warning' "$folder/tidy.log" | sort -u | head -n 60 >&2

@@ -7,6 +7,8 @@
 
 #include "ballast/core/log.h"
 
+#include "aio/backends.h"
+
 namespace ballast::aio {
 
 FaultyTransport::FaultyTransport(std::unique_ptr<Transport> inner, Plan plan)
@@ -105,7 +107,7 @@ void FaultyTransport::hand_back(std::vector<Block*>& finished) {
   held_ = std::move(still_held);
 }
 
-std::unique_ptr<Transport> with_faults_from_environment(std::unique_ptr<Transport> transport) {
+std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport) {
   auto plan = faults_from_environment();
   if (!plan) return transport;
   log(LogLevel::warning, fmt::format("aio: injecting faults: {}", plan->text()));

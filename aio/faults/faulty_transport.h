@@ -54,8 +54,4 @@ class FaultyTransport final : public Transport {
   std::unique_ptr<Transport> inner_;
 };
 
-/// `transport` as it is, or behind the faults that the environment variable BALLAST_IO_FAULTS asks
-/// for; a log line warns of them. Throws Error(config).
-std::unique_ptr<Transport> with_faults_from_environment(std::unique_ptr<Transport> transport);
-
 }  // namespace ballast::aio

@@ -1,6 +1,6 @@
 #include "ballast/core/error.h"
 
-#include "src/comm/factories.h"
+#include "src/comm/channel.h"
 
 namespace ballast::comm {
 

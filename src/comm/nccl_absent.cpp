@@ -1,6 +1,6 @@
 #include "ballast/core/error.h"
 
-#include "src/comm/factories.h"
+#include "src/comm/channel.h"
 
 namespace ballast::comm {
 
@@ -9,7 +9,7 @@ std::string nccl_refusal() {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Ranks&, const Members&, device::Device&,
-                                                     const std::shared_ptr<Patience>&) {
+                                                     const std::shared_ptr<CollectiveTimeout>&) {
   throw Error(ErrorCategory::comm, "ranks on device \"cuda\" need NCCL, but this program was " +
                                        nccl_refusal() + ", or set ballast.device to \"host\"");
 }

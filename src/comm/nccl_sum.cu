@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "src/comm/nccl_sum.h"
+#include "src/comm/sum.h"
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 

@@ -190,11 +190,11 @@ void check_zero(const ZeroSection& zero, const Document& document) {
 
 /// The two names of one setting.
 void check_persistence(const Json& root, const Document& document) {
-  const auto zero = root.find("zero_optimization");
-  if (zero == root.end() || !zero->is_object()) return;
+  const Json* const zero = root.find("zero_optimization");
+  if (zero == nullptr) return;
   const auto given = [&](const char* name) {
-    const auto found = zero->find(name);
-    return found != zero->end() && !found->is_null();
+    const Json* const found = zero->find(name);
+    return found != nullptr && !found->is_null();
   };
   if (given("param_persistence_threshold") && given("stage3_param_persistence_threshold")) {
     document.fail("zero_optimization.param_persistence_threshold",
@@ -205,18 +205,18 @@ void check_persistence(const Json& root, const Document& document) {
 /// The two names of one setting must not contradict each other.
 void check_activations(const Json& root, const Document& document) {
   const auto given = [&](const char* outer, const char* inner) {
-    const auto found = root.find(outer);
-    return found != root.end() && found->is_object() && found->contains(inner) ? found->at(inner)
-                                                                               : Json();
+    const Json* const section = root.find(outer);
+    const Json* const found = section == nullptr ? nullptr : section->find(inner);
+    return found == nullptr ? Json() : *found;
   };
   const Json theirs = given("activation_checkpointing", "cpu_checkpointing");
   const Json ours = given("ballast", "activations");
   if (theirs.is_null() || ours.is_null()) return;
   const bool on_host = ours == "host" || ours == "cpu";
-  if (theirs != on_host) {
+  if (theirs.flag() != on_host) {
     document.fail("activation_checkpointing.cpu_checkpointing",
                   fmt::format("is {}, but ballast.activations, the same setting, is {}; remove one",
-                              theirs.dump(), ours.dump()));
+                              theirs.compact(), ours.compact()));
   }
 }
 

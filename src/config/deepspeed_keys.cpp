@@ -1,8 +1,7 @@
-#include "src/config/deepspeed_keys.h"
-
-#include <initializer_list>
 
 #include <fmt/format.h>
+
+#include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
@@ -30,24 +29,23 @@ const std::vector<Group>& top_level() {
   static const std::vector<Group> groups = {
       {"",
        ignored,
-       "metrics.jsonl and `ballast report` show times, traffic and memory of each step",
-       {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger",
-        "dump_state", "log_level"}},
+       "metrics.jsonl has the times, traffic and memory of each step; --trace shows its operations",
+       {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}},
       {"",
        ignored,
        "metrics go to metrics.jsonl in the run directory",
        {"tensorboard", "wandb", "csv_monitor", "comet"}},
       {"",
        ignored,
-       "checkpoints have one format, which loads at any world size",
+       "this version writes no checkpoints",
        {"checkpoint", "nebula", "datastates_ckpt"}},
       {"",
        ignored,
-       "there is one optimizer, and it runs in every tier",
+       "the optimizers are Ballast's own and run for states in every tier",
        {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}},
       {"",
        ignored,
-       "gradients travel in the type of the weights and are averaged over ranks",
+       "gradients are exchanged in the type of the weights and averaged over all ranks",
        {"communication_data_type", "seq_parallel_comm_data_type", "prescale_gradients",
         "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}},
       {"",
@@ -56,14 +54,14 @@ const std::vector<Group>& top_level() {
        {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}},
       {"",
        ignored,
-       "sequences are cut from one stream of tokens, there is no partial batch",
+       "sequences are cut from one stream of tokens; no training batch is partial",
        {"dataloader_drop_last"}},
       {"", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}},
       {"",
        ignored,
        "has no counterpart here",
-       {"compile", "hybrid_engine", "graph_harvesting", "pipeline", "vocabulary_size",
-        "use_data_before_expert_parallelism"}},
+       {"compile", "dump_state", "log_level", "hybrid_engine", "graph_harvesting", "pipeline",
+        "vocabulary_size", "use_data_before_expert_parallelism"}},
       {"",
        off_section,
        "is not in this version; set bf16.enabled for 16-bit weights or remove it",
@@ -89,13 +87,13 @@ const std::vector<Group>& zero_optimization() {
   static const std::vector<Group> groups = {
       {kSection,
        ignored,
-       "each block is one transfer; there are no buckets",
+       "data moves block by block; there are no buckets",
        {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
         "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
         "sub_group_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size"}},
       {kSection,
        ignored,
-       "the plan overlaps every transfer; use ballast.serial to switch that off",
+       "transfers overlap with computation; ballast.serial switches that off",
        {"overlap_comm"}},
       {kSection,
        ignored,
@@ -106,28 +104,29 @@ const std::vector<Group>& zero_optimization() {
         "leaf_module"}},
       {kSection,
        ignored,
-       "checkpoints have one format, which loads at any world size",
+       "this version writes no checkpoints",
        {"load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint",
         "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
         "stage3_gather_fp16_weights_on_model_save"}},
       {kSection,
        ignored,
-       "states are split over all ranks",
-       {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}},
+       "states are split over all ranks; for weights see zero_hpz_partition_size",
+       {"mics_shard_size", "mics_hierarchical_params_gather"}},
       {kSection,
        ignored,
        "has no counterpart here",
        {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
         "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
         "legacy_stage1", "memory_efficient_linear", "override_module_apply",
-        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory"}},
+        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
+        "zeropp_loco_param"}},
       {kSection,
        off,
        "gradients are not quantised in this version; set it to false",
        {"zero_quantized_gradients"}},
       {kSection,
        off,
-       "there are no weights that are not trained; set it to false",
+       "all weights are trained; set it to false",
        {"zero_quantized_nontrainable_weights"}},
       {kSection,
        refused,
@@ -141,24 +140,25 @@ const std::vector<Group>& offload() {
   static const std::vector<Group> groups = {
       {"offload_optimizer",
        ignored,
-       "host memory is always pinned where the system lets it be",
+       "host memory is pinned where the device and the system support it",
        {"pin_memory"}},
       {"offload_optimizer",
        ignored,
        "the plan reads ahead and writes behind by itself",
-       {"pipeline_read", "pipeline_write", "pipeline", "fast_init", "super_offload",
-        "cpuadam_cores_perc"}},
+       {"pipeline_read", "pipeline_write", "pipeline"}},
+      {"offload_optimizer", ignored, "see ballast.update_threads", {"cpuadam_cores_perc"}},
+      {"offload_optimizer", ignored, "has no counterpart here", {"fast_init", "super_offload"}},
       {"offload_optimizer",
        ignored,
        "the planner decides block by block; use device \"auto\" or ballast.placement",
        {"ratio"}},
       {"offload_param",
        ignored,
-       "host memory is always pinned where the system lets it be",
+       "host memory is pinned where the device and the system support it",
        {"pin_memory"}},
       {"offload_param",
        ignored,
-       "the planner sizes buffers; see ballast.host_bytes",
+       "a buffer holds one block; ballast.host_bytes limits them all",
        {"buffer_size", "max_in_cpu"}}};
   return groups;
 }
@@ -167,17 +167,17 @@ const std::vector<Group>& other_sections() {
   static const std::vector<Group> groups = {
       {"aio",
        ignored,
-       "one thread keeps every device's queue full",
+       "each folder has one I/O queue; see aio.queue_depth",
        {"intra_op_parallelism", "thread_count", "num_threads", "single_submit", "overlap_events"}},
       {"aio", ignored, "transfers go through host memory", {"use_gds"}},
       {"activation_checkpointing",
        ignored,
-       "the input of every block is kept and the block computed again in the backward pass",
+       "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
        {"partition_activations", "number_checkpoints", "contiguous_memory_optimization",
         "synchronize_checkpoint_boundary", "profile"}},
       {"bf16",
        ignored,
-       "gradients accumulate in fp32 and are always checked for overflow",
+       "gradients accumulate in fp32 and are always checked for values that are not finite",
        {"immediate_grad_update", "check_grad_overflow"}},
       {"bf16",
        off,
@@ -192,7 +192,7 @@ const std::vector<Group>& other_sections() {
         "consecutive_hysteresis", "min_loss_scale", "fused_mode", "fp16_master_weights_and_grads"}},
       {"optimizer",
        ignored,
-       "there is one optimizer, and it runs in every tier",
+       "the optimizers are Ballast's own and run for states in every tier",
        {"legacy_fusion"}},
       {"optimizer.params",
        ignored,
@@ -205,7 +205,7 @@ const std::vector<Group>& other_sections() {
        {"bias_correction"}},
       {"optimizer.params",
        refused,
-       "is no parameter of an optimizer here; use gradient_clipping",
+       "is not a parameter of an optimizer here; use gradient_clipping",
        {"max_grad_norm"}}};
   return groups;
 }
@@ -225,7 +225,7 @@ void read(const Value& value, const Group& group, std::vector<std::string>& log)
       return;
     case off_section:
       if (!value.json().is_object()) value.fail_type("an object");
-      if (value.json().contains("enabled")) {
+      if (value.json().find("enabled") != nullptr) {
         require_flag(value.member("enabled"), false, group.sentence);
       }
       return;
@@ -249,16 +249,17 @@ void append(Section& table, std::string_view section, const std::vector<Group>& 
 void map_cpu_offload(Document& document, const std::string& old_name, const std::string& new_name,
                      std::vector<std::string>& log) {
   Json& zero = document.root()["zero_optimization"];
-  const auto found = zero.find(old_name);
-  if (found == zero.end()) return;
+  const Json* const found = zero.find(old_name);
+  if (found == nullptr) return;
   const std::string path = "zero_optimization." + old_name;
   const bool wanted = found->is_null() ? false : Value(document, *found, path).flag();
-  const bool has_new = zero.contains(new_name) && !zero[new_name].is_null();
+  const Json* const present = zero.find(new_name);
+  const bool has_new = present != nullptr && !present->is_null();
   if (wanted && has_new) {
     document.fail(path, fmt::format("deprecated, and '{}' is given too; remove it", new_name));
   }
   zero.erase(old_name);
-  if (wanted) zero[new_name] = {{"device", "cpu"}};
+  if (wanted) zero[new_name] = Json::object({{"device", "cpu"}});
   log.push_back(fmt::format("{}: deprecated; {}", path,
                             wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
 }
@@ -276,20 +277,20 @@ Section with_deepspeed_keys(Section table, std::string_view section,
 
 void map_deprecated(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
-  if (root.contains("bfloat16")) {
-    if (root.contains("bf16")) document.fail("bfloat16", "'bf16' is given too; remove it");
-    root["bf16"] = Json(root["bfloat16"]);
+  if (const Json* const old = root.find("bfloat16")) {
+    if (root.find("bf16") != nullptr) document.fail("bfloat16", "'bf16' is given too; remove it");
+    root["bf16"] = Json(*old);
     root.erase("bfloat16");
     log.push_back("bfloat16: deprecated; read as bf16");
   }
-  const auto zero = root.find("zero_optimization");
-  if (zero == root.end() || !zero->is_object()) return;
+  Json* const zero = root.find("zero_optimization");
+  if (zero == nullptr || !zero->is_object()) return;
   map_cpu_offload(document, "cpu_offload", "offload_optimizer", log);
   map_cpu_offload(document, "cpu_offload_param", "offload_param", log);
-  if ((*zero).erase("cpu_offload_use_pin_memory") > 0) {
+  if (zero->erase("cpu_offload_use_pin_memory")) {
     log.push_back(
-        "zero_optimization.cpu_offload_use_pin_memory: deprecated; host memory is always "
-        "pinned where the system lets it be");
+        "zero_optimization.cpu_offload_use_pin_memory: deprecated; host memory is pinned where "
+        "the device and the system support it");
   }
 }
 

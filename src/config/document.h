@@ -4,21 +4,13 @@
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 
-#include <nlohmann/json.hpp>
+#include "ballast/text/json.h"
 
 namespace ballast::config {
 
-/// Keeps the order of the file, so that messages name the first mistake and print() has a fixed
-/// order.
-using Json = nlohmann::ordered_json;
-
-/// `text` fit for a message: control characters escaped, cut after about `limit` bytes.
-std::string printable(std::string_view text, std::size_t limit = 120);
-
-/// What stands in a config, for "got ...": `the string "eight"`, `-3`, `an array`.
-std::string describe(const Json& json);
+using text::Json;
+using text::printable;
 
 /// A config file as a tree, overrides applied, together with what messages about it need.
 class Document {

@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/text/files.h"
 
 #include "src/config/document.h"
-#include "src/config/json_text.h"
 
 namespace ballast::config {
 namespace {
@@ -64,32 +64,32 @@ std::size_t end_of_line(std::string_view text, std::size_t at, std::size_t limit
 }
 
 /// Puts a member at the end of an object.
-void insert_member(std::string& text, const ObjectSpan& object, std::string_view key,
+void insert_member(std::string& text, const Json& object, std::string_view key,
                    std::string_view json) {
   const std::string newline(newline_of(text));
-  const std::size_t close = object.braces.end - 1;
-  const bool first = object.members.empty();
-  const std::size_t last = first ? object.braces.begin + 1 : object.members.back().value.end;
+  const std::size_t close = object.end_at() - 1;
+  const bool first = object.members().empty();
+  const std::size_t last = first ? object.begin_at() + 1 : object.members().back().value.end_at();
   const std::size_t line_end = end_of_line(text, last, close);
   const std::string close_indent(indent_of(text, close));
   if (line_end == kNone) {
     // The object ends on this line: before its brace, behind a comment that may stand there.
     const std::size_t at = text.find_last_not_of(" \t", close - 1) + 1;
     const std::string member =
-        fmt::format("{}: {}", Json(key).dump(), indented(json, close_indent, newline));
+        fmt::format("{}: {}", Json(key).compact(), indented(json, close_indent, newline));
     text.insert(at, (first ? "" : " ") + member);
     if (!first) text.insert(last, ",");
     return;
   }
   std::string indent = close_indent + std::string(kIndent);
-  if (!first && starts_its_line(text, object.members.back().name.begin)) {
-    indent = indent_of(text, object.members.back().name.begin);
+  if (!first && starts_its_line(text, object.members().back().at)) {
+    indent = indent_of(text, object.members().back().at);
   }
   // Behind what is said about the last member on its line; in an empty object behind all that is
   // said in it.
   std::size_t at = line_end;
   if (first) at = text.find_last_not_of(" \t\r\n", close - 1) + 1;
-  text.insert(at, fmt::format("{}{}{}: {}", newline, indent, Json(key).dump(),
+  text.insert(at, fmt::format("{}{}{}: {}", newline, indent, Json(key).compact(),
                               indented(json, indent, newline)));
   if (!first) text.insert(last, ",");
 }
@@ -98,7 +98,7 @@ void insert_member(std::string& text, const ObjectSpan& object, std::string_view
 std::string nested(std::span<const std::string> keys, const std::string& json) {
   if (keys.empty()) return json;
   const std::string inner = nested(keys.subspan(1), json);
-  return fmt::format("{{\n{}{}: {}\n}}", kIndent, Json(keys.front()).dump(),
+  return fmt::format("{{\n{}{}: {}\n}}", kIndent, Json(keys.front()).compact(),
                      indented(inner, kIndent, "\n"));
 }
 
@@ -113,29 +113,29 @@ std::vector<std::string> split(const std::string& path) {
 }
 
 void apply(std::string& text, const Edit& edit, const std::string& name) {
+  const Json root = Document(text, ".", name, {}).root();
   const std::vector<std::string> keys = split(edit.path);
-  std::size_t at = skip_trivia(text, 0);
+  const Json* object = &root;
   std::string so_far;
   for (std::size_t i = 0;; ++i) {
-    const ObjectSpan object = find_object(text, at);
-    const auto found =
-        std::find_if(object.members.begin(), object.members.end(),
-                     [&](const MemberSpan& member) { return member.key == keys[i]; });
+    const auto& members = object->members();
+    const auto found = std::find_if(members.begin(), members.end(),
+                                    [&](const auto& member) { return member.key == keys[i]; });
     so_far += (i == 0 ? "" : ".") + keys[i];
-    if (found == object.members.end()) {
+    if (found == members.end()) {
       const auto missing = std::span(keys).subspan(i + 1);
-      return insert_member(text, object, keys[i], nested(missing, edit.json));
+      return insert_member(text, *object, keys[i], nested(missing, edit.json));
     }
+    object = &found->value;
     if (i + 1 == keys.size()) {
-      const std::string indent(indent_of(text, found->name.begin));
-      text.replace(found->value.begin, found->value.end - found->value.begin,
+      const std::string indent(indent_of(text, found->at));
+      text.replace(object->begin_at(), object->end_at() - object->begin_at(),
                    indented(edit.json, indent, newline_of(text)));
       return;
     }
-    at = found->value.begin;
-    if (text[at] != '{') {
-      throw Error(ErrorCategory::config,
-                  fmt::format("{}: {}: is no section; {} cannot be set", name, so_far, edit.path));
+    if (!object->is_object()) {
+      throw Error(ErrorCategory::config, fmt::format("{}: {}: is not a section; {} cannot be set",
+                                                     name, so_far, edit.path));
     }
   }
 }
@@ -143,10 +143,18 @@ void apply(std::string& text, const Edit& edit, const std::string& name) {
 }  // namespace
 
 std::string edit_text(std::string text, std::span<const Edit> edits, const std::string& name) {
-  // Refuses what is not JSON, so that the places are what they seem.
-  static_cast<void>(Document(text, ".", name, {}));
   for (const Edit& edit : edits) apply(text, edit, name);
   return text;
+}
+
+void edit_file(const std::filesystem::path& file, std::span<const Edit> edits,
+               const std::function<void(const Config&)>& accept) {
+  const std::string edited = edit_text(text::read_settings(file, "config"), edits, file.string());
+  text::ReplacedFile replaced(std::filesystem::canonical(file));
+  replaced.write(edited);
+  accept(parse(text::read_settings(replaced.temporary(), "config"),
+               std::filesystem::absolute(file).parent_path(), file.string(), {}));
+  replaced.commit();
 }
 
 }  // namespace ballast::config

@@ -31,13 +31,13 @@ void check_range(const Value& value, std::uint64_t number, WholeRange range) {
 /// The number as a non-negative whole number; none when it is no whole number.
 std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   const Json& json = value.json();
-  if (json.is_number_unsigned()) return json.get<std::uint64_t>();
+  if (const auto whole = json.whole()) return whole;
   if (!json.is_number()) return std::nullopt;
-  const auto number = json.get<double>();  // 5e8 is a whole number too
+  const double number = json.number();  // 5e8 is a whole number too
   if (number != std::floor(number)) return std::nullopt;
-  if (number < 0) value.fail(fmt::format("must be at least {}, got {}", range.low, json.dump()));
+  if (number < 0) value.fail(fmt::format("must be at least {}, got {}", range.low, json.text()));
   if (number > 0x1p53)
-    value.fail(fmt::format("must be at most {}, got {}", range.high, json.dump()));
+    value.fail(fmt::format("must be at most {}, got {}", range.high, json.text()));
   return static_cast<std::uint64_t>(number);
 }
 
@@ -58,16 +58,18 @@ std::string suggestion(const std::string& name, const Section& section) {
 }  // namespace
 
 Value Value::member(const std::string& name) const {
-  return {*document_, json_->at(name), path_.empty() ? name : path_ + "." + name};
+  const Json* const found = json_->find(name);
+  expects(found != nullptr, "a member is there before it is read");
+  return {*document_, *found, path_.empty() ? name : path_ + "." + name};
 }
 
 Value Value::element(std::size_t index) const {
-  return {*document_, json_->at(index), fmt::format("{}[{}]", path_, index)};
+  return {*document_, json_->elements().at(index), fmt::format("{}[{}]", path_, index)};
 }
 
 bool Value::flag() const {
   if (!json_->is_boolean()) fail_type("true or false");
-  return json_->get<bool>();
+  return json_->flag();
 }
 
 std::uint64_t Value::whole(WholeRange range) const {
@@ -79,10 +81,10 @@ std::uint64_t Value::whole(WholeRange range) const {
 
 double Value::real(RealRange range) const {
   if (!json_->is_number()) fail_type("a number");
-  const auto number = json_->get<double>();
+  const double number = json_->number();
   const bool above = range.open_low ? number > range.low : number >= range.low;
   const bool below = range.open_high ? number < range.high : number <= range.high;
-  if (!above || !below) fail(fmt::format("{}, got {}", rule(range), json_->dump()));
+  if (!above || !below) fail(fmt::format("{}, got {}", rule(range), json_->text()));
   return number;
 }
 
@@ -95,7 +97,7 @@ std::uint64_t Value::bytes(WholeRange range) const {
   }
   std::uint64_t number = 0;
   try {
-    number = parse_bytes(json_->get_ref<const std::string&>());
+    number = parse_bytes(json_->text());
   } catch (const Error&) {
     fail_type("a size (a number of bytes or a string such as \"512 MiB\")");
   }
@@ -105,23 +107,23 @@ std::uint64_t Value::bytes(WholeRange range) const {
 
 std::string Value::text() const {
   if (!json_->is_string() || is_auto()) fail_type("a string");
-  return json_->get<std::string>();
+  return json_->text();
 }
 
 std::string Value::choice(const std::vector<std::string>& choices) const {
-  const bool known =
-      json_->is_string() && std::find(choices.begin(), choices.end(), *json_) != choices.end();
+  const bool known = json_->is_string() &&
+                     std::find(choices.begin(), choices.end(), json_->text()) != choices.end();
   if (!known) fail_choice(choices);
-  return json_->get<std::string>();
+  return json_->text();
 }
 
 void Value::fail_choice(const std::vector<std::string>& choices) const {
   std::string expected = choices.size() == 1 ? "" : "one of ";
   for (const auto& item : choices) expected += (&item == choices.data() ? "" : ", ") + item;
   if (!json_->is_string() || is_auto()) fail_type(expected);
-  const auto& found = json_->get_ref<const std::string&>();
+  const auto& found = json_->text();
   constexpr std::size_t kLongestName = 64;
-  fail(fmt::format("expected {}, got {}{}", expected, describe(*json_),
+  fail(fmt::format("expected {}, got {}{}", expected, json_->described(),
                    found.size() > kLongestName ? "" : did_you_mean(found, choices)));
 }
 
@@ -134,21 +136,19 @@ std::string Value::path_text() const {
 
 void Value::fail_type(std::string_view expected) const {
   if (is_auto()) fail(fmt::format("\"auto\" is not accepted here; expected {}", expected));
-  fail(fmt::format("expected {}, got {}", expected, describe(*json_)));
+  fail(fmt::format("expected {}, got {}", expected, json_->described()));
 }
 
 void read_section(const Value& value, const Section& section) {
   if (!value.json().is_object()) value.fail_type("an object");
-  for (const auto& item : value.json().items()) {
+  for (const auto& item : value.json().members()) {
     const bool known = std::any_of(section.begin(), section.end(),
-                                   [&](const Key& key) { return key.name == item.key(); });
-    if (!known) {
-      value.member(item.key()).fail("unknown key" + suggestion(item.key(), section));
-    }
+                                   [&](const Key& key) { return key.name == item.key; });
+    if (!known) value.member(item.key).fail("unknown key" + suggestion(item.key, section));
   }
   for (const auto& key : section) {
-    const auto found = value.json().find(key.name);
-    if (found != value.json().end() && !found->is_null()) key.read(value.member(key.name));
+    const Json* const found = value.json().find(key.name);
+    if (found != nullptr && !found->is_null()) key.read(value.member(key.name));
   }
 }
 
@@ -203,11 +203,15 @@ Key path_list(std::string name, std::vector<std::string>& target) {
               return;
             }
             if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-            for (std::size_t i = 0; i < value.json().size(); ++i) {
+            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
               target.push_back(value.element(i).path_text());
             }
           },
-          [&target] { return Json(target); }};
+          [&target] {
+            Json list = Json::array();
+            for (const std::string& item : target) list.push_back(item);
+            return list;
+          }};
 }
 
 Key accepted_only(Key key) {

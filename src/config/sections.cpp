@@ -1,14 +1,9 @@
 #include "src/config/sections.h"
 
-#include <algorithm>
 #include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
-
-#include "src/config/deepspeed_keys.h"
-#include "src/config/storage_keys.h"
-#include "src/config/training_keys.h"
 
 namespace ballast::config {
 namespace {
@@ -61,7 +56,7 @@ void read_blocks(const Value& value, PlacementRule& rule) {
   }
   const std::string_view expected = "a block number, a range such as \"0-3\" or \"all\"";
   if (!value.json().is_string()) value.fail_type(expected);
-  const std::string text = value.json().get<std::string>();
+  const std::string text = value.json().text();
   if (text == "all") {
     rule.first_block = 0;
     rule.last_block = std::numeric_limits<std::uint64_t>::max();  // complete() knows how many
@@ -107,11 +102,11 @@ Key placement_key(std::vector<PlacementRule>& rules) {
   const auto read = [&rules](const Value& value) {
     if (!value.json().is_array()) value.fail_type("an array of rules");
     rules.clear();
-    for (std::size_t i = 0; i < value.json().size(); ++i) {
+    for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
       const Value item = value.element(i);
       PlacementRule rule;
       read_section(item, rule_keys(rule));
-      if (!item.json().contains("blocks")) item.fail("names no blocks; add \"blocks\"");
+      if (item.json().find("blocks") == nullptr) item.fail("names no blocks; add \"blocks\"");
       if (!rule.weights && !rule.optimizer && !rule.activations && !rule.recompute) {
         item.fail(
             "places nothing; add \"weights\", \"optimizer\", \"activations\" or \"recompute\"");

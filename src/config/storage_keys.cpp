@@ -1,12 +1,10 @@
-#include "src/config/storage_keys.h"
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
 
 #include <fmt/format.h>
 
-#include "src/config/deepspeed_keys.h"
+#include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
@@ -40,7 +38,7 @@ Key folders(std::string name, std::vector<Path>& target) {
               return;
             }
             if (!value.json().is_array()) value.fail_type("a path or an array of paths");
-            for (std::size_t i = 0; i < value.json().size(); ++i) {
+            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
               add_folder(value.element(i), target);
             }
           },
@@ -115,7 +113,7 @@ Key paths_key(AioSection& aio) {
     if (!value.json().is_array()) value.fail_type("an array of objects");
     aio.paths.clear();
     std::vector<Path> seen;
-    for (std::size_t i = 0; i < value.json().size(); ++i) {
+    for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
       const Value item = value.element(i);
       AioPath entry = {.path = {},
                        .block_size = aio.block_size,

@@ -1,12 +1,10 @@
-#include "src/config/training_keys.h"
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 
 #include <fmt/format.h>
 
-#include "src/config/deepspeed_keys.h"
+#include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
@@ -33,7 +31,8 @@ Key betas_key(OptimizerSection& o) {
   return {"betas",
           [&o](const Value& value) {
             const Json& json = value.json();
-            if (!json.is_array() || json.size() != 2) value.fail_type("an array of two numbers");
+            if (!json.is_array() || json.elements().size() != 2)
+              value.fail_type("an array of two numbers");
             o.beta1 = value.element(0).real(kBelowOne);
             o.beta2 = value.element(1).real(kBelowOne);
           },
@@ -60,7 +59,7 @@ Key zero_key(std::string name) {
   return {std::move(name),
           [](const Value& value) {
             if (value.real({}) != 0.0) {
-              value.fail(fmt::format("must be 0 in this version, got {}", value.json().dump()));
+              value.fail(fmt::format("must be 0 in this version, got {}", value.json().text()));
             }
           },
           {}};
@@ -118,14 +117,13 @@ Key warmup_max_lr_key(SchedulerSection& s) {
 }
 
 Key last_batch_iteration_key() {
-  return {
-      "last_batch_iteration",
-      [](const Value& value) {
-        if (value.json() != -1) {
-          value.fail("a schedule starts at the first step or where its checkpoint is; remove it");
-        }
-      },
-      {}};
+  return {"last_batch_iteration",
+          [](const Value& value) {
+            if (!value.json().is_number() || value.json().number() != -1.0) {
+              value.fail("a schedule starts at the first step; remove it");
+            }
+          },
+          {}};
 }
 
 /// The parameters of the schedule that `type` names; those of the others are an error that says so.
@@ -178,8 +176,7 @@ OptimizerSection OptimizerSection::defaults(Type type) {
 Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
   const auto read_type = [&o](const Value& value) {
     const auto is_named = [&](std::string_view name) {
-      return value.json().is_string() &&
-             lower(value.json().get<std::string>()) == lower(std::string(name));
+      return value.json().is_string() && lower(value.json().text()) == lower(std::string(name));
     };
     const auto* found = std::find_if(kOptimizers.begin(), kOptimizers.end(), is_named);
     if (found == kOptimizers.end()) value.fail_choice({kOptimizers.begin(), kOptimizers.end()});

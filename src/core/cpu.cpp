@@ -6,6 +6,7 @@
 
 #include <sched.h>
 
+#include "ballast/core/cgroup.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
@@ -20,19 +21,6 @@ namespace {
 const std::array<std::string, 4>& isa_names() {
   static const std::array<std::string, 4> names = {"scalar", "neon", "avx2", "avx512"};
   return names;
-}
-
-/// CPUs granted by a cgroup v2 quota, or a large number when there is none.
-double cgroup_cpus() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0.0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0.0) return 1e9;
-  try {
-    return std::stod(quota) / period;
-  } catch (const std::exception&) {
-    return 1e9;
-  }
 }
 
 }  // namespace
@@ -83,7 +71,7 @@ int usable_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int affinity = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  const double quota = std::max(1.0, cgroup_cpus());
+  const double quota = std::max(1.0, read_cgroup_limits().cpus);
   return std::max(1, static_cast<int>(std::min<double>(affinity, quota)));
 }
 

@@ -2,15 +2,15 @@
 #include <cmath>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ballast/planning/forecast.h"
+#include "ballast/text/json.h"
 
 namespace ballast::planning {
 namespace {
 
 using schedule::Lane;
-using Json = nlohmann::ordered_json;
+using text::Json;
 using Lines = std::vector<std::string>;
 
 /// "3.27": as many digits as a prediction deserves.
@@ -122,7 +122,8 @@ void describe_hiding(const Forecast& forecast, Lines& lines) {
 Json ledger_json(const memory::Ledger& ledger) {
   Json list = Json::array();
   for (const memory::LedgerLine& line : ledger.lines()) {
-    list.push_back({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}});
+    list.push_back(
+        Json::object({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}}));
   }
   return list;
 }
@@ -130,10 +131,10 @@ Json ledger_json(const memory::Ledger& ledger) {
 Json lanes_json(const schedule::Prediction& prediction) {
   Json lanes = Json::object();
   for (const Lane lane : schedule::kLanes) {
-    lanes[std::string(to_string(lane))] = {
-        {"busy_seconds", of(prediction.busy_seconds, lane)},
-        {"stalled_seconds", of(prediction.stalled_seconds, lane)},
-        {"bytes", prediction.bytes.at(static_cast<std::size_t>(lane))}};
+    lanes[to_string(lane)] =
+        Json::object({{"busy_seconds", of(prediction.busy_seconds, lane)},
+                      {"stalled_seconds", of(prediction.stalled_seconds, lane)},
+                      {"bytes", prediction.bytes.at(static_cast<std::size_t>(lane))}});
   }
   return lanes;
 }
@@ -141,7 +142,7 @@ Json lanes_json(const schedule::Prediction& prediction) {
 Json bounds_json(const schedule::Prediction& prediction) {
   Json list = Json::array();
   for (const auto& bound : prediction.bounds) {
-    list.push_back({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}});
+    list.push_back(Json::object({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}}));
   }
   return list;
 }
@@ -149,10 +150,10 @@ Json bounds_json(const schedule::Prediction& prediction) {
 Json placement_json(const schedule::Placement& placement) {
   Json list = Json::array();
   for (const auto& block : placement.blocks) {
-    list.push_back({{"weights", to_string(block.weights)},
-                    {"optimizer", to_string(block.optimizer)},
-                    {"activations", to_string(block.activations)},
-                    {"recompute", !block.keeps_intermediates}});
+    list.push_back(Json::object({{"weights", to_string(block.weights)},
+                                 {"optimizer", to_string(block.optimizer)},
+                                 {"activations", to_string(block.activations)},
+                                 {"recompute", !block.keeps_intermediates}}));
   }
   return list;
 }
@@ -167,9 +168,9 @@ void add_hiding_json(const Forecast& forecast, Json& out) {
 void add_wear_json(const Forecast& forecast, Json& out) {
   out["nvme_bytes_written"] = forecast.nvme_bytes_written;
   if (!forecast.wear) return;
-  out["wear"] = {{"terabytes_per_day", forecast.wear->terabytes_per_day},
-                 {"days", forecast.wear->days},
-                 {"rated_bytes", forecast.wear->rated_bytes}};
+  out["wear"] = Json::object({{"terabytes_per_day", forecast.wear->terabytes_per_day},
+                              {"days", forecast.wear->days},
+                              {"rated_bytes", forecast.wear->rated_bytes}});
 }
 
 }  // namespace
@@ -201,9 +202,10 @@ std::string to_json(const Forecast& forecast) {
   out["bottleneck"] = bound(0);
   out["second_bottleneck"] = bound(1);
   out["ledger"] = ledger_json(blueprint.ledger);
-  out["budgets"] = {{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}};
+  out["budgets"] =
+      Json::object({{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}});
   for (const Tier tier : kTiers) {
-    out["peak_bytes"][std::string(to_string(tier))] = blueprint.ledger.total(tier);
+    out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
   }
   out["machine"] = forecast.rates.name;
   out["parameters"] = blueprint.model.parameters();
@@ -214,24 +216,23 @@ std::string to_json(const Forecast& forecast) {
   out["tokens_per_step"] = blueprint.workload.tokens_per_step();
   out["placement"] = placement_json(blueprint.placement);
   const schedule::Options& options = blueprint.options;
-  out["buffers"] = {{"weights", options.weight_staging},
-                    {"states", options.state_staging},
-                    {"activations", options.activation_staging},
-                    {"device_weights", options.weight_slots}};
+  out["buffers"] = Json::object({{"weights", options.weight_staging},
+                                 {"states", options.state_staging},
+                                 {"activations", options.activation_staging},
+                                 {"device_weights", options.weight_slots}});
   out["lanes"] = lanes_json(prediction);
   out["bounds"] = bounds_json(prediction);
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();
   for (const Variant& variant : forecast.improvements) {
-    out["improvements"].push_back({{"change", variant.change},
-                                   {"tokens_per_second", variant.tokens_per_second},
-                                   {"speedup", variant.speedup}});
+    out["improvements"].push_back(Json::object({{"change", variant.change},
+                                                {"tokens_per_second", variant.tokens_per_second},
+                                                {"speedup", variant.speedup}}));
   }
   out["simulated"] = forecast.decision.simulated;
-  out["config"] = Json::parse(config::print(forecast.decision.config));
-  constexpr int kIndent = 2;
-  return out.dump(kIndent, ' ', false, Json::error_handler_t::replace);
+  out["config"] = text::parse_json(config::print(forecast.decision.config), "config");
+  return out.pretty();
 }
 
 }  // namespace ballast::planning

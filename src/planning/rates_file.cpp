@@ -1,24 +1,18 @@
 #include "ballast/planning/rates_file.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/core/units.h"
-
-#include "src/planning/rates_text.h"
-#include "src/train/posix_file.h"
-#include "src/train/replaced_file.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 namespace ballast::planning {
 namespace {
@@ -26,7 +20,7 @@ namespace {
 using schedule::Curve;
 using schedule::CurvePoint;
 using schedule::Rates;
-using Type = RatesValue::Type;
+using text::Json;
 
 // Powers of ten of the units in the keys' names.
 constexpr int kGiga = 9;
@@ -41,24 +35,24 @@ struct Place {
   [[noreturn]] void fail(const std::string& message) const {
     throw Error(ErrorCategory::config, fmt::format("{}: {}: {}", file, path, message));
   }
-  [[noreturn]] void expected(std::string_view what, const RatesValue& found) const {
+  [[noreturn]] void expected(std::string_view what, const Json& found) const {
     fail(fmt::format("expected {}, got {}", what, found.described()));
   }
 };
 
-double read_number(const Place& place, const RatesValue& value, int power) {
-  if (value.type != Type::number) place.expected("a number", value);
-  const double number = scaled_number(value.text, power);
-  if (!(number >= 0.0)) place.fail(fmt::format("must be at least 0, got {}", value.text));
-  if (!std::isfinite(number)) place.fail(fmt::format("too large: {}", value.text));
+double read_number(const Place& place, const Json& value, int power) {
+  if (!value.is_number()) place.expected("a number", value);
+  const double number = text::scaled_number(value.text(), power);
+  if (!(number >= 0.0)) place.fail(fmt::format("must be at least 0, got {}", value.text()));
+  if (!std::isfinite(number)) place.fail(fmt::format("too large: {}", value.text()));
   return number;
 }
 
-std::uint64_t read_whole(const Place& place, const RatesValue& value, double largest) {
+std::uint64_t read_whole(const Place& place, const Json& value, double largest) {
   const double number = read_number(place, value, 0);
   if (number != std::floor(number)) place.expected("a whole number", value);
   if (number > largest) {
-    place.fail(fmt::format("must be at most {:.0f}, got {}", largest, value.text));
+    place.fail(fmt::format("must be at most {:.0f}, got {}", largest, value.text()));
   }
   return static_cast<std::uint64_t>(number);
 }
@@ -66,91 +60,90 @@ std::uint64_t read_whole(const Place& place, const RatesValue& value, double lar
 /// One key of a rates file. The table of keys is bound to one Rates.
 struct Key {
   std::string name;
-  std::function<void(const Place&, const RatesValue&)> read;
-  std::function<std::string()> write;  ///< JSON; "" for what need not be said
+  std::function<void(const Place&, const Json&)> read;
+  std::function<Json()> write;  ///< null: the default, which is left out
 };
 
 Key number(std::string name, double& target, int power) {
   return {std::move(name),
-          [&target, power](const Place& place, const RatesValue& value) {
+          [&target, power](const Place& place, const Json& value) {
             target = read_number(place, value, power);
           },
-          [&target, power] { return target == 0.0 ? "" : scaled_digits(target, power); }};
+          [&target, power] { return target == 0.0 ? Json() : text::scaled_json(target, power); }};
 }
 
 /// Between none and all of something; half of it when the file does not say.
 Key share(std::string name, double& target) {
   return {std::move(name),
-          [&target](const Place& place, const RatesValue& value) {
+          [&target](const Place& place, const Json& value) {
             target = read_number(place, value, 0);
             if (!(target > 0.0 && target < 1.0)) {
-              place.fail(fmt::format("must be above 0 and below 1, got {}", value.text));
+              place.fail(fmt::format("must be above 0 and below 1, got {}", value.text()));
             }
           },
-          [&target] { return target == 0.5 ? "" : scaled_digits(target, 0); }};
+          [&target] { return target == 0.5 ? Json() : text::scaled_json(target, 0); }};
 }
 
 Key whole(std::string name, unsigned& target, unsigned usual) {
   return {std::move(name),
-          [&target, usual](const Place& place, const RatesValue& value) {
+          [&target, usual](const Place& place, const Json& value) {
             constexpr double kMost = 1U << 24U;
             target = static_cast<unsigned>(read_whole(place, value, kMost));
             if (target < usual) place.fail(fmt::format("must be at least {}", usual));
           },
-          [&target, usual] { return target == usual ? "" : fmt::format("{}", target); }};
+          [&target, usual] { return target == usual ? Json() : Json(target); }};
 }
 
 Key size(std::string name, Bytes& target) {
   return {std::move(name),
-          [&target](const Place& place, const RatesValue& value) {
+          [&target](const Place& place, const Json& value) {
             constexpr std::string_view kSize =
                 "a size (a number of bytes or a string such as \"512 MiB\")";
-            if (value.type != Type::number && value.type != Type::text) {
+            if (!value.is_number() && !value.is_string()) {
               place.expected(kSize, value);
             }
-            if (value.type == Type::number) read_whole(place, value, 0x1p62);
-            const char* end = value.text.data() + value.text.size();
-            if (std::from_chars(value.text.data(), end, target).ptr == end) return;
+            if (value.is_number()) read_whole(place, value, 0x1p62);
+            if (const auto bytes = value.whole()) {
+              target = *bytes;
+              return;
+            }
             try {
-              target = parse_bytes(value.text);
+              target = parse_bytes(value.text());
             } catch (const Error&) {
               place.expected(kSize, value);
             }
           },
-          [&target] { return target == 0 ? "" : fmt::format("{}", target); }};
+          [&target] { return target == 0 ? Json() : Json(target); }};
 }
 
-constexpr auto kReplace = nlohmann::json::error_handler_t::replace;  // what is not UTF-8
-
-Key text(std::string name, std::string& target) {
+Key text_key(std::string name, std::string& target) {
   return {std::move(name),
-          [&target](const Place& place, const RatesValue& value) {
-            if (value.type != Type::text) place.expected("a string", value);
-            target = value.text;
+          [&target](const Place& place, const Json& value) {
+            if (!value.is_string()) place.expected("a string", value);
+            target = value.text();
           },
-          [&target] { return nlohmann::json(target).dump(-1, ' ', false, kReplace); }};
+          [&target] { return Json(target); }};
 }
 
 /// The values of `keys` from `object`, in any order.
-void read_keys(const std::string& file, const std::string& path, const RatesValue& object,
+void read_keys(const std::string& file, const std::string& path, const Json& object,
                const std::vector<Key>& keys) {
   std::vector<std::string> names;
   names.reserve(keys.size());
   for (const Key& key : keys) names.push_back(key.name);
-  for (std::size_t i = 0; i < object.keys.size(); ++i) {
-    const std::string& name = object.keys[i];
+  for (const auto& [name, value, at] : object.members()) {
     const Place place = {file, path.empty() ? name : path + "." + name};
     const auto found = std::find(names.begin(), names.end(), name);
     if (found == names.end()) {
       constexpr std::size_t kLongestName = 64;
       place.fail("unknown key" + (name.size() > kLongestName ? "" : did_you_mean(name, names)));
     }
-    keys[static_cast<std::size_t>(found - names.begin())].read(place, object.elements[i]);
+    keys[static_cast<std::size_t>(found - names.begin())].read(place, value);
   }
 }
 
-CurvePoint read_point(const Place& place, const RatesValue& value) {
-  if (value.type != Type::object) place.expected("an object with tokens and tflops", value);
+CurvePoint read_point(const Place& place, const Json& value) {
+  if (!value.is_object()) place.expected("an object with tokens and tflops", value);
   CurvePoint point;
   read_keys(place.file, place.path, value,
             {number("tokens", point.tokens, 0), number("tflops", point.flops_per_second, kTera)});
@@ -159,13 +152,13 @@ CurvePoint read_point(const Place& place, const RatesValue& value) {
   return point;
 }
 
-Curve read_curve(const Place& place, const RatesValue& value) {
-  if (value.type != Type::array) place.expected("an array of points", value);
+Curve read_curve(const Place& place, const Json& value) {
+  if (!value.is_array()) place.expected("an array of points", value);
   Curve curve;
-  curve.reserve(value.elements.size());
-  for (std::size_t i = 0; i < value.elements.size(); ++i) {
+  curve.reserve(value.elements().size());
+  for (std::size_t i = 0; i < value.elements().size(); ++i) {
     const Place point = {place.file, fmt::format("{}[{}]", place.path, i)};
-    curve.push_back(read_point(point, value.elements[i]));
+    curve.push_back(read_point(point, value.elements()[i]));
     if (i > 0 && !(curve[i - 1].tokens < curve[i].tokens)) {
       point.fail("points must stand in ascending order of tokens");
     }
@@ -173,25 +166,23 @@ Curve read_curve(const Place& place, const RatesValue& value) {
   return curve;
 }
 
-std::string write_curve(const Curve& curve) {
-  std::string result;
+Json write_curve(const Curve& curve) {
+  Json points;
   for (const CurvePoint& point : curve) {
-    result +=
-        fmt::format("{}{{\"tokens\": {}, \"tflops\": {}}}", result.empty() ? "[" : ", ",
-                    scaled_digits(point.tokens, 0), scaled_digits(point.flops_per_second, kTera));
+    points.push_back(Json::object({{"tokens", text::scaled_json(point.tokens, 0)},
+                                   {"tflops", text::scaled_json(point.flops_per_second, kTera)}}));
   }
-  return result.empty() ? "" : result + "]";
+  return points;
 }
 
 Key curve(std::string name, Curve& target) {
-  return {
-      std::move(name),
-      [&target](const Place& place, const RatesValue& value) { target = read_curve(place, value); },
-      [&target] { return write_curve(target); }};
+  return {std::move(name),
+          [&target](const Place& place, const Json& value) { target = read_curve(place, value); },
+          [&target] { return write_curve(target); }};
 }
 
 std::vector<Key> keys_of(Rates& rates) {
-  return {text("name", rates.name),
+  return {text_key("name", rates.name),
           curve("forward", rates.forward),
           curve("backward", rates.backward),
           curve("head", rates.head),
@@ -219,24 +210,16 @@ std::vector<Key> keys_of(Rates& rates) {
           number("drive_writes_tb", rates.drive_writes_bytes, kTera)};
 }
 
-std::string read_text(const std::filesystem::path& path) {
-  constexpr Bytes kLongest = kMiB;
-  const Descriptor file = train::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::config);
-  const Bytes bytes = train::regular_file_size(file, path, ErrorCategory::config);
-  if (bytes > kLongest) {
-    throw Error(ErrorCategory::config,
-                fmt::format("{} is too long for a file of rates", path.string()));
-  }
-  std::string text(bytes, '\0');
-  train::read_fully(file, path, 0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
 }  // namespace
 
 Rates load_rates(const std::filesystem::path& file) {
   const std::string name = file.string();
-  const RatesValue object = parse_rates_text(name, read_text(file));
+  const Json object =
+      text::parse_json(text::read_settings(file, "rates"), name, {.comments = true});
+  if (!object.is_object()) {
+    throw Error(ErrorCategory::config,
+                fmt::format("{}: expected an object of rates, got {}", name, object.described()));
+  }
   Rates rates;
   rates.name = file.stem().string();
   read_keys(name, "", object, keys_of(rates));
@@ -245,14 +228,12 @@ Rates load_rates(const std::filesystem::path& file) {
 
 void save_rates(const std::filesystem::path& file, const Rates& rates) {
   Rates copy = rates;
-  std::string text;
+  Json object = Json::object();
   for (const Key& key : keys_of(copy)) {
-    const std::string value = key.write();
-    if (value.empty()) continue;
-    text += fmt::format("{}\"{}\": {}", text.empty() ? "{\n  " : ",\n  ", key.name, value);
+    if (Json value = key.write(); !value.is_null()) object.add(key.name, std::move(value));
   }
-  train::ReplacedFile replaced(file);
-  replaced.write(text + "\n}\n");
+  text::ReplacedFile replaced(file);
+  replaced.write(object.pretty(1) + "\n");
   replaced.commit();
 }
 

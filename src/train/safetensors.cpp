@@ -3,20 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <unordered_map>
 #include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/files.h"
 
-#include "src/train/posix_file.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -25,19 +21,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "files are read without swapping bytes");
 
 constexpr std::size_t kChunk = std::size_t{1} << 18;  // elements converted at a time
-
-/// IEEE binary16 to binary32, exact.
-float half_to_float(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16;
-  const std::uint32_t exponent = (half >> 10) & 0x1fU;
-  const std::uint32_t fraction = half & 0x3ffU;
-  if (exponent == 0) {  // zero and subnormals: fraction x 2^-24
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
-  }
-  const std::uint32_t wide = exponent == 31 ? 0xffU : exponent + 112;
-  return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
-}
 
 }  // namespace
 
@@ -52,14 +35,14 @@ struct SafetensorsReader::File {
 };
 
 void SafetensorsReader::File::read_header() {
-  const auto size = regular_file_size(descriptor, path, ErrorCategory::data);
+  const auto size = text::regular_file_size(descriptor, path, ErrorCategory::data);
   if (size < kLengthBytes) {
     throw Error(
         ErrorCategory::data,
         fmt::format("{} has {} bytes: too short for a safetensors file", path.string(), size));
   }
   std::array<std::byte, kLengthBytes> prefix;
-  read_fully(descriptor, path, 0, prefix);
+  text::read_fully(descriptor, path, 0, prefix);
   const auto length = std::bit_cast<std::uint64_t>(prefix);
   if (length > kLongestHeader || length > size - kLengthBytes) {
     throw Error(ErrorCategory::data,
@@ -68,7 +51,7 @@ void SafetensorsReader::File::read_header() {
                             path.string(), length, size, kLongestHeader));
   }
   std::string text(length, '\0');
-  read_fully(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
+  text::read_fully(descriptor, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
   const auto data = kLengthBytes + length;
   header = parse_header(text, size - data, path.string());
   for (auto& tensor : header.tensors) {
@@ -83,18 +66,18 @@ void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<
   std::vector<std::uint16_t> chunk(std::min(out.size(), kChunk));
   for (std::size_t done = 0; done < out.size(); done += chunk.size()) {
     chunk.resize(std::min(chunk.size(), out.size() - done));
-    read_fully(descriptor, path, tensor.offset + (first + done) * sizeof(std::uint16_t),
-               std::as_writable_bytes(std::span(chunk)));
+    text::read_fully(descriptor, path, tensor.offset + (first + done) * sizeof(std::uint16_t),
+                     std::as_writable_bytes(std::span(chunk)));
     std::transform(chunk.begin(), chunk.end(), out.begin() + static_cast<std::ptrdiff_t>(done),
                    [is_bf16](std::uint16_t bits) {
-                     return is_bf16 ? to_float(Bf16{bits}) : half_to_float(bits);
+                     return is_bf16 ? to_float(Bf16{bits}) : to_float(F16{bits});
                    });
   }
 }
 
 SafetensorsReader::SafetensorsReader(std::filesystem::path path) : file_(std::make_unique<File>()) {
   file_->path = std::move(path);
-  file_->descriptor = open_file(file_->path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
+  file_->descriptor = text::open_file(file_->path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
   file_->read_header();
 }
 
@@ -134,8 +117,8 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
                             first + out.size()));
   }
   if (tensor->dtype == "F32") {
-    read_fully(file_->descriptor, path(), tensor->offset + first * sizeof(float),
-               std::as_writable_bytes(out));
+    text::read_fully(file_->descriptor, path(), tensor->offset + first * sizeof(float),
+                     std::as_writable_bytes(out));
   } else if (tensor->dtype == "BF16" || tensor->dtype == "F16") {
     file_->read_halves(*tensor, out, first);
   } else {
@@ -146,22 +129,19 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
 }
 
 struct SafetensorsWriter::File {
-  std::filesystem::path path;
-  std::filesystem::path temporary;
-  Descriptor descriptor;
+  text::ReplacedFile output;
   std::vector<TensorToStore> tensors;
-  std::vector<Elems> sizes;
+  std::vector<Elems> sizes = {};
   std::size_t current = 0;  // tensor that is being written
   Elems written = 0;        // elements of it
-  bool finished = false;
 
-  void append(std::span<const float> values) const;
+  void append(std::span<const float> values);
   void skip_complete();
 };
 
-void SafetensorsWriter::File::append(std::span<const float> values) const {
+void SafetensorsWriter::File::append(std::span<const float> values) {
   if (tensors[current].dtype == DType::f32) {
-    write_fully(descriptor, temporary, std::as_bytes(values));
+    output.write(std::as_bytes(values));
     return;
   }
   std::vector<Bf16> chunk(std::min(values.size(), kChunk));
@@ -169,7 +149,7 @@ void SafetensorsWriter::File::append(std::span<const float> values) const {
     chunk.resize(std::min(chunk.size(), values.size()));
     std::transform(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(chunk.size()),
                    chunk.begin(), to_bf16);
-    write_fully(descriptor, temporary, std::as_bytes(std::span(chunk)));
+    output.write(std::as_bytes(std::span(chunk)));
   }
 }
 
@@ -181,31 +161,20 @@ void SafetensorsWriter::File::skip_complete() {
 }
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(std::make_unique<File>()) {
+                                     const std::map<std::string, std::string>& metadata) {
   const auto header = format_header(tensors, metadata);
-  file_->path = std::move(path);
-  file_->temporary = fmt::format("{}.tmp-{}", file_->path.string(), ::getpid());
-  file_->tensors = std::move(tensors);
+  file_.reset(new File{text::ReplacedFile(std::move(path)), std::move(tensors)});
   for (const auto& tensor : file_->tensors) {
     count_elements(tensor.shape, file_->sizes.emplace_back());
   }
-  file_->descriptor = open_file(file_->temporary, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io);
   const auto length =
       std::bit_cast<std::array<std::byte, kLengthBytes>>(static_cast<std::uint64_t>(header.size()));
-  try {
-    write_fully(file_->descriptor, file_->temporary, length);
-    write_fully(file_->descriptor, file_->temporary, std::as_bytes(std::span(header)));
-  } catch (const Error&) {
-    ::unlink(file_->temporary.c_str());
-    throw;
-  }
+  file_->output.write(length);
+  file_->output.write(header);
   file_->skip_complete();
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (!file_->finished) ::unlink(file_->temporary.c_str());
-}
+SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::span<const float> values) {
   while (!values.empty()) {
@@ -221,16 +190,7 @@ void SafetensorsWriter::write(std::span<const float> values) {
 
 void SafetensorsWriter::finish() {
   expects(file_->current == file_->tensors.size(), "every tensor's values are written");
-  sync_file(file_->descriptor, file_->temporary);
-  if (std::rename(file_->temporary.c_str(), file_->path.c_str()) != 0) {
-    const int error_number = errno;
-    throw Error(
-        ErrorCategory::io,
-        fmt::format("cannot rename {} to {}", file_->temporary.string(), file_->path.string()),
-        error_number);
-  }
-  file_->finished = true;
-  sync_directory(file_->path.parent_path());
+  file_->output.commit();
 }
 
 }  // namespace ballast::train

@@ -6,18 +6,18 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ballast/core/error.h"
+#include "ballast/text/json.h"
 
 namespace ballast::train {
 namespace {
 
-using Json = nlohmann::json;
+using text::Json;
 
 constexpr const char* kMetadata = "__metadata__";
 // file > tensor > shape > number: nothing in a header lies deeper.
-constexpr int kDeepest = 3;
+constexpr std::size_t kDeepest = 3;
 
 constexpr std::array<std::pair<std::string_view, Bytes>, 14> kDtypes = {{{"F64", 8},
                                                                          {"F32", 4},
@@ -50,60 +50,35 @@ struct Refusal {
   }
 };
 
-/// JSON in which no object has a name twice and nothing lies deeper than kDeepest.
-Json parse_strictly(std::string_view text, const Refusal& refuse) {
-  std::vector<std::set<std::string>> names(kDeepest + 1);
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    const bool opens =
-        event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
-    if (opens && depth >= kDeepest) refuse("the header is nested too deeply");
-    if (event == Json::parse_event_t::object_start) {
-      names[static_cast<std::size_t>(depth) + 1].clear();
-    }
-    if (event == Json::parse_event_t::key) {
-      const auto& name = value.get_ref<const std::string&>();
-      if (!names[static_cast<std::size_t>(depth)].insert(name).second) {
-        refuse(fmt::format("the header has '{}' twice", name));
-      }
-    }
-    return true;
-  };
-  try {
-    return Json::parse(text.begin(), text.end(), check);
-  } catch (const Json::exception& error) {
-    refuse(fmt::format("the header is no JSON ({})", error.what()));
-  }
-}
-
 std::vector<std::uint64_t> read_counts(const Json& tensor, const char* key, const std::string& name,
                                        const Refusal& refuse) {
-  const auto found = tensor.find(key);
-  if (found == tensor.end() || !found->is_array()) {
+  const Json* const found = tensor.find(key);
+  if (found == nullptr || !found->is_array()) {
     refuse(fmt::format("tensor '{}' has no list '{}'", name, key));
   }
   std::vector<std::uint64_t> counts;
-  for (const auto& count : *found) {
-    if (!count.is_number_unsigned()) {
+  for (const Json& count : found->elements()) {
+    if (!count.whole()) {
       refuse(fmt::format("tensor '{}' has something other than counts in '{}'", name, key));
     }
-    counts.push_back(count.get<std::uint64_t>());
+    counts.push_back(*count.whole());
   }
   return counts;
 }
 
 StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_bytes,
                          const Refusal& refuse) {
-  if (!entry.is_object()) refuse(fmt::format("tensor '{}' is no JSON object", name));
+  if (!entry.is_object()) refuse(fmt::format("tensor '{}' is not a JSON object", name));
   StoredTensor tensor;
   tensor.name = name;
-  const auto dtype = entry.find("dtype");
-  if (dtype == entry.end() || !dtype->is_string()) {
+  const Json* const dtype = entry.find("dtype");
+  if (dtype == nullptr || !dtype->is_string()) {
     refuse(fmt::format("tensor '{}' has no dtype", name));
   }
-  tensor.dtype = dtype->get<std::string>();
+  tensor.dtype = dtype->text();
   const auto width = size_of_dtype(tensor.dtype);
   if (width == 0) refuse(fmt::format("tensor '{}' has unknown dtype '{}'", name, tensor.dtype));
-  if (entry.size() != 3) refuse(fmt::format("tensor '{}' has unknown entries", name));
+  if (entry.members().size() != 3) refuse(fmt::format("tensor '{}' has unknown entries", name));
   tensor.shape = read_counts(entry, "shape", name, refuse);
   const auto range = read_counts(entry, "data_offsets", name, refuse);
   if (range.size() != 2 || range[0] > range[1] || range[1] > data_bytes) {
@@ -125,10 +100,10 @@ StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_
 
 void read_metadata(const Json& entries, std::map<std::string, std::string>& metadata,
                    const Refusal& refuse) {
-  if (!entries.is_object()) refuse("__metadata__ is no JSON object");
-  for (const auto& [key, value] : entries.items()) {
-    if (!value.is_string()) refuse(fmt::format("__metadata__ '{}' is no string", key));
-    metadata[key] = value.get<std::string>();
+  if (!entries.is_object()) refuse("__metadata__ is not a JSON object");
+  for (const auto& [key, value, at] : entries.members()) {
+    if (!value.is_string()) refuse(fmt::format("__metadata__ '{}' is not a string", key));
+    metadata[key] = value.text();
   }
 }
 
@@ -168,12 +143,13 @@ std::string format_shape(const std::vector<std::uint64_t>& shape) {
   return text + "]";
 }
 
-SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file) {
+SafetensorsHeader parse_header(std::string_view json, Bytes data_bytes, const std::string& file) {
   const Refusal refuse{file};
-  if (!text.starts_with('{')) refuse("the header does not start with '{': no safetensors file");
-  const auto document = parse_strictly(text, refuse);
+  if (!json.starts_with('{')) refuse("the header does not start with '{': not a safetensors file");
+  const Json document = text::parse_json(json, file + ": the header",
+                                         {.category = ErrorCategory::data, .deepest = kDeepest});
   SafetensorsHeader header;
-  for (const auto& [name, entry] : document.items()) {
+  for (const auto& [name, entry, at] : document.members()) {
     if (name == kMetadata) {
       read_metadata(entry, header.metadata, refuse);
     } else {
@@ -186,24 +162,27 @@ SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const st
 
 std::string format_header(const std::vector<TensorToStore>& tensors,
                           const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json document = nlohmann::ordered_json::object();
-  if (!metadata.empty()) document[kMetadata] = metadata;
+  Json document = Json::object();
+  for (const auto& [key, value] : metadata) document[kMetadata][key] = value;
+  std::set<std::string> names = {kMetadata};
   Bytes offset = 0;
   for (const auto& tensor : tensors) {
     expects(tensor.dtype == DType::f32 || tensor.dtype == DType::bf16,
             "safetensors are written as f32 or bf16");
-    expects(!document.contains(tensor.name) && tensor.name != kMetadata, "tensor names are unique");
+    expects(names.insert(tensor.name).second, "tensor names are unique");
     Elems elements = 0;
     expects(count_elements(tensor.shape, elements), "the tensor's size fits 64 bits");
     const Bytes end = offset + elements * size_of(tensor.dtype);
-    document[tensor.name] = {{"dtype", tensor.dtype == DType::f32 ? "F32" : "BF16"},
-                             {"shape", tensor.shape},
-                             {"data_offsets", {offset, end}}};
+    Json shape = Json::array();
+    for (const auto count : tensor.shape) shape.push_back(count);
+    document.add(tensor.name, Json::object({{"dtype", tensor.dtype == DType::f32 ? "F32" : "BF16"},
+                                            {"shape", shape},
+                                            {"data_offsets", Json::array({offset, end})}}));
     offset = end;
   }
-  auto text = document.dump();
-  text.resize(round_up(text.size(), 8), ' ');
-  return text;
+  auto header = document.compact();
+  header.resize(round_up(header.size(), 8), ' ');
+  return header;
 }
 
 }  // namespace ballast::train

@@ -12,8 +12,7 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
-
-#include "src/train/posix_file.h"
+#include "ballast/text/files.h"
 
 namespace ballast::train {
 namespace {
@@ -27,7 +26,7 @@ constexpr std::size_t kProbedBytes = 64 * kKiB;
 }
 
 bool holds_nul(const fs::path& path) {
-  const auto file = open_file(path, O_RDONLY, ErrorCategory::data);
+  const auto file = text::open_file(path, O_RDONLY, ErrorCategory::data);
   std::array<char, 4096> buffer;
   for (std::size_t offset = 0; offset < kProbedBytes;) {
     const auto count =

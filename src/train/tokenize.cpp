@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 #include <vector>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "ballast/core/error.h"
-
-#include "src/train/posix_file.h"
+#include "ballast/text/files.h"
 
 namespace ballast::train {
 namespace {
@@ -19,8 +17,10 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr std::uint64_t kPiece = 1 << 20;
 
-void copy_tokens(const TokenSource& source, const Descriptor& file,
-                 const std::filesystem::path& path) {
+}  // namespace
+
+void write_tokens(const TokenSource& source, const std::filesystem::path& path) {
+  text::ReplacedFile file(path);
   std::vector<std::int32_t> ids;
   std::vector<std::uint16_t> packed;
   for (std::uint64_t done = 0; done < source.size(); done += ids.size()) {
@@ -34,29 +34,9 @@ void copy_tokens(const TokenSource& source, const Descriptor& file,
       }
       packed[i] = static_cast<std::uint16_t>(ids[i]);
     }
-    write_fully(file, path, std::as_bytes(std::span(packed)));
+    file.write(std::as_bytes(std::span(packed)));
   }
-}
-
-}  // namespace
-
-void write_tokens(const TokenSource& source, const std::filesystem::path& path) {
-  const std::filesystem::path partial = fmt::format("{}.tmp-{}", path.string(), getpid());
-  try {
-    const Descriptor file = open_file(partial, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io);
-    copy_tokens(source, file, partial);
-    sync_file(file, partial);
-    std::filesystem::rename(partial, path);
-  } catch (const std::filesystem::filesystem_error& error) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    throw Error(ErrorCategory::io, fmt::format("cannot write {}", path.string()),
-                error.code().value());
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    throw;
-  }
+  file.commit();
 }
 
 }  // namespace ballast::train

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/text/files.h"
 
-#include "src/train/posix_file.h"
 #include "src/train/text_files.h"
 
 namespace ballast::train {
@@ -59,8 +59,8 @@ struct TokenSource::Parts {
 
 void TokenSource::Parts::add(const std::filesystem::path& path) {
   // Without O_NONBLOCK a named pipe would wait here for a writer.
-  auto descriptor = open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
-  const auto bytes = regular_file_size(descriptor, path, ErrorCategory::data);
+  auto descriptor = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
+  const auto bytes = text::regular_file_size(descriptor, path, ErrorCategory::data);
   if (bytes % width != 0) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} has {} bytes, which is no multiple of a token's {} bytes: check "
@@ -75,9 +75,10 @@ void TokenSource::Parts::add(const std::filesystem::path& path) {
 void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
                               std::span<std::int32_t> out, std::vector<std::byte>& scratch) const {
   Descriptor opened;
-  if (!file.descriptor.is_open()) opened = open_file(file.path, O_RDONLY, ErrorCategory::data);
+  if (!file.descriptor.is_open())
+    opened = text::open_file(file.path, O_RDONLY, ErrorCategory::data);
   const Descriptor& descriptor = file.descriptor.is_open() ? file.descriptor : opened;
-  const auto bytes = regular_file_size(descriptor, file.path, ErrorCategory::data);
+  const auto bytes = text::regular_file_size(descriptor, file.path, ErrorCategory::data);
   if (bytes != file.size * width) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} had {} bytes when it was opened and has {} now: it was changed "
@@ -85,7 +86,7 @@ void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
                             file.path.string(), file.size * width, bytes));
   }
   scratch.resize(out.size() * width);
-  read_fully(descriptor, file.path, index * width, scratch);
+  text::read_fully(descriptor, file.path, index * width, scratch);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto id = decode(scratch.data() + i * width, width);
     if (id >= vocab_size) {

@@ -4,16 +4,15 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
-#include "src/train/replaced_file.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 namespace ballast::train {
 namespace {
@@ -23,6 +22,7 @@ using schedule::Operation;
 using schedule::OpId;
 using schedule::Plan;
 using schedule::Span;
+using text::Json;
 
 // The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU and
 // what Perfetto takes of it: https://perfetto.dev/docs/getting-started/other-formats. Times are in
@@ -39,10 +39,6 @@ std::size_t track(Lane lane) {
   return static_cast<std::size_t>(std::find(kTracks.begin(), kTracks.end(), lane) -
                                   kTracks.begin()) +
          1;
-}
-
-std::string json_string(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 bool trains(const Plan& plan) {
@@ -65,7 +61,7 @@ class TraceWriter {
  public:
   TraceWriter(const std::filesystem::path& file, std::string_view process,
               const schedule::Timeline& timeline, const schedule::Workload& workload)
-      : file_(file), process_(json_string(process)), workload_(workload), spans_(timeline.spans) {
+      : file_(file), process_(process), workload_(workload), spans_(timeline.spans) {
     std::stable_sort(spans_.begin(), spans_.end(),
                      [](const Span& a, const Span& b) { return a.start < b.start; });
     if (!spans_.empty()) origin_ = spans_.front().start;
@@ -131,34 +127,32 @@ class TraceWriter {
     arrivals_[end].push_back(arrows_);
   }
 
-  void begin_event() {
+  void add(const Json& event) {
     if (text_.size() >= kFlushBytes) {
       file_.write(text_);
       text_.clear();
     }
     text_ += first_ ? "\n" : ",\n";
+    text_ += event.compact();
     first_ = false;
   }
 
-  template <class... Args>
-  void add(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
-  }
-
   void metadata() {
-    begin_event();
-    add(R"({{"ph":"M","pid":1,"name":"process_name","args":{{"name":{}}}}})", process_);
+    const auto name = [this](std::string_view what, Json event, Json args) {
+      event["name"] = what;
+      event["args"] = std::move(args);
+      add(event);
+    };
+    name("process_name", Json::object({{"ph", "M"}, {"pid", 1}}),
+         Json::object({{"name", process_}}));
     for (const Lane lane : kTracks) {
       const bool used = std::any_of(spans_.begin(), spans_.end(), [lane](const Span& span) {
         return span.operation().lane == lane;
       });
       if (!used) continue;
-      begin_event();
-      add(R"({{"ph":"M","pid":1,"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})",
-          track(lane), to_string(lane));
-      begin_event();
-      add(R"({{"ph":"M","pid":1,"tid":{0},"name":"thread_sort_index","args":{{"sort_index":{0}}}}})",
-          track(lane));
+      const Json event = Json::object({{"ph", "M"}, {"pid", 1}, {"tid", track(lane)}});
+      name("thread_name", event, Json::object({{"name", to_string(lane)}}));
+      name("thread_sort_index", event, Json::object({{"sort_index", track(lane)}}));
     }
   }
 
@@ -166,27 +160,34 @@ class TraceWriter {
     return std::llround((seconds - origin_) * 1e9);
   }
 
-  void add_time(std::string_view key, std::int64_t nanoseconds) {
-    add(R"(,"{}":{}.{:03})", key, nanoseconds / 1000, nanoseconds % 1000);
+  static Json microseconds(std::int64_t nanoseconds) {
+    return Json::number_of(fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000));
   }
 
   void slice(const Span& span) {
     const Operation& operation = span.operation();
     const Submission& run = runs_.at(span.run);
     const std::int64_t start = nanoseconds(span.start);
-    begin_event();
-    add(R"({{"ph":"X","pid":1,"tid":{},"name":{},"cat":"{}")", track(operation.lane),
-        json_string(describe(operation, workload_)), to_string(operation.action));
-    add_time("ts", start);
-    add_time("dur", nanoseconds(span.end) - start);
-    add(R"(,"args":{{"block":{},"block_name":{},"micro_batch":{},"run":{})", operation.block,
-        json_string(workload_.blocks.at(operation.block).name), operation.micro, span.run);
+    Json args = Json::object({{"block", operation.block},
+                              {"block_name", workload_.blocks.at(operation.block).name},
+                              {"micro_batch", operation.micro},
+                              {"run", span.run}});
     // Flushed updates belong to the last step, as those under a step's forward pass to the one
     // before it.
     const std::uint64_t lag = run.trains ? operation.lag : 0;
-    if (run.step > lag) add(R"(,"step":{})", run.step - lag);
-    add(R"(,"plan":{},"bytes":{},"flops":{},"traffic":{}}}}})", json_string(run.plan->name),
-        operation.bytes, operation.flops, operation.traffic);
+    if (run.step > lag) args.add("step", run.step - lag);
+    args.add("plan", run.plan->name);
+    args.add("bytes", operation.bytes);
+    args.add("flops", operation.flops);
+    args.add("traffic", operation.traffic);
+    add(Json::object({{"ph", "X"},
+                      {"pid", 1},
+                      {"tid", track(operation.lane)},
+                      {"name", describe(operation, workload_)},
+                      {"cat", to_string(operation.action)},
+                      {"ts", microseconds(start)},
+                      {"dur", microseconds(nanoseconds(span.end) - start)},
+                      {"args", std::move(args)}}));
   }
 
   /// An arrow leaves its slice in the last nanosecond and reaches the other one at its beginning:
@@ -194,15 +195,20 @@ class TraceWriter {
   void arrow(std::uint64_t id, const Span& span, char phase) {
     const std::int64_t start = nanoseconds(span.start);
     const bool leaves = phase == 's';
-    begin_event();
-    add(R"({{"ph":"{}",{}"id":{},"pid":1,"tid":{},"name":"then","cat":{})", phase,
-        leaves ? "" : R"("bp":"e",)", id, track(span.operation().lane), process_);
-    add_time("ts", leaves ? std::max(start, nanoseconds(span.end) - 1) : start);
-    text_ += '}';
+    const std::int64_t end = leaves ? std::max(start, nanoseconds(span.end) - 1) : start;
+    Json event = Json::object({{"ph", std::string(1, phase)},
+                               {"id", id},
+                               {"pid", 1},
+                               {"tid", track(span.operation().lane)},
+                               {"name", "then"},
+                               {"cat", process_},
+                               {"ts", microseconds(end)}});
+    if (!leaves) event.add("bp", "e");
+    add(event);
   }
 
-  ReplacedFile file_;
-  std::string process_;  ///< quoted
+  text::ReplacedFile file_;
+  std::string process_;
   const schedule::Workload& workload_;
   std::vector<Span> spans_;  ///< by start
   double origin_ = 0.0;      ///< start of the first span
@@ -217,7 +223,7 @@ class TraceWriter {
 }  // namespace
 
 void check_trace_file(const std::filesystem::path& file) {
-  const ReplacedFile probe(file);
+  const text::ReplacedFile probe(file);
 }
 
 void write_trace(const std::filesystem::path& file, std::string_view process,

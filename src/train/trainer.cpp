@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -88,7 +86,7 @@ class Trainer {
     probe_gemm_peak();
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
-    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl", 1);
+    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
   }
 
   void run() {

@@ -9,7 +9,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
-#include "src/comm/factories.h"
+#include "src/comm/channel.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
 
@@ -128,7 +128,7 @@ class Twins final : public Ranks {
   std::unique_ptr<Communicator> make_channel(device::Device& device,
                                              std::span<const std::uint32_t> ranks) override {
     return make_nccl_communicator(*this, Members(ranks, rank(), world()), device,
-                                  std::make_shared<Patience>(JoinOptions{}));
+                                  std::make_shared<CollectiveTimeout>(JoinOptions{}));
   }
   void all_gather(ConstHostBytes part, HostBytes whole) override {
     for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = part[i % part.size()];

@@ -7,13 +7,13 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/schedule/rank_sizes.h"
-#include "ballast/schedule/zero_memory.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
+#include "tests/support/zero_memory.h"
 
 // Run by all ranks of mpirun: what each of them stores and what it exchanges is what the ZeRO paper
 // (arXiv 1910.02054) says, section 5 and section 7.

@@ -14,8 +14,6 @@
 
 #include "ballast/device/cuda_stream.h"
 
-#include "src/comm/nccl_sum.h"
-
 namespace ballast::comm {
 namespace {
 

@@ -2,38 +2,36 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <map>
-#include <set>
 #include <span>
 #include <stdexcept>
 #include <utility>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
+#include "src/model/cuda/cudnn/attention_graph.h"
 #include "src/model/cuda/cudnn/cudnn.h"
-#include "tests/support/fake_cudnn_graph.h"
 
 namespace ballast::model::cuda {
 namespace {
 
 using test::FakeCudnn;
-using test::FakeGraph;
-using test::FakeOperation;
-using test::FakeTensor;
-using Kind = FakeOperation::Kind;
+using Four = std::array<std::int64_t, 4>;
 
 /// Refuses a call.
 struct Refusal : std::runtime_error {
-  explicit Refusal(const std::string& complaint, cudnnStatus_t told = CUDNN_STATUS_BAD_PARAM)
-      : std::runtime_error(complaint), status(told) {}
+  explicit Refusal(const std::string& complaint, cudnnStatus_t code = CUDNN_STATUS_BAD_PARAM)
+      : std::runtime_error(complaint), status(code) {}
   cudnnStatus_t status;
 };
 void require(bool condition, const std::string& complaint) {
   if (!condition) throw Refusal(complaint);
 }
-/// Does `work`, and turns a refusal into what cuDNN answers.
+/// Does `work`, and turns a refusal into a status of cuDNN.
 template <class Work>
 cudnnStatus_t answer(const Work& work) {
   try {
@@ -45,97 +43,25 @@ cudnnStatus_t answer(const Work& work) {
   }
 }
 
+struct Tensor {
+  Four extents = {};
+  Four strides = {};
+};
+/// Tensors of a graph that have a place in memory, by id.
+using Tensors = std::map<std::int64_t, Tensor>;
+
 struct Node {
   cudnnBackendDescriptorType_t type;
   bool finished = false;
-  std::map<int, std::vector<std::byte>> attributes;
-  // What it is once it is finished.
-  FakeTensor tensor = {};
-  FakeOperation operation = {};
-  FakeGraph graph = {};
+  std::map<int, std::vector<std::byte>> attributes = {};
+  // Of a graph, and of what is made from it.
+  Tensors tensors = {};
   FakeCudnn::Engine engine = {};
 };
-std::set<const void*>& nodes() {
-  static std::set<const void*> all;
-  return all;
-}
-std::set<const void*>& handles() {
-  static std::set<const void*> all;
-  return all;
-}
 Node& node(cudnnBackendDescriptor_t descriptor) {
-  require(nodes().contains(descriptor), "no descriptor");
   return *static_cast<Node*>(descriptor);
 }
 
-struct Form {
-  cudnnBackendDescriptorType_t owner;
-  cudnnBackendAttributeType_t type;
-  std::size_t least = 1;
-  std::size_t most = 1;
-  bool wanted = true;
-};
-const std::map<int, Form>& forms() {
-  static const std::map<int, Form> all = {
-      {CUDNN_ATTR_TENSOR_UNIQUE_ID, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_INT64}},
-      {CUDNN_ATTR_TENSOR_DATA_TYPE, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_DATA_TYPE}},
-      {CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_INT64}},
-      {CUDNN_ATTR_TENSOR_DIMENSIONS, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_INT64, 4, 4}},
-      {CUDNN_ATTR_TENSOR_STRIDES, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_INT64, 4, 4}},
-      {CUDNN_ATTR_TENSOR_IS_VIRTUAL, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_BOOLEAN}},
-      {CUDNN_ATTR_TENSOR_IS_BY_VALUE, {CUDNN_BACKEND_TENSOR_DESCRIPTOR, CUDNN_TYPE_BOOLEAN}},
-      {CUDNN_ATTR_MATMUL_COMP_TYPE, {CUDNN_BACKEND_MATMUL_DESCRIPTOR, CUDNN_TYPE_DATA_TYPE}},
-      {CUDNN_ATTR_POINTWISE_MODE, {CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_TYPE_POINTWISE_MODE}},
-      {CUDNN_ATTR_POINTWISE_MATH_PREC, {CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_TYPE_DATA_TYPE}},
-      {CUDNN_ATTR_POINTWISE_AXIS,
-       {CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_TYPE_INT64, 1, 1, false}},
-      {CUDNN_ATTR_REDUCTION_OPERATOR,
-       {CUDNN_BACKEND_REDUCTION_DESCRIPTOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE}},
-      {CUDNN_ATTR_REDUCTION_COMP_TYPE, {CUDNN_BACKEND_REDUCTION_DESCRIPTOR, CUDNN_TYPE_DATA_TYPE}},
-      {CUDNN_ATTR_OPERATION_MATMUL_ADESC,
-       {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_MATMUL_BDESC,
-       {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_MATMUL_CDESC,
-       {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_MATMUL_DESC,
-       {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
-       {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
-       {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
-       {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, 1, false}},
-      {CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
-       {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, 1, false}},
-      {CUDNN_ATTR_OPERATION_POINTWISE_YDESC,
-       {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_REDUCTION_XDESC,
-       {CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_REDUCTION_YDESC,
-       {CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATION_REDUCTION_DESC,
-       {CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
-       {CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, CUDNN_TYPE_HANDLE}},
-      {CUDNN_ATTR_OPERATIONGRAPH_OPS,
-       {CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, 64}},
-      {CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH,
-       {CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_ENGINEHEUR_MODE, {CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, CUDNN_TYPE_HEUR_MODE}},
-      {CUDNN_ATTR_EXECUTION_PLAN_HANDLE,
-       {CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, CUDNN_TYPE_HANDLE}},
-      {CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
-       {CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, CUDNN_TYPE_BACKEND_DESCRIPTOR}},
-      {CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
-       {CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, CUDNN_TYPE_INT64, 1, 64}},
-      {CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
-       {CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, CUDNN_TYPE_VOID_PTR, 1, 64}},
-      {CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
-       {CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, CUDNN_TYPE_VOID_PTR}},
-  };
-  return all;
-}
 std::size_t size_of(cudnnBackendAttributeType_t type) {
   if (type == CUDNN_TYPE_BOOLEAN) return sizeof(bool);
   const bool wide = type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_VOID_PTR ||
@@ -145,7 +71,7 @@ std::size_t size_of(cudnnBackendAttributeType_t type) {
 
 /// The values of an attribute; none where it was not set.
 template <class T>
-std::vector<T> all(const Node& from, cudnnBackendAttributeName_t name) {
+std::vector<T> all(const Node& from, int name) {
   const auto found = from.attributes.find(name);
   if (found == from.attributes.end()) return {};
   std::vector<T> values(found->second.size() / sizeof(T));
@@ -153,132 +79,59 @@ std::vector<T> all(const Node& from, cudnnBackendAttributeName_t name) {
   return values;
 }
 template <class T>
-T one(const Node& from, cudnnBackendAttributeName_t name) {
+T one(const Node& from, int name) {
+  require(from.attributes.contains(name), "it lacks attribute " + std::to_string(name));
   T value = {};
   std::memcpy(&value, from.attributes.at(name).data(), sizeof value);
   return value;
 }
-/// The finished descriptor that an attribute names, of the wanted type; null where there is none.
-Node* linked(const Node& from, cudnnBackendAttributeName_t name,
-             cudnnBackendDescriptorType_t type) {
-  const auto found = all<cudnnBackendDescriptor_t>(from, name);
-  if (found.empty()) return nullptr;
-  Node& other = node(found.at(0));
-  require(other.finished && other.type == type, "a link to another kind of descriptor");
-  return &other;
-}
-const FakeTensor* tensor_of(const Node& from, cudnnBackendAttributeName_t name) {
-  const Node* const found = linked(from, name, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  return found == nullptr ? nullptr : &found->tensor;
+Node& linked(const Node& from, int name) {
+  Node& other = node(one<cudnnBackendDescriptor_t>(from, name));
+  require(other.finished, "a link to a descriptor that is not finished");
+  return other;
 }
 
-void finish_tensor(Node& made) {
-  FakeTensor& tensor = made.tensor;
-  tensor.id = one<std::int64_t>(made, CUDNN_ATTR_TENSOR_UNIQUE_ID);
-  tensor.type = one<cudnnDataType_t>(made, CUDNN_ATTR_TENSOR_DATA_TYPE);
-  tensor.alignment = one<std::int64_t>(made, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
-  tensor.is_virtual = one<bool>(made, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
-  tensor.by_value = one<bool>(made, CUDNN_ATTR_TENSOR_IS_BY_VALUE);
-  const auto extents = all<std::int64_t>(made, CUDNN_ATTR_TENSOR_DIMENSIONS);
-  const auto steps = all<std::int64_t>(made, CUDNN_ATTR_TENSOR_STRIDES);
-  for (std::size_t i = 0; i < 4; ++i) {
-    require(extents[i] > 0 && steps[i] > 0, "a tensor without elements or steps");
-    tensor.extents[i] = extents[i];
-    tensor.steps[i] = steps[i];
-  }
-  require(tensor.alignment >= 16, "a tensor that is not aligned to what engines read at once");
-  require(!(tensor.is_virtual && tensor.by_value), "a virtual number");
-  const FakeTensor::Four single = {1, 1, 1, 1};
-  require(!tensor.by_value || (tensor.extents == single && tensor.type == CUDNN_DATA_FLOAT),
-          "a number that is a tensor");
-  const bool in_memory = !tensor.is_virtual && !tensor.by_value;
-  require(!in_memory || tensor.type == CUDNN_DATA_FLOAT || tensor.type == CUDNN_DATA_BFLOAT16,
-          "a tensor in memory of another type");
+Four four(const Node& tensor, int name) {
+  const auto values = all<std::int64_t>(tensor, name);
+  require(values.size() == 4, "a tensor of another number of dimensions");
+  Four result = {};
+  std::copy(values.begin(), values.end(), result.begin());
+  return result;
 }
 
-void finish_operation(Node& made) {
-  FakeOperation& o = made.operation;
-  if (made.type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR) {
-    linked(made, CUDNN_ATTR_OPERATION_MATMUL_DESC, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    o = {.kind = Kind::matmul,
-         .x = tensor_of(made, CUDNN_ATTR_OPERATION_MATMUL_ADESC),
-         .b = tensor_of(made, CUDNN_ATTR_OPERATION_MATMUL_BDESC),
-         .y = tensor_of(made, CUDNN_ATTR_OPERATION_MATMUL_CDESC)};
-  } else if (made.type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
-    const Node& how =
-        *linked(made, CUDNN_ATTR_OPERATION_REDUCTION_DESC, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    o = {.kind = Kind::reduction,
-         .reduction = one<cudnnReduceTensorOp_t>(how, CUDNN_ATTR_REDUCTION_OPERATOR),
-         .x = tensor_of(made, CUDNN_ATTR_OPERATION_REDUCTION_XDESC),
-         .y = tensor_of(made, CUDNN_ATTR_OPERATION_REDUCTION_YDESC)};
-  } else {
-    const Node& how = *linked(made, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
-                              CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    const auto axis = all<std::int64_t>(how, CUDNN_ATTR_POINTWISE_AXIS);
-    o = {.kind = Kind::pointwise,
-         .mode = one<cudnnPointwiseMode_t>(how, CUDNN_ATTR_POINTWISE_MODE),
-         .axis = axis.empty() ? -1 : axis[0],
-         .x = tensor_of(made, CUDNN_ATTR_OPERATION_POINTWISE_XDESC),
-         .b = tensor_of(made, CUDNN_ATTR_OPERATION_POINTWISE_BDESC),
-         .condition = tensor_of(made, CUDNN_ATTR_OPERATION_POINTWISE_TDESC),
-         .y = tensor_of(made, CUDNN_ATTR_OPERATION_POINTWISE_YDESC)};
+/// The tensors in memory that the operations of a graph name.
+Tensors tensors_of(const Node& graph) {
+  Tensors found;
+  for (const auto part : all<cudnnBackendDescriptor_t>(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
+    for (const int name : {CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC,
+                           CUDNN_ATTR_OPERATION_MATMUL_CDESC, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+                           CUDNN_ATTR_OPERATION_POINTWISE_YDESC}) {
+      const Node& operation = node(part);
+      if (!operation.attributes.contains(name)) continue;
+      const Node& tensor = linked(operation, name);
+      if (one<bool>(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL)) continue;
+      found[one<std::int64_t>(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID)] = {
+          four(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS), four(tensor, CUDNN_ATTR_TENSOR_STRIDES)};
+    }
   }
-  require(o.complaint().empty(), o.complaint());
-}
-
-void finish_graph(Node& made) {
-  require(handles().contains(one<void*>(made, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)), "no handle");
-  for (void* const part : all<void*>(made, CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
-    const Node& operation = node(part);
-    require(operation.finished && operation.operation.y != nullptr, "no operation");
-    made.graph.operations.push_back(operation.operation);
-  }
-  require(made.graph.complaint().empty(), made.graph.complaint());
-}
-
-void finish_plan(Node& made) {
-  require(handles().contains(one<void*>(made, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)), "no handle");
-  const Node& choice =
-      *linked(made, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-  ++FakeCudnn::plans;
-  made.engine = choice.engine;
-  made.graph = choice.graph;
-  if (made.engine.planned != CUDNN_STATUS_SUCCESS) {
-    throw Refusal("it cannot be\nplanned ", made.engine.planned);
-  }
+  return found;
 }
 
 cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
   return answer([&] {
     Node& made = node(descriptor);
-    require(!made.finished, "finished twice");
-    for (const auto& [name, form] : forms()) {
-      const bool missing =
-          form.owner == made.type && form.wanted && !made.attributes.contains(name);
-      require(!missing, "it lacks attribute " + std::to_string(name));
-    }
-    switch (made.type) {
-      case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
-        finish_tensor(made);
-        break;
-      case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
-      case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR:
-      case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
-        finish_operation(made);
-        break;
-      case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
-        finish_graph(made);
-        break;
-      case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
-        made.graph = linked(made, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH,
-                            CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
-                         ->graph;
-        break;
-      case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
-        finish_plan(made);
-        break;
-      default:
-        break;
+    if (made.type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
+      made.tensors = tensors_of(made);
+    } else if (made.type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR) {
+      made.tensors = linked(made, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH).tensors;
+    } else if (made.type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+      const Node& choice = linked(made, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+      ++FakeCudnn::plans;
+      made.engine = choice.engine;
+      made.tensors = choice.tensors;
+      if (made.engine.planned != CUDNN_STATUS_SUCCESS) {
+        throw Refusal("it cannot be\nplanned ", made.engine.planned);
+      }
     }
     made.finished = true;
   });
@@ -286,16 +139,13 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
 
 cudnnStatus_t create_descriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t* made) {
   *made = new Node{.type = type};
-  nodes().insert(*made);
   ++FakeCudnn::alive;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t destroy_descriptor(cudnnBackendDescriptor_t descriptor) {
-  return answer([&] {
-    delete &node(descriptor);
-    nodes().erase(descriptor);
-    --FakeCudnn::alive;
-  });
+  delete &node(descriptor);
+  --FakeCudnn::alive;
+  return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t set_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
@@ -304,47 +154,32 @@ cudnnStatus_t set_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
   return answer([&] {
     Node& to = node(descriptor);
     require(!to.finished, "set when finished");
-    const auto form = forms().find(name);
-    require(form != forms().end() && form->second.owner == to.type, "an attribute of others");
-    require(form->second.type == type, "an attribute of another type");
-    const auto size = static_cast<std::size_t>(count);
-    require(size >= form->second.least && size <= form->second.most, "too few or many values");
+    const bool of_tensors = name >= CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT && name < 1000;
+    require(of_tensors == (to.type == CUDNN_BACKEND_TENSOR_DESCRIPTOR), "an attribute of others");
     const auto* const bytes = static_cast<const std::byte*>(values);
-    to.attributes[name].assign(bytes, bytes + size * size_of(type));
+    to.attributes[name].assign(bytes, bytes + static_cast<std::size_t>(count) * size_of(type));
   });
-}
-
-/// Engines that the heuristics of `from` have.
-std::span<const FakeCudnn::Engine> found_by(const Node& from) {
-  if (!from.graph.is_attention()) return {};
-  const auto mode = one<cudnnBackendHeurMode_t>(from, CUDNN_ATTR_ENGINEHEUR_MODE);
-  if (mode == CUDNN_HEUR_MODE_A) return FakeCudnn::engines;
-  require(mode == CUDNN_HEUR_MODE_FALLBACK, "heuristics of another kind");
-  return FakeCudnn::last_resorts;
 }
 
 /// Fills descriptors that the caller has made.
 std::int64_t fill(const Node& from, cudnnBackendAttributeName_t name, std::int64_t count,
                   void* values) {
-  auto* const others = static_cast<cudnnBackendDescriptor_t*>(values);
-  if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
-    const auto engines = found_by(from);
-    const auto there = static_cast<std::int64_t>(engines.size());
-    for (std::int64_t i = 0; i < std::min(count, there); ++i) {
-      Node& choice = node(others[i]);
-      require(choice.type == CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, "no engine's configuration");
-      choice.engine = engines[static_cast<std::size_t>(i)];
-      choice.graph = from.graph;
-      choice.finished = true;
-    }
-    return there;
+  const std::span others(static_cast<cudnnBackendDescriptor_t*>(values),
+                         static_cast<std::size_t>(count));
+  if (name != CUDNN_ATTR_ENGINEHEUR_RESULTS) {  // the engine of a configuration
+    node(others[0]).engine = from.engine;
+    node(others[0]).finished = true;
+    return 1;
   }
-  require(name == CUDNN_ATTR_ENGINECFG_ENGINE && count == 1, "descriptors of another kind");
-  Node& engine = node(others[0]);
-  require(engine.type == CUDNN_BACKEND_ENGINE_DESCRIPTOR, "no engine");
-  engine.engine = from.engine;
-  engine.finished = true;
-  return 1;
+  const auto mode = one<cudnnBackendHeurMode_t>(from, CUDNN_ATTR_ENGINEHEUR_MODE);
+  const auto& engines = mode == CUDNN_HEUR_MODE_A ? FakeCudnn::engines : FakeCudnn::last_resorts;
+  for (std::size_t i = 0; i < std::min(others.size(), engines.size()); ++i) {
+    Node& choice = node(others[i]);
+    choice.engine = engines[i];
+    choice.tensors = from.tensors;
+    choice.finished = true;
+  }
+  return static_cast<std::int64_t>(engines.size());
 }
 
 cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
@@ -352,17 +187,14 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
                             std::int64_t* found, void* values) {
   return answer([&] {
     const Node& from = node(descriptor);
-    require(from.finished, "asked before it is finished");
+    require(from.finished, "read before it is finished");
     if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
       *found = fill(from, name, count, values);
     } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) {
-      require(type == CUDNN_TYPE_INT64 && count == 1, "bytes of another type");
       std::memcpy(values, &from.engine.workspace, sizeof from.engine.workspace);
       *found = 1;
     } else {
-      require(name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && type == CUDNN_TYPE_NUMERICAL_NOTE &&
-                  count == CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
-              "an attribute that is not known");
+      require(name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, "an attribute that is not known");
       const std::array notes = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
                                 CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC};
       *found = from.engine.same_bits ? 1 : 2;
@@ -371,26 +203,89 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
   });
 }
 
-cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_of,
+/// Causal attention over the tensors of a graph, wherever their strides say they are. The
+/// operations of the graph are not looked at.
+class Attention {
+ public:
+  Attention(const Tensors& tensors, const std::map<std::int64_t, void*>& places)
+      : tensors_(tensors), places_(places) {}
+
+  void run() const {
+    const auto [sequences, heads, length, size] = tensor(AttentionTensor::queries).extents;
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < length; ++i) attend({s, h, i, 0}, size);
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] const Tensor& tensor(AttentionTensor which) const {
+    return tensors_.at(static_cast<std::int64_t>(which));
+  }
+  template <class T>
+  [[nodiscard]] T& at(AttentionTensor which, const Four& index) const {
+    const Four& strides = tensor(which).strides;
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < 4; ++i) offset += index[i] * strides[i];
+    return static_cast<T*>(places_.at(static_cast<std::int64_t>(which)))[offset];
+  }
+
+  /// The row of one query, in one head.
+  void attend(const Four& query, std::int64_t size) const {
+    const auto [s, h, i, none] = query;
+    const std::int64_t heads = tensor(AttentionTensor::queries).extents[1];
+    const std::int64_t kv = h / (heads / tensor(AttentionTensor::keys).extents[1]);
+    const auto keys = static_cast<std::size_t>(i + 1);
+    std::vector<double> powers(keys);
+    for (std::int64_t j = 0; j <= i; ++j) {
+      double sum = 0.0;
+      for (std::int64_t d = 0; d < size; ++d) {
+        sum += double{to_float(at<const Bf16>(AttentionTensor::queries, {s, h, i, d}))} *
+               double{to_float(at<const Bf16>(AttentionTensor::keys, {s, kv, d, j}))};
+      }
+      powers[static_cast<std::size_t>(j)] =
+          sum * double{*static_cast<const float*>(
+                    places_.at(static_cast<std::int64_t>(AttentionTensor::scale)))};
+    }
+    const double greatest = *std::max_element(powers.begin(), powers.end());
+    double total = 0.0;
+    for (double& power : powers) {
+      power = std::exp(power - greatest);
+      total += power;
+    }
+    at<float>(AttentionTensor::log_sums, {s, h, i, 0}) =
+        static_cast<float>(greatest + std::log(total));
+    for (std::int64_t d = 0; d < size; ++d) {
+      double sum = 0.0;
+      for (std::int64_t j = 0; j <= i; ++j) {
+        const auto share = static_cast<float>(powers[static_cast<std::size_t>(j)] / total);
+        sum += double{to_float(to_bf16(share))} *
+               double{to_float(at<const Bf16>(AttentionTensor::values, {s, kv, j, d}))};
+      }
+      at<Bf16>(AttentionTensor::out, {s, h, i, d}) = to_bf16(static_cast<float>(sum));
+    }
+  }
+
+  const Tensors& tensors_;
+  const std::map<std::int64_t, void*>& places_;
+};
+
+cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
                       cudnnBackendDescriptor_t pack_of) {
   return answer([&] {
     const Node& plan = node(plan_of);
     const Node& pack = node(pack_of);
-    require(handles().contains(handle) && plan.finished && pack.finished, "not ready");
-    const auto told = std::exchange(FakeCudnn::next_execution, CUDNN_STATUS_SUCCESS);
-    if (told != CUDNN_STATUS_SUCCESS) throw Refusal("as it was told", told);
+    const auto code = std::exchange(FakeCudnn::next_execution, CUDNN_STATUS_SUCCESS);
+    if (code != CUDNN_STATUS_SUCCESS) throw Refusal("as it was told", code);
     const auto ids = all<std::int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const auto pointers = all<void*>(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
-    const auto bound = plan.graph.bound();
-    require(ids.size() == bound.size() && pointers.size() == ids.size(), "too few or many tensors");
+    require(ids.size() == plan.tensors.size() && pointers.size() == ids.size(),
+            "too few or many tensors");
     std::map<std::int64_t, void*> places;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      const auto tensor = bound.find(ids[i]);
-      require(tensor != bound.end() && places.emplace(ids[i], pointers[i]).second, "a strange id");
-      const auto address = reinterpret_cast<std::uintptr_t>(pointers[i]);
-      const auto alignment = static_cast<std::uintptr_t>(tensor->second->alignment);
-      require(address != 0 && (tensor->second->by_value || address % alignment == 0),
-              "a tensor that is not where it was said to be");
+      require(plan.tensors.contains(ids[i]) && pointers[i] != nullptr, "a strange id");
+      places.emplace(ids[i], pointers[i]);
     }
     void* const workspace = one<void*>(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     const bool usable =
@@ -398,29 +293,26 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_of,
     require(plan.engine.workspace == 0 || usable, "no workspace");
     std::memset(workspace, 0x7f, static_cast<std::size_t>(plan.engine.workspace));
     FakeCudnn::workspace = plan.engine.workspace;
-    plan.graph.compute(places);
+    Attention(plan.tensors, places).run();
     ++FakeCudnn::executions;
   });
 }
 
 cudnnStatus_t create(cudnnHandle_t* made) {
-  const auto told = std::exchange(FakeCudnn::next_start, CUDNN_STATUS_SUCCESS);
-  if (told != CUDNN_STATUS_SUCCESS) return told;
+  const auto code = std::exchange(FakeCudnn::next_start, CUDNN_STATUS_SUCCESS);
+  if (code != CUDNN_STATUS_SUCCESS) return code;
   *made = reinterpret_cast<cudnnHandle_t>(new int(0));
-  handles().insert(*made);
   ++FakeCudnn::alive;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t destroy(cudnnHandle_t handle) {
-  return answer([&] {
-    require(handles().erase(handle) == 1, "no handle");
-    delete reinterpret_cast<int*>(handle);
-    --FakeCudnn::alive;
-  });
+  delete reinterpret_cast<int*>(handle);
+  --FakeCudnn::alive;
+  return CUDNN_STATUS_SUCCESS;
 }
-cudnnStatus_t set_stream(cudnnHandle_t handle, cudaStream_t stream) {
+cudnnStatus_t set_stream(cudnnHandle_t, cudaStream_t stream) {
   FakeCudnn::stream = stream;
-  return handles().contains(handle) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+  return CUDNN_STATUS_SUCCESS;
 }
 
 std::size_t version() {

@@ -15,11 +15,9 @@ struct FakeEngine {
   cudnnStatus_t planned = CUDNN_STATUS_SUCCESS;
 };
 
-/// What fake_cudnn.cpp does. It stands in, at link time, for the loaded cuDNN: it computes graphs
-/// of operations on tensors in host memory, as their descriptors say, operation by operation. It is
-/// strict: a descriptor that is not complete, not finished or not of the right kind, a tensor that
-/// nothing writes or nobody reads, an execution that does not name each tensor in memory once or
-/// gives no workspace is refused. Its heuristics know one graph, that of causal attention. For one
+/// What fake_cudnn.cpp does. It stands in, at link time, for the loaded cuDNN. It keeps what is set
+/// of descriptors, answers as is said here, and computes causal attention over the tensors that a
+/// graph names. Whether cuDNN's engines take the graph, only a GPU shows: suite gpu. For one
 /// thread; set up before the first use.
 struct FakeCudnn {
   /// Without it there is no library.

@@ -17,6 +17,7 @@
 #include "ballast/cpu_adam/reference.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/topology.h"
+#include "ballast/text/json.h"
 
 #include "tools/bench/adam_data.h"
 #include "tools/commands.h"
@@ -274,37 +275,42 @@ void print_row(const AdamResult& result, bool wanted_check) {
   std::fflush(stdout);
 }
 
-std::string json_of(const AdamResult& result) {
+text::Json json_of(const AdamResult& result) {
   const AdamCase& subject = result.subject;
-  return fmt::format(
-      R"({{"variant": "{}", "isa": "{}", "threads": {}, "params": {}, "bytes_per_param": {}, )"
-      R"("repeats": {}, "median_seconds": {}, "min_seconds": {}, "p99_seconds": {}, )"
-      R"("gparams_per_second": {}, "gb_per_second": {}, "ceiling_gb_per_second": {}, )"
-      R"("percent_of_ceiling": {}, "checked": {}}})",
-      subject.variant->name, to_string(subject.isa), subject.threads, subject.params,
-      subject.variant->traffic.bytes_per_element(), result.repeats, result.median_seconds,
-      result.min_seconds, result.p99_seconds, result.gparams_per_second(), result.gb_per_second(),
-      result.ceiling_gb_per_second(), 100.0 * result.share_of_ceiling, result.checked);
+  return text::Json::object({{"variant", subject.variant->name},
+                             {"isa", to_string(subject.isa)},
+                             {"threads", subject.threads},
+                             {"params", subject.params},
+                             {"bytes_per_param", subject.variant->traffic.bytes_per_element()},
+                             {"repeats", result.repeats},
+                             {"median_seconds", result.median_seconds},
+                             {"min_seconds", result.min_seconds},
+                             {"p99_seconds", result.p99_seconds},
+                             {"gparams_per_second", result.gparams_per_second()},
+                             {"gb_per_second", result.gb_per_second()},
+                             {"ceiling_gb_per_second", result.ceiling_gb_per_second()},
+                             {"percent_of_ceiling", 100.0 * result.share_of_ceiling},
+                             {"checked", result.checked}});
 }
 
 void run_bench_adam(const BenchAdamArguments& arguments) {
   const std::vector<AdamCase> cases = make_cases(arguments);
   if (!arguments.json) print_machine();
   const AdamVariant* shown = nullptr;
-  std::string json;
+  text::Json json = text::Json::array();
   std::string mistake;
   for (const AdamCase& subject : cases) {
     if (!arguments.json && subject.variant != shown) print_variant(*subject.variant);
     shown = subject.variant;
     const AdamResult result = measure(subject, arguments);
     if (!arguments.json) print_row(result, !arguments.no_check);
-    json += (json.empty() ? "" : ",\n ") + json_of(result);
+    json.push_back(json_of(result));
     if (mistake.empty() && !result.mistake.empty()) {
       mistake = fmt::format("bench adam: {} on {}: {}", subject.variant->name,
                             to_string(subject.isa), result.mistake);
     }
   }
-  if (arguments.json) fmt::print("[{}]\n", json);
+  if (arguments.json) fmt::print("{}\n", json.pretty(1));
   if (!mistake.empty()) throw Error(ErrorCategory::numeric, mistake);
 }
 

@@ -1,9 +1,6 @@
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/model/attention_trial.h"
+#include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
 #include "tools/commands.h"
@@ -111,15 +109,23 @@ void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& ar
   }
 }
 
-std::string json_of(const std::vector<Row>& rows, const Row& row,
-                    const BenchAttentionArguments& arguments) {
-  const AttentionExtents& e = arguments.extents;
-  return fmt::format(R"({{"pass": "{}", "by": "{}", "sequences": {}, "length": {}, "heads": {}, )"
-                     R"("kv_heads": {}, "head_size": {}, "repeats": {}, "median_seconds": {}, )"
-                     R"("tflop_per_second": {}, "times_own": {}}})",
-                     pass_name(row.pass), kernels_name(row.pass), e.sequences, e.length, e.heads,
-                     e.kv_heads, e.head_size, row.seconds.size(), row.median(),
-                     attention_flops(e, row.pass) / row.median() * 1e-12, ratio(rows, row));
+text::Json json_of(const std::vector<Row>& rows, const AttentionExtents& e) {
+  text::Json json = text::Json::array();
+  for (const Row& row : rows) {
+    json.push_back(text::Json::object(
+        {{"pass", pass_name(row.pass)},
+         {"by", kernels_name(row.pass)},
+         {"sequences", e.sequences},
+         {"length", e.length},
+         {"heads", e.heads},
+         {"kv_heads", e.kv_heads},
+         {"head_size", e.head_size},
+         {"repeats", row.seconds.size()},
+         {"median_seconds", row.median()},
+         {"tflop_per_second", attention_flops(e, row.pass) / row.median() * 1e-12},
+         {"times_own", ratio(rows, row)}}));
+  }
+  return json;
 }
 
 /// Throws unless there is a GPU: the host device has one attention.
@@ -140,11 +146,7 @@ void run_bench_attention(const BenchAttentionArguments& arguments) {
   const auto trial = make_attention_trial(*device, arguments.extents);
   const std::vector<Row> rows = measure(*trial, arguments);
   if (arguments.json) {
-    std::string json;
-    for (const Row& row : rows) {
-      json += (json.empty() ? "" : ",\n ") + json_of(rows, row, arguments);
-    }
-    fmt::print("[{}]\n", json);
+    fmt::print("{}\n", json_of(rows, arguments.extents).pretty(1));
     return;
   }
   fmt::print("{}\n", device->description());

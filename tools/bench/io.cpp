@@ -12,6 +12,7 @@
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
 #include "ballast/memory/budget.h"
+#include "ballast/text/json.h"
 
 #include "tools/commands.h"
 #include "tools/io/job_file.h"
@@ -20,6 +21,8 @@
 
 namespace ballast::tools {
 namespace {
+
+using text::Json;
 
 constexpr const char* kTask = "bench io";
 
@@ -140,20 +143,27 @@ Sweep make_sweep(const BenchIoArguments& a) {
   return sweep;
 }
 
-std::string json_of(const IoLoad& load, const IoResult& result,
-                    const std::vector<std::filesystem::path>& paths) {
-  std::string names;
-  for (const auto& path : paths) names += (names.empty() ? "" : ", ") + json_string(path.string());
-  return fmt::format(
-      R"({{"pattern": "{}", "block_bytes": {}, "depth": {}, "paths": [{}], "backend": "{}", )"
-      R"("gb_per_second": {}, "median_ms": {}, "p99_ms": {}, "cpu_seconds_per_gb": {}, )"
-      R"("checked": {}, "bound": "{}", "seconds": {}, "bytes": {}, "bytes_read": {}, )"
-      R"("bytes_written": {}, "cpu_seconds": {}, "blocks_per_submit": {}}})",
-      to_string(load.pattern), load.block, load.depth, names, result.backend,
-      result.gb_per_second(), 1e3 * result.median_seconds, 1e3 * result.p99_seconds,
-      result.cpu_seconds_per_gb(), load.check, load.seconds ? "time" : "size", result.seconds,
-      result.bytes(), result.bytes_read, result.bytes_written, result.cpu_seconds,
-      result.blocks_per_batch());
+Json json_of(const IoLoad& load, const IoResult& result,
+             const std::vector<std::filesystem::path>& paths) {
+  Json names = Json::array();
+  for (const auto& path : paths) names.push_back(path.string());
+  return Json::object({{"pattern", to_string(load.pattern)},
+                       {"block_bytes", load.block},
+                       {"depth", load.depth},
+                       {"paths", names},
+                       {"backend", result.backend},
+                       {"gb_per_second", result.gb_per_second()},
+                       {"median_ms", 1e3 * result.median_seconds},
+                       {"p99_ms", 1e3 * result.p99_seconds},
+                       {"cpu_seconds_per_gb", result.cpu_seconds_per_gb()},
+                       {"checked", load.check},
+                       {"bound", load.seconds ? "time" : "size"},
+                       {"seconds", result.seconds},
+                       {"bytes", result.bytes()},
+                       {"bytes_read", result.bytes_read},
+                       {"bytes_written", result.bytes_written},
+                       {"cpu_seconds", result.cpu_seconds},
+                       {"blocks_per_submit", result.blocks_per_batch()}});
 }
 
 void print_head(const Sweep& sweep, const BenchIoArguments& a) {
@@ -212,7 +222,7 @@ void run_sweep(const BenchIoArguments& a) {
   if (!a.json) print_head(sweep, a);
   const auto mover = std::find_if_not(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
   if (mover != sweep.loads.end()) fill_regions(files, mover->backend, kTask, interrupted());
-  std::string json;
+  Json json = Json::array();
   for (const IoLoad& load : sweep.loads) {
     std::vector<IoRegion>& regions = moves_nothing(load) ? placeholders : files;
     const IoResult result = run_load(load, regions, kTask, interrupted());
@@ -220,10 +230,10 @@ void run_sweep(const BenchIoArguments& a) {
       verify_regions(load, regions, kTask, interrupted());
     }
     if (!a.json) print_row(load, result);
-    json += (json.empty() ? "" : ",\n ") + json_of(load, result, sweep.paths);
+    json.push_back(json_of(load, result, sweep.paths));
   }
   if (a.json) {
-    fmt::print("[{}]\n", json);
+    fmt::print("{}\n", json.pretty(1));
   } else {
     print_foot(sweep);
   }
@@ -231,18 +241,17 @@ void run_sweep(const BenchIoArguments& a) {
 
 /// Every backend, in order of preference, and why it is or is not used.
 void print_backends(bool json) {
-  std::string rows;
+  Json rows = Json::array();
   for (const aio::Backend& backend : aio::probe_backends()) {
     if (json) {
-      rows += fmt::format(R"({}{{"backend": "{}", "usable": {}, "reason": {}}})",
-                          rows.empty() ? "" : ",\n ", backend.name, backend.usable,
-                          json_string(backend.reason));
+      rows.push_back(Json::object(
+          {{"backend", backend.name}, {"usable", backend.usable}, {"reason", backend.reason}}));
     } else {
       fmt::print("{:<9} {:<8} {}\n", backend.name, backend.usable ? "usable" : "refused",
                  backend.reason);
     }
   }
-  if (json) fmt::print("[{}]\n", rows);
+  if (json) fmt::print("{}\n", rows.pretty(1));
 }
 
 void add_options(CLI::App& command, BenchIoArguments& a) {

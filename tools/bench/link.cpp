@@ -17,6 +17,7 @@
 #include "ballast/memory/budget.h"
 #include "ballast/memory/host_pool.h"
 #include "ballast/memory/topology.h"
+#include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
 #include "tools/commands.h"
@@ -214,18 +215,21 @@ void print_row(const LinkResult& result) {
   std::fflush(stdout);
 }
 
-std::string json_of(const LinkResult& result, const std::string& kind) {
-  return fmt::format(R"({{"device": "{}", "way": "{}", "bytes": {}, "copies": {}, "repeats": {}, )"
-                     R"("median_seconds": {}, "gb_per_second": {}, "ceiling_gb_per_second": {}, )"
-                     R"("percent_of_ceiling": {}}})",
-                     kind, name_of(result.way), result.bytes, result.copies, result.rounds,
-                     result.seconds, result.gb_per_second(), result.ceiling_gb_per_second(),
-                     100.0 * result.share);
+text::Json json_of(const LinkResult& result, const std::string& kind) {
+  return text::Json::object({{"device", kind},
+                             {"way", name_of(result.way)},
+                             {"bytes", result.bytes},
+                             {"copies", result.copies},
+                             {"repeats", result.rounds},
+                             {"median_seconds", result.seconds},
+                             {"gb_per_second", result.gb_per_second()},
+                             {"ceiling_gb_per_second", result.ceiling_gb_per_second()},
+                             {"percent_of_ceiling", 100.0 * result.share}});
 }
 
 void run_bench_link(const BenchLinkArguments& arguments) {
   const std::string kind = bench_device("bench link", arguments.device);
-  std::string json;
+  text::Json json = text::Json::array();
   bool headed = arguments.json;
   for (const Bytes bytes : sizes_of(arguments, kind)) {
     Link link(kind, bytes);
@@ -235,11 +239,11 @@ void run_bench_link(const BenchLinkArguments& arguments) {
     for (const CopyWay way : kWays) {
       const LinkResult result = measure(link, *plain, {.way = way, .bytes = bytes}, arguments);
       if (!arguments.json) print_row(result);
-      json += (json.empty() ? "" : ",\n ") + json_of(result, kind);
+      json.push_back(json_of(result, kind));
     }
     link.check();
   }
-  if (arguments.json) fmt::print("[{}]\n", json);
+  if (arguments.json) fmt::print("{}\n", json.pretty(1));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/planner.h"
 #include "ballast/schedule/simulator.h"
+#include "ballast/text/json.h"
 
 #include "tools/bench/plan_cases.h"
 #include "tools/commands.h"
@@ -145,20 +146,23 @@ void print_row(const PlanCase& plan_case, const Outcome& outcome) {
   std::fflush(stdout);
 }
 
-void print_json(const PlanCase& plan_case, const Outcome& outcome, bool first) {
-  std::string lanes;
+text::Json json_of(const PlanCase& plan_case, const Outcome& outcome) {
+  text::Json lanes;
   for (const schedule::Lane lane : schedule::kLanes) {
     const auto index = static_cast<std::size_t>(lane);
-    lanes += fmt::format(R"({}"{}": {{"predicted_busy_seconds": {}, "busy_seconds": {}}})",
-                         lanes.empty() ? "" : ", ", to_string(lane),
-                         outcome.predicted.busy_seconds[index], outcome.busy[index]);
+    lanes[to_string(lane)] =
+        text::Json::object({{"predicted_busy_seconds", outcome.predicted.busy_seconds[index]},
+                            {"busy_seconds", outcome.busy[index]}});
   }
-  fmt::print(R"({}{{"case": "{}", "tokens": {}, "predicted_step_seconds": {}, "step_seconds": {}, )"
-             R"("bottleneck": "{}", "ledger_bytes": {}, "allocated_bytes": {}, )"
-             R"("resident_bytes": {}, "lanes": {{{}}}}})",
-             first ? "[" : ",\n ", plan_case.name, outcome.tokens, outcome.predicted.step_seconds,
-             outcome.seconds, bound_of(outcome), outcome.planned, outcome.allocated,
-             outcome.resident, lanes);
+  return text::Json::object({{"case", plan_case.name},
+                             {"tokens", outcome.tokens},
+                             {"predicted_step_seconds", outcome.predicted.step_seconds},
+                             {"step_seconds", outcome.seconds},
+                             {"bottleneck", bound_of(outcome)},
+                             {"ledger_bytes", outcome.planned},
+                             {"allocated_bytes", outcome.allocated},
+                             {"resident_bytes", outcome.resident},
+                             {"lanes", lanes}});
 }
 
 std::vector<PlanCase> chosen_cases(const std::vector<std::string>& only) {
@@ -227,18 +231,16 @@ void run_bench(const BenchPlanArguments& arguments) {
   const auto directory = std::filesystem::absolute(arguments.path);
   if (!arguments.json) print_head();
   std::size_t close = 0;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
+  text::Json json = text::Json::array();
+  for (const PlanCase& one : cases) {
     const Outcome outcome =
-        measure(make_plan_config(cases[i], directory, arguments.overrides), arguments.steps);
+        measure(make_plan_config(one, directory, arguments.overrides), arguments.steps);
     if (std::abs(outcome.error()) <= 0.1) ++close;
-    if (arguments.json) {
-      print_json(cases[i], outcome, i == 0);
-    } else {
-      print_row(cases[i], outcome);
-    }
+    if (!arguments.json) print_row(one, outcome);
+    json.push_back(json_of(one, outcome));
   }
   if (arguments.json) {
-    fmt::print("]\n");
+    fmt::print("{}\n", json.pretty(1));
   } else {
     fmt::print("{} of {} within 10%\n", close, cases.size());
   }

@@ -11,6 +11,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
+#include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
 #include "tools/bench/step_products.h"
@@ -165,35 +166,39 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   }
 }
 
-std::string json_of(const Pass& pass, const BenchStepResult& result) {
-  return fmt::format(R"({{"pass": "{}", "operations": {}, "seconds": {}, "flops": {}, )"
-                     R"("flops_per_second": {}, "percent_of_gemm_peak": {}}})",
-                     pass.key, pass.count, pass.seconds, pass.flops, pass.flops_per_second(),
-                     result.percent(pass.flops_per_second()));
+text::Json json_of(const Pass& pass, const BenchStepResult& result) {
+  return text::Json::object({{"pass", pass.key},
+                             {"operations", pass.count},
+                             {"seconds", pass.seconds},
+                             {"flops", pass.flops},
+                             {"flops_per_second", pass.flops_per_second()},
+                             {"percent_of_gemm_peak", result.percent(pass.flops_per_second())}});
 }
 
-void print_json(const BenchStepArguments& arguments, const BenchStepResult& result) {
+text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& result) {
   const auto compute_lane = [&](const auto& seconds) {
     return seconds[static_cast<std::size_t>(schedule::Lane::compute)] /
            static_cast<double>(arguments.steps);
   };
-  std::string passes;
-  for (const Pass& pass : result.passes) {
-    passes += (passes.empty() ? "" : ", ") + json_of(pass, result);
-  }
-  fmt::print(R"([{{"device": "{}", "family": "{}", "dtype": "{}", "parameters": {}, "tokens": {}, )"
-             R"("step_seconds": {}, "tokens_per_second": {}, "flops_per_second": {}, )"
-             R"("gemm_peak_flops_per_second": {}, "percent_of_gemm_peak": {}, )"
-             R"("model_flops_per_second": {}, "model_percent_of_gemm_peak": {}, )"
-             R"("compute_seconds": {}, "compute_enqueueing_seconds": {}, )"
-             R"("passes": [{}], "loss": {}}}])"
-             "\n",
-             result.kind, arguments.family, arguments.dtype, result.parameters, result.tokens,
-             result.seconds, static_cast<double>(result.tokens) / result.seconds,
-             result.flops_per_second(), result.gemm_peak, result.percent(result.flops_per_second()),
-             result.model_per_second(), result.percent(result.model_per_second()),
-             compute_lane(result.lanes.busy_seconds), compute_lane(result.lanes.enqueueing_seconds),
-             passes, result.loss);
+  text::Json passes = text::Json::array();
+  for (const Pass& pass : result.passes) passes.push_back(json_of(pass, result));
+  return text::Json::object(
+      {{"device", result.kind},
+       {"family", arguments.family},
+       {"dtype", arguments.dtype},
+       {"parameters", result.parameters},
+       {"tokens", result.tokens},
+       {"step_seconds", result.seconds},
+       {"tokens_per_second", static_cast<double>(result.tokens) / result.seconds},
+       {"flops_per_second", result.flops_per_second()},
+       {"gemm_peak_flops_per_second", result.gemm_peak},
+       {"percent_of_gemm_peak", result.percent(result.flops_per_second())},
+       {"model_flops_per_second", result.model_per_second()},
+       {"model_percent_of_gemm_peak", result.percent(result.model_per_second())},
+       {"compute_seconds", compute_lane(result.lanes.busy_seconds)},
+       {"compute_enqueueing_seconds", compute_lane(result.lanes.enqueueing_seconds)},
+       {"passes", passes},
+       {"loss", result.loss}});
 }
 
 }  // namespace
@@ -235,7 +240,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
     action = [arguments] {
       const BenchStepResult result = measure(*arguments);
       if (arguments->json) {
-        print_json(*arguments, result);
+        fmt::print("{}\n", text::Json::array({json_of(*arguments, result)}).pretty(2));
       } else {
         print_table(*arguments, result);
       }

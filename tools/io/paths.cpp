@@ -1,7 +1,6 @@
 #include "tools/io/paths.h"
 
 #include <algorithm>
-#include <optional>
 
 #include <fmt/format.h>
 
@@ -46,16 +45,6 @@ Bytes read_size(const std::string& text, std::string_view option) {
   } catch (const Error& error) {
     throw error.with_context(option);
   }
-}
-
-std::string json_string(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') out += '\\';
-    out += byte < 0x20 ? fmt::format("\\u{:04x}", byte) : std::string(1, c);
-  }
-  return out + '"';
 }
 
 }  // namespace ballast::tools

@@ -20,7 +20,4 @@ std::string describe_path(const std::filesystem::path& path);
 /// parse_bytes with `option` in its error.
 Bytes read_size(const std::string& text, std::string_view option);
 
-/// `text` as a JSON string, quotes included.
-std::string json_string(std::string_view text);
-
 }  // namespace ballast::tools

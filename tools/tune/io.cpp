@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/memory/budget.h"
 #include "ballast/schedule/hiding.h"
+#include "ballast/text/json.h"
 
 #include "tools/commands.h"
 #include "tools/console.h"
@@ -19,6 +19,8 @@
 
 namespace ballast::tools {
 namespace {
+
+using text::Json;
 
 constexpr const char* kTask = "tune io";
 constexpr std::size_t kWidth = 80;
@@ -163,36 +165,42 @@ std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
   return text + ", whatever the size of the model; with fewer, the disks bound the run.";
 }
 
-std::string json_of(const IoSetting& setting) {
-  return fmt::format(R"("block_size": {}, "queue_depth": {}, "backend": "{}")", setting.block,
-                     setting.depth, setting.backend);
+Json json_of(const IoSetting& setting) {
+  return Json::object({{"block_size", setting.block},
+                       {"queue_depth", setting.depth},
+                       {"backend", setting.backend}});
 }
 
-std::string json_of(const TunedPath& tuned) {
-  std::string trials;
+Json json_of(const TunedPath& tuned) {
+  Json trials = Json::array();
   for (const IoTrial& trial : tuned.trials) {
-    trials +=
-        fmt::format(R"({}{{{}, "turns": {}, "mixed_gbps": {}}})", trials.empty() ? "" : ",\n    ",
-                    json_of(trial.setting), trial.rates.size(), trial.median());
+    Json row = json_of(trial.setting);
+    row["turns"] = trial.rates.size();
+    row["mixed_gbps"] = trial.median();
+    trials.push_back(std::move(row));
   }
-  return fmt::format(R"({{"path": {}, {}, "read_gbps": {}, "write_gbps": {}, "mixed_gbps": {},)"
-                     "\n   \"tried\": [{}]}}",
-                     json_string(tuned.path.string()), json_of(tuned.setting), tuned.rates.read,
-                     tuned.rates.write, tuned.rates.mixed, trials);
+  Json json = json_of(tuned.setting);
+  json["path"] = tuned.path.string();
+  json["read_gbps"] = tuned.rates.read;
+  json["write_gbps"] = tuned.rates.write;
+  json["mixed_gbps"] = tuned.rates.mixed;
+  json["tried"] = std::move(trials);
+  return json;
 }
 
-void print_json(const IoTuning& tuning, const std::vector<double>& tflops) {
-  std::string paths;
-  for (const TunedPath& tuned : tuning.paths) {
-    paths += (paths.empty() ? "" : ",\n  ") + json_of(tuned);
-  }
-  std::string hidden;
+Json json_of(const IoTuning& tuning, const std::vector<double>& tflops) {
+  Json hidden = Json::array();
   for (const double f : tflops) {
-    hidden += fmt::format(R"({}{{"tflops": {}, "tokens_per_step": {}}})",
-                          hidden.empty() ? "" : ", ", f, tokens(f, bandwidth(tuning)));
+    hidden.push_back(
+        Json::object({{"tflops", f}, {"tokens_per_step", tokens(f, bandwidth(tuning))}}));
   }
-  fmt::print("{{{}, \"mixed_gbps\": {},\n \"hides_nvme_states\": [{}],\n \"paths\": [{}]}}\n",
-             json_of(tuning.common), bandwidth(tuning), hidden, paths);
+  Json paths = Json::array();
+  for (const TunedPath& tuned : tuning.paths) paths.push_back(json_of(tuned));
+  Json json = json_of(tuning.common);
+  json["mixed_gbps"] = bandwidth(tuning);
+  json["hides_nvme_states"] = std::move(hidden);
+  json["paths"] = std::move(paths);
+  return json;
 }
 
 void run_tune_io(const TuneIoArguments& a) {
@@ -224,7 +232,7 @@ void run_tune_io(const TuneIoArguments& a) {
         measure_rates(tuning.common, regions, seconds, kTask, interrupted()).mixed;
   }
   if (a.json) {
-    print_json(tuning, a.tflops);
+    fmt::print("{}\n", json_of(tuning, a.tflops).pretty(4));
   } else {
     fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kWidth, ""));
   }

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <optional>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include "ballast/config/edit.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/text/json.h"
 
 #include "tools/io/paths.h"
 #include "tools/tune/io.h"
@@ -17,11 +17,13 @@
 namespace ballast::tools {
 namespace {
 
+using text::Json;
+
 /// "256KiB", or the number of bytes when it is no whole number of a unit.
-std::string exact_bytes(Bytes bytes) {
-  if (bytes % kMiB == 0) return fmt::format("\"{}MiB\"", bytes / kMiB);
-  if (bytes % kKiB == 0) return fmt::format("\"{}KiB\"", bytes / kKiB);
-  return fmt::format("{}", bytes);
+Json exact_bytes(Bytes bytes) {
+  if (bytes % kMiB == 0) return fmt::format("{}MiB", bytes / kMiB);
+  if (bytes % kKiB == 0) return fmt::format("{}KiB", bytes / kKiB);
+  return bytes;
 }
 
 /// Three decimals: no measurement is better, and 0 would mean "not measured".
@@ -38,18 +40,13 @@ config::AioPath entry_of(const TunedPath& tuned) {
           .write_gbps = rounded(tuned.rates.write)};
 }
 
-std::string json_of(const config::AioPath& entry) {
-  return fmt::format(
-      R"({{"path": {}, "block_size": {}, "queue_depth": {}, "backend": "{}", "read_gbps": {}, )"
-      R"("write_gbps": {}}})",
-      json_string(entry.path.string()), exact_bytes(entry.block_size), entry.queue_depth,
-      entry.backend, entry.read_gbps, entry.write_gbps);
-}
-
-std::string list_of(const std::vector<std::string>& items) {
-  std::string out = "[";
-  for (const std::string& item : items) out += (out.size() == 1 ? "\n  " : ",\n  ") + item;
-  return out + "\n]";
+Json json_of(const config::AioPath& entry) {
+  return Json::object({{"path", entry.path.string()},
+                       {"block_size", exact_bytes(entry.block_size)},
+                       {"queue_depth", entry.queue_depth},
+                       {"backend", entry.backend},
+                       {"read_gbps", entry.read_gbps},
+                       {"write_gbps", entry.write_gbps}});
 }
 
 bool may_swap(const config::OffloadSection& section) {
@@ -57,21 +54,20 @@ bool may_swap(const config::OffloadSection& section) {
 }
 
 std::vector<config::Edit> edits_for(const config::Config& config, const IoTuning& tuning) {
-  std::vector<std::string> entries;
-  std::vector<std::string> folders;
+  Json entries = Json::array();
+  Json folders = Json::array();
   for (const TunedPath& tuned : tuning.paths) {
     entries.push_back(json_of(entry_of(tuned)));
-    folders.push_back(json_string(tuned.path.string()));
+    folders.push_back(tuned.path.string());
   }
   std::vector<config::Edit> edits = {
-      {"aio.backend", json_string(tuning.common.backend)},
-      {"aio.block_size", exact_bytes(tuning.common.block)},
-      {"aio.queue_depth", fmt::format("{}", tuning.common.depth)},
-      {"aio.paths", list_of(entries)},
+      {"aio.backend", Json(tuning.common.backend).compact()},
+      {"aio.block_size", exact_bytes(tuning.common.block).compact()},
+      {"aio.queue_depth", Json(tuning.common.depth).compact()},
+      {"aio.paths", entries.pretty(1)},
   };
-  std::string nvme_path;
-  for (const std::string& folder : folders) nvme_path += (nvme_path.empty() ? "" : ", ") + folder;
-  if (folders.size() > 1) nvme_path = "[" + nvme_path + "]";
+  const std::string nvme_path =
+      (tuning.paths.size() > 1 ? folders : folders.elements().front()).pretty(0);
   if (may_swap(config.zero.optimizer)) {
     edits.push_back({"zero_optimization.offload_optimizer.nvme_path", nvme_path});
   }

@@ -22,7 +22,7 @@ namespace ballast::comm {
 /// pages (kPage) and the same on every member; breaches of what is said here throw Error(state) at
 /// the call.
 ///
-/// With n members a part is one of n equal parts of a buffer; the p-th is that of member p. Of all
+/// With n members a shard is one of n equal parts of a buffer; the p-th is that of member p. Of all
 /// ranks, rank r is member r unless the channel was made with another order.
 ///
 /// Sums are deterministic: the elements of all members are added in rank order, whatever the order
@@ -35,15 +35,15 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  /// `whole` (n x part.size() bytes) = the parts of all members in order. `part` may be this rank's
-  /// part of `whole`.
-  virtual void all_gather(device::Stream& stream, ConstDeviceBytes part, DeviceBytes whole) = 0;
+  /// `whole` (n x shard.size() bytes) = the shards of all members in order. `shard` may be this
+  /// rank's shard of `whole`.
+  virtual void all_gather(device::Stream& stream, ConstDeviceBytes shard, DeviceBytes whole) = 0;
 
-  /// `part` = the sum over members of this rank's part of their `whole` (n x part.size() bytes).
-  /// `part` may be this rank's part of `whole`; the rest of `whole` is not changed. `scratch`: at
+  /// `shard` = the sum over members of this rank's shard of their `whole` (n x shard.size() bytes).
+  /// `shard` may be this rank's shard of `whole`; the rest of `whole` is not changed. `scratch`: at
   /// least n pages of device memory for what arrives from the others; more of it means fewer
   /// rounds, up to whole.size().
-  virtual void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes part,
+  virtual void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard,
                               DType type, DeviceBytes scratch) = 0;
 
   /// `whole` = the sum over members. `scratch` as in reduce_scatter.
@@ -90,9 +90,9 @@ class Ranks {
   virtual std::unique_ptr<Communicator> make_channel(device::Device& device,
                                                      std::span<const std::uint32_t> members) = 0;
 
-  /// `whole` (world x part.size() bytes) = the parts of all ranks in order. A part has any size
+  /// `whole` (world x shard.size() bytes) = the shards of all ranks in order. A shard has any size
   /// below 2 GiB.
-  virtual void all_gather(ConstHostBytes part, HostBytes whole) = 0;
+  virtual void all_gather(ConstHostBytes shard, HostBytes whole) = 0;
   /// Rank 0's text on every rank.
   virtual std::string broadcast(std::string text) = 0;
   virtual void barrier() = 0;

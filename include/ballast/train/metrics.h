@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
 namespace ballast::train {
@@ -40,21 +40,17 @@ std::string to_json_line(const StepMetrics& metrics);
 /// metrics.jsonl: one line per step, handed to the system before write() returns.
 class MetricsWriter {
  public:
-  /// Opens or creates `path`. Lines of steps from `first_step` on, and a last line without its end,
-  /// are what a run left behind that stopped after its last checkpoint: they are cut off.
-  /// Throws Error(io), or Error(data) with the line's number when the file holds anything else.
-  MetricsWriter(std::filesystem::path path, std::uint64_t first_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
+  /// Creates `path`, or empties it. Throws Error(io).
+  explicit MetricsWriter(std::filesystem::path path);
 
   /// Appends one line. On a failed write (full disk, file-size limit) takes back the part that was
   /// written, so that the file keeps whole lines, and throws Error(io).
   void write(const StepMetrics& metrics);
 
  private:
-  struct File;
-  std::unique_ptr<File> file_;
+  std::filesystem::path path_;
+  Descriptor descriptor_;
+  Bytes size_ = 0;
 };
 
 }  // namespace ballast::train

@@ -12,8 +12,7 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/errors.h"
-#include "src/device/numa.h"
-#include "src/device/resident.h"
+#include "src/device/host_pages.h"
 
 namespace ballast::device {
 namespace {

@@ -87,7 +87,7 @@ TEST(ConfigFile, SaysInOneLineWhyItCannotBeRead) {
   const auto empty = dir.write("empty.json", "");
   EXPECT_EQ(message_of(empty), empty.string() + ": the file is empty; expected a JSON object");
   const auto huge = dir.write("huge.json", std::string(2 * kMiB, ' '));
-  EXPECT_EQ(message_of(huge), huge.string() + ": longer than 1 MiB; that is no config");
+  EXPECT_EQ(message_of(huge), huge.string() + ": too long for a config file: above 1 MiB");
 }
 
 TEST(ConfigOverride, ReadsJsonOrElseAString) {

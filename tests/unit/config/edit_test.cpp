@@ -91,7 +91,7 @@ TEST(EditText, RefusesWhatIsNoConfigAndPathsThroughValues) {
   };
   EXPECT_NE(message("{\"a\": }", "a").find("c.json:1:7: not valid JSON"), std::string::npos);
   EXPECT_NE(message("[1]", "a").find("expected a JSON object"), std::string::npos);
-  EXPECT_EQ(message("{\"a\": 1}", "a.b"), "c.json: a: is no section; a.b cannot be set");
+  EXPECT_EQ(message("{\"a\": 1}", "a.b"), "c.json: a: is not a section; a.b cannot be set");
 }
 
 TEST(EditText, SetsWhatWasAskedAndKeepsTheRestInEverySample) {
@@ -153,6 +153,8 @@ TEST(EditFile, LeavesTheOldFileAndNothingElseWhenItFails) {
   expect_untouched();
   const Edit unknown{"aio.queue_dept", "9"};
   EXPECT_THROW(edit_file(file, {&unknown, 1}, [](const Config&) {}), Error);
+  expect_untouched();
+  EXPECT_THROW(edit_file(folder.path() / "none.json", {&fine, 1}, [](const Config&) {}), Error);
   expect_untouched();
 }
 

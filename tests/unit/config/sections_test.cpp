@@ -140,9 +140,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{"train_batch_size", "0", "must be at least 1, got 0"},
         Refusal{"train_batch_size", "-8", "must be at least 1, got -8"},
-        Refusal{"train_batch_size", "1e300", "must be at most 4294967296, got 1e+300"},
+        Refusal{"train_batch_size", "1e300", "must be at most 4294967296, got 1e300"},
         Refusal{"optimizer.params.lr", "0", "must be above 0, got 0"},
-        Refusal{"optimizer.params.lr", "-1e-3", "must be above 0, got -0.001"},
+        Refusal{"optimizer.params.lr", "-1e-3", "must be above 0, got -1e-3"},
         Refusal{"optimizer.params.eps", "0", "must be above 0, got 0"},
         Refusal{"optimizer.params.weight_decay", "-0.1", "must be at least 0, got -0.1"},
         Refusal{"gradient_clipping", "-1", "must be at least 0, got -1"},

@@ -1,5 +1,3 @@
-#include "src/device/numa.h"
-
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +9,7 @@
 
 #include "ballast/core/mapping.h"
 
+#include "src/device/host_pages.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::device {

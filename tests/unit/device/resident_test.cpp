@@ -1,5 +1,3 @@
-#include "src/device/resident.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -8,6 +6,7 @@
 
 #include "ballast/core/mapping.h"
 
+#include "src/device/host_pages.h"
 #include "tests/support/page_making.h"
 
 namespace ballast::device {

@@ -11,9 +11,9 @@
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/schedule/zero_memory.h"
 
 #include "src/engine/outline.h"
+#include "tests/support/zero_memory.h"
 
 namespace ballast::planning {
 namespace {

@@ -3,15 +3,14 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <random>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include "ballast/schedule/simulator.h"
+#include "ballast/text/json.h"
 
-#include "src/planning/rates_text.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
@@ -139,20 +138,6 @@ TEST(RatesFile, NumbersAreWrittenAsAPersonWouldWriteThem) {
             "  \"launch_us\": 5,\n  \"read_gbps\": 7.2\n}\n");
 }
 
-TEST(ScaledNumbers, AreExactInBothDirections) {
-  EXPECT_EQ(scaled_number("0.1", 9), 1e8);
-  EXPECT_EQ(scaled_number("-25E-1", 0), -2.5);
-  EXPECT_EQ(scaled_number("1e400", -200), 1e200);
-  EXPECT_EQ(scaled_number("1e400", 0), std::numeric_limits<double>::infinity());
-  EXPECT_EQ(scaled_number("1e-400", 0), 0.0);
-  EXPECT_EQ(scaled_digits(1e9, 9), "1");
-  EXPECT_EQ(scaled_digits(1.5e8, 9), "0.15");
-  EXPECT_EQ(scaled_digits(123456.0, 0), "123456");
-  EXPECT_EQ(scaled_digits(-1234.5, 0), "-1234.5");
-  EXPECT_EQ(scaled_digits(3e-9, 9), "3e-18");
-  EXPECT_EQ(scaled_digits(0.0, 9), "0");
-}
-
 TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
   expect_refusal(R"({"reed_gbps": 3})", {"reed_gbps: unknown key (did you mean 'read_gbps'?)"});
   expect_refusal(R"({"forward": [{"tokens": 1, "flops": 3}]})",
@@ -179,22 +164,23 @@ TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
 }
 
 TEST(RatesFile, WhatIsNoFileOfRatesIsRefused) {
-  expect_refusal("{\n  \"name\": \"x\",\n}", {"not valid JSON", "line 3"});
+  expect_refusal("{\n  \"name\": \"x\",\n}", {"machine.json:3:1: not valid JSON"});
   expect_refusal("", {"not valid JSON"});
   expect_refusal("[]", {"expected an object of rates, got an array"});
   expect_refusal("{} {}", {"not valid JSON"});
-  expect_refusal("{\"name\": \"\xff\"}", {"not valid JSON"});
+  expect_refusal("{\"name\": \"\xff\"}", {"machine.json:1:11: not UTF-8"});
   std::string deep = "{\"name\": ";
   for (int i = 0; i < 100'000; ++i) deep += "[";
-  expect_refusal(deep, {"nested too deeply"});
+  expect_refusal(deep, {"nested deeper than"});
   const TempDir dir;
   const auto load = [&](const char* name) {
     return [&dir, name] { load_rates(dir.path() / name); };
   };
   expect_error(ErrorCategory::config, {"cannot open", "none.json"}, load("none.json"));
-  expect_error(ErrorCategory::config, {"not a regular file"}, load("."));
+  expect_error(ErrorCategory::config, {"is a directory; give a rates file"}, load("."));
   dir.write("large.json", std::string(2 * kMiB, ' '));
-  expect_error(ErrorCategory::config, {"large.json is too long"}, load("large.json"));
+  expect_error(ErrorCategory::config, {"large.json: too long for a rates file: above 1 MiB"},
+               load("large.json"));
 }
 
 TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
@@ -265,10 +251,10 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
   save_rates(dir.path() / "rates.json", rates);
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
-  const auto written = parse_rates_text("rates", text_of(dir.path() / "rates.json"));
-  EXPECT_EQ(written.keys.size(), 26U);
-  for (const std::string& key : written.keys) {
-    EXPECT_NE(readme.find("`" + key + "`"), std::string::npos) << key;
+  const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
+  EXPECT_EQ(written.members().size(), 26U);
+  for (const auto& member : written.members()) {
+    EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
   }
 }
 

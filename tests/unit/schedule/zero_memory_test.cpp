@@ -1,4 +1,5 @@
-#include "ballast/schedule/zero_memory.h"
+
+#include "tests/support/zero_memory.h"
 
 #include <array>
 #include <cmath>

@@ -82,52 +82,29 @@ TEST(Metrics, WriteWhatIsNoNumberAsNull) {
 TEST(MetricsWriter, HasEveryLineInTheFileWhenWriteReturns) {
   const test::TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
-  MetricsWriter writer(path, 1);
+  MetricsWriter writer(path);
   writer.write(step(1));
   EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
   writer.write(step(2));
   EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(2)) + "\n");
 }
 
-TEST(MetricsWriter, CutsOffTheStepsThatAResumedRunRepeats) {
+TEST(MetricsWriter, StartsAnew) {
   const test::TempDir dir;
-  const auto path = dir.path() / "metrics.jsonl";
-  {
-    MetricsWriter writer(path, 1);
-    for (std::uint64_t k = 1; k <= 5; ++k) writer.write(step(k));
-  }
-  MetricsWriter(path, 4).write(step(4));
-  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(2)) + "\n" +
-                                 to_json_line(step(3)) + "\n" + to_json_line(step(4)) + "\n");
-  MetricsWriter(path, 1).write(step(1));
+  const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n{\"step\":2,\"lo");
+  MetricsWriter(path).write(step(1));
   EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
 }
 
-TEST(MetricsWriter, CutsOffALineWithoutItsEnd) {
-  const test::TempDir dir;
-  const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n{\"step\":2,\"lo");
-  MetricsWriter(path, 3).write(step(3));
-  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + to_json_line(step(3)) + "\n");
-}
-
-TEST(MetricsWriter, LeavesAFileOfSomethingElseAlone) {
-  const test::TempDir dir;
-  for (const std::string text : {"dear diary\n", "[1]\n", "{\"step\":-1}\n", "{}\n"}) {
-    const auto path = dir.write("metrics.jsonl", to_json_line(step(1)) + "\n" + text);
-    expect_error(ErrorCategory::data, {"line 2", path.string()}, [&] { MetricsWriter(path, 9); });
-    EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n" + text);
-  }
-}
-
 TEST(MetricsWriter, ReportsAFullDisk) {
-  MetricsWriter writer("/dev/full", 1);
+  MetricsWriter writer("/dev/full");
   expect_error(ErrorCategory::io, {"/dev/full", "No space left"}, [&] { writer.write(step(1)); });
 }
 
 TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {
   const test::TempDir dir;
   const auto path = dir.path() / "metrics.jsonl";
-  MetricsWriter writer(path, 1);
+  MetricsWriter writer(path);
   writer.write(step(1));
   const auto whole = read_text(path);
   {
@@ -143,7 +120,7 @@ TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {
 TEST(MetricsWriter, NamesAFolderThatIsNotThere) {
   const test::TempDir dir;
   const auto path = dir.path() / "missing" / "metrics.jsonl";
-  expect_error(ErrorCategory::io, {path.string(), "No such file"}, [&] { MetricsWriter(path, 1); });
+  expect_error(ErrorCategory::io, {path.string(), "No such file"}, [&] { MetricsWriter{path}; });
 }
 
 }  // namespace

@@ -199,10 +199,10 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   };
   refuse("[]", "does not start with '{'");
   refuse(" {}", "does not start with '{'");
-  refuse("{", "no JSON");
-  refuse("{} x", "no JSON");
-  refuse("{\"\xff\":1}", "no JSON");
-  refuse(R"({"a":1})", "no JSON object");
+  refuse("{", "the header:1:2: not valid JSON");
+  refuse("{} x", "not valid JSON");
+  refuse("{\"\xff\":1}", "not UTF-8");
+  refuse(R"({"a":1})", "not a JSON object");
   refuse(R"({"a":{}})", "no dtype");
   refuse(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", "unknown dtype 'F33'");
   refuse(R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", "no list 'shape'");
@@ -225,12 +225,14 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "tensors take 4");
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
          R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-         "'a' twice");
-  refuse(R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", "'shape' twice");
-  refuse(R"({"__metadata__":{"k":1}})", "'k' is no string");
-  refuse(R"({"__metadata__":1})", "__metadata__ is no JSON object");
-  refuse(R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", "nested too deeply");
-  refuse("{\"a\":" + std::string(100'000, '['), "nested too deeply");
+         "a: given twice");
+  refuse(R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})",
+         "a.shape: given twice");
+  refuse(R"({"__metadata__":{"k":1}})", "'k' is not a string");
+  refuse(R"({"__metadata__":1})", "__metadata__ is not a JSON object");
+  refuse(R"({"a":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})",
+         "nested deeper than 3 levels");
+  refuse("{\"a\":" + std::string(100'000, '['), "nested deeper than 3 levels");
 }
 
 TEST(Safetensors, NameAFileThatIsNotThereOrNoFile) {

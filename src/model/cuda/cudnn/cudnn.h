@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,5 +43,108 @@ using LoadedCudnn = Loaded<Cudnn>;
 /// Loads the first of these that has the major version that this program is made for and is new
 /// enough.
 LoadedCudnn load_cudnn(std::span<const std::string> names);
+
+/// Ends a descriptor of cuDNN.
+struct EndDescriptor {
+  const Cudnn* library = nullptr;
+  void operator()(void* descriptor) const noexcept {
+    static_cast<void>(library->destroy_descriptor(descriptor));
+  }
+};
+using Descriptor = std::unique_ptr<void, EndDescriptor>;
+
+/// cuDNN's name for the type of an attribute that is given as a T.
+template <class T>
+constexpr cudnnBackendAttributeType_t attribute_type() = delete;
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<std::int64_t>() {
+  return CUDNN_TYPE_INT64;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<bool>() {
+  return CUDNN_TYPE_BOOLEAN;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<void*>() {
+  return CUDNN_TYPE_VOID_PTR;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnHandle_t>() {
+  return CUDNN_TYPE_HANDLE;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnDataType_t>() {
+  return CUDNN_TYPE_DATA_TYPE;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnPointwiseMode_t>() {
+  return CUDNN_TYPE_POINTWISE_MODE;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnReduceTensorOp_t>() {
+  return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnBackendHeurMode_t>() {
+  return CUDNN_TYPE_HEUR_MODE;
+}
+template <>
+constexpr cudnnBackendAttributeType_t attribute_type<cudnnBackendNumericalNote_t>() {
+  return CUDNN_TYPE_NUMERICAL_NOTE;
+}
+
+/// Calls to cuDNN's backend interface. Errors: Error(device), one line with what was called, the
+/// status and cuDNN's own words.
+class CudnnCalls {
+ public:
+  /// The library has to outlive what is made.
+  explicit CudnnCalls(const Cudnn& library) : library_(library) {}
+
+  [[nodiscard]] const Cudnn& library() const { return library_.get(); }
+
+  void check(cudnnStatus_t status, std::string_view call) const;
+
+  [[nodiscard]] Descriptor make(cudnnBackendDescriptorType_t type) const;
+  /// After this a descriptor's attributes stay as they are. `what` it is, for errors.
+  void finish(const Descriptor& descriptor, std::string_view what) const;
+
+  template <class T>
+  void set(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+           std::span<const T> values) const {
+    set_raw(descriptor, name, attribute_type<T>(), values.size(), values.data());
+  }
+  template <class T>
+  void set(const Descriptor& descriptor, cudnnBackendAttributeName_t name, T value) const {
+    set_raw(descriptor, name, attribute_type<T>(), 1, &value);
+  }
+  void link(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+            cudnnBackendDescriptor_t other) const {
+    set_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &other);
+  }
+  void link(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+            std::span<const cudnnBackendDescriptor_t> others) const {
+    set_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());
+  }
+
+  /// Up to values.size() values of an attribute; returns how many there were.
+  template <class T>
+  std::size_t get(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+                  std::span<T> values) const {
+    return get_raw(descriptor, name, attribute_type<T>(), values.size(), values.data());
+  }
+  /// Descriptors, which are filled in place; returns how many were.
+  std::size_t fill(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+                   std::span<cudnnBackendDescriptor_t> others) const {
+    return get_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());
+  }
+
+ private:
+  void set_raw(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+               cudnnBackendAttributeType_t type, std::size_t count, const void* values) const;
+  std::size_t get_raw(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
+                      cudnnBackendAttributeType_t type, std::size_t count, void* values) const;
+
+  std::reference_wrapper<const Cudnn> library_;
+};
 
 }  // namespace ballast::model::cuda

@@ -9,8 +9,8 @@
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/attention_graph.h"
-#include "src/model/cuda/cudnn/cudnn_calls.h"
-#include "src/model/cuda/cudnn/engine_plan.h"
+#include "src/model/cuda/cudnn/cudnn.h"
+#include "src/model/cuda/cudnn/operation_graph.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "src/model/cuda/cudnn/cudnn_calls.h"
+#include "src/model/cuda/cudnn/cudnn.h"
 
 namespace ballast::model::cuda {
 
@@ -46,8 +47,8 @@ class OperationGraph {
   /// Over those axes that are 1 in y.
   void reduce(cudnnReduceTensorOp_t operation, Tensor x, Tensor y);
 
-  /// Ends the telling. Operations are in the order in which they were told. Without a handle the
-  /// graph is for no device.
+  /// Finalizes the graph; its operations are in the order in which they were added. Without a
+  /// handle the graph is for no device.
   void finish(cudnnHandle_t handle);
   /// After finish().
   [[nodiscard]] const Descriptor& descriptor() const { return graph_; }
@@ -77,5 +78,18 @@ class OperationGraph {
   std::vector<cudnnBackendDescriptor_t> operations_;
   Descriptor graph_;
 };
+
+/// A graph with an engine that computes it.
+struct EnginePlan {
+  Descriptor configuration;   ///< of the engine
+  Descriptor plan;            ///< null: none
+  std::size_t workspace = 0;  ///< bytes of device memory that an execution needs
+};
+
+/// Plans `graph` for the device of `handle` with the engine that cuDNN's heuristics like best among
+/// those that give the same bits every time and need at most so many bytes of workspace. Throws
+/// Error(device) saying why there is none.
+EnginePlan plan_graph(const CudnnCalls& calls, cudnnHandle_t handle, const Descriptor& graph,
+                      std::size_t most_workspace);
 
 }  // namespace ballast::model::cuda

@@ -14,7 +14,6 @@
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/attention_graph.h"
-#include "src/model/cuda/cudnn/cudnn_calls.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 
 namespace ballast::model::cuda {

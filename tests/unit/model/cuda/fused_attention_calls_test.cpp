@@ -10,7 +10,7 @@
 #include "ballast/device/device.h"
 #include "ballast/model/attention_trial.h"
 
-#include "src/model/cuda/cudnn/cudnn_calls.h"
+#include "src/model/cuda/cudnn/cudnn.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cudnn.h"

@@ -1,0 +1,9 @@
+#include "aio/backends.h"
+
+namespace ballast::aio {
+
+std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport) {
+  return transport;
+}
+
+}  // namespace ballast::aio

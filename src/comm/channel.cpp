@@ -1,0 +1,122 @@
+#include "src/comm/channel.h"
+
+#include <exception>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::comm {
+namespace {
+
+void check_pages(Bytes bytes) {
+  expects(bytes % kPage == 0, "a collective was given a buffer of no whole number of pages");
+}
+
+void check_sum(DType type, DeviceBytes scratch, std::uint32_t world) {
+  expects(type == DType::f32 || type == DType::bf16, "sums over ranks are of f32 or bf16");
+  expects(scratch.size() >= world * kPage, "a sum over ranks needs a page of scratch per rank");
+}
+
+}  // namespace
+
+Members::Members(std::span<const std::uint32_t> ranks, std::uint32_t rank, std::uint32_t world)
+    : ranks_(ranks.begin(), ranks.end()) {
+  if (ranks_.empty()) {
+    ranks_.resize(world);
+    std::iota(ranks_.begin(), ranks_.end(), 0);
+  }
+  std::vector<bool> seen(world, false);
+  for (const std::uint32_t member : ranks_) {
+    expects(member < world && !seen[member], "a channel's members are not distinct ranks");
+    seen[member] = true;
+  }
+  expects(seen[rank], "a rank is no member of the channel that it makes");
+  by_rank_.resize(ranks_.size());
+  std::iota(by_rank_.begin(), by_rank_.end(), 0);
+  std::sort(by_rank_.begin(), by_rank_.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return ranks_[a] < ranks_[b]; });
+  turns_.resize(ranks_.size());
+  for (std::uint32_t i = 0; i < by_rank_.size(); ++i) turns_[by_rank_[i]] = i;
+  place_ =
+      static_cast<std::uint32_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
+  all_in_order_ = ranks_.size() == world && std::is_sorted(ranks_.begin(), ranks_.end());
+}
+
+std::string to_text(const Collective& what) {
+  if (what.bytes == 0) return std::string(what.name);
+  return fmt::format("{} of {}", what.name, format_bytes(what.bytes));
+}
+
+CollectiveTimeout::CollectiveTimeout(const JoinOptions& options)
+    : options_(options), exceptions_at_start_(std::uncaught_exceptions()) {}
+
+void CollectiveTimeout::give_up() {
+  std::string cause;
+  if (const std::exception_ptr failure = std::current_exception()) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      cause = std::string(": ") + error.what();
+    } catch (...) {
+      // Nothing that can be told.
+    }
+  }
+  const std::scoped_lock lock(mutex_);
+  if (!broken_) cause_ = cause;
+  broken_ = true;
+}
+
+bool CollectiveTimeout::ends_quietly() const {
+  return !broken_ && std::uncaught_exceptions() <= exceptions_at_start_;
+}
+
+void CollectiveTimeout::check(const Collective& what, double waited_seconds) const {
+  if (options_.interrupted != nullptr && *options_.interrupted) {
+    throw Error(ErrorCategory::interrupted, "interrupted in " + to_text(what));
+  }
+  if (broken_) {
+    const std::scoped_lock lock(mutex_);
+    throw Error(ErrorCategory::comm,
+                to_text(what) + ": given up, because another collective failed before" + cause_);
+  }
+  if (waited_seconds > options_.timeout_seconds) {
+    throw Error(ErrorCategory::comm,
+                fmt::format("{}: not all ranks took part within {}; see what became of the others, "
+                            "or raise ballast.comm_timeout_seconds",
+                            to_text(what), format_seconds(options_.timeout_seconds)));
+  }
+}
+
+void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t world) {
+  check_pages(shard.size());
+  expects(whole.size() == world * shard.size(), "all_gather: the whole is not one shard per rank");
+}
+
+void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
+                          std::uint32_t world) {
+  check_pages(shard.size());
+  expects(whole.size() == world * shard.size(),
+          "reduce_scatter: the whole is not a shard per rank");
+  check_sum(type, scratch, world);
+}
+
+void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world) {
+  check_pages(whole.size());
+  check_sum(type, scratch, world);
+}
+
+void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) {
+  check_pages(data.size());
+  expects(root < world, "broadcast: there is no such rank");
+}
+
+void check_host_device(const device::Device& device) {
+  if (device.kind() == "host") return;
+  throw Error(ErrorCategory::comm, "ranks: no communicator of this program works on device \"" +
+                                       std::string(device.kind()) +
+                                       "\"; set ballast.device to \"host\"");
+}
+
+}  // namespace ballast::comm

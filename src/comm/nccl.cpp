@@ -1,0 +1,342 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nccl.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/polling.h"
+#include "ballast/device/cuda_stream.h"
+
+#include "src/comm/channel.h"
+#include "src/comm/sum.h"
+#include "src/device/cuda/errors.h"
+
+namespace ballast::comm {
+namespace {
+
+constexpr Collective kSetUp = {"setting up a channel", 0};
+constexpr Collective kEnd = {"ending a channel", 0};
+
+/// Whether `code` is no failure: where nothing blocks, "in progress" is as good as success.
+bool accepted(ncclResult_t code) {
+  return code == ncclSuccess || code == ncclInProgress;
+}
+
+/// One NCCL communicator, of which no call blocks: what takes time is polled, so that other ranks
+/// are waited for no longer than CollectiveTimeout allows. A wait that ends otherwise aborts the
+/// communicator, which ends its kernels on the device. Used by one thread at a time.
+class NcclChannel {
+ public:
+  /// Joins the members; the calling thread's current device becomes the channel's. Collective.
+  /// Throws Error(comm).
+  NcclChannel(Ranks& ranks, const Members& members, std::shared_ptr<CollectiveTimeout> timeout);
+  /// Ends the communicator together with the other ranks; aborts it when something has failed.
+  ~NcclChannel();
+  NcclChannel(const NcclChannel&) = delete;
+  NcclChannel& operator=(const NcclChannel&) = delete;
+
+  [[nodiscard]] ncclComm_t get() const { return communicator_; }
+
+  /// Makes `calls`, which enqueue on a stream and return the first code that is not accepted, as
+  /// one group. The first collectives of a channel may wait here for other ranks. Throws
+  /// Error(comm) or Error(interrupted).
+  void run_group(const Collective& what, const std::function<ncclResult_t()>& calls);
+
+  /// A look at what runs on the device. Throws Error(comm) when it failed or may not be waited for
+  /// any longer, Error(interrupted).
+  void look(const Collective& what, double waited_seconds);
+
+ private:
+  void require(ncclResult_t code, const Collective& what) const;
+  void settle(const Collective& what);
+  void close();
+  void abort();
+
+  std::shared_ptr<CollectiveTimeout> timeout_;
+  ncclComm_t communicator_ = nullptr;
+};
+
+NcclChannel::NcclChannel(Ranks& ranks, const Members& members,
+                         std::shared_ptr<CollectiveTimeout> timeout)
+    : timeout_(std::move(timeout)) {
+  // One rank of each channel makes its identifier, and all see all of them.
+  ncclUniqueId own = {};
+  if (members.place() == 0) require(ncclGetUniqueId(&own), kSetUp);
+  std::vector<ncclUniqueId> all(ranks.world());
+  ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+  const ncclUniqueId id = all[members.first_rank()];
+
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  try {
+    timeout_->check(kSetUp, 0.0);
+    require(ncclCommInitRankConfig(&communicator_, static_cast<int>(members.count()), id,
+                                   static_cast<int>(members.place()), &config),
+            kSetUp);
+    settle(kSetUp);
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+NcclChannel::~NcclChannel() {
+  if (communicator_ == nullptr) return;
+  try {
+    if (timeout_->ends_quietly()) close();
+  } catch (const Error&) {
+    // What the run was for is done.
+  }
+  if (communicator_ != nullptr) abort();
+}
+
+void NcclChannel::close() {
+  require(ncclCommFinalize(communicator_), kEnd);
+  settle(kEnd);
+  require(ncclCommDestroy(std::exchange(communicator_, nullptr)), kEnd);
+}
+
+void NcclChannel::abort() {
+  timeout_->give_up();
+  // Nothing can be done about its failure: the process ends, and the driver cleans up behind it.
+  if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
+}
+
+void NcclChannel::run_group(const Collective& what, const std::function<ncclResult_t()>& calls) {
+  try {
+    timeout_->check(what, 0.0);
+    expects(communicator_ != nullptr, "a collective on a channel that has ended");
+    require(ncclGroupStart(), what);
+    const ncclResult_t made = calls();
+    const ncclResult_t ended = ncclGroupEnd();  // also after a failure: the thread is in the group
+    require(made, what);
+    require(ended, what);
+    settle(what);
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+void NcclChannel::settle(const Collective& what) {
+  Polling polling;
+  while (true) {
+    ncclResult_t state = ncclSuccess;
+    require(ncclCommGetAsyncError(communicator_, &state), what);
+    require(state, what);
+    if (state == ncclSuccess) return;
+    timeout_->check(what, polling.seconds());
+    polling.pause();
+  }
+}
+
+void NcclChannel::look(const Collective& what, double waited_seconds) {
+  if (communicator_ == nullptr) return;
+  try {
+    ncclResult_t state = ncclSuccess;
+    require(ncclCommGetAsyncError(communicator_, &state), what);
+    require(state, what);
+    timeout_->check(what, waited_seconds);
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+void NcclChannel::require(ncclResult_t code, const Collective& what) const {
+  if (accepted(code)) return;
+  // The last error belongs to the process; it is NCCL's only word on what a code is about.
+  const char* const last = ncclGetLastError(communicator_);
+  std::string text = ncclGetErrorString(code);
+  if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
+  for (char& letter : text) {
+    if (letter == '\n') letter = ' ';
+  }
+  throw Error(ErrorCategory::comm, fmt::format("{}: NCCL: {}", to_text(what), text));
+}
+
+/// Bytes as NCCL's elements: what is only moved has no type.
+constexpr ncclDataType_t kByte = ncclUint8;
+
+/// NCCL moves, a kernel of this program adds: in NCCL's own sums the order depends on the
+/// algorithm that it chooses.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(Ranks& ranks, Members members, std::shared_ptr<CollectiveTimeout> timeout)
+      : channel_(std::make_shared<NcclChannel>(ranks, members, std::move(timeout))),
+        members_(std::move(members)),
+        rank_(members_.place()),
+        world_(members_.count()) {}
+
+  void all_gather(device::Stream& stream, ConstDeviceBytes shard, DeviceBytes whole) override {
+    check_all_gather(shard, whole, world_);
+    gather(device::as_cuda(stream), {"all_gather", whole.size()}, shard, whole);
+  }
+  void reduce_scatter(device::Stream& stream, DeviceBytes whole, DeviceBytes shard, DType type,
+                      DeviceBytes scratch) override {
+    check_reduce_scatter(whole, shard, type, scratch, world_);
+    reduce(device::as_cuda(stream), {"reduce_scatter", whole.size()}, whole, shard.raw(), type,
+           scratch);
+  }
+  void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
+                  DeviceBytes scratch) override {
+    check_all_reduce(whole, type, scratch, world_);
+    const Collective what = {"all_reduce", whole.size()};
+    device::CudaStream& cuda = device::as_cuda(stream);
+    const Shards shards(whole.size(), world_);
+    reduce(cuda, what, whole, whole.raw() + shards.at(rank_, 0) * kPage, type, scratch);
+    if (whole.size() % (world_ * kPage) == 0) {
+      const Bytes size = whole.size() / world_;
+      gather(cuda, what, whole.subview(rank_ * size, size), whole);
+    } else {
+      gather_unequal(cuda, what, whole);
+    }
+  }
+  void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
+    check_broadcast(data, root, world_);
+    device::CudaStream& cuda = device::as_cuda(stream);
+    run(cuda, {"broadcast", data.size()}, [&](cudaStream_t queue) {
+      return ncclBroadcast(data.raw(), data.raw(), data.size(), kByte, static_cast<int>(root),
+                           channel_->get(), queue);
+    });
+  }
+
+ private:
+  /// `calls` as one group; from then on whoever waits for the stream looks after the channel.
+  template <class Calls>
+  void run(device::CudaStream& stream, const Collective& what, const Calls& calls) {
+    const cudaStream_t queue = stream.native();
+    channel_->run_group(what, [&] { return calls(queue); });
+    stream.set_watch(channel_.get(), [channel = channel_, what](double waited_seconds) {
+      channel->look(what, waited_seconds);
+    });
+  }
+
+  void gather(device::CudaStream& stream, const Collective& what, ConstDeviceBytes shard,
+              DeviceBytes whole) {
+    run(stream, what, [&](cudaStream_t queue) {
+      return ncclAllGather(shard.raw(), whole.raw(), shard.size(), kByte, channel_->get(), queue);
+    });
+  }
+
+  /// Every rank's shard of `whole` from that rank; NCCL's all-gather takes equal shards only.
+  void gather_unequal(device::CudaStream& stream, const Collective& what, DeviceBytes whole) {
+    const Shards shards(whole.size(), world_);
+    run(stream, what, [&](cudaStream_t queue) {
+      for (std::uint32_t rank = 0; rank < world_; ++rank) {
+        const Bytes bytes = shards.count(rank, 0, shards.longest()) * kPage;
+        std::byte* const start = whole.raw() + shards.at(rank, 0) * kPage;
+        if (bytes == 0) continue;
+        const ncclResult_t code = ncclBroadcast(start, start, bytes, kByte, static_cast<int>(rank),
+                                                channel_->get(), queue);
+        if (!accepted(code)) return code;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  /// `out` = the sum over ranks of this rank's shard of their `whole`. In rounds: as much of every
+  /// shard as the scratch holds from all ranks is exchanged, then added up in rank order.
+  void reduce(device::CudaStream& stream, const Collective& what, DeviceBytes whole, std::byte* out,
+              DType type, DeviceBytes scratch) {
+    const Shards shards(whole.size(), world_);
+    const std::uint64_t piece = scratch.size() / kPage / world_;
+    for (std::uint64_t page = 0; page < shards.longest(); page += piece) {
+      if (world_ > 1) exchange(stream, what, whole, scratch, page, piece);
+      const SumTerms terms = {.own = whole.raw() + shards.at(rank_, page) * kPage,
+                              .others = scratch.raw(),
+                              .distance = piece * kPage,
+                              .turn = members_.turn(rank_),
+                              .count = world_};
+      const int code = enqueue_sum(stream.native(), terms, out + page * kPage,
+                                   shards.count(rank_, page, piece) * kPage, type);
+      device::check_cuda(static_cast<cudaError_t>(code), what.name);
+    }
+  }
+
+  /// Pages [page, page + piece) of rank's shard go to it; what the others have of this rank's
+  /// arrives in `scratch`, `piece` pages for each rank, in the order in which they are added.
+  void exchange(device::CudaStream& stream, const Collective& what, DeviceBytes whole,
+                DeviceBytes scratch, std::uint64_t page, std::uint64_t piece) {
+    const Shards shards(whole.size(), world_);
+    const Bytes arriving = shards.count(rank_, page, piece) * kPage;
+    run(stream, what, [&](cudaStream_t queue) {
+      for (std::uint32_t rank = 0; rank < world_; ++rank) {
+        if (rank == rank_) continue;  // the sum reads it where it is
+        const ncclResult_t code = exchange_with(
+            rank, queue,
+            {whole.raw() + shards.at(rank, page) * kPage, shards.count(rank, page, piece) * kPage},
+            {scratch.raw() + members_.turn(rank) * piece * kPage, arriving});
+        if (!accepted(code)) return code;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  /// Nothing to send is nothing to receive at the other end.
+  ncclResult_t exchange_with(std::uint32_t rank, cudaStream_t queue, ConstDeviceBytes leaving,
+                             DeviceBytes arriving) const {
+    const int peer = static_cast<int>(rank);
+    if (!leaving.empty()) {
+      const ncclResult_t code =
+          ncclSend(leaving.raw(), leaving.size(), kByte, peer, channel_->get(), queue);
+      if (!accepted(code)) return code;
+    }
+    if (arriving.empty()) return ncclSuccess;
+    return ncclRecv(arriving.raw(), arriving.size(), kByte, peer, channel_->get(), queue);
+  }
+
+  std::shared_ptr<NcclChannel> channel_;
+  Members members_;
+  std::uint32_t rank_;   ///< this one's place among the members, which is its rank in NCCL
+  std::uint32_t world_;  ///< number of members
+};
+
+/// NCCL is not made for two ranks on one GPU: it may hang.
+void refuse_shared_gpus(Ranks& ranks) {
+  int ordinal = 0;
+  cudaDeviceProp properties = {};
+  device::check_cuda(cudaGetDevice(&ordinal), "asking for the current CUDA device");
+  device::check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for the name of a GPU");
+  constexpr std::size_t kSize = sizeof properties.uuid.bytes;
+  std::vector<std::byte> names(ranks.world() * kSize);
+  ranks.all_gather(std::as_bytes(std::span(properties.uuid.bytes)), names);
+  for (std::size_t first = 0; first < ranks.world(); ++first) {
+    for (std::size_t second = first + 1; second < ranks.world(); ++second) {
+      if (std::memcmp(&names[first * kSize], &names[second * kSize], kSize) != 0) continue;
+      throw Error(
+          ErrorCategory::comm,
+          fmt::format("ranks {} and {} have the same GPU; start one process for each GPU of "
+                      "a machine",
+                      first, second));
+    }
+  }
+}
+
+}  // namespace
+
+std::string nccl_refusal() {
+  return "";
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(
+    Ranks& ranks, const Members& members, device::Device& device,
+    const std::shared_ptr<CollectiveTimeout>& timeout) {
+  // NCCL takes the calling thread's current device; a stream knows which one that has to be.
+  const auto stream = device.make_stream("nccl");
+  static_cast<void>(device::as_cuda(*stream).native());
+  refuse_shared_gpus(ranks);
+  device::check_cuda(static_cast<cudaError_t>(load_sum()), "loading the kernels of sums");
+  return std::make_unique<NcclCommunicator>(ranks, members, timeout);
+}
+
+}  // namespace ballast::comm

@@ -1,0 +1,173 @@
+#include "ballast/text/files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ballast/text/json.h"
+
+namespace ballast::text {
+namespace {
+
+// Linux transfers at most 2 GiB less a page per call.
+constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
+
+void sync(const Descriptor& file, const std::filesystem::path& path) {
+  if (::fsync(file.number()) != 0) {
+    const int error_number = errno;
+    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to its disk", path.string()),
+                error_number);
+  }
+}
+
+/// Runs `action`; its failure names the file that the caller knows, not the temporary one.
+template <class Action>
+auto naming(const std::filesystem::path& path, Action&& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw Error(ErrorCategory::io, fmt::format("cannot write {}", path.string()),
+                error.error_number());
+  }
+}
+
+}  // namespace
+
+Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory category,
+                     unsigned mode) {
+  while (true) {
+    const int number = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+    if (number >= 0) return Descriptor(number);
+    if (errno != EINTR) {
+      const int error_number = errno;
+      throw Error(category, fmt::format("cannot open {}", path.string()), error_number);
+    }
+  }
+}
+
+Bytes regular_file_size(const Descriptor& file, const std::filesystem::path& path,
+                        ErrorCategory category) {
+  struct stat status = {};
+  if (::fstat(file.number(), &status) != 0) {
+    const int error_number = errno;
+    throw Error(category, fmt::format("cannot get the size of {}", path.string()), error_number);
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw Error(category, fmt::format("{} is not a regular file", path.string()));
+  }
+  return static_cast<Bytes>(status.st_size);
+}
+
+void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes offset,
+                std::span<std::byte> out) {
+  while (!out.empty()) {
+    const auto count = ::pread(file.number(), out.data(), std::min(out.size(), kLargestTransfer),
+                               static_cast<off_t>(offset));
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      const int error_number = errno;
+      throw Error(
+          ErrorCategory::io,
+          fmt::format("cannot read {} bytes at offset {} of {}", out.size(), offset, path.string()),
+          error_number);
+    }
+    if (count == 0) {
+      throw Error(ErrorCategory::data,
+                  fmt::format("{} ends at offset {}, {} bytes before what it should hold: it is "
+                              "truncated or was changed while in use",
+                              path.string(), offset, out.size()));
+    }
+    offset += static_cast<Bytes>(count);
+    out = out.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void write_fully(const Descriptor& file, const std::filesystem::path& path,
+                 std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count =
+        ::write(file.number(), bytes.data(), std::min(bytes.size(), kLargestTransfer));
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      const int error_number = errno;
+      throw Error(ErrorCategory::io,
+                  fmt::format("cannot write {} bytes to {}", bytes.size(), path.string()),
+                  error_number);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+std::string read_settings(const std::filesystem::path& path, std::string_view kind) {
+  constexpr Bytes kLongest = kMiB;
+  const auto refuse = [&](const std::string& reason, int error_number = 0) {
+    const std::string message = printable(path.string(), 4096) + ": " + reason;
+    if (error_number == 0) throw Error(ErrorCategory::config, message);
+    throw Error(ErrorCategory::config, message, error_number);
+  };
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    refuse(fmt::format("is a directory; give a {} file", kind));
+  }
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) refuse(fmt::format("cannot open the {}", kind), errno);
+  std::string text(kLongest + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) refuse(fmt::format("cannot read the {}", kind), errno);
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > kLongest) refuse(fmt::format("too long for a {} file: above 1 MiB", kind));
+  return text;
+}
+
+ReplacedFile::ReplacedFile(std::filesystem::path path)
+    : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_.string(), ::getpid())) {
+  const auto refuse = [&](std::string_view reason) {
+    throw Error(ErrorCategory::io, fmt::format("cannot write {}: {}", path_.string(), reason));
+  };
+  if (path_.filename().empty()) refuse("it names a directory");
+  struct stat old = {};
+  const bool exists = ::stat(path_.c_str(), &old) == 0;
+  // A rename would put a file in the place of a device, and cannot replace a directory.
+  if (exists && !S_ISREG(old.st_mode)) refuse("exists but is not a regular file");
+  constexpr unsigned kPermissions = 07777;
+  naming(path_, [&] {
+    descriptor_ = open_file(temporary_, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io,
+                            exists ? old.st_mode & kPermissions : 0666);
+  });
+  // What the umask has taken away.
+  if (exists && ::fchmod(descriptor_.number(), old.st_mode & kPermissions) != 0) {
+    const int error_number = errno;
+    ::unlink(temporary_.c_str());
+    throw Error(ErrorCategory::io, fmt::format("cannot set the mode of {}", temporary_.string()),
+                error_number);
+  }
+}
+
+ReplacedFile::~ReplacedFile() {
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void ReplacedFile::write(std::span<const std::byte> bytes) {
+  naming(path_, [&] { write_fully(descriptor_, temporary_, bytes); });
+}
+
+void ReplacedFile::commit() {
+  naming(path_, [&] { sync(descriptor_, temporary_); });
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error_number = errno;
+    throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
+  }
+  committed_ = true;
+  const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+  sync(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
+}
+
+}  // namespace ballast::text

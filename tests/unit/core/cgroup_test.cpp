@@ -1,0 +1,91 @@
+#include "ballast/core/cgroup.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+
+namespace ballast {
+namespace {
+
+constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
+
+class Cgroup : public ::testing::Test {
+ protected:
+  void write(const std::string& file, const std::string& text) { dir_.write(file, text + "\n"); }
+  [[nodiscard]] CgroupLimits limits() const { return read_cgroup_limits(dir_.path()); }
+
+ private:
+  test::TempDir dir_;
+};
+
+TEST_F(Cgroup, WithoutFilesNothingIsLimited) {
+  EXPECT_TRUE(std::isinf(limits().cpus));
+  EXPECT_EQ(limits().memory, kNoLimit);
+}
+
+TEST_F(Cgroup, TheOwnGroupCounts) {
+  write("proc/self/cgroup", "0::/jobs/one");
+  write("sys/fs/cgroup/jobs/one/cpu.max", "150000 100000");
+  write("sys/fs/cgroup/jobs/one/memory.max", "1000");
+  write("sys/fs/cgroup/jobs/one/memory.current", "400");
+  write("sys/fs/cgroup/jobs/two/cpu.max", "1000 100000");
+  EXPECT_EQ(limits().cpus, 1.5);
+  EXPECT_EQ(limits().memory, 600U);
+}
+
+TEST_F(Cgroup, TheTightestGroupAroundItWins) {
+  write("proc/self/cgroup", "0::/slice/service/leaf");
+  write("sys/fs/cgroup/slice/service/leaf/cpu.max", "max 100000");
+  write("sys/fs/cgroup/slice/service/cpu.max", "400000 100000");
+  write("sys/fs/cgroup/slice/cpu.max", "100000 50000");
+  write("sys/fs/cgroup/slice/service/leaf/memory.max", "max");
+  write("sys/fs/cgroup/slice/service/leaf/memory.current", "10");
+  write("sys/fs/cgroup/slice/service/memory.max", "5000");
+  write("sys/fs/cgroup/slice/service/memory.current", "4900");
+  write("sys/fs/cgroup/slice/memory.max", "6000");
+  write("sys/fs/cgroup/slice/memory.current", "5000");
+  EXPECT_EQ(limits().cpus, 2.0);
+  EXPECT_EQ(limits().memory, 100U);
+}
+
+TEST_F(Cgroup, MoreThanTheLimitInUseLeavesNothing) {
+  write("proc/self/cgroup", "0::/");
+  write("sys/fs/cgroup/memory.max", "100");
+  write("sys/fs/cgroup/memory.current", "101");
+  EXPECT_EQ(limits().memory, 0U);
+}
+
+TEST_F(Cgroup, AGroupOutsideOfTheContainerLeavesTheMountedOne) {
+  write("proc/self/cgroup", "0::/docker/of-the-host");
+  write("sys/fs/cgroup/cpu.max", "50000 100000");
+  EXPECT_EQ(limits().cpus, 0.5);
+}
+
+TEST_F(Cgroup, VersionOneHasAHierarchyPerController) {
+  write("proc/self/cgroup", "7:memory:/m/own\n4:cpu,cpuacct:/c/own\n2:cpuset:/s\n0::/v2");
+  write("sys/fs/cgroup/cpu/c/own/cpu.cfs_quota_us", "-1");
+  write("sys/fs/cgroup/cpu/c/own/cpu.cfs_period_us", "100000");
+  write("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "300000");
+  write("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000");
+  write("sys/fs/cgroup/memory/m/own/memory.limit_in_bytes", "2048");
+  write("sys/fs/cgroup/memory/m/own/memory.usage_in_bytes", "1024");
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "5000");
+  EXPECT_EQ(limits().cpus, 3.0);
+  EXPECT_EQ(limits().memory, 1024U);
+}
+
+TEST_F(Cgroup, FilesThatMakeNoSenseLimitNothing) {
+  write("proc/self/cgroup", "nonsense\n0::/a");
+  write("sys/fs/cgroup/a/cpu.max", "100000");
+  write("sys/fs/cgroup/a/memory.max", "lots");
+  write("sys/fs/cgroup/a/memory.current", "1");
+  write("sys/fs/cgroup/cpu.max", "100000 0");
+  EXPECT_TRUE(std::isinf(limits().cpus));
+  EXPECT_EQ(limits().memory, kNoLimit);
+}
+
+}  // namespace
+}  // namespace ballast
