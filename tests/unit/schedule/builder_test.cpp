@@ -149,8 +149,8 @@ TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
-  // Packed gradients on the host serve as well.
-  Problem mixed = uniform(3, 1, Tier::device, Tier::host);
+  // Staging of a step serves as well.
+  const Problem mixed = uniform(3, 1, Tier::device, Tier::host);
   for (const Buffer& buffer : build(mixed).buffers) {
     EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
   }
