@@ -76,6 +76,10 @@ class LeaseBook {
     const Operation& op = span.operation();
     for (const Use& use : op.uses) {
       if (!passes(schedule_.buffers[use.buffer])) continue;
+      // The initial fill takes NVMe homes into use; nobody wants what it puts there.
+      if (span.plan->micro_batches == 0 && use.role == Role::output && op.lane == Lane::writeback) {
+        continue;
+      }
       Lease& lease = leases_[use.buffer];
       if (fills(op, use)) {
         give_back(use.buffer);

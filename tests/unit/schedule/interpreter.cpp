@@ -38,8 +38,12 @@ void Interpreter::run(const Plan& plan) {
   ++run_;
   training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
                           [](const Operation& op) { return op.action == Action::train_head; });
-  filling_ = std::any_of(plan.operations.begin(), plan.operations.end(),
-                         [](const Operation& op) { return op.action == Action::initialize; });
+  const auto has = [&plan](Action action) {
+    return std::any_of(plan.operations.begin(), plan.operations.end(),
+                       [action](const Operation& op) { return op.action == action; });
+  };
+  filling_ = has(Action::initialize);
+  in_pieces_ = filling_ || has(Action::read);
   for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
     held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
   }
@@ -121,7 +125,8 @@ void Interpreter::perform(const Operation& op) {
   }
 }
 
-/// Of a home that goes through a smaller place, each piece stands for all of it here.
+/// What goes through a smaller place than its home is in there in pieces; each of them stands for
+/// all of it here.
 void Interpreter::initialize(const Operation& op) {
   if (updates_[op.block] > 0) complain(op, "comes after updates");
   const Use& use = op.uses.front();
@@ -431,7 +436,9 @@ void Interpreter::put(const Operation& op, Role role, const Content& content) {
   if (use == op.uses.end()) return complain(op, "has no place for " + show(content));
   if (!use->writes) complain(op, "does not say that it writes " + show(content));
   const Buffer& buffer = schedule_.buffers[use->buffer];
-  if (size(content) > buffer.bytes) {
+  const bool home = buffer.kind == Kind::weights || buffer.kind == Kind::states;
+  const Bytes piece = op.bytes + (home ? op.offset : 0);
+  if ((in_pieces_ ? piece : size(content)) > buffer.bytes) {
     complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));
   }
   held_[use->buffer] = content;

@@ -110,8 +110,9 @@ class Interpreter {
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
   const Plan* plan_ = nullptr;
-  bool training_ = false;  ///< whether the current run is a training step
-  bool filling_ = false;   ///< whether it is the initial fill
+  bool training_ = false;   ///< whether the current run is a training step
+  bool filling_ = false;    ///< whether it is the initial fill
+  bool in_pieces_ = false;  ///< whether it fills or reads what may go through smaller places
   std::size_t seen_uses_ = 0;
 };
 
