@@ -10,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/rates_file.h"
@@ -40,7 +41,8 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return planning::machine_rates(config, engine::make_architecture(config), arguments.recalibrate);
+  return planning::machine_rates(config, planning::make_architecture(config),
+                                 arguments.recalibrate);
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const planning::Forecast& forecast) {

@@ -15,7 +15,8 @@ for command in json.load(open(f"{folder}/compile_commands.json")):
         print(source)
 PY
 # Precompiled headers that no test has needed.
-ninja -C "$folder" $(ninja -C "$folder" -t targets all | sed -n 's/\.pch: .*/.pch/p') >/dev/null
+headers=$(ninja -C "$folder" -t targets all | sed -n 's/\.pch: .*/.pch/p')
+[ -z "$headers" ] || ninja -C "$folder" $headers >/dev/null
 xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p "$folder" <"$folder/analysed" \
   >"$folder/tidy.log" 2>/dev/null || {
   grep -E 'error|warning' "$folder/tidy.log" | sort -u | head -n 60 >&2

@@ -176,7 +176,7 @@ Section ballast_keys(BallastSection& b) {
       whole("activation_buffers", b.activation_buffers, {0, 1024}),
       or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
       or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
-      choice("update_isa", b.update_isa, {"auto", "scalar", "avx2", "avx512"}),
+      choice("update_isa", b.update_isa, {"auto", "scalar", "neon", "avx2", "avx512"}),
       update_numa_node_key(b.update_numa_node),
       choice("optimizer_states", b.optimizer_states, {"fp32", "bf16_first", "8bit"}),
       real("link_gbps", b.link_gbps, kNotNegative),

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include <fmt/format.h>
+
 namespace ballast {
 namespace {
 
@@ -26,8 +28,8 @@ fs::path own_group(const fs::path& root, const std::string& controller) {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (names.find("," + controller + ",") != std::string::npos) {
+    const std::string names = fmt::format(",{},", line.substr(first + 1, second - first - 1));
+    if (names.find(fmt::format(",{},", controller)) != std::string::npos) {
       return fs::path(line.substr(second + 1)).relative_path();
     }
   }

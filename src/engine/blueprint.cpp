@@ -2,90 +2,54 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "ballast/core/error.h"
-#include "ballast/device/device.h"
+#include "ballast/model/gradient_stats.h"
 
-#include "src/engine/outline.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
 namespace {
 
-/// Fills in what the wishes leave open, without knowing any rate.
-class GreedyFill {
- public:
-  GreedyFill(Blueprint& blueprint, const std::vector<Wish>& wishes)
-      : blueprint_(blueprint), wishes_(wishes) {}
-
-  /// Starts with every open choice on the slowest tier and moves blocks up, one kind and one tier
-  /// at a time, in forward order, as long as the budgets hold.
-  void place() {
-    auto& blocks = blueprint_.placement.blocks;
-    for (std::size_t b = 0; b < wishes_.size(); ++b) {
-      const Wish& wish = wishes_[b];
-      const bool layer = schedule::is_layer(b, wishes_.size());
-      blocks.push_back({wish.weights.value_or(Tier::nvme), wish.optimizer.value_or(Tier::nvme),
-                        wish.activations.value_or(Tier::nvme),
-                        layer && !wish.recompute.value_or(true)});
-    }
-    for (const Tier tier : {Tier::host, Tier::device}) {
-      promote(&schedule::BlockPlacement::activations, &Wish::activations, tier);
-      promote(&schedule::BlockPlacement::weights, &Wish::weights, tier);
-      promote(&schedule::BlockPlacement::optimizer, &Wish::optimizer, tier);
-    }
-    keep_intermediates();
+/// Sizes of the blocks, of which this rank keeps its part of the states.
+void add_blocks(Blueprint& blueprint, std::uint64_t persistence_threshold) {
+  schedule::Workload& work = blueprint.workload;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    const model::BlockSpec& block = blueprint.model.blocks[b];
+    work.blocks.push_back({.name = block.name,
+                           .weight_bytes = block.elements * size_of(blueprint.type),
+                           .accumulator_bytes = block.elements * size_of(DType::f32),
+                           .gradient_bytes = block.elements * size_of(blueprint.type),
+                           .forward_flops = blueprint.model.forward_flops(
+                               b, blueprint.shape.sequences, blueprint.shape.length),
+                           .recomputed_flops = blueprint.model.recomputed_flops(
+                               b, blueprint.shape.sequences, blueprint.shape.length),
+                           .keeps_whole = block.parameters <= persistence_threshold});
+    const StateLayout states = state_layout(blueprint, b);
+    work.blocks.back().state_bytes = states.state_bytes;
+    work.blocks.back().update_traffic = states.update_traffic;
   }
+}
 
- private:
-  [[nodiscard]] bool fits() const {
-    return make_ledger(schedule::list_buffers(blueprint_.workload, blueprint_.placement,
-                                              blueprint_.options))
-        .fits(blueprint_.budgets);
+void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
+  schedule::Workload& work = blueprint.workload;
+  const std::uint64_t tokens = blueprint.shape.tokens();
+  const std::uint64_t width = blueprint.model.config.hidden_size;
+  work.activation_bytes = tokens * width * size_of(blueprint.type);
+  work.batch_bytes = 2 * tokens * sizeof(std::int32_t);
+  work.losses_bytes = blueprint.micro_batches * sizeof(double);
+  work.statistics_bytes = sizeof(model::GradientStats);
+  work.micro_batch_tokens = tokens;
+  work.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
+  work.evaluation_micro_batches = static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
+  work.tied = blueprint.model.config.tie_embeddings;
+  if (work.tied) {
+    work.tied_accumulator_bytes = blueprint.model.config.vocab_size * width * size_of(DType::f32);
   }
-
-  void promote(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
-    auto& blocks = blueprint_.placement.blocks;
-    if (try_all(kind, wish, tier)) return;
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (wishes_[b].*wish) continue;
-      const Tier before = blocks[b].*kind;
-      blocks[b].*kind = tier;
-      if (fits()) continue;
-      blocks[b].*kind = before;
-      return;
-    }
-  }
-
-  /// All open blocks at once: the common case, and a passing place saved may be what makes it fit.
-  bool try_all(Tier schedule::BlockPlacement::*kind, config::TierChoice Wish::*wish, Tier tier) {
-    auto& blocks = blueprint_.placement.blocks;
-    const auto before = blocks;
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (!(wishes_[b].*wish)) blocks[b].*kind = tier;
-    }
-    if (blocks == before || fits()) return true;
-    blocks = before;
-    return false;
-  }
-
-  /// Last layers first: theirs are wanted back first.
-  void keep_intermediates() {
-    auto& blocks = blueprint_.placement.blocks;
-    for (std::size_t b = blocks.size() - 1; b-- > 1;) {
-      if (wishes_[b].recompute) continue;
-      blocks[b].keeps_intermediates = true;
-      if (fits()) continue;
-      blocks[b].keeps_intermediates = false;
-      return;
-    }
-  }
-
-  Blueprint& blueprint_;
-  const std::vector<Wish>& wishes_;
-};
+}
 
 /// What is special about the gathers of split weights between ranks: "" where nothing is.
 std::string describe_gathers(const Blueprint& blueprint) {
@@ -102,58 +66,6 @@ std::string describe_gathers(const Blueprint& blueprint) {
   return text;
 }
 
-}  // namespace
-
-memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
-                                Bytes available, std::uint32_t local_rank) {
-  return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));
-}
-
-Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
-  return device::own_memory({.kind = config.ballast.device, .local_rank = local_rank});
-}
-
-model::Architecture make_architecture(const config::Config& config) {
-  const config::ModelSection& section = config.model;
-  model::ModelConfig model;
-  model.family = model::parse_family(section.family);
-  model.vocab_size = section.vocab_size;
-  model.hidden_size = section.hidden_size;
-  model.num_layers = section.num_layers;
-  model.num_heads = section.num_heads;
-  model.num_kv_heads = section.num_kv_heads;
-  model.intermediate_size = section.intermediate_size;
-  model.max_sequence = section.max_sequence;
-  model.norm_epsilon = section.norm_epsilon;
-  model.rope_theta = section.rope_theta;
-  model.tie_embeddings = section.tie_embeddings.value_or(model.family == model::Family::gpt2);
-  model.init_stddev = section.init_stddev;
-  return model::build_architecture(model);
-}
-
-memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
-  memory::Ledger ledger;
-  for (const schedule::Buffer& buffer : buffers) {
-    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
-  }
-  return ledger;
-}
-
-Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, model::KernelMemory kernels,
-                         std::uint32_t world, std::uint32_t rank) {
-  Blueprint blueprint = outline(config, model, budgets, kernels, world);
-  blueprint.rank = rank;
-  GreedyFill(blueprint, read_wishes(config, blueprint.model.blocks.size())).place();
-  blueprint.ledger = make_ledger(
-      schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
-  blueprint.ledger.require_fit(budgets);
-  blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
-  return blueprint;
-}
-
-namespace {
-
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
   const std::size_t layers = blueprint.placement.blocks.size() - 2;
@@ -169,6 +81,30 @@ std::string describe_kept(const Blueprint& blueprint) {
 }
 
 }  // namespace
+
+void size_workload(Blueprint& blueprint, model::KernelMemory kernels,
+                   std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
+  blueprint.workload.workspace_bytes = kernels.workspace;
+  blueprint.workload.intermediate_bytes = kernels.intermediates;
+  add_blocks(blueprint, persistence_threshold);
+  add_batch(blueprint, evaluation_micro_batches);
+}
+
+memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {
+  memory::Ledger ledger;
+  for (const schedule::Buffer& buffer : buffers) {
+    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage));
+  }
+  return ledger;
+}
+
+void place(Blueprint& blueprint, schedule::Placement placement) {
+  blueprint.placement = std::move(placement);
+  blueprint.ledger = make_ledger(
+      schedule::list_buffers(blueprint.workload, blueprint.placement, blueprint.options));
+  blueprint.ledger.require_fit(blueprint.budgets);
+  blueprint.schedule = schedule::build(blueprint.workload, blueprint.placement, blueprint.options);
+}
 
 std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;

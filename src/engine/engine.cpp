@@ -11,39 +11,17 @@
 
 #include "src/engine/states.h"
 #include "src/engine/step.h"
-#include "src/engine/swap_options.h"
 #include "src/engine/warm_up.h"
 
 namespace ballast::engine {
 namespace {
 
-std::optional<Isa> wanted_isa(const config::Config& config) {
-  if (config.ballast.update_isa == "auto") return std::nullopt;
-  return parse_isa(config.ballast.update_isa);
-}
-
-/// Everything of an update but its gradient's scale.
-cpu_adam::Hyper make_hyper(const Blueprint& blueprint, const config::OptimizerSection& section,
-                           double learning_rate, std::uint64_t step) {
-  return {.optimizer = blueprint.states.optimizer,
-          .learning_rate = learning_rate,
-          .beta1 = section.beta1,
-          .beta2 = section.beta2,
-          .epsilon = section.eps,
-          .momentum = section.momentum,
-          .nesterov = section.nesterov,
-          .weight_decay = section.weight_decay,
-          .step = static_cast<std::int64_t>(step)};
-}
-
 /// Nothing when nothing is on NVMe.
-std::optional<state::SwapPlan> plan_swapping(const config::Config& config,
-                                             const schedule::Schedule& schedule,
-                                             const comm::Ranks* ranks) {
+std::optional<state::SwapPlan> plan_swapping(const state::SwapOptions& options,
+                                             const schedule::Schedule& schedule) {
   const std::vector<Bytes> extents = state::swap_extents(schedule);
   if (extents.empty()) return std::nullopt;
-  const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
-  return state::plan_swap(swap_options(config, launch), extents);
+  return state::plan_swap(options, extents);
 }
 
 }  // namespace
@@ -54,27 +32,26 @@ Bytes EngineTotals::nvme_bytes_written() const {
 
 class Engine::Impl {
  public:
-  Impl(config::Config config, const std::atomic<bool>* interrupted, comm::Ranks* ranks)
-      : config_(std::move(config)),
+  Impl(Blueprint blueprint, EngineOptions options, const std::atomic<bool>* interrupted,
+       comm::Ranks* ranks)
+      : blueprint_(std::move(blueprint)),
+        options_(std::move(options)),
         interrupted_(interrupted),
         ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
-        budgets_(resolve_budgets(
-            config_, {config_.ballast.device_bytes, config_.ballast.host_bytes},
-            memory::available_memory(), ranks_ == nullptr ? 0 : ranks_->launch().local_rank)),
         device_(device::make_device(device_options())),
-        model_(make_architecture(config_)),
-        compute_(model::make_compute(*device_, model_, config_.bf16 ? DType::bf16 : DType::f32,
-                                     {config_.batch.micro_batch, config_.data.sequence_length},
-                                     model::parse_attention_by(config_.ballast.attention))),
-        blueprint_(draw_blueprint(config_, model_, budgets_,
-                                  {compute_->workspace_bytes(), compute_->intermediate_bytes()},
-                                  ranks_ == nullptr ? 1 : ranks_->world(),
-                                  ranks_ == nullptr ? 0 : ranks_->rank())),
-        swap_plan_(plan_swapping(config_, blueprint_.schedule, ranks_)),
-        updater_({.threads = config_.ballast.update_threads,
-                  .isa = wanted_isa(config_),
-                  .numa_node = config_.ballast.update_numa_node}),
-        device_update_(update::make_device_update(*device_, updater_)) {}
+        compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
+                                     options_.attention)),
+        swap_plan_(plan_swapping(options_.swap, blueprint_.schedule)),
+        updater_(options_.update),
+        device_update_(update::make_device_update(*device_, updater_)) {
+    const schedule::Workload& work = blueprint_.workload;
+    expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
+                blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+            "engine: the blueprint is that of other ranks");
+    expects(work.workspace_bytes >= compute_->workspace_bytes() &&
+                work.intermediate_bytes >= compute_->intermediate_bytes(),
+            "engine: the blueprint has too little memory for the device's kernels");
+  }
 
   ~Impl() { executor_.reset(); }
 
@@ -91,14 +68,14 @@ class Engine::Impl {
                            .updater = updater_,
                            .device_update = *device_update_,
                            .ranks = ranks_,
-                           .gradient_clipping = config_.gradient_clipping});
+                           .gradient_clipping = options_.gradient_clipping});
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
     for (const schedule::BufferId id : schedule.batch_host) {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
-    fill_states(blueprint_, source, config_.ballast.seed, perform());
+    fill_states(blueprint_, source, options_.seed, perform());
     if (device_->kind() != "host") warm_up(*lanes_);
     executor_ = make_executor([this](const schedule::Span& span) {
       if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
@@ -161,10 +138,10 @@ class Engine::Impl {
 
  private:
   [[nodiscard]] device::DeviceOptions device_options() const {
-    return {.kind = config_.ballast.device,
-            .budget = budgets_.device,
-            .compute_threads = config_.ballast.compute_threads,
-            .link_gbps = config_.ballast.link_gbps,
+    return {.kind = options_.device,
+            .budget = blueprint_.budgets.device,
+            .compute_threads = options_.compute_threads,
+            .link_gbps = options_.link_gbps,
             .local_rank = ranks_ == nullptr ? 0 : ranks_->launch().local_rank,
             .interrupted = interrupted_};
   }
@@ -180,8 +157,8 @@ class Engine::Impl {
         },
         schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
                                                    std::uint64_t) { lanes_->finish(operation); },
-                                  .serial = config_.ballast.serial,
-                                  .delay_seed = config_.ballast.delay_seed,
+                                  .serial = options_.serial,
+                                  .delay_seed = options_.delay_seed,
                                   .observer = std::move(observer),
                                   .interrupted = interrupted_});
   }
@@ -240,20 +217,21 @@ class Engine::Impl {
     StepContext& context = lanes_->context(number);
     context = {};
     context.micro_batches = plan.micro_batches;
-    context.hyper = make_hyper(blueprint_, config_.optimizer, learning_rate, updates_ + 1);
+    context.hyper = options_.hyper;
+    context.hyper.optimizer = blueprint_.states.optimizer;
+    context.hyper.learning_rate = learning_rate;
+    context.hyper.step = static_cast<std::int64_t>(updates_ + 1);
     executor_->submit(plan, number);
     executor_->wait(plan.gate);
     return context;
   }
 
-  config::Config config_;
+  Blueprint blueprint_;
+  EngineOptions options_;
   const std::atomic<bool>* interrupted_;
   comm::Ranks* ranks_;  ///< nullptr for one rank
-  memory::Budgets budgets_;
   std::unique_ptr<device::Device> device_;
-  model::Architecture model_;
   std::unique_ptr<model::Compute> compute_;
-  Blueprint blueprint_;
   std::optional<state::SwapPlan> swap_plan_;
   cpu_adam::Updater updater_;
   std::unique_ptr<update::DeviceUpdate> device_update_;
@@ -269,9 +247,9 @@ class Engine::Impl {
   std::atomic<schedule::Timeline*> timeline_ = nullptr;
 };
 
-Engine::Engine(const config::Config& config, const std::atomic<bool>* interrupted,
+Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<bool>* interrupted,
                comm::Ranks* ranks)
-    : impl_(std::make_unique<Impl>(config, interrupted, ranks)) {}
+    : impl_(std::make_unique<Impl>(std::move(blueprint), std::move(options), interrupted, ranks)) {}
 Engine::~Engine() = default;
 
 const Blueprint& Engine::blueprint() const {

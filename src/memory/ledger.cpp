@@ -17,14 +17,6 @@ std::optional<Bytes> budget_of(Tier tier, const Budgets& budgets) {
   return std::nullopt;
 }
 
-std::string_view advice(Tier tier) {
-  return tier == Tier::device
-             ? "raise ballast.device_bytes, lower train_micro_batch_size_per_gpu, or move "
-               "weights, states or activations to the host"
-             : "raise ballast.host_bytes, or move weights and states to NVMe "
-               "(offload_param.device, offload_optimizer.device: \"nvme\")";
-}
-
 }  // namespace
 
 void Ledger::add(Tier tier, std::string_view kind, Bytes bytes) {
@@ -65,10 +57,9 @@ void Ledger::require_fit(const Budgets& budgets) const {
     }
     throw Error(ErrorCategory::memory,
                 fmt::format("the {} budget of {} is {} too small: the run needs {}, most of it "
-                            "'{}' ({}); {}",
+                            "'{}' ({})",
                             to_string(tier), format_bytes(budget), format_bytes(needed - budget),
-                            format_bytes(needed), largest->kind, format_bytes(largest->bytes),
-                            advice(tier)));
+                            format_bytes(needed), largest->kind, format_bytes(largest->bytes)));
   }
 }
 

@@ -4,14 +4,15 @@
 #include <chrono>
 #include <ctime>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "ballast/core/mapping.h"
 #include "ballast/core/random.h"
 
-#include "src/engine/swap_options.h"
 #include "src/planning/calibration.h"
+#include "src/planning/engine_inputs.h"
 #include "src/state/swap_space.h"
 
 namespace ballast::planning {
@@ -37,7 +38,7 @@ double cpu_seconds() {
 
 /// The paths of a run, or the nearest directories above them that exist.
 state::SwapOptions existing_paths(const config::Config& config) {
-  state::SwapOptions options = engine::swap_options(config);
+  state::SwapOptions options = swap_options(config);
   for (state::SwapPath& path : options.paths) {
     std::error_code ignored;
     while (path.made_later && path.directory.has_relative_path() &&
@@ -50,9 +51,9 @@ state::SwapOptions existing_paths(const config::Config& config) {
 }
 
 /// Extents like a layer's states, and a tiny one, with memory for one transfer each.
-class Trial {
+class SwapProbe {
  public:
-  Trial(const Sample& sample)
+  SwapProbe(const Sample& sample)
       : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].state_bytes)),
         memory_(kExtents * bytes_, "measuring the swap paths") {
     std::vector<Bytes> extents(kExtents, bytes_);
@@ -90,7 +91,7 @@ class Trial {
 
 /// Reads one extent while another thread writes the others: bytes per second of both together, and
 /// what reading gets of it.
-void measure_mixed(Trial& trial, schedule::Rates& rates) {
+void measure_mixed(SwapProbe& probe, schedule::Rates& rates) {
   std::atomic<bool> stop = false;
   std::atomic<std::size_t> written = 0;
   std::exception_ptr failure;
@@ -98,7 +99,7 @@ void measure_mixed(Trial& trial, schedule::Rates& rates) {
   const auto start = Clock::now();
   std::thread writer([&] {
     try {
-      for (std::size_t i = 0; !stop; ++i, ++written) trial.write(1 + i % 2);
+      for (std::size_t i = 0; !stop; ++i, ++written) probe.write(1 + i % 2);
     } catch (...) {
       writer_failure = std::current_exception();
     }
@@ -106,7 +107,7 @@ void measure_mixed(Trial& trial, schedule::Rates& rates) {
   std::size_t read = 0;
   try {
     while (read == 0 || (since(start) < kSeconds && read + written < 2 * kMostTransfers)) {
-      trial.read(0);
+      probe.read(0);
       ++read;
     }
   } catch (...) {
@@ -120,31 +121,36 @@ void measure_mixed(Trial& trial, schedule::Rates& rates) {
   if (failure) std::rethrow_exception(failure);
   // The last write is half done on average.
   const double total = static_cast<double>(read + done) + 0.5;
-  rates.mixed_per_second = total * trial.bytes() / seconds;
+  rates.mixed_per_second = total * probe.bytes() / seconds;
   rates.mixed_read_share = static_cast<double>(read) / total;
 }
 
 }  // namespace
 
 void measure_swap(const Sample& sample, schedule::Rates& rates) {
-  Trial trial(sample);
-  const Patience few = {.seconds = 0.05, .least = 3, .most = 9};
-  const double read_latency = median_seconds(few, [&] { trial.read(kExtents); });
-  const double write_latency = median_seconds(few, [&] { trial.write(kExtents); });
+  SwapProbe probe(sample);
+  const Repeats few = {.seconds = 0.05, .least = 3, .most = 9};
+  const double read_latency = mean_seconds(few, [&] { probe.read(kExtents); });
+  const double write_latency = mean_seconds(few, [&] { probe.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
-  const Patience patience = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
+  const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = cpu_seconds();
   const auto start = Clock::now();
   std::size_t turn = 0;
-  const double read = median_seconds(patience, [&] { trial.read(turn++ % kExtents); });
-  const double write = median_seconds(patience, [&] { trial.write(turn++ % kExtents); });
+  const double read = mean_seconds(repeats, [&] { probe.read(turn++ % kExtents); });
+  const double write = mean_seconds(repeats, [&] { probe.write(turn++ % kExtents); });
   rates.io_cores = (cpu_seconds() - cpu) / since(start);
   const auto rate = [&](double seconds) {
-    return trial.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
+    return probe.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
   };
   rates.read_per_second = rate(read);
   rates.write_per_second = rate(write);
-  measure_mixed(trial, rates);
+  measure_mixed(probe, rates);
+}
+
+std::function<void()> fetches(const Sample& sample) {
+  const auto probe = std::make_shared<SwapProbe>(sample);
+  return [probe, turn = std::size_t{0}]() mutable { probe->read(turn++ % kExtents); };
 }
 
 }  // namespace ballast::planning

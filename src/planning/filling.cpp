@@ -10,12 +10,12 @@ namespace {
 using schedule::BlockPlacement;
 using schedule::Placement;
 
-bool takes_weights(Part part) {
-  return part == Part::weights || part == Part::both;
+bool takes_weights(Movable kind) {
+  return kind == Movable::weights || kind == Movable::both;
 }
 
-bool takes_optimizer(Part part) {
-  return part == Part::optimizer || part == Part::both;
+bool takes_optimizer(Movable kind) {
+  return kind == Movable::optimizer || kind == Movable::both;
 }
 
 /// Number `count` of `blocks` as the pattern chooses them.
@@ -37,15 +37,15 @@ std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::siz
 
 Placement Filler::lowest() const {
   Placement placement;
-  placement.blocks.reserve(wishes_.size());
-  for (std::size_t b = 0; b < wishes_.size(); ++b) {
-    const engine::Wish& wish = wishes_[b];
+  placement.blocks.reserve(constraints_.size());
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once.
-    const bool layer = schedule::is_layer(b, wishes_.size());
-    placement.blocks.push_back({wish.weights.value_or(Tier::nvme),
-                                wish.optimizer.value_or(Tier::nvme),
-                                wish.activations.value_or(layer ? Tier::nvme : Tier::device),
-                                layer && !wish.recompute.value_or(true)});
+    const bool layer = schedule::is_layer(b, constraints_.size());
+    placement.blocks.push_back({constraint.weights.value_or(Tier::nvme),
+                                constraint.optimizer.value_or(Tier::nvme),
+                                constraint.activations.value_or(layer ? Tier::nvme : Tier::device),
+                                layer && !constraint.recompute.value_or(true)});
   }
   return placement;
 }
@@ -65,16 +65,18 @@ Bytes Filler::excess(const Placement& placement, const schedule::Options& option
 
 std::vector<std::size_t> Filler::movable(const Placement& placement, const Move& move) const {
   std::vector<std::size_t> blocks;
-  for (std::size_t b = 0; b < wishes_.size(); ++b) {
-    const engine::Wish& wish = wishes_[b];
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    const PlacementConstraint& constraint = constraints_[b];
     const BlockPlacement& now = placement.blocks[b];
     bool open = true;
-    if (takes_weights(move.part)) open = open && !wish.weights && now.weights > move.tier;
-    if (takes_optimizer(move.part)) open = open && !wish.optimizer && now.optimizer > move.tier;
-    if (move.part == Part::activations) open = !wish.activations && now.activations > move.tier;
-    if (move.part == Part::intermediates) {
-      const bool layer = schedule::is_layer(b, wishes_.size());
-      open = layer && !wish.recompute && !now.keeps_intermediates;
+    if (takes_weights(move.kind)) open = open && !constraint.weights && now.weights > move.tier;
+    if (takes_optimizer(move.kind))
+      open = open && !constraint.optimizer && now.optimizer > move.tier;
+    if (move.kind == Movable::activations)
+      open = !constraint.activations && now.activations > move.tier;
+    if (move.kind == Movable::intermediates) {
+      const bool layer = schedule::is_layer(b, constraints_.size());
+      open = layer && !constraint.recompute && !now.keeps_intermediates;
     }
     if (open) blocks.push_back(b);
   }
@@ -87,10 +89,10 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
                    std::size_t count) {
   for (const std::size_t b : chosen(blocks, count, move.pattern)) {
     BlockPlacement& block = placement.blocks[b];
-    if (takes_weights(move.part)) block.weights = move.tier;
-    if (takes_optimizer(move.part)) block.optimizer = move.tier;
-    if (move.part == Part::activations) block.activations = move.tier;
-    if (move.part == Part::intermediates) block.keeps_intermediates = true;
+    if (takes_weights(move.kind)) block.weights = move.tier;
+    if (takes_optimizer(move.kind)) block.optimizer = move.tier;
+    if (move.kind == Movable::activations) block.activations = move.tier;
+    if (move.kind == Movable::intermediates) block.keeps_intermediates = true;
   }
   return placement;
 }

@@ -3,19 +3,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "ballast/config/config.h"
 #include "ballast/core/tier.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/schedule/plan.h"
 
-#include "src/engine/outline.h"
-
 namespace ballast::planning {
 
+/// What the config fixes of a block's place; empty members are open.
+struct PlacementConstraint {
+  config::TierChoice weights;
+  config::TierChoice optimizer;
+  config::TierChoice activations;
+  std::optional<bool> recompute;
+};
+
 /// What a move takes to a faster tier.
-enum class Part : std::uint8_t {
+enum class Movable : std::uint8_t {
   weights,
   optimizer,
   both,  ///< weights and optimizer states of a block together
@@ -32,7 +40,7 @@ enum class Pattern : std::uint8_t {
 
 /// One step of filling the tiers: as many blocks as fit, at most `limit`.
 struct Move {
-  Part part = Part::weights;
+  Movable kind = Movable::weights;
   Tier tier = Tier::host;
   Pattern pattern = Pattern::first;
   std::size_t limit = std::numeric_limits<std::size_t>::max();
@@ -40,14 +48,19 @@ struct Move {
 
 using Program = std::vector<Move>;
 
+/// For where everything else is named: the last layers first, whose intermediates are wanted first.
+inline Program keep_intermediates() {
+  return {{.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
+}
+
 /// Places the blocks of one workload within budgets: what is open starts on NVMe, and the moves of
 /// a program take it up. A pure function of its arguments.
 class Filler {
  public:
   /// All must outlive the filler.
-  Filler(const schedule::Workload& workload, const std::vector<engine::Wish>& wishes,
+  Filler(const schedule::Workload& workload, const std::vector<PlacementConstraint>& constraints,
          const memory::Budgets& budgets)
-      : work_(workload), wishes_(wishes), budgets_(budgets) {}
+      : work_(workload), constraints_(constraints), budgets_(budgets) {}
 
   /// Where everything open is on the slowest tier.
   [[nodiscard]] schedule::Placement lowest() const;
@@ -70,7 +83,7 @@ class Filler {
                                          const schedule::Options& options) const;
 
   const schedule::Workload& work_;
-  const std::vector<engine::Wish>& wishes_;
+  const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
 };
 

@@ -1,13 +1,14 @@
 #include "ballast/planning/forecast.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/engine/blueprint.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/schedule/hiding.h"
 #include "ballast/schedule/simulator.h"
 
@@ -16,6 +17,22 @@ namespace {
 
 using schedule::Lane;
 using schedule::Operation;
+
+constexpr double kTerabyte = 1e12;
+
+/// As many digits as an estimate deserves: "0.042", "3.1", "190", "12000".
+std::string short_number(double value) {
+  return value >= 9.95 ? fmt::format("{:.0f}", value) : fmt::format("{:.2g}", value);
+}
+
+std::string life(double days) {
+  constexpr double kYear = 365.25;
+  constexpr double kManyYears = 100.0;
+  if (days >= kManyYears * kYear) return "more than 100 years";
+  if (days >= 3.0 * kYear) return short_number(days / kYear) + " years";
+  const std::string number = short_number(days);
+  return number + (number == "1" ? " day" : " days");
+}
 
 /// What a step moves on some lanes whatever its number of tokens, and how long that takes alone.
 struct Load {
@@ -29,7 +46,7 @@ Load fixed_load(const engine::Blueprint& blueprint, const schedule::Rates& rates
   for (const Operation& operation : blueprint.schedule.steady.operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
-    if (bytes == 0 || moves_batch(operation.action)) continue;
+    if (bytes == 0 || grows_with_batch(operation.action)) continue;
     load.bytes += bytes;
     load.seconds += seconds_alone(operation, blueprint.workload, rates);
   }
@@ -98,12 +115,27 @@ void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates
   const Bytes needed = blueprint.ledger.total(Tier::nvme);
   if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
   throw Error(ErrorCategory::memory,
-              fmt::format("rates '{}': the drives of a rank hold {}, the run needs {} there; use "
-                          "more drives or more ranks",
+              fmt::format("rates '{}': the drives of a rank hold {}, the run needs {} there",
                           rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
 }
 
 }  // namespace
+
+std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds,
+                                  double rated_bytes) {
+  constexpr double kDay = 86400.0;
+  const Bytes all = std::accumulate(written.begin(), written.end(), Bytes{0});
+  if (all == 0 || !(seconds > 0.0)) return std::nullopt;
+  const auto most = static_cast<double>(*std::max_element(written.begin(), written.end()));
+  return Wear{static_cast<double>(all) / seconds * kDay / kTerabyte,
+              rated_bytes / (most / seconds * kDay), rated_bytes};
+}
+
+std::string describe(const Wear& wear) {
+  return fmt::format("{} TB a day at this pace: a drive rated {:.0f} TBW lasts {}",
+                     short_number(wear.terabytes_per_day), wear.rated_bytes / kTerabyte,
+                     life(wear.days));
+}
 
 bool Forecast::bandwidth_run() const {
   return !hiding.empty() &&
@@ -114,16 +146,19 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
   const memory::Budgets wanted = {first(config.ballast.device_bytes, rates.device_bytes),
                                   first(config.ballast.host_bytes, rates.host_bytes)};
-  return engine::resolve_budgets(config, wanted, memory::available_memory());
+  return resolve_budgets(config, wanted, memory::available_memory());
 }
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
                        std::uint32_t world) {
-  const model::Architecture model = engine::make_architecture(config);
-  const memory::Budgets budgets = budgets_of(config, rates);
+  const PlanRequest request = {.config = config,
+                               .model = make_architecture(config),
+                               .budgets = budgets_of(config, rates),
+                               .rates = rates,
+                               .world = world};
   Forecast forecast;
   forecast.rates = rates;
-  forecast.decision = decide(config, model, budgets, rates, world);
+  forecast.decision = decide(request);
   const Decision& decision = forecast.decision;
   check_nvme(decision.blueprint, rates);
   const double seconds = decision.prediction.step_seconds;
@@ -132,7 +167,7 @@ Forecast make_forecast(const config::Config& config, const schedule::Rates& rate
   forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
   forecast.wear = find_wear(decision.config, rates, forecast.nvme_bytes_written, seconds);
   forecast.hiding = find_hiding_points(decision, rates);
-  forecast.improvements = find_improvements(decision, config, model, budgets, rates, world);
+  forecast.improvements = find_improvements(decision, request);
   return forecast;
 }
 

@@ -5,10 +5,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planning/planner.h"
+#include "ballast/planning/run_plan.h"
 
-#include "src/engine/outline.h"
-#include "src/planning/planner.h"
+#include "src/planning/search.h"
 
 namespace ballast::planning {
 namespace {
@@ -18,8 +17,8 @@ using schedule::Lane;
 /// Simulates changes one at a time.
 class Improvements {
  public:
-  Improvements(const Decision& decision, const Question& question)
-      : decision_(decision), question_(question), now_(speed_of(decision)) {}
+  Improvements(const Decision& decision, const PlanRequest& request)
+      : decision_(decision), request_(request), now_(speed_of(decision)) {}
 
   std::vector<Variant> find() {
     more_tokens();
@@ -35,43 +34,41 @@ class Improvements {
 
  private:
   static double speed_of(const Decision& decision) {
-    return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+    // The blueprint may be with the engine by now.
+    return static_cast<double>(decision.config.batch.train_batch *
+                               decision.config.data.sequence_length) /
            decision.prediction.step_seconds;
   }
 
   void attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                const schedule::Rates& rates) {
-    const Question changed = {config,
-                              question_.model,
-                              budgets,
-                              rates,
-                              question_.world,
-                              question_.kernel_memory_of,
-                              question_.work_limit / 8};
+    const PlanRequest changed = {
+        config,           request_.model,         budgets, rates, request_.world,
+        request_.kernels, request_.work_limit / 8};
     try {
-      const double speed = speed_of(decide_with(changed));
+      const std::optional<Decision> decision = try_decide(changed);
+      if (!decision) return;
+      const double speed = speed_of(*decision);
       found_.push_back({std::move(change), speed, speed / now_});
     } catch (const Error& error) {
-      // It does not fit, or needs what the machine lacks: no suggestion.
-      const bool expected =
-          error.category() == ErrorCategory::memory || error.category() == ErrorCategory::config;
-      if (!expected) throw;
+      // It needs what the machine lacks: no suggestion.
+      if (error.category() != ErrorCategory::config) throw;
     }
   }
 
   void more_tokens() {
     for (const std::uint64_t factor : {2U, 4U}) {
-      config::Config config = question_.config;
+      config::Config config = request_.config;
       config.batch.train_batch *= factor;
       config.batch.accumulation *= factor;
       attempt(fmt::format("{}x the tokens per step (train_batch_size {})", factor,
                           config.batch.train_batch),
-              config, question_.budgets, question_.rates);
+              config, request_.budgets, request_.rates);
     }
   }
 
   void open_placement() {
-    config::Config config = question_.config;
+    config::Config config = request_.config;
     config.zero.parameters.tier = std::nullopt;
     config.zero.optimizer.tier = std::nullopt;
     config.ballast.activations = std::nullopt;
@@ -83,17 +80,17 @@ class Improvements {
     config.ballast.device_weight_buffers = 0;
     config.ballast.activation_buffers = 0;
     attempt("\"auto\" for every tier, for ballast.order and ballast.recompute, buffers left open",
-            config, question_.budgets, question_.rates);
+            config, request_.budgets, request_.rates);
   }
 
   void larger_budgets() {
-    if (!leaves_choices(question_.config)) return;
+    if (!leaves_choices(request_.config)) return;
     const auto larger = [](Bytes bytes) { return bytes + bytes / 4; };
-    const memory::Budgets& now = question_.budgets;
-    attempt("25% more host memory (ballast.host_bytes)", question_.config,
-            {now.device, larger(now.host)}, question_.rates);
-    attempt("25% more device memory (ballast.device_bytes)", question_.config,
-            {larger(now.device), now.host}, question_.rates);
+    const memory::Budgets& now = request_.budgets;
+    attempt("25% more host memory (ballast.host_bytes)", request_.config,
+            {now.device, larger(now.host)}, request_.rates);
+    attempt("25% more device memory (ballast.device_bytes)", request_.config,
+            {larger(now.device), now.host}, request_.rates);
   }
 
   [[nodiscard]] bool used(Lane lane) const {
@@ -101,9 +98,9 @@ class Improvements {
   }
 
   void faster(std::string change, std::initializer_list<double schedule::Rates::*> which) {
-    schedule::Rates rates = question_.rates;
+    schedule::Rates rates = request_.rates;
     for (const auto rate : which) rates.*rate *= 2.0;
-    attempt(std::move(change), decision_.config, question_.budgets, rates);
+    attempt(std::move(change), decision_.config, request_.budgets, rates);
   }
 
   void faster_parts() {
@@ -122,15 +119,53 @@ class Improvements {
   }
 
   const Decision& decision_;
-  const Question& question_;
+  const PlanRequest& request_;
   double now_;
   std::vector<Variant> found_;
 };
 
 }  // namespace
 
-std::vector<Variant> find_improvements_with(const Decision& decision, const Question& question) {
-  return Improvements(decision, question).find();
+std::vector<Variant> find_improvements(const Decision& decision, const PlanRequest& request) {
+  return Improvements(decision, request).find();
+}
+
+std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
+                   double seconds, const std::function<std::vector<Variant>()>& improvements) {
+  if (seconds <= 0.0) return "no step was run";
+  const auto busy = [&](Lane lane) {
+    return lanes.busy_seconds.at(static_cast<std::size_t>(lane));
+  };
+  const double share = busy(Lane::compute) / seconds;
+  const std::uint64_t tokens = blueprint.workload.tokens_per_step();
+  const double waiting = std::max(0.0, 1.0 - share);
+  if (waiting < 0.1) {
+    return fmt::format(
+        "At {} tokens per step the run is bound by compute ({:.0f}% of the time): "
+        "transfers are hidden.",
+        tokens, 100.0 * share);
+  }
+  Lane slowest = Lane::upload;
+  for (const Lane lane : schedule::kLanes) {
+    if (lane != Lane::compute && busy(lane) > busy(slowest)) slowest = lane;
+  }
+  std::string text;
+  if (busy(slowest) < 0.3 * waiting * seconds) {
+    text = fmt::format(
+        "At {} tokens per step no lane is busy for long (compute {:.0f}% of the time): the "
+        "operations are too short.",
+        tokens, 100.0 * share);
+  } else {
+    text = fmt::format(
+        "At {} tokens per step compute waits {:.0f}% of the time; the busiest other lane is {} "
+        "({:.0f}% of the time).",
+        tokens, 100.0 * waiting, to_string(slowest), 100.0 * busy(slowest) / seconds);
+  }
+  if (!improvements) return text + " ballast plan simulates what would help.";
+  const std::vector<Variant> variants = improvements();
+  if (variants.empty()) return text + " No change that was simulated makes it faster.";
+  return fmt::format("{} Simulated: {} would be {:.2f}x as fast.", text, variants.front().change,
+                     variants.front().speedup);
 }
 
 }  // namespace ballast::planning

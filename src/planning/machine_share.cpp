@@ -10,9 +10,10 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/cpu.h"
-#include "ballast/engine/blueprint.h"
 #include "ballast/memory/budget.h"
 #include "ballast/memory/topology.h"
+
+#include "src/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {
@@ -63,7 +64,7 @@ RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
   place.online_cpus = static_cast<std::uint64_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   place.local_rank = launch.local_rank;
   place.numa_nodes = static_cast<std::uint64_t>(std::max(1, memory::read_topology().numa_nodes));
-  place.device_memory = engine::own_device_memory(config, launch.local_rank);
+  place.device_memory = own_device_memory(config, launch.local_rank);
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return place;
@@ -107,6 +108,18 @@ void apply_own_share(config::Config& config, const MachineShare& share) {
   auto& ballast = config.ballast;
   if (!ballast.update_numa_node && share.numa_node >= 0) ballast.update_numa_node = share.numa_node;
   if (ballast.update_threads == 0 && share.sharing > 1) ballast.update_threads = share.cpus;
+}
+
+void share_out(schedule::Rates& rates, const PeerRanks& peers) {
+  if (rates.shared_cores > 0) {
+    rates.shared_cores = std::max(1U, rates.shared_cores / peers.sharing);
+  }
+  for (double* rate : {&rates.read_per_second, &rates.write_per_second, &rates.mixed_per_second}) {
+    *rate /= peers.local_world;
+  }
+  rates.fabric_per_second = peers.received_per_second;
+  rates.network_per_second = peers.received_per_second;
+  rates.ranks_per_node = peers.local_world;
 }
 
 }  // namespace ballast::planning

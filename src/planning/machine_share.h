@@ -7,6 +7,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
+#include "ballast/schedule/rates.h"
 
 namespace ballast::planning {
 
@@ -49,5 +50,18 @@ void apply_common_share(config::Config& config, const MachineShare& share);
 
 /// Likewise threads and NUMA node of the update, which may differ between ranks.
 void apply_own_share(config::Config& config, const MachineShare& share);
+
+/// The other ranks of a run, as far as a decision must know them.
+struct PeerRanks {
+  std::uint32_t world = 1;
+  std::uint32_t local_world = 1;     ///< on this machine: they share its swap paths
+  std::uint32_t sharing = 1;         ///< on the CPUs of this rank, itself included
+  double received_per_second = 0.0;  ///< bytes that a rank receives in a collective
+};
+
+/// Scales the rates of an idle machine to one rank's share. Copies and updates are not scaled: how
+/// much of the memory bandwidth each rank gets is not known. A GPU shares no cores (`shared_cores`
+/// 0) with the update, and so it stays.
+void share_out(schedule::Rates& rates, const PeerRanks& peers);
 
 }  // namespace ballast::planning

@@ -7,9 +7,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/engine/outline.h"
-#include "src/planning/planner.h"
-#include "src/planning/refusal.h"
+#include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {
@@ -63,42 +61,27 @@ void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) 
   }
 }
 
-config::Config settle(const Question& question, const Trial& trial) {
+config::Config settle(const PlanRequest& request, const Candidate& best) {
   config::Config config =
-      with_micro_batches(question.config, trial.point.setting->micro_batch, question.world);
-  name_placement(config, trial.placement.blocks);
-  const bool layers_first = trial.point.options.order == schedule::Order::layer_major;
+      with_micro_batches(request.config, best.point.setting->micro_batch, request.world);
+  name_placement(config, best.placement.blocks);
+  const bool layers_first = best.point.options.order == schedule::Order::layer_major;
   config.ballast.order = layers_first ? "layer_major" : "micro_batch_major";
-  config.zero.optimizer.buffer_count = trial.point.options.state_staging;
-  config.zero.parameters.buffer_count = trial.point.options.weight_staging;
-  config.ballast.device_weight_buffers = trial.point.options.weight_slots;
-  config.ballast.activation_buffers = trial.point.options.activation_staging;
+  config.zero.optimizer.buffer_count = best.point.options.state_staging;
+  config.zero.parameters.buffer_count = best.point.options.weight_staging;
+  config.ballast.device_weight_buffers = best.point.options.weight_slots;
+  config.ballast.activation_buffers = best.point.options.activation_staging;
   return config;
 }
 
-Decision conclude(const Question& question, config::Config config, std::size_t simulated) {
-  config.ballast.device_bytes = question.budgets.device;
-  config.ballast.host_bytes = question.budgets.host;
-  Decision decision;
-  const model::MicroBatchShape shape = {config.batch.micro_batch, config.data.sequence_length};
-  decision.blueprint = engine::draw_blueprint(config, question.model, question.budgets,
-                                              question.kernel_memory_of(shape), question.world);
-  decision.prediction =
-      schedule::simulate(decision.blueprint.schedule, decision.blueprint.workload, question.rates);
-  decision.config = std::move(config);
-  decision.simulated = simulated + 1;
-  return decision;
-}
-
-/// There is one plan only.
-Decision predict(const Question& question) {
-  static_cast<void>(micro_batch_sizes(question));  // checks the batch
-  try {
-    return conclude(question, question.config, 0);
-  } catch (const Error& error) {
-    if (error.category() != ErrorCategory::memory) throw;
-    throw Error(ErrorCategory::memory, explain_refusal(question));
-  }
+Decision conclude(const PlanRequest& request, config::Config config, engine::Blueprint blueprint,
+                  schedule::Placement placement, std::size_t simulated) {
+  config.ballast.device_bytes = request.budgets.device;
+  config.ballast.host_bytes = request.budgets.host;
+  engine::place(blueprint, std::move(placement));
+  schedule::Prediction prediction =
+      schedule::simulate(blueprint.schedule, blueprint.workload, request.rates);
+  return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 
 }  // namespace
@@ -106,24 +89,35 @@ Decision predict(const Question& question) {
 bool leaves_choices(const config::Config& config) {
   if (config.batch.automatic || config.ballast.order == "auto") return true;
   const std::size_t blocks = config.model.num_layers + 2;
-  const std::vector<engine::Wish> wishes = engine::read_wishes(config, blocks);
+  const auto constraints = read_constraints(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
-    if (!wishes[b].weights || !wishes[b].optimizer) return true;
-    if (schedule::is_layer(b, blocks) && !wishes[b].activations) return true;
+    if (!constraints[b].weights || !constraints[b].optimizer) return true;
+    if (schedule::is_layer(b, blocks) && !constraints[b].activations) return true;
   }
   return false;
 }
 
-Decision decide_with(const Question& question) {
-  if (!leaves_choices(question.config)) return predict(question);
-  Search search(question);
-  const std::optional<Trial> best = search.run();
-  if (!best) throw Error(ErrorCategory::memory, explain_refusal(question));
-  Decision decision = conclude(question, settle(question, *best), search.simulated());
-  expects(decision.blueprint.placement.blocks == best->placement.blocks &&
-              decision.blueprint.options == best->point.options,
-          "planner: the decided config draws another plan than the one that was simulated");
-  return decision;
+std::optional<Decision> try_decide(const PlanRequest& request) {
+  if (!leaves_choices(request.config)) {
+    const Setting setting(request, micro_batch_sizes(request).front());
+    const schedule::Options& options = setting.outline.options;
+    schedule::Placement placement = setting.filler.fill(keep_intermediates(), options);
+    if (setting.filler.excess(placement, options) > 0) return std::nullopt;
+    return conclude(request, request.config, setting.outline, std::move(placement), 0);
+  }
+  Search search(request);
+  const std::optional<Candidate> best = search.run();
+  if (!best) return std::nullopt;
+  engine::Blueprint blueprint = best->point.setting->outline;
+  blueprint.options = best->point.options;
+  return conclude(request, settle(request, *best), std::move(blueprint), best->placement,
+                  search.simulated());
+}
+
+Decision decide(const PlanRequest& request) {
+  std::optional<Decision> decision = try_decide(request);
+  if (!decision) throw Error(ErrorCategory::memory, explain_refusal(request));
+  return std::move(*decision);
 }
 
 }  // namespace ballast::planning

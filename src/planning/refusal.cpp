@@ -1,12 +1,12 @@
-#include "src/planning/refusal.h"
-
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "src/planning/search.h"
 
 namespace ballast::planning {
 namespace {
@@ -17,20 +17,24 @@ struct Nearest {
   memory::Ledger ledger;
 };
 
-/// How near to fitting `question` comes with everything that it leaves open.
-Nearest come_nearest(const Question& question) {
+/// How near to fitting `request` comes with everything that it leaves open. Where that is 0,
+/// try_decide() finds a plan that fits, too.
+Nearest come_nearest(const PlanRequest& request) {
   Nearest nearest;
   constexpr std::size_t kPrograms = 12;
-  std::vector<Program> programs = basic_programs();
+  const bool open = leaves_choices(request.config);
+  std::vector<Program> programs = {keep_intermediates()};
+  if (open) programs = basic_programs();
   programs.resize(std::min(programs.size(), kPrograms));
-  std::vector<std::uint64_t> sizes = micro_batch_sizes(question);
+  std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
   // The smallest first: they need the least. Layouts of very many micro-batches are slow to add up.
   std::reverse(sizes.begin(), sizes.end());
   constexpr std::size_t kSizes = 4;
   if (sizes.size() > kSizes) sizes.erase(sizes.begin() + kSizes / 2, sizes.end() - kSizes / 2);
   for (const std::uint64_t size : sizes) {
-    const Setting setting(question, size);
-    const schedule::Options options = smallest_buffers(question.config, setting.outline.options);
+    const Setting setting(request, size);
+    schedule::Options options = setting.outline.options;
+    if (open) options = smallest_buffers(request.config, options);
     for (const Program& program : programs) {
       const schedule::Placement placement = setting.filler.fill(program, options);
       const Bytes excess = setting.filler.excess(placement, options);
@@ -42,78 +46,77 @@ Nearest come_nearest(const Question& question) {
   return nearest;
 }
 
-/// A change of the config and how to say it.
-struct Change {
-  std::string words;
-  config::Config config;
-};
-
-using RuleTier = std::optional<Tier> config::PlacementRule::*;
-
-void open_rules(config::Config& config, RuleTier tier) {
-  for (config::PlacementRule& rule : config.ballast.placement) rule.*tier = std::nullopt;
-}
-
-void add_micro_batches(const Question& question, std::vector<Change>& changes) {
-  if (question.config.batch.automatic) return;
-  config::Config open = question.config;
-  open.batch.automatic = true;
-  for (const std::uint64_t size :
-       micro_batch_sizes({open, question.model, question.budgets, question.rates, question.world,
-                          question.kernel_memory_of})) {
-    if (size >= question.config.batch.micro_batch) continue;
-    const config::Config changed = with_micro_batches(question.config, size, question.world);
-    changes.push_back({fmt::format("train_micro_batch_size_per_gpu {} (and "
-                                   "gradient_accumulation_steps {})",
-                                   size, changed.batch.accumulation),
-                       changed});
+/// Whether a plan for `request` fits and, where its rates are known, can be simulated.
+bool works(PlanRequest request) {
+  try {
+    if (come_nearest(request).excess > 0) return false;
+    if (request.rates.forward.empty()) return true;
+    request.work_limit = 1;
+    return try_decide(request).has_value();
+  } catch (const Error& error) {
+    // A change that the config's rules forbid, or that needs a part which the machine lacks.
+    if (error.category() != ErrorCategory::config) throw;
+    return false;
   }
 }
 
-void add_tiers(const config::Config& config, std::vector<Change>& changes) {
+/// Changes of a config as arguments of --set, all of them together.
+using Overrides = std::vector<std::string>;
+
+constexpr const char* kOptimizerTier = "zero_optimization.offload_optimizer.device=";
+constexpr const char* kWeightsTier = "zero_optimization.offload_param.device=";
+constexpr const char* kActivations = "ballast.activations=";
+constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
+
+/// Smaller micro-batches, the largest first.
+void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& changes) {
+  if (request.config.batch.automatic) return;
+  PlanRequest open = request;
+  open.config.batch.automatic = true;
+  for (const std::uint64_t size : micro_batch_sizes(open)) {
+    if (size >= request.config.batch.micro_batch) continue;
+    const config::Config changed = with_micro_batches(request.config, size, request.world);
+    changes.push_back({fmt::format("train_micro_batch_size_per_gpu={}", size),
+                       fmt::format("gradient_accumulation_steps={}", changed.batch.accumulation)});
+  }
+}
+
+void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
+  // Rules would keep blocks where they are.
+  const auto add = [&](Overrides change) {
+    if (!config.ballast.placement.empty()) change.emplace_back("ballast.placement=[]");
+    changes.push_back(std::move(change));
+  };
   const auto slower = [](config::TierChoice now, Tier tier) { return now && *now < tier; };
+  if (!config.ballast.recompute.value_or(true)) add({"ballast.recompute=auto"});
   for (const Tier tier : {Tier::host, Tier::nvme}) {
-    const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
+    const std::string name = tier == Tier::host ? "cpu" : "nvme";
     if (slower(config.ballast.activations, tier)) {
-      Change change = {fmt::format("ballast.activations \"{}\"", to_string(tier)), config};
-      change.config.ballast.activations = tier;
-      open_rules(change.config, &config::PlacementRule::activations);
-      changes.push_back(std::move(change));
+      add({kActivations + std::string(to_string(tier))});
     }
-    if (slower(config.zero.optimizer.tier, tier)) {
-      Change change = {fmt::format("offload_optimizer.device \"{}\"", name), config};
-      change.config.zero.optimizer.tier = tier;
-      open_rules(change.config, &config::PlacementRule::optimizer);
-      changes.push_back(std::move(change));
-    }
-    if (slower(config.zero.parameters.tier, tier)) {
-      Change change = {fmt::format("offload_param.device \"{}\"", name), config};
-      change.config.zero.parameters.tier = tier;
-      open_rules(change.config, &config::PlacementRule::weights);
-      changes.push_back(std::move(change));
-    }
+    if (slower(config.zero.optimizer.tier, tier)) add({kOptimizerTier + name});
+    if (slower(config.zero.parameters.tier, tier)) add({kWeightsTier + name});
   }
+  const Overrides open = {std::string(kWeightsTier) + "auto", std::string(kOptimizerTier) + "auto",
+                          std::string(kActivations) + "auto", "ballast.recompute=auto"};
+  add(open);
+  if (config.batch.automatic) return;
+  Overrides all = open;
+  all.insert(all.end(), {fmt::format("train_batch_size={}", config.batch.train_batch),
+                         kAutoMicroBatch, "gradient_accumulation_steps=auto"});
+  add(std::move(all));
 }
 
-void add_recompute(const config::Config& config, std::vector<Change>& changes) {
-  if (config.ballast.recompute.value_or(true)) return;
-  Change change = {"ballast.recompute \"auto\"", config};
-  change.config.ballast.recompute = std::nullopt;
-  for (config::PlacementRule& rule : change.config.ballast.placement) rule.recompute = std::nullopt;
-  changes.push_back(std::move(change));
-}
-
-void add_everything_open(const config::Config& config, std::vector<Change>& changes) {
-  Change change = {
-      "\"auto\" for offload_param.device, offload_optimizer.device, ballast.activations and "
-      "ballast.recompute",
-      config};
-  change.config.zero.parameters.tier = std::nullopt;
-  change.config.zero.optimizer.tier = std::nullopt;
-  change.config.ballast.activations = std::nullopt;
-  change.config.ballast.recompute = std::nullopt;
-  change.config.ballast.placement.clear();
-  changes.push_back(std::move(change));
+/// `request` with its config changed; nothing where the config's rules forbid it.
+std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
+  PlanRequest result = request;
+  try {
+    result.config =
+        config::parse(config::print(request.config), "/", "the change", overrides, request.world);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  return result;
 }
 
 /// The next size up that is written with three digits, so that what a message says is enough.
@@ -133,19 +136,34 @@ std::string format_enough(Bytes bytes) {
   return format_bytes(rounded);
 }
 
-std::string larger_budgets(const Question& question, const memory::Ledger& ledger) {
-  std::string text;
-  for (const Tier tier : {Tier::device, Tier::host}) {
-    const bool device = tier == Tier::device;
-    const Bytes budget = device ? question.budgets.device : question.budgets.host;
-    const Bytes needed = ledger.total(tier);
-    if (needed <= budget) continue;
-    const config::BallastSection& ballast = question.config.ballast;
-    const bool named = (device ? ballast.device_bytes : ballast.host_bytes) > 0;
-    text += fmt::format(fmt::runtime(named ? "{}ballast.{}_bytes \"{}\"" : "{}{} memory of {}"),
-                        text.empty() ? "" : " with ", to_string(tier), format_enough(needed));
+/// Larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host memory of
+/// 1.2 GiB" where the budget is all that the machine has. "" when none is found.
+std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
+  constexpr int kTries = 8;
+  PlanRequest larger = request;
+  Bytes device = nearest.total(Tier::device);
+  Bytes host = nearest.total(Tier::host);
+  for (int i = 0; i < kTries; ++i, device += device / 10, host += host / 10) {
+    std::string text;
+    const auto raise = [&](Tier tier, Bytes needed, Bytes now, Bytes named, Bytes& budget) {
+      if (needed <= now) return;
+      std::string enough = format_enough(needed);
+      budget = parse_bytes(enough);
+      if (named > 0) std::erase(enough, ' ');
+      text +=
+          fmt::format(fmt::runtime(named > 0 ? "{}--set ballast.{}_bytes={}" : "{}{} memory of {}"),
+                      text.empty() ? ""
+                      : named > 0  ? " "
+                                   : " and ",
+                      to_string(tier), enough);
+    };
+    const config::BallastSection& ballast = request.config.ballast;
+    raise(Tier::device, device, request.budgets.device, ballast.device_bytes,
+          larger.budgets.device);
+    raise(Tier::host, host, request.budgets.host, ballast.host_bytes, larger.budgets.host);
+    if (works(larger)) return text;
   }
-  return text;
+  return "";
 }
 
 std::string what_is_missing(const memory::Budgets& budgets, const memory::Ledger& ledger) {
@@ -169,23 +187,24 @@ std::string what_is_missing(const memory::Budgets& budgets, const memory::Ledger
 
 }  // namespace
 
-std::string explain_refusal(const Question& question) {
-  const Nearest nearest = come_nearest(question);
-  std::vector<Change> changes;
-  add_micro_batches(question, changes);
-  add_recompute(question.config, changes);
-  add_tiers(question.config, changes);
-  add_everything_open(question.config, changes);
-  std::string fitting;
-  for (const Change& change : changes) {
-    const Question changed = {change.config,  question.model, question.budgets,
-                              question.rates, question.world, question.kernel_memory_of};
-    if (come_nearest(changed).excess > 0) continue;
-    fitting = change.words + " would fit, and so would ";
+std::string explain_refusal(const PlanRequest& request) {
+  const Nearest nearest = come_nearest(request);
+  std::vector<Overrides> changes;
+  add_micro_batches(request, changes);
+  add_placements(request.config, changes);
+  std::vector<std::string> ways;
+  for (const Overrides& change : changes) {
+    const std::optional<PlanRequest> other = changed(request, change);
+    if (!other || !works(*other)) continue;
+    ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
     break;
   }
-  return fmt::format("{}; {}{}{}", what_is_missing(question.budgets, nearest.ledger), fitting,
-                     larger_budgets(question, nearest.ledger), fitting.empty() ? " would fit" : "");
+  if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
+    ways.push_back(std::move(budgets));
+  }
+  const std::string missing = what_is_missing(request.budgets, nearest.ledger);
+  if (ways.empty()) return missing;
+  return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
 }
 
 }  // namespace ballast::planning

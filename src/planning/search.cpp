@@ -7,6 +7,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/device.h"
+
+#include "src/planning/engine_inputs.h"
 
 namespace ballast::planning {
 namespace {
@@ -47,21 +50,21 @@ Program concatenate(const Program& device, const Program& host) {
 
 }  // namespace
 
-std::vector<std::uint64_t> micro_batch_sizes(const Question& question) {
-  const config::BatchSection& batch = question.config.batch;
-  if (batch.train_batch == 0 || batch.train_batch % question.world != 0) {
+std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
+  const config::BatchSection& batch = request.config.batch;
+  if (batch.train_batch == 0 || batch.train_batch % request.world != 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("train_batch_size: {} sequences cannot be shared equally by {} ranks",
-                            batch.train_batch, question.world));
+                            batch.train_batch, request.world));
   }
-  const std::uint64_t share = batch.train_batch / question.world;
+  const std::uint64_t share = batch.train_batch / request.world;
   if (!batch.automatic) {
     if (batch.micro_batch == 0 || batch.micro_batch * batch.accumulation != share) {
       throw Error(
           ErrorCategory::config,
           fmt::format("train_batch_size: {} is not train_micro_batch_size_per_gpu {} x "
                       "gradient_accumulation_steps {} x {} ranks",
-                      batch.train_batch, batch.micro_batch, batch.accumulation, question.world));
+                      batch.train_batch, batch.micro_batch, batch.accumulation, request.world));
     }
     return {batch.micro_batch};
   }
@@ -101,21 +104,33 @@ std::vector<schedule::Order> orders(const config::Config& config,
   return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
 }
 
+/// Memory for micro-batches of `size` sequences. Where this program was built without CUDA, the
+/// host device's kernels on one thread stand in for its kernels.
+model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
+  const model::MicroBatchShape shape = {size, request.config.data.sequence_length};
+  if (request.kernels) return request.kernels(shape);
+  const config::Config& config = request.config;
+  const bool on_host = request.rates.shared_cores > 0;
+  return model::kernel_memory(request.model, config.bf16 ? DType::bf16 : DType::f32, shape,
+                              on_host || !device::cuda_built_in() ? "host" : "cuda",
+                              on_host ? config.ballast.compute_threads : 1);
+}
+
 }  // namespace
 
 std::vector<Program> basic_programs() {
-  const auto move = [](Part part, Tier tier, Pattern pattern = Pattern::first) {
+  const auto move = [](Movable kind, Tier tier, Pattern pattern = Pattern::first) {
     // The inputs of the last blocks are the first that the backward pass wants back.
-    const bool of_activations = part == Part::activations || part == Part::intermediates;
-    return Move{part, tier, of_activations ? Pattern::last : pattern};
+    const bool of_activations = kind == Movable::activations || kind == Movable::intermediates;
+    return Move{kind, tier, of_activations ? Pattern::last : pattern};
   };
-  const auto in_order = [&](std::initializer_list<Part> parts, Tier tier,
+  const auto in_order = [&](std::initializer_list<Movable> kinds, Tier tier,
                             Pattern pattern = Pattern::first) {
     Program program;
-    for (const Part part : parts) program.push_back(move(part, tier, pattern));
+    for (const Movable kind : kinds) program.push_back(move(kind, tier, pattern));
     return program;
   };
-  using enum Part;
+  using enum Movable;
   const std::array<Program, 8> device = {
       in_order({activations, weights, both, optimizer, intermediates}, Tier::device),
       in_order({activations, intermediates, weights, both, optimizer}, Tier::device),
@@ -143,27 +158,26 @@ std::vector<Program> basic_programs() {
   return programs;
 }
 
-Setting::Setting(const Question& question, std::uint64_t size)
+Setting::Setting(const PlanRequest& request, std::uint64_t size)
     : micro_batch(size),
-      budgets(question.budgets),
-      outline(engine::outline(
-          with_micro_batches(question.config, size, question.world), question.model,
-          question.budgets, question.kernel_memory_of({size, question.config.data.sequence_length}),
-          question.world)),
-      wishes(engine::read_wishes(question.config, question.model.blocks.size())),
-      filler(outline.workload, wishes, budgets) {}
+      budgets(request.budgets),
+      outline(planning::outline(with_micro_batches(request.config, size, request.world),
+                                request.model, request.budgets, kernels_of(request, size),
+                                request.world)),
+      constraints(read_constraints(request.config, request.model.blocks.size())),
+      filler(outline.workload, constraints, budgets) {}
 
-Search::Search(const Question& question) : question_(question) {
-  for (const std::uint64_t size : micro_batch_sizes(question)) {
-    settings_.push_back(std::make_unique<Setting>(question, size));
+Search::Search(const PlanRequest& request) : request_(request) {
+  for (const std::uint64_t size : micro_batch_sizes(request)) {
+    settings_.push_back(std::make_unique<Setting>(request, size));
   }
 }
 
-std::optional<Trial> Search::run() {
+std::optional<Candidate> Search::run() {
   try_basic(false);
-  if (trials_.empty()) try_basic(true);
-  if (trials_.empty() && lacking_) throw Error(*lacking_);
-  if (trials_.empty()) return std::nullopt;
+  if (candidates_.empty()) try_basic(true);
+  if (candidates_.empty() && lacking_) throw Error(*lacking_);
+  if (candidates_.empty()) return std::nullopt;
   refine();
   return *best();
 }
@@ -177,12 +191,12 @@ void Search::try_basic(bool few_buffers) {
     for (const auto& setting : settings_) {
       if (out_of_work()) return;
       // Very many, very small micro-batches are a way out when nothing else fits.
-      if (!trials_.empty() && least_operations(*setting) > question_.work_limit / 16) continue;
+      if (!candidates_.empty() && least_operations(*setting) > request_.work_limit / 16) continue;
       if (p >= kProbation && setting->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && setting->best == 0.0) continue;
       schedule::Options options = setting->outline.options;
-      if (few_buffers) options = smallest_buffers(question_.config, options);
-      for (const schedule::Order order : orders(question_.config, options)) {
+      if (few_buffers) options = smallest_buffers(request_.config, options);
+      for (const schedule::Order order : orders(request_.config, options)) {
         options.order = order;
         attempt({setting.get(), options, programs[p]});
       }
@@ -203,18 +217,18 @@ void Search::refine() {
   }
 }
 
-std::vector<Point> Search::neighbours(const Trial& trial) const {
+std::vector<Point> Search::neighbours(const Candidate& candidate) const {
   std::vector<Point> points;
-  vary_buffers(trial, points);
-  vary_program(trial, points);
+  vary_buffers(candidate, points);
+  vary_program(candidate, points);
   return points;
 }
 
-void Search::vary_buffers(const Trial& trial, std::vector<Point>& points) const {
-  const config::ZeroSection& zero = question_.config.zero;
+void Search::vary_buffers(const Candidate& candidate, std::vector<Point>& points) const {
+  const config::ZeroSection& zero = request_.config.zero;
   for (const std::uint32_t count : {2U, 4U, 6U, 1U}) {
     const auto with = [&](auto... members) {
-      Point point = trial.point;
+      Point point = candidate.point;
       ((point.options.*members = count), ...);
       points.push_back(std::move(point));
     };
@@ -224,30 +238,30 @@ void Search::vary_buffers(const Trial& trial, std::vector<Point>& points) const 
     if (states) with(&Options::state_staging);
     if (weights) with(&Options::weight_staging);
     if (states && weights) with(&Options::state_staging, &Options::weight_staging);
-    if (question_.config.ballast.device_weight_buffers == 0 && count > 1) {
+    if (request_.config.ballast.device_weight_buffers == 0 && count > 1) {
       with(&Options::weight_slots);
     }
-    if (question_.config.ballast.activation_buffers == 0) with(&Options::activation_staging);
+    if (request_.config.ballast.activation_buffers == 0) with(&Options::activation_staging);
   }
 }
 
-void Search::vary_program(const Trial& trial, std::vector<Point>& points) const {
-  const Program& program = trial.point.program;
+void Search::vary_program(const Candidate& candidate, std::vector<Point>& points) const {
+  const Program& program = candidate.point.program;
   for (std::size_t i = 0; i < program.size(); ++i) {
-    const std::size_t count = trial.moved[i];
+    const std::size_t count = candidate.moved[i];
     if (count == 0) continue;
     std::set<std::size_t> limits = {0, count / 2, count * 3 / 4, count - 1};
     if (count > 2) limits.insert(count - 2);
     if (count > 4) limits.insert(count - 4);
     for (const std::size_t limit : limits) {
       if (limit == count) continue;
-      Point point = trial.point;
+      Point point = candidate.point;
       point.program[i].limit = limit;
       points.push_back(std::move(point));
     }
     for (const Pattern pattern : {Pattern::first, Pattern::last, Pattern::spread}) {
       if (pattern == program[i].pattern) continue;
-      Point point = trial.point;
+      Point point = candidate.point;
       point.program[i].pattern = pattern;
       points.push_back(std::move(point));
     }
@@ -255,18 +269,18 @@ void Search::vary_program(const Trial& trial, std::vector<Point>& points) const 
 }
 
 bool Search::out_of_work() const {
-  return work_ > question_.work_limit && simulated_ >= kFewest;
+  return work_ > request_.work_limit && simulated_ >= kFewest;
 }
 
 void Search::attempt(const Point& point) {
   Setting& setting = *point.setting;
-  Trial trial;
-  trial.point = point;
-  trial.placement = setting.filler.fill(point.program, point.options, &trial.moved);
-  if (setting.filler.excess(trial.placement, point.options) > 0) return;
-  if (!seen_.insert(key_of(setting.micro_batch, point.options, trial.placement)).second) return;
+  Candidate candidate;
+  candidate.point = point;
+  candidate.placement = setting.filler.fill(point.program, point.options, &candidate.moved);
+  if (setting.filler.excess(candidate.placement, point.options) > 0) return;
+  if (!seen_.insert(key_of(setting.micro_batch, point.options, candidate.placement)).second) return;
   try {
-    evaluate(std::move(trial));
+    evaluate(std::move(candidate));
   } catch (const Error& error) {
     // A machine without drives, say: other plans may do without.
     if (error.category() != ErrorCategory::config) throw;
@@ -274,13 +288,13 @@ void Search::attempt(const Point& point) {
   }
 }
 
-void Search::evaluate(Trial trial) {
-  const schedule::Workload& workload = trial.point.setting->outline.workload;
+void Search::evaluate(Candidate candidate) {
+  const schedule::Workload& workload = candidate.point.setting->outline.workload;
   const schedule::Schedule schedule =
-      schedule::build(workload, trial.placement, trial.point.options);
+      schedule::build(workload, candidate.placement, candidate.point.options);
   constexpr std::size_t kPlansBuilt = 3;
   work_ += kPlansBuilt * schedule.steady.operations.size();
-  if (worth_simulating(schedule, workload)) judge(std::move(trial), schedule);
+  if (worth_simulating(schedule, workload)) judge(std::move(candidate), schedule);
 }
 
 /// A step takes at least as long as its busiest lane alone.
@@ -289,40 +303,40 @@ bool Search::worth_simulating(const schedule::Schedule& schedule,
   std::array<double, schedule::kLaneCount> seconds{};
   for (const schedule::Operation& operation : schedule.steady.operations) {
     seconds.at(static_cast<std::size_t>(operation.lane)) +=
-        seconds_in_turn(operation, workload, question_.rates);
+        seconds_in_turn(operation, workload, request_.rates);
   }
   const double longest = *std::max_element(seconds.begin(), seconds.end());
   return best_tokens_per_second_ * longest * kTie <=
          static_cast<double>(workload.tokens_per_step());
 }
 
-void Search::judge(Trial trial, const schedule::Schedule& schedule) {
-  Setting& setting = *trial.point.setting;
+void Search::judge(Candidate candidate, const schedule::Schedule& schedule) {
+  Setting& setting = *candidate.point.setting;
   const schedule::Workload& workload = setting.outline.workload;
   const schedule::Prediction prediction =
-      schedule::simulate(schedule, workload, question_.rates, kScreening);
+      schedule::simulate(schedule, workload, request_.rates, kScreening);
   ++simulated_;
   work_ += (kScreening.warm_up + kScreening.measured) * schedule.steady.operations.size();
-  trial.tokens_per_second =
+  candidate.tokens_per_second =
       static_cast<double>(workload.tokens_per_step()) / prediction.step_seconds;
-  trial.written = schedule.steady.bytes_on(Lane::writeback);
-  for (const Lane lane : schedule::kLanes) trial.moved_bytes += schedule.steady.bytes_on(lane);
-  trial.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
-  setting.best = std::max(setting.best, trial.tokens_per_second);
-  best_tokens_per_second_ = std::max(best_tokens_per_second_, trial.tokens_per_second);
-  trials_.push_back(std::move(trial));
+  candidate.written = schedule.steady.bytes_on(Lane::writeback);
+  for (const Lane lane : schedule::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);
+  candidate.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
+  setting.best = std::max(setting.best, candidate.tokens_per_second);
+  best_tokens_per_second_ = std::max(best_tokens_per_second_, candidate.tokens_per_second);
+  candidates_.push_back(std::move(candidate));
 }
 
 /// Of those that are as good as equally fast: what writes least to NVMe, then what moves the fewest
 /// bytes, then what takes the least memory, then what was tried first.
-const Trial* Search::best() const {
-  const Trial* best = nullptr;
-  const auto cost = [](const Trial& trial) {
-    return std::tuple(trial.written, trial.moved_bytes, trial.memory);
+const Candidate* Search::best() const {
+  const Candidate* best = nullptr;
+  const auto cost = [](const Candidate& candidate) {
+    return std::tuple(candidate.written, candidate.moved_bytes, candidate.memory);
   };
-  for (const Trial& trial : trials_) {
-    if (trial.tokens_per_second < kTie * best_tokens_per_second_) continue;
-    if (best == nullptr || cost(trial) < cost(*best)) best = &trial;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.tokens_per_second < kTie * best_tokens_per_second_) continue;
+    if (best == nullptr || cost(candidate) < cost(*best)) best = &candidate;
   }
   return best;
 }

@@ -2,43 +2,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/engine/blueprint.h"
-#include "ballast/schedule/rates.h"
-#include "ballast/schedule/simulator.h"
+#include "ballast/planning/planner.h"
 
 #include "src/planning/filling.h"
 
 namespace ballast::planning {
 
-/// What the kernels need for micro-batches of that shape.
-using KernelMemoryOf = std::function<model::KernelMemory(model::MicroBatchShape)>;
-
-/// Everything that a decision depends on.
-struct Question {
-  const config::Config& config;
-  const model::Architecture& model;
-  const memory::Budgets& budgets;
-  const schedule::Rates& rates;
-  std::uint32_t world = 1;
-  KernelMemoryOf kernel_memory_of;
-  /// Operations that may be built and simulated in search of an answer.
-  std::size_t work_limit = 2'000'000;
-};
-
-/// The sequences per micro-batch that `question` allows, the largest first. Throws Error(config)
+/// The sequences per micro-batch that `request` allows, the largest first. Throws Error(config)
 /// for a batch that its ranks cannot share.
-std::vector<std::uint64_t> micro_batch_sizes(const Question& question);
+std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-/// The question's config with micro-batches of `size` sequences.
+/// `config` with micro-batches of `size` sequences.
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
@@ -50,14 +31,14 @@ std::vector<Program> basic_programs();
 
 /// One micro-batch size: what the schedule is built from, before any placement.
 struct Setting {
-  Setting(const Question& question, std::uint64_t size);
+  Setting(const PlanRequest& request, std::uint64_t size);
   Setting(const Setting&) = delete;
   Setting& operator=(const Setting&) = delete;
 
   std::uint64_t micro_batch;
   memory::Budgets budgets;
   engine::Blueprint outline;
-  std::vector<engine::Wish> wishes;
+  std::vector<PlacementConstraint> constraints;
   Filler filler;
   double best = 0.0;  ///< tokens per second
 };
@@ -70,7 +51,7 @@ struct Point {
 };
 
 /// A point that fits, and what the simulator says of it.
-struct Trial {
+struct Candidate {
   Point point;
   schedule::Placement placement;
   std::vector<std::size_t> moved;  ///< blocks, per move of the program
@@ -85,10 +66,10 @@ struct Trial {
 /// operations simulated, not by time, so that equal questions have equal answers.
 class Search {
  public:
-  explicit Search(const Question& question);
+  explicit Search(const PlanRequest& request);
 
   /// None when nothing fits. Throws Error(config) when the rates lack what all that fits needs.
-  std::optional<Trial> run();
+  std::optional<Candidate> run();
 
   /// Plans that were simulated.
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
@@ -96,25 +77,33 @@ class Search {
  private:
   void try_basic(bool few_buffers);
   void refine();
-  [[nodiscard]] std::vector<Point> neighbours(const Trial& trial) const;
-  void vary_buffers(const Trial& trial, std::vector<Point>& points) const;
-  void vary_program(const Trial& trial, std::vector<Point>& points) const;
+  [[nodiscard]] std::vector<Point> neighbours(const Candidate& candidate) const;
+  void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
+  void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
   void attempt(const Point& point);
   [[nodiscard]] bool out_of_work() const;
-  void evaluate(Trial trial);
+  void evaluate(Candidate candidate);
   [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
                                       const schedule::Workload& workload) const;
-  void judge(Trial trial, const schedule::Schedule& schedule);
-  [[nodiscard]] const Trial* best() const;
+  void judge(Candidate candidate, const schedule::Schedule& schedule);
+  [[nodiscard]] const Candidate* best() const;
 
-  const Question& question_;
+  const PlanRequest& request_;
   std::vector<std::unique_ptr<Setting>> settings_;
-  std::vector<Trial> trials_;
+  std::vector<Candidate> candidates_;
   std::set<std::string> seen_;
   std::optional<Error> lacking_;  ///< the first rate that was not there
   double best_tokens_per_second_ = 0.0;
   std::size_t simulated_ = 0;
   std::size_t work_ = 0;  ///< operations built and simulated
 };
+
+/// decide(), but nothing when no plan fits.
+std::optional<Decision> try_decide(const PlanRequest& request);
+
+/// One line for a request that nothing fits: which tier, by how much, the largest line of its
+/// ledger, and the smallest changes of the config with which it fits, each of which was tried.
+/// Without rates, changes are tried for room only.
+std::string explain_refusal(const PlanRequest& request);
 
 }  // namespace ballast::planning

@@ -15,7 +15,7 @@ struct Traits {
   std::string_view name;
   Lane lane;
   Subject subject = Subject::block;
-  bool moves_batch = false;
+  bool grows_with_batch = false;
 };
 
 constexpr auto kMicro = Subject::micro_batch;
@@ -27,15 +27,15 @@ constexpr Traits kActions[] = {
     {Action::fetch_weights, "fetch weights", Lane::fetch},
     {Action::upload_weights, "upload weights", Lane::upload},
     {Action::gather_weights, "gather weights", Lane::gather},
-    {Action::forward, "forward", Lane::compute, kBlockAndMicro},
-    {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro},
-    {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro},
+    {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
+    {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},
+    {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro, true},
     {Action::offload_activation, "offload activation", Lane::offload, kBlockAndMicro, true},
     {Action::writeback_activation, "writeback activation", Lane::writeback, kBlockAndMicro, true},
     {Action::fetch_activation, "fetch activation", Lane::fetch, kBlockAndMicro, true},
     {Action::upload_activation, "upload activation", Lane::upload, kBlockAndMicro, true},
     {Action::clear_gradient, "clear gradient", Lane::compute},
-    {Action::backward, "backward", Lane::compute, kBlockAndMicro},
+    {Action::backward, "backward", Lane::compute, kBlockAndMicro, true},
     {Action::pack_gradient, "pack gradient", Lane::compute},
     {Action::reduce_gradient, "reduce gradient", Lane::reduce},
     {Action::offload_gradient, "offload gradient", Lane::offload},
@@ -82,8 +82,8 @@ Lane lane_of(Action action) noexcept {
   return traits(action).lane;
 }
 
-bool moves_batch(Action action) noexcept {
-  return traits(action).moves_batch;
+bool grows_with_batch(Action action) noexcept {
+  return traits(action).grows_with_batch;
 }
 
 std::string_view to_string(Kind kind) noexcept {

@@ -26,8 +26,8 @@ MODULES = {
     "model": ["core", "device"],
     "state": ["core", "aio", "device", "memory", "schedule"],
     "update": ["core", "cpu_adam", "device"],
-    "engine": ["core", "aio", "comm", "config", "cpu_adam", "device", "memory", "model", "schedule",
-               "state", "update"],
+    "engine": ["core", "aio", "comm", "cpu_adam", "device", "memory", "model", "schedule", "state",
+               "update"],
     "planning": ["core", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
                  "schedule", "state", "text", "update"],
     "train": ["core", "comm", "config", "engine", "memory", "model", "planning", "schedule",
@@ -118,9 +118,11 @@ def main() -> int:
     for file in files:
         breaches += breaches_of(file.relative_to(root), file.read_text())
     # The rules must be able to fail.
-    probe = pathlib.PurePath("src/schedule/probe.cpp")
-    if not breaches_of(probe, '#include "ballast/engine/engine.h"\n'):
-        breaches.append("the include rules let a forbidden include pass")
+    for file, header in (("src/schedule/probe.cpp", "engine/engine.h"),
+                         ("src/engine/probe.cpp", "config/config.h"),
+                         ("src/engine/probe.cpp", "planning/planner.h")):
+        if not breaches_of(pathlib.PurePath(file), f'#include "ballast/{header}"\n'):
+            breaches.append(f"the include rules let {file} include {header}")
     for breach in breaches:
         print(breach)
     print(f"{len(files)} files, {len(breaches)} breaches")

@@ -247,6 +247,18 @@ class CommandLine(unittest.TestCase):
         self.assert_fails(self.train(ballast={**TINY["ballast"], "host_bytes": "100KiB"}), 1,
                           "host budget", "too small", "'", "ballast.host_bytes")
 
+    def test_what_a_refusal_advises_fits(self):
+        lowest = {"zero_optimization": {"offload_optimizer": {"device": "nvme"},
+                                        "offload_param": {"device": "nvme"}},
+                  "ballast": {**TINY["ballast"], "host_bytes": "100KiB"}}
+        refused = self.train(**lowest)
+        self.assert_fails(refused, 1, "host budget", "it would fit with --set ")
+        advice = refused.stderr.strip().split("it would fit with ")[1]
+        self.assertNotIn("nvme", advice)
+        for way in advice.split(", or with "):
+            done = self.train(*way.split(), **lowest)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
     # Data.
 
     def test_missing_data_file(self):

@@ -5,6 +5,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/temp_dir.h"
@@ -22,12 +23,12 @@ class EngineOnCuda : public testing::Test {
  protected:
   /// A run of its own directory.
   Engine make() {
-    return Engine(test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
+    return planning::make_engine(
+        test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                                        "num_layers": 2, "num_heads": 2)",
-                                    true, directory_.path(),
-                                    {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19",
-                                     "zero_optimization.offload_optimizer.device=cpu"}),
-                  nullptr);
+                          true, directory_.path(),
+                          {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19",
+                           "zero_optimization.offload_optimizer.device=cpu"}));
   }
   static test::Batch batch_for(const Engine& engine) {
     return test::scattered_ids(engine.blueprint().tokens_per_step(), 1);

@@ -11,6 +11,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
@@ -113,7 +114,7 @@ Comparison run(const std::string& name, bool bf16) {
   text["ballast"]["out"] = directory.path().string();
   const config::Config config = config::parse(text.dump(), directory.path(), name, {});
 
-  engine::Engine engine(config, nullptr);
+  engine::Engine engine = planning::make_engine(config);
   const train::SafetensorsReader initial(fixture(name + ".initial.safetensors"));
   engine.start([&](const model::TensorSpec& tensor, std::span<float> out) {
     initial.read(tensor.name, out);

@@ -12,6 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
 
 namespace ballast::test {
 
@@ -84,7 +85,7 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
                      comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;
-  engine::Engine engine(config, nullptr, ranks);
+  engine::Engine engine = planning::make_engine(config, nullptr, ranks);
   engine.start();
   Outcome outcome;
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();

@@ -18,6 +18,8 @@
 #include "ballast/engine/engine.h"
 #include "ballast/memory/budget.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/forecast.h"
 #include "ballast/planning/planner.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/json.h"
@@ -80,7 +82,7 @@ Bytes reset_peak_resident() {
 /// Trains steps until `outcome` can be filled.
 void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) {
   const Bytes before = reset_peak_resident();
-  engine::Engine engine(config, &interrupted());
+  engine::Engine engine = planning::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
   outcome.predicted = schedule::simulate(blueprint.schedule, blueprint.workload, outcome.rates);
   outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
@@ -112,7 +114,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
 
 Outcome measure(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  outcome.rates = planning::calibrate(config, engine::make_architecture(config));
+  outcome.rates = planning::calibrate(config, planning::make_architecture(config));
   train(config, steps, outcome);
   return outcome;
 }
@@ -120,11 +122,10 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
 /// The same for what is left open of `config`, decided with the rates of this machine.
 Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  const model::Architecture model = engine::make_architecture(config);
-  outcome.rates = planning::calibrate(config, model);
-  const memory::Budgets budgets = engine::resolve_budgets(
-      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
-  train(planning::decide(config, model, budgets, outcome.rates).config, steps, outcome);
+  planning::PlanRequest request = {.config = config, .model = planning::make_architecture(config)};
+  outcome.rates = request.rates = planning::calibrate(config, request.model);
+  request.budgets = planning::budgets_of(config, request.rates);
+  train(planning::decide(request).config, steps, outcome);
   return outcome;
 }
 

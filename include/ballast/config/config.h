@@ -160,7 +160,7 @@ struct BallastSection {
   std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default
   int compute_threads = 0;                  ///< 0: all CPUs
   int update_threads = 0;
-  std::string update_isa = "auto";      ///< auto, scalar, avx2, avx512
+  std::string update_isa = "auto";      ///< auto, scalar, neon, avx2, avx512
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any
   /// fp32; bf16_first and 8bit change the arithmetic.
   std::string optimizer_states = "fp32";

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "ballast/config/config.h"
 #include "ballast/core/dtype.h"
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
@@ -42,25 +42,19 @@ struct Blueprint {
   [[nodiscard]] double flops_per_step() const { return schedule.steady.flops(); }
 };
 
-/// The model that `config` describes. Throws Error(config).
-model::Architecture make_architecture(const config::Config& config);
+/// Derives the sizes of all blocks and batches in `blueprint.workload` from the model, the type,
+/// the state format, the micro-batches and what the workload already says of ranks (world, stage,
+/// weight ranks, coded gathers). `kernels` is the memory that the device's kernels need; blocks of
+/// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
+/// Placement, schedule and ledger stay as they are.
+void size_workload(Blueprint& blueprint, model::KernelMemory kernels,
+                   std::uint64_t evaluation_micro_batches = 1,
+                   std::uint64_t persistence_threshold = 0);
 
-/// `wanted` with what is 0 in it filled in: from `available` bytes of this machine's memory, and
-/// from that of the device that `config` names, where it has its own (memory::resolve_budgets).
-memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
-                                Bytes available, std::uint32_t local_rank = 0);
-
-/// Free memory of the device that `config` names for the rank with that number on its machine; 0
-/// where the device takes what it needs from the machine's.
-Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
-
-/// Chooses the placement of `model`: what the config names is kept, every "auto" is filled from the
-/// fastest tier that still fits, weights before optimizer states, blocks in forward order, and then
-/// layers keep their intermediates while there is room. Builds schedule and ledger. Throws
-/// Error(memory) naming the line that does not fit.
-Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                         const memory::Budgets& budgets, model::KernelMemory kernels,
-                         std::uint32_t world = 1, std::uint32_t rank = 0);
+/// Gives every block of a sized `blueprint` its place (one entry per block) and derives ledger and
+/// schedule. Throws Error(memory) naming the tier, the need and the largest line when the budgets
+/// are too small.
+void place(Blueprint& blueprint, schedule::Placement placement);
 
 /// `buffers` as lines by tier and kind.
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers);

@@ -5,17 +5,40 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/config/config.h"
+#include "ballast/cpu_adam/shard.h"
+#include "ballast/cpu_adam/updater.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/model/compute.h"
 #include "ballast/schedule/executor.h"
 #include "ballast/schedule/timeline.h"
+#include "ballast/state/swap_plan.h"
 
 namespace ballast::engine {
+
+/// What a run needs besides its blueprint. All ranks have the same, but for the update's threads
+/// and the swap paths.
+struct EngineOptions {
+  std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
+  int compute_threads = 0;      ///< host device: threads of a kernel; 0: all CPUs
+  double link_gbps = 0.0;       ///< host device: copies take bytes / link_gbps GB/s; 0: not slowed
+  model::AttentionBy attention = model::AttentionBy::best;
+  cpu_adam::UpdaterOptions update;
+  /// Of the optimizer that the blueprint names. The engine sets optimizer, learning rate, step and
+  /// gradient scale of each update itself.
+  cpu_adam::Hyper hyper;
+  double gradient_clipping = 1.0;           ///< largest L2 norm of all gradients; 0: no clipping
+  std::uint64_t seed = 1234;                ///< of the initial weights
+  state::SwapOptions swap;                  ///< for what the blueprint places on NVMe, if anything
+  bool serial = false;                      ///< one operation at a time
+  std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
+};
 
 /// What one training step did.
 struct StepResult {
@@ -40,13 +63,14 @@ using WeightSource = std::function<void(const model::TensorSpec& tensor, std::sp
 /// is not const is collective: all ranks make it, in the same order.
 class Engine {
  public:
-  /// Plans only, paths to swap to included (state::plan_swap); allocates nothing of the ledger yet.
-  /// When `interrupted` is set and becomes true, a
-  /// step under way ends with Error(interrupted). `ranks`: the processes of the run, which must
-  /// outlive the engine and have equal configs; nullptr: this one alone. Throws Error(config),
-  /// Error(memory), Error(io), Error(device) or Error(comm).
-  Engine(const config::Config& config, const std::atomic<bool>* interrupted,
-         comm::Ranks* ranks = nullptr);
+  /// Makes the device and its kernels, and plans the swap paths (state::plan_swap); allocates
+  /// nothing of the ledger yet. `blueprint` is sized and placed. When `interrupted` is set and
+  /// becomes true, a step under way ends with Error(interrupted). `ranks`: the processes of the
+  /// run, as many as the blueprint's world, which must outlive the engine and have equal blueprints
+  /// but for the rank; nullptr: this one alone. Throws Error(config), Error(io), Error(device) or
+  /// Error(comm).
+  explicit Engine(Blueprint blueprint, EngineOptions options = {},
+                  const std::atomic<bool>* interrupted = nullptr, comm::Ranks* ranks = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -58,8 +82,8 @@ class Engine {
   /// Instruction set of the host update.
   [[nodiscard]] std::string_view update_isa() const;
 
-  /// Allocates everything and writes the initial states: from `source`, or from the config's seed
-  /// when empty. Before any step.
+  /// Allocates everything and writes the initial states: from `source`, or from the seed when
+  /// empty. Before any step.
   void start(const WeightSource& source = {});
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next

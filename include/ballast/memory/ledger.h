@@ -28,8 +28,8 @@ class Ledger {
   [[nodiscard]] Bytes total(Tier tier) const;
   [[nodiscard]] bool fits(const Budgets& budgets) const;
 
-  /// Throws Error(memory) when a tier's total exceeds its budget: names the tier, the largest line,
-  /// by how much, and what to change.
+  /// Throws Error(memory) when a tier's total exceeds its budget: names the tier, the largest line
+  /// and by how much.
   void require_fit(const Budgets& budgets) const;
 
   /// A table for people, one line per entry and a total per tier against its budget.

@@ -99,8 +99,8 @@ enum class Action : std::uint8_t {
 std::string_view to_string(Action action) noexcept;
 /// The lane that performs `action`.
 Lane lane_of(Action action) noexcept;
-/// Whether how much it moves depends on the number of tokens in a step.
-bool moves_batch(Action action) noexcept;
+/// Whether its work depends on the number of tokens in a step.
+bool grows_with_batch(Action action) noexcept;
 
 /// What a buffer holds; with the tier, a line of the ledger.
 enum class Kind : std::uint8_t {

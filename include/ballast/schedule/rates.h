@@ -59,6 +59,12 @@ struct Rates {
   double link_cores = 0.0;       ///< cores that a copy at full speed keeps busy
   double io_cores = 0.0;         ///< cores that a transfer at full speed keeps busy (checksums)
 
+  /// Speed of compute with a copy, or a transfer, beside it, 1 for as fast as alone: what they cost
+  /// it in cores, caches and memory. 0: only cores count.
+  double compute_beside_copy = 0.0;
+  double compute_beside_io = 0.0;
+  unsigned corrections = 0;  ///< runs that have corrected what a calibration measured
+
   // What one rank may use, for machines that are not here; 0: not said.
   Bytes device_bytes = 0;
   Bytes host_bytes = 0;

@@ -10,7 +10,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planning/wear.h"
+#include "ballast/planning/forecast.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/tokens.h"
 
@@ -44,13 +44,17 @@ struct RunSummary {
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   double gemm_share = 0.0;
+  /// Of a step, by the rates kept for this machine; nothing when none are, and for several ranks.
+  std::optional<double> predicted_seconds;
+  double step_seconds = 0.0;     ///< of a step once the run has settled, median
+  bool corrected_rates = false;  ///< those rates were off and are now nearer to this run
   double last_loss = 0.0;
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
   std::optional<planning::Wear>
       wear;                 ///< at the pace of the steps; nothing when nothing was written to NVMe
   Bytes peak_resident = 0;  ///< of the process
-  std::string advice;       ///< what bounds the run and what to try next, one or two sentences
+  std::string advice;       ///< what bounds the run and what would help, one or two sentences
 };
 
 /// Gets told how a run goes. Called from the training thread, on rank 0 only.

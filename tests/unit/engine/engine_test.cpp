@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 
 #include "src/engine/state_layout.h"
 #include "tests/support/temp_dir.h"
@@ -37,9 +38,50 @@ class EngineTest : public testing::Test {
   test::TempDir directory;
 };
 
+TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
+  model::ModelConfig llama;
+  llama.family = model::Family::llama;
+  llama.vocab_size = 131;
+  llama.hidden_size = 64;
+  llama.num_layers = 3;
+  llama.num_heads = 4;
+  llama.intermediate_size = 96;
+  llama.max_sequence = 37;
+  const auto losses = [&](Tier tier) {
+    Blueprint blueprint = {.model = model::build_architecture(llama),
+                           .type = DType::f32,
+                           .shape = {2, 37},
+                           .micro_batches = 3,
+                           .budgets = {64 * kMiB, 64 * kMiB}};
+    size_workload(blueprint, model::kernel_memory(blueprint.model, blueprint.type, blueprint.shape,
+                                                  "host", 1));
+    place(blueprint, {std::vector<schedule::BlockPlacement>(blueprint.model.blocks.size(),
+                                                            {tier, tier, tier})});
+    EngineOptions options = {.device = "host", .compute_threads = 1};
+    options.swap = {.paths = {{.directory = directory.path()}}, .any_file_system = true};
+    Engine engine(std::move(blueprint), options);
+    engine.start();
+    std::vector<double> found;
+    for (int step = 0; step < 4; ++step) {
+      found.push_back(engine.train_step(ids(engine, 1), ids(engine, 2), 0.01).loss);
+    }
+    return found;
+  };
+  const std::vector<double> on_device = losses(Tier::device);
+  EXPECT_LT(on_device.back(), on_device.front());
+  EXPECT_EQ(losses(Tier::host), on_device);
+  EXPECT_EQ(losses(Tier::nvme), on_device);
+}
+
+TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
+  Blueprint blueprint = planning::draw_blueprint(config());
+  blueprint.workload.world = 2;
+  EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
+}
+
 TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
   for (const char* tier : {"none", "cpu", "nvme"}) {
-    Engine engine(config({kWeights + tier, kOptimizer + tier}), nullptr);
+    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
     engine.start();
     const auto totals = engine.totals();
     for (const Tier t : kTiers) {
@@ -52,9 +94,10 @@ TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
 TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   for (const char* optimizer : {"AdamW", "Adagrad", "Lion", "SGD"}) {
     for (const char* states : {"fp32", "8bit"}) {
-      Engine engine(config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
-                            R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
-                    nullptr);
+      Engine engine = planning::make_engine(
+          config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
+                  R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
+          nullptr);
       engine.start();
       Bytes sum = 0;
       for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
@@ -67,46 +110,9 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   }
 }
 
-TEST_F(EngineTest, TheConfigNamesOptimizerAndStateFormat) {
-  using cpu_adam::Moments;
-  const auto states = [&](const std::string& optimizer, const std::string& format) {
-    return Engine(config({"optimizer=" + optimizer, "ballast.optimizer_states=" + format}), nullptr)
-        .blueprint()
-        .states;
-  };
-  const std::pair<const char*, cpu_adam::Optimizer> optimizers[] = {
-      {R"({"type": "AdamW"})", cpu_adam::Optimizer::adamw},
-      {R"({"type": "Adam"})", cpu_adam::Optimizer::adamw},
-      {R"({"type": "Adam", "params": {"adam_w_mode": false}})", cpu_adam::Optimizer::adam},
-      {R"({"type": "Adagrad"})", cpu_adam::Optimizer::adagrad},
-      {R"({"type": "Lion"})", cpu_adam::Optimizer::lion},
-      {R"({"type": "SGD"})", cpu_adam::Optimizer::sgd}};
-  for (const auto& [section, optimizer] : optimizers) {
-    EXPECT_EQ(states(section, "fp32").optimizer, optimizer) << section;
-  }
-  EXPECT_EQ(states("{}", "fp32").moments, Moments::Format::f32);
-  EXPECT_EQ(states("{}", "bf16_first").moments, Moments::Format::bf16_first);
-  EXPECT_EQ(states("{}", "8bit").moments, Moments::Format::blockwise8);
-}
-
-TEST_F(EngineTest, OtherArithmeticOfMomentsIsSaidInOneLine) {
-  const auto moments = [&](const std::string& states) {
-    const Engine engine(config({"ballast.optimizer_states=" + states}), nullptr);
-    std::string found;
-    for (const auto& line : describe_placement(engine.blueprint())) {
-      if (line.starts_with("moments ")) found += line;
-    }
-    return found;
-  };
-  EXPECT_EQ(moments("fp32"), "");
-  EXPECT_NE(moments("8bit").find("in 8 bits; results differ from those with fp32 states"),
-            std::string::npos);
-  EXPECT_NE(moments("bf16_first").find("first in bf16; results differ"), std::string::npos);
-}
-
 TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   try {
-    const Engine engine(config({"ballast.update_numa_node=1000"}), nullptr);
+    const Engine engine = planning::make_engine(config({"ballast.update_numa_node=1000"}));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
@@ -114,73 +120,8 @@ TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   }
 }
 
-TEST_F(EngineTest, AutomaticPlacementFillsTheFastestTierThatFits) {
-  const Engine roomy(config({kWeights + "auto", kOptimizer + "auto"}), nullptr);
-  for (const auto& block : roomy.blueprint().placement.blocks) {
-    EXPECT_EQ(block.weights, Tier::device);
-    EXPECT_EQ(block.optimizer, Tier::device);
-  }
-  const Engine base(config({kWeights + "cpu", kOptimizer + "nvme", "ballast.recompute=true"}),
-                    nullptr);
-  const memory::Ledger& ledger = base.blueprint().ledger;
-  const auto& work = base.blueprint().workload.blocks;
-  ASSERT_GT(work[1].state_bytes, work[0].state_bytes);
-  // Room on the host for the states of the embedding, not for those of a layer; none on the device.
-  const Engine tight(config({kWeights + "cpu", kOptimizer + "auto",
-                             fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),
-                             fmt::format("ballast.host_bytes={}",
-                                         ledger.total(Tier::host) + work[0].state_bytes)}),
-                     nullptr);
-  const auto& blocks = tight.blueprint().placement.blocks;
-  EXPECT_EQ(blocks.front().optimizer, Tier::host);
-  EXPECT_EQ(blocks[1].optimizer, Tier::nvme);
-  EXPECT_TRUE(tight.blueprint().ledger.fits(tight.blueprint().budgets));
-}
-
-TEST_F(EngineTest, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnesFirst) {
-  const auto kept = [this](const std::vector<std::string>& overrides) {
-    const Engine engine(config(overrides), nullptr);
-    std::vector<bool> keeps;
-    for (const auto& block : engine.blueprint().placement.blocks) {
-      keeps.push_back(block.keeps_intermediates);
-    }
-    return keeps;
-  };
-  using Kept = std::vector<bool>;
-  EXPECT_EQ(kept({}), (Kept{false, true, true, true, false}));
-  EXPECT_EQ(kept({"ballast.recompute=true"}), (Kept{false, false, false, false, false}));
-  const Engine none(config({"ballast.recompute=true"}), nullptr);
-  const schedule::Workload& work = none.blueprint().workload;
-  const Bytes before = none.blueprint().ledger.total(Tier::device);
-  const Bytes layer = work.micro_batches * work.intermediate_bytes;
-  ASSERT_GT(layer, 0U);
-  const auto with_bytes = [&](Bytes bytes) {
-    return kept({fmt::format("ballast.device_bytes={}", bytes)});
-  };
-  EXPECT_EQ(with_bytes(before + layer - 1), (Kept{false, false, false, false, false}));
-  EXPECT_EQ(with_bytes(before + layer), (Kept{false, false, false, true, false}));
-  EXPECT_EQ(with_bytes(before + 2 * layer), (Kept{false, false, true, true, false}));
-  const std::string first_again = R"(ballast.placement=[{"blocks": "0-1", "recompute": true}])";
-  EXPECT_EQ(kept({first_again}), (Kept{false, false, true, true, false}));
-  EXPECT_EQ(kept({"ballast.recompute=false", first_again}),
-            (Kept{false, false, true, true, false}));
-  const std::string too_little = fmt::format("ballast.device_bytes={}", before);
-  EXPECT_THROW(Engine(config({"ballast.recompute=false", too_little}), nullptr), Error);
-}
-
-TEST_F(EngineTest, ABudgetTooSmallIsFoundBeforeAnythingIsAllocated) {
-  try {
-    const Engine engine(config({"ballast.device_bytes=256KiB"}), nullptr);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.category(), ErrorCategory::memory);
-    EXPECT_NE(std::string(error.what()).find("device budget of 256 KiB"), std::string::npos)
-        << error.what();
-  }
-}
-
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
-  Engine engine(config({kOptimizer + "nvme"}), nullptr);
+  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
   engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (tensor.name.ends_with("up_proj.weight")) {
@@ -195,7 +136,7 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
 }
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
-  Engine engine(config({"ballast.update=eager", "gradient_clipping=0"}), nullptr);
+  Engine engine = planning::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
   engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (tensor.name.ends_with("up_proj.weight")) {
@@ -223,7 +164,7 @@ struct PartialRun {
 
 TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
   const auto run = [&](const std::vector<std::string>& overrides) {
-    Engine engine(config(overrides), nullptr);
+    Engine engine = planning::make_engine(config(overrides));
     engine.start();
     PartialRun result;
     const std::size_t whole = engine.blueprint().tokens_per_step();
@@ -249,8 +190,8 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
 }
 
 TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
-  Engine whole(config({"gradient_accumulation_steps=1"}), nullptr);
-  Engine part(config(), nullptr);
+  Engine whole = planning::make_engine(config({"gradient_accumulation_steps=1"}));
+  Engine part = planning::make_engine(config());
   whole.start();
   part.start();
   const auto tokens = ids(whole, 1);
@@ -263,7 +204,7 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
 }
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
-  Engine engine(config({kOptimizer + "nvme"}), nullptr);
+  Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
   schedule::Timeline timeline;
   engine.record(&timeline);
   engine.start();
@@ -279,7 +220,7 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
 }
 
 TEST_F(EngineTest, AStepChangesTheStates) {
-  Engine engine(config(), nullptr);
+  Engine engine = planning::make_engine(config());
   engine.start();
   const std::uint64_t before = engine.state_hash();
   EXPECT_FALSE(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1).skipped);
@@ -288,7 +229,7 @@ TEST_F(EngineTest, AStepChangesTheStates) {
 }
 
 TEST_F(EngineTest, EvaluatingChangesNothing) {
-  Engine engine(config({kWeights + "nvme", kOptimizer + "nvme"}), nullptr);
+  Engine engine = planning::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
   const std::uint64_t before = engine.state_hash();
   const double first = engine.evaluate(ids(engine, 1), ids(engine, 2));
@@ -299,7 +240,7 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
 TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
   std::atomic<bool> interrupted = false;
   {
-    Engine engine(config({kOptimizer + "nvme"}), &interrupted);
+    Engine engine = planning::make_engine(config({kOptimizer + "nvme"}), &interrupted);
     engine.start();
     interrupted = true;
     EXPECT_THROW(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1), Error);
@@ -308,7 +249,7 @@ TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
 }
 
 TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
-  Engine engine(config(), nullptr);
+  Engine engine = planning::make_engine(config());
   engine.start();
   auto tokens = ids(engine, 1);
   tokens[5] = 131;

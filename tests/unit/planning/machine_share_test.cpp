@@ -6,9 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planning/choices.h"
+#include "ballast/planning/run_plan.h"
 
-#include "src/planning/common_config.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
 
@@ -91,16 +90,16 @@ TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
 }
 
 TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
-  const Company company = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
+  const PeerRanks peers = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
   schedule::Rates host;
   host.shared_cores = 8;
   host.read_per_second = 6.0;
-  share_out(host, company);
+  share_out(host, peers);
   EXPECT_EQ(host.shared_cores, 2U);
   EXPECT_EQ(host.read_per_second, 3.0);
   EXPECT_EQ(host.fabric_per_second, 5.0);
   schedule::Rates gpu;
-  share_out(gpu, company);
+  share_out(gpu, peers);
   EXPECT_EQ(gpu.shared_cores, 0U);
 }
 
@@ -140,7 +139,7 @@ TEST(CommonConfig, IsThatOfTheFirstRankOnAll) {
         R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
         "/run" + number, {"ballast.seed=" + number, "ballast.host_bytes=\"auto\""});
     mine.batch.train_batch *= 3;
-    printed[ranks.rank()] = config::print(common_config(mine, ranks));
+    printed[ranks.rank()] = config::print(plan_run(mine, &ranks).decision.config);
   });
   EXPECT_EQ(printed[1], printed[0]);
   EXPECT_EQ(printed[2], printed[0]);

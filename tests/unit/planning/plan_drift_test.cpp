@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/planner.h"
 
 #include "tests/support/temp_dir.h"
@@ -48,12 +49,16 @@ TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
       R"("family": "gpt2", "vocab_size": 131, "hidden_size": 48, "num_layers": 4, "num_heads": 3)",
       true, directory.path(), GetParam());
   const memory::Budgets budgets = {config.ballast.device_bytes, config.ballast.host_bytes};
-  const Decision decision =
-      decide(config, engine::make_architecture(config), budgets, some_rates());
-  engine::Engine engine(decision.config, nullptr);
-  EXPECT_EQ(lines(engine.blueprint().ledger), lines(decision.blueprint.ledger));
-  EXPECT_EQ(engine.blueprint().placement.blocks, decision.blueprint.placement.blocks);
-  EXPECT_EQ(engine.blueprint().options, decision.blueprint.options);
+  const Decision decision = decide({.config = config,
+                                    .model = make_architecture(config),
+                                    .budgets = budgets,
+                                    .rates = some_rates()});
+  engine::Engine engine(decision.blueprint, engine_options(decision.config));
+  // What the ranks of a run draw from the decided config.
+  const engine::Blueprint drawn = draw_blueprint(decision.config);
+  EXPECT_EQ(lines(drawn.ledger), lines(decision.blueprint.ledger));
+  EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
+  EXPECT_EQ(drawn.options, decision.blueprint.options);
   engine.start();
   for (const Tier tier : kTiers) {
     EXPECT_EQ(engine.totals().allocated.at(static_cast<std::size_t>(tier)),

@@ -1,18 +1,20 @@
-#include "src/planning/planner.h"
+#include "ballast/planning/planner.h"
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/shard.h"
-#include "ballast/engine/blueprint.h"
 #include "ballast/memory/ledger.h"
 
-#include "src/engine/outline.h"
+#include "src/planning/engine_inputs.h"
+#include "src/planning/search.h"
 #include "tests/support/zero_memory.h"
 
 namespace ballast::planning {
@@ -57,12 +59,12 @@ model::KernelMemory kernels(model::MicroBatchShape shape) {
 
 struct Asked {
   explicit Asked(const std::vector<std::string>& overrides = {}, memory::Budgets given = {})
-      : config(make_config(overrides)), model(engine::make_architecture(config)), budgets(given) {}
+      : config(make_config(overrides)), model(make_architecture(config)), budgets(given) {}
 
-  [[nodiscard]] Question question() const {
+  [[nodiscard]] PlanRequest request() const {
     return {config, model, budgets, rates, world, kernels};
   }
-  [[nodiscard]] Decision decide() const { return decide_with(question()); }
+  [[nodiscard]] Decision decide() const { return planning::decide(request()); }
   /// The message of the refusal; "" when it fits.
   [[nodiscard]] std::string refusal() const {
     try {
@@ -149,9 +151,9 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
   const Decision decision = asked.decide();
   const config::Config again =
       config::parse(config::print(decision.config), "/elsewhere", "printed", {});
-  const engine::Blueprint drawn = engine::draw_blueprint(
-      again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
-      kernels({again.batch.micro_batch, again.data.sequence_length}));
+  const engine::Blueprint drawn =
+      draw_blueprint(again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
+                     kernels({again.batch.micro_batch, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
   EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
@@ -178,7 +180,7 @@ TEST(Planner, KeepsWhatTheConfigNames) {
   }
 }
 
-TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
+TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
   for (const memory::Budgets& budgets :
        {kTight, memory::Budgets{20 * kMiB, 6 * kMiB}, memory::Budgets{10 * kMiB, 40 * kMiB}}) {
     const Asked asked({}, budgets);
@@ -190,7 +192,7 @@ TEST(Planner, IsAtLeastAsFastAsTheGreedyFillAndEverythingInOnePlace) {
         config.zero.optimizer.tier = tier;
         try {
           const engine::Blueprint other =
-              engine::draw_blueprint(config, asked.model, budgets, kernels({size, 64}));
+              draw_blueprint(config, asked.model, budgets, kernels({size, 64}));
           const double seconds =
               schedule::simulate(other.schedule, other.workload, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.workload.tokens_per_step());
@@ -209,8 +211,8 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const auto below = [&](std::uint64_t n) { return random_u64(seed, drawn++, 0) % n; };
   const auto tier = [&] { return kTiers.at(below(3)); };
   const std::uint64_t size = std::uint64_t{1} << below(5);
-  engine::Blueprint other = engine::outline(with_micro_batches(asked.config, size, 1), asked.model,
-                                            asked.budgets, kernels({size, 64}), 1);
+  engine::Blueprint other = outline(with_micro_batches(asked.config, size, 1), asked.model,
+                                    asked.budgets, kernels({size, 64}), 1);
   other.options.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const schedule::BlockPlacement most = {tier(), tier(), tier()};
@@ -287,7 +289,7 @@ TEST(Planner, NamesWhatWouldHelp) {
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
                     kTight);
   const Decision decision = asked.decide();
-  const std::vector<Variant> variants = find_improvements_with(decision, asked.question());
+  const std::vector<Variant> variants = find_improvements(decision, asked.request());
   ASSERT_FALSE(variants.empty());
   EXPECT_TRUE(
       std::is_sorted(variants.begin(), variants.end(),
@@ -332,9 +334,9 @@ schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& para
       {"model.hidden_size=4096", "model.num_layers=37", "model.num_heads=32", "train_batch_size=1",
        "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=1",
        "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
-  const model::Architecture model = engine::make_architecture(config);
+  const model::Architecture model = make_architecture(config);
   parameters = static_cast<double>(model.parameters());
-  const engine::Blueprint drawn = engine::outline(config, model, {}, {}, world);
+  const engine::Blueprint drawn = outline(config, model, {}, {}, world);
   const schedule::Placement placement = {
       std::vector<schedule::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =
@@ -379,23 +381,56 @@ TEST(PlannerRefusal, NamesTheLineAndABudgetThatIsEnough) {
   const Asked asked({}, {2 * kMiB, 64 * kMiB});
   const std::string message = asked.refusal();
   EXPECT_EQ(message.rfind("the device budget of 2.00 MiB is ", 0), 0U) << message;
-  const std::string words = "; device memory of ";
+  const std::string words = "; it would fit with device memory of ";
   const auto found = message.find(words);
   ASSERT_NE(found, std::string::npos) << message;
-  const auto start = found + words.size();
-  const auto end = message.find(" would fit");
   Asked raised = asked;
-  raised.budgets.device = parse_bytes(message.substr(start, end - start));
+  raised.budgets.device = parse_bytes(message.substr(found + words.size()));
   EXPECT_EQ(raised.refusal(), "");
 }
 
-TEST(PlannerRefusal, FindsASmallerMicroBatch) {
+/// Every change that a refusal advises: the arguments of --set that belong together.
+std::vector<std::vector<std::string>> advised(const std::string& message) {
+  const std::string words = "it would fit with ";
+  const auto found = message.find(words);
+  if (found == std::string::npos) return {};
+  std::vector<std::vector<std::string>> ways(1);
+  std::istringstream text(message.substr(found + words.size()));
+  for (std::string word; text >> word;) {
+    if (word == "or") ways.emplace_back();
+    if (word == "or" || word == "with" || word == "--set") continue;
+    if (word.ends_with(",")) word.pop_back();
+    ways.back().push_back(word);
+  }
+  return ways;
+}
+
+/// Expects that `overrides` with named budgets do not fit, and that they do with each change that
+/// the refusal advises. Returns the refusal.
+std::string expect_advice_that_fits(std::vector<std::string> overrides,
+                                    const memory::Budgets& budgets) {
+  overrides.push_back(fmt::format("ballast.device_bytes={}", budgets.device));
+  overrides.push_back(fmt::format("ballast.host_bytes={}", budgets.host));
+  std::string message = Asked(overrides, budgets).refusal();
+  const auto ways = advised(message);
+  EXPECT_FALSE(ways.empty()) << message;
+  for (const auto& way : ways) {
+    std::vector<std::string> all = overrides;
+    all.insert(all.end(), way.begin(), way.end());
+    const config::BallastSection named = make_config(all).ballast;
+    EXPECT_EQ(Asked(all, {named.device_bytes, named.host_bytes}).refusal(), "") << message;
+  }
+  return message;
+}
+
+TEST(PlannerRefusal, FindsTheLargestSmallerMicroBatch) {
   const Asked asked({"train_micro_batch_size_per_gpu=16"}, {6 * kMiB, 64 * kMiB});
   const std::string message = asked.refusal();
-  const std::string words = "; train_micro_batch_size_per_gpu ";
-  const auto found = message.find(words);
-  ASSERT_NE(found, std::string::npos) << message;
-  const std::uint64_t size = std::stoull(message.substr(found + words.size()));
+  const auto ways = advised(message);
+  ASSERT_FALSE(ways.empty()) << message;
+  const std::string key = "train_micro_batch_size_per_gpu=";
+  ASSERT_EQ(ways.front().front().rfind(key, 0), 0U) << message;
+  const std::uint64_t size = std::stoull(ways.front().front().substr(key.size()));
   Asked smaller = asked;
   smaller.config = with_micro_batches(asked.config, size, 1);
   EXPECT_EQ(smaller.refusal(), "");
@@ -404,17 +439,43 @@ TEST(PlannerRefusal, FindsASmallerMicroBatch) {
 }
 
 TEST(PlannerRefusal, FindsATierBelow) {
-  const Asked asked(
-      {"zero_optimization.offload_optimizer.device=none", "train_micro_batch_size_per_gpu=1"},
-      {20 * kMiB, 64 * kMiB});
-  const std::string message = asked.refusal();
-  EXPECT_NE(message.find("offload_optimizer.device \"cpu\" would fit"), std::string::npos)
-      << message;
-  const Asked poor(
-      {"zero_optimization.offload_optimizer.device=cpu", "train_micro_batch_size_per_gpu=1"},
-      {20 * kMiB, 12 * kMiB});
-  EXPECT_NE(poor.refusal().find("offload_optimizer.device \"nvme\" would fit"), std::string::npos)
-      << poor.refusal();
+  const std::string small = "train_micro_batch_size_per_gpu=1";
+  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+  const auto found = [](const std::string& message, const std::string& words) {
+    return message.find("it would fit with --set " + words) != std::string::npos;
+  };
+  const std::string rich =
+      expect_advice_that_fits({optimizer + "none", small}, {20 * kMiB, 64 * kMiB});
+  EXPECT_TRUE(found(rich, optimizer + "cpu")) << rich;
+  const std::string poor =
+      expect_advice_that_fits({optimizer + "cpu", small}, {20 * kMiB, 12 * kMiB});
+  EXPECT_TRUE(found(poor, optimizer + "nvme")) << poor;
+}
+
+TEST(PlannerRefusal, NeverAdvisesWhatIsSoAlready) {
+  const std::vector<std::string> lowest = {"zero_optimization.offload_optimizer.device=nvme",
+                                           "zero_optimization.offload_param.device=nvme"};
+  const auto expect_other_advice = [&](const char* micro_batch, const char* activations,
+                                       const memory::Budgets& budgets) {
+    std::vector<std::string> overrides = lowest;
+    overrides.push_back("ballast.activations=" + std::string(activations));
+    overrides.push_back("train_micro_batch_size_per_gpu=" + std::string(micro_batch));
+    const std::string message = expect_advice_that_fits(overrides, budgets);
+    EXPECT_EQ(message.find("device=nvme"), std::string::npos) << message;
+  };
+  expect_other_advice("1", "device", {2 * kMiB, 64 * kMiB});
+  expect_other_advice("1", "nvme", {1 * kMiB, 1 * kMiB});
+  expect_other_advice("8", "host", {64 * kMiB, 1 * kMiB});
+  expect_other_advice("8", "auto", {2 * kMiB, 2 * kMiB});
+}
+
+TEST(PlannerRefusal, AdvisesNoDrivesWhereThereAreNone) {
+  Asked asked({"zero_optimization.offload_optimizer.device=cpu",
+               "zero_optimization.offload_param.device=cpu", "train_micro_batch_size_per_gpu=1"},
+              {20 * kMiB, 12 * kMiB});
+  EXPECT_NE(asked.refusal().find("=nvme"), std::string::npos) << asked.refusal();
+  asked.rates.read_per_second = asked.rates.write_per_second = asked.rates.mixed_per_second = 0.0;
+  EXPECT_EQ(asked.refusal().find("=nvme"), std::string::npos) << asked.refusal();
 }
 
 }  // namespace

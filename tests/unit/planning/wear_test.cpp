@@ -1,8 +1,8 @@
-#include "ballast/planning/wear.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/planning/forecast.h"
 
 namespace ballast::planning {
 namespace {

@@ -6,20 +6,20 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/schedule/rank_sizes.h"
 
-#include "src/engine/outline.h"
 #include "src/engine/state_layout.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::engine {
+namespace ballast::planning {
 namespace {
 
 const std::string kModel = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                               "num_layers": 2, "num_heads": 4)";
 
-Blueprint drawn(std::uint32_t world, const std::vector<std::string>& options,
-                std::uint32_t rank = 0) {
+engine::Blueprint drawn(std::uint32_t world, const std::vector<std::string>& options,
+                        std::uint32_t rank = 0) {
   std::vector<std::string> overrides = {"zero_optimization.stage=3"};
   for (const std::string& option : options) overrides.push_back("zero_optimization." + option);
   const config::Config config = test::tiny_config(kModel, true, "/unused", overrides);
@@ -29,7 +29,8 @@ Blueprint drawn(std::uint32_t world, const std::vector<std::string>& options,
 
 TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
   const auto whole = [](const std::string& threshold) {
-    const Blueprint blueprint = drawn(4, {"stage3_param_persistence_threshold=" + threshold});
+    const engine::Blueprint blueprint =
+        drawn(4, {"stage3_param_persistence_threshold=" + threshold});
     std::vector<bool> found;
     for (const auto& block : blueprint.workload.blocks) found.push_back(block.keeps_whole);
     return found;
@@ -44,7 +45,7 @@ TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
 /// What is said about gathers of weights.
 std::string gathers_line(std::uint32_t world, const std::vector<std::string>& options) {
   std::string found;
-  for (const auto& text : describe_placement(drawn(world, options))) {
+  for (const auto& text : engine::describe_placement(drawn(world, options))) {
     if (text.starts_with("weights gathered ")) found += text;
   }
   return found;
@@ -91,11 +92,12 @@ TEST(StageThreeOptions, RanksOfAllGroupsTogetherUpdateEveryElementOnce) {
   constexpr std::uint32_t kWorld = 6;
   std::vector<int> updated(drawn(1, {}).model.blocks[1].elements, 0);
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    const ShardRange shard = rank_shard(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
+    const engine::ShardRange shard =
+        engine::rank_shard(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
     for (Elems i = 0; i < shard.elements; ++i) ++updated[shard.first + i];
   }
   EXPECT_EQ(updated, std::vector<int>(updated.size(), 1));
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::planning

@@ -1,4 +1,4 @@
-#include "src/planning/common_config.h"
+#include "ballast/planning/run_plan.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,12 +6,15 @@
 #include <future>
 #include <limits>
 #include <span>
-#include <string>
-#include <vector>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "ballast/comm/together.h"
-#include "ballast/planning/choices.h"
-#include "ballast/planning/planner.h"
+#include "ballast/core/log.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/forecast.h"
+#include "ballast/planning/machine_rates.h"
 
 #include "src/planning/machine_share.h"
 
@@ -45,8 +48,7 @@ double measure_exchange(comm::Ranks& ranks) {
 
 /// Waits on all ranks until rank 0's `work` is done. They meet again and again, so that no wait is
 /// long enough to be taken for a rank that is gone.
-void wait_for_first(comm::Ranks& ranks, const std::future<config::Config>& work,
-                    double timeout_seconds) {
+void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double timeout_seconds) {
   const std::chrono::duration<double> pause(std::min(1.0, timeout_seconds / 4.0));
   std::vector<std::byte> done(ranks.world());
   do {
@@ -56,43 +58,78 @@ void wait_for_first(comm::Ranks& ranks, const std::future<config::Config>& work,
   } while (done.front() == std::byte{0});
 }
 
-}  // namespace
+/// Decides what `config`, which leaves something open, leaves open. `peers`: its budgets and
+/// threads are then those of one rank.
+RunPlan decide_open(const config::Config& config, const PeerRanks& peers) {
+  PlanRequest request = {
+      .config = config, .model = make_architecture(config), .world = peers.world};
+  request.rates = machine_rates(config, request.model);
+  if (peers.world > 1) share_out(request.rates, peers);
+  request.budgets = budgets_of(config, request.rates);
+  Decision decision = decide(request);
+  const config::BatchSection& batch = decision.config.batch;
+  const schedule::Options& options = decision.blueprint.options;
+  log(LogLevel::info,
+      fmt::format(
+          "planner: {} plans simulated; {} micro-batch{} of {}, {} buffer{} for weights and "
+          "{} for optimizer states, {:.3g} s per step predicted",
+          decision.simulated, batch.accumulation, batch.accumulation == 1 ? "" : "es",
+          batch.micro_batch, options.weight_staging, options.weight_staging == 1 ? "" : "s",
+          options.state_staging, decision.prediction.step_seconds));
+  return {std::move(decision), std::move(request)};
+}
 
-config::Config common_config(const config::Config& config, comm::Ranks& ranks) {
+RunPlan plan_alone(const config::Config& config) {
+  if (leaves_choices(config)) return decide_open(config, {});
+  return {.decision = {.config = config, .blueprint = draw_blueprint(config)}};
+}
+
+/// Every rank draws the blueprint of the config that rank 0 has decided.
+RunPlan plan_together(const config::Config& config, comm::Ranks& ranks) {
   const MachineShare share = find_share(ranks, config);
   const bool first = ranks.rank() == 0;
   const auto& launch = ranks.launch();
-  std::future<config::Config> decided;
+  std::future<RunPlan> decided;
   config::Config shared = config;
   apply_common_share(shared, share);
   const bool open = !ranks.broadcast(leaves_choices(shared) ? "open" : "").empty();
   if (open) {
-    const Company company = {.world = launch.world,
+    const PeerRanks peers = {.world = launch.world,
                              .local_world = launch.local_world,
                              .sharing = static_cast<std::uint32_t>(share.sharing),
                              .received_per_second = measure_exchange(ranks)};
     config::Config own = shared;
     apply_own_share(own, share);
     if (first) {
-      decided =
-          std::async(std::launch::async, [own, company] { return decide_choices(own, company); });
+      decided = std::async(std::launch::async, [own, peers] { return decide_open(own, peers); });
     }
     wait_for_first(ranks, decided, config.ballast.comm_timeout_seconds);
   }
+  RunPlan plan;
   std::string text;
   comm::together(&ranks, [&] {
     if (!first) return;
     if (open) {
-      config::Config chosen = decided.get();
-      chosen.ballast.update_threads = shared.ballast.update_threads;
-      chosen.ballast.update_numa_node = shared.ballast.update_numa_node;
-      shared = chosen;
+      plan = decided.get();
+      const config::BallastSection named = shared.ballast;
+      shared = plan.decision.config;
+      shared.ballast.update_threads = named.update_threads;
+      shared.ballast.update_numa_node = named.update_numa_node;
     }
     text = config::print(shared);
   });
   shared = config::parse(ranks.broadcast(text), "/", "the config of rank 0", {}, launch.world);
   apply_own_share(shared, share);
-  return shared;
+  comm::together(&ranks, [&] { plan.decision.blueprint = draw_blueprint(shared, &ranks); });
+  plan.decision.config = std::move(shared);
+  return plan;
+}
+
+}  // namespace
+
+RunPlan plan_run(const config::Config& config, comm::Ranks* ranks) {
+  return ranks == nullptr || ranks->world() == 1 ? plan_alone(config)
+                                                 : plan_together(config, *ranks);
 }
 
 }  // namespace ballast::planning

@@ -1,10 +1,9 @@
-#include "src/engine/swap_options.h"
-
 #include <gtest/gtest.h>
 
+#include "src/planning/engine_inputs.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::engine {
+namespace ballast::planning {
 namespace {
 
 const std::string kModel =
@@ -92,4 +91,4 @@ TEST(SwapOptions, DealThePathsToTheRanksOfAMachine) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::planning

@@ -1,0 +1,277 @@
+#include "src/planning/engine_inputs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+
+#include "src/planning/search.h"
+
+namespace ballast::planning {
+namespace {
+
+cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
+  switch (type) {
+    using enum config::OptimizerSection::Type;
+    case adamw:
+      return cpu_adam::Optimizer::adamw;
+    case adam:
+      return cpu_adam::Optimizer::adam;
+    case adagrad:
+      return cpu_adam::Optimizer::adagrad;
+    case lion:
+      return cpu_adam::Optimizer::lion;
+    case sgd:
+      return cpu_adam::Optimizer::sgd;
+  }
+  throw Error(ErrorCategory::config, "optimizer.type: not known to the update");
+}
+
+engine::StateFormat state_format(const config::Config& config) {
+  using Format = cpu_adam::Moments::Format;
+  const std::string& states = config.ballast.optimizer_states;
+  return {.optimizer = optimizer_of(config.optimizer.type),
+          .moments = states == "8bit"         ? Format::blockwise8
+                     : states == "bf16_first" ? Format::bf16_first
+                                              : Format::f32};
+}
+
+schedule::Options schedule_options(const config::Config& config) {
+  schedule::Options options;
+  if (config.ballast.order == "micro_batch_major") {
+    options.order = schedule::Order::micro_batch_major;
+  }
+  if (config.ballast.update == "eager") options.update = schedule::Update::eager;
+  const auto count = [](std::uint64_t wanted, std::uint32_t standard) {
+    return wanted > 0 ? static_cast<std::uint32_t>(wanted) : standard;
+  };
+  options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
+  options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
+  options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
+  options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
+  return options;
+}
+
+/// How many ranks have one copy of the weights together; 0: all.
+std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
+  const std::uint64_t size = zero.hpz_partition_size;
+  if (size == 1 || world == 1) return 0;
+  if (world % size == 0) return static_cast<std::uint32_t>(size);
+  throw Error(ErrorCategory::config,
+              fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
+                          "ranks of this run; give a divisor, usually the ranks of a node, or 1",
+                          size, world));
+}
+
+std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
+  std::vector<std::filesystem::path> found;
+  for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
+    for (const auto& path : section->nvme_path) {
+      if (std::find(found.begin(), found.end(), path) == found.end()) found.push_back(path);
+    }
+  }
+  if (found.empty()) found.push_back(config.ballast.out);
+  return found;
+}
+
+/// What this process swaps to of the machine's `directories` (at least one).
+std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
+                                          const comm::Launch& launch) {
+  if (directories.size() < launch.local_world) {
+    return {directories[launch.local_rank % directories.size()]};
+  }
+  std::vector<std::filesystem::path> own;
+  for (std::size_t i = launch.local_rank; i < directories.size(); i += launch.local_world) {
+    own.push_back(directories[i]);
+  }
+  return own;
+}
+
+config::AioPath settings_of(const config::AioSection& aio, const std::filesystem::path& directory) {
+  for (const auto& entry : aio.paths) {
+    if (entry.path == directory) return entry;
+  }
+  return {.path = directory,
+          .block_size = aio.block_size,
+          .queue_depth = aio.queue_depth,
+          .backend = aio.backend};
+}
+
+}  // namespace
+
+model::Architecture make_architecture(const config::Config& config) {
+  const config::ModelSection& section = config.model;
+  model::ModelConfig model;
+  model.family = model::parse_family(section.family);
+  model.vocab_size = section.vocab_size;
+  model.hidden_size = section.hidden_size;
+  model.num_layers = section.num_layers;
+  model.num_heads = section.num_heads;
+  model.num_kv_heads = section.num_kv_heads;
+  model.intermediate_size = section.intermediate_size;
+  model.max_sequence = section.max_sequence;
+  model.norm_epsilon = section.norm_epsilon;
+  model.rope_theta = section.rope_theta;
+  model.tie_embeddings = section.tie_embeddings.value_or(model.family == model::Family::gpt2);
+  model.init_stddev = section.init_stddev;
+  return model::build_architecture(model);
+}
+
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
+                                Bytes available, std::uint32_t local_rank) {
+  return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));
+}
+
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {
+  return device::own_memory({.kind = config.ballast.device, .local_rank = local_rank});
+}
+
+std::vector<PlacementConstraint> read_constraints(const config::Config& config,
+                                                  std::size_t blocks) {
+  std::vector<PlacementConstraint> constraints(
+      blocks, {config.zero.parameters.tier, config.zero.optimizer.tier, config.ballast.activations,
+               config.ballast.recompute});
+  for (const auto& rule : config.ballast.placement) {
+    if (rule.last_block >= blocks) {
+      throw Error(ErrorCategory::config,
+                  fmt::format("ballast.placement: block {} does not exist; the model has blocks 0 "
+                              "to {}",
+                              rule.last_block, blocks - 1));
+    }
+    for (std::uint64_t b = rule.first_block; b <= rule.last_block; ++b) {
+      if (rule.weights) constraints[b].weights = rule.weights;
+      if (rule.optimizer) constraints[b].optimizer = rule.optimizer;
+      if (rule.activations) constraints[b].activations = rule.activations;
+      if (rule.recompute) constraints[b].recompute = rule.recompute;
+    }
+  }
+  return constraints;
+}
+
+engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
+                          const memory::Budgets& budgets, model::KernelMemory kernels,
+                          std::uint32_t world) {
+  engine::Blueprint blueprint;
+  blueprint.model = model;
+  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
+  blueprint.states = state_format(config);
+  blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
+  blueprint.micro_batches = config.batch.accumulation;
+  blueprint.budgets = budgets;
+  blueprint.options = schedule_options(config);
+  blueprint.workload.world = world;
+  blueprint.workload.stage = static_cast<std::uint32_t>(config.zero.stage);
+  blueprint.workload.weight_ranks = weight_ranks(config.zero, world);
+  if (config.zero.quantized_weights) blueprint.workload.coded_weight = size_of(blueprint.type);
+  engine::size_workload(blueprint, kernels, config.ballast.eval_batches / world,
+                        config.zero.persistence_threshold);
+  return blueprint;
+}
+
+engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
+                                 const memory::Budgets& budgets, model::KernelMemory kernels,
+                                 std::uint32_t world, std::uint32_t rank) {
+  using enum Movable;
+  const Program program = {{activations, Tier::host},
+                           {weights, Tier::host},
+                           {optimizer, Tier::host},
+                           {activations, Tier::device},
+                           {weights, Tier::device},
+                           {optimizer, Tier::device},
+                           {intermediates, Tier::device, Pattern::last}};
+  engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
+  blueprint.rank = rank;
+  const auto constraints = read_constraints(config, model.blocks.size());
+  engine::place(blueprint,
+                Filler(blueprint.workload, constraints, budgets).fill(program, blueprint.options));
+  return blueprint;
+}
+
+engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
+  const model::Architecture model = make_architecture(config);
+  const memory::Budgets budgets = resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
+      ranks == nullptr ? 0 : ranks->launch().local_rank);
+  const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
+  const auto kernels = [&](model::MicroBatchShape shape) {
+    return model::kernel_memory(model, config.bf16 ? DType::bf16 : DType::f32, shape,
+                                device::kind_of({.kind = config.ballast.device}),
+                                config.ballast.compute_threads);
+  };
+  try {
+    return draw_blueprint(config, model, budgets,
+                          kernels({config.batch.micro_batch, config.data.sequence_length}), world,
+                          ranks == nullptr ? 0 : ranks->rank());
+  } catch (const Error& error) {
+    if (error.category() != ErrorCategory::memory) throw;
+    throw Error(ErrorCategory::memory, explain_refusal({.config = config,
+                                                        .model = model,
+                                                        .budgets = budgets,
+                                                        .world = world,
+                                                        .kernels = kernels}));
+  }
+}
+
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
+  const config::AioSection& aio = config.aio;
+  state::SwapOptions options;
+  options.access = aio.buffered ? aio::File::Access::buffered : aio::File::Access::direct;
+  options.any_file_system = aio.any_file_system;
+  for (const auto& directory : own_of(swap_directories(config), launch)) {
+    const config::AioPath entry = settings_of(aio, directory);
+    options.paths.push_back({.directory = directory,
+                             .io = {.backend = entry.backend,
+                                    .block_bytes = entry.block_size,
+                                    .depth = entry.queue_depth,
+                                    .in_flight_bytes = aio.in_flight_bytes,
+                                    .stall_seconds = aio.stall_seconds,
+                                    .abandon_seconds = aio.abandon_seconds,
+                                    .sqpoll = aio.sqpoll,
+                                    .iopoll = aio.iopoll},
+                             .read_gbps = entry.read_gbps,
+                             .write_gbps = entry.write_gbps,
+                             .made_later = directory == config.ballast.out});
+  }
+  return options;
+}
+
+cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  return {.threads = ballast.update_threads,
+          .isa = ballast.update_isa == "auto" ? std::nullopt
+                                              : std::optional(parse_isa(ballast.update_isa)),
+          .numa_node = ballast.update_numa_node};
+}
+
+engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch) {
+  const config::OptimizerSection& optimizer = config.optimizer;
+  return {.device = config.ballast.device,
+          .compute_threads = config.ballast.compute_threads,
+          .link_gbps = config.ballast.link_gbps,
+          .attention = model::parse_attention_by(config.ballast.attention),
+          .update = updater_options(config),
+          .hyper = {.beta1 = optimizer.beta1,
+                    .beta2 = optimizer.beta2,
+                    .epsilon = optimizer.eps,
+                    .momentum = optimizer.momentum,
+                    .nesterov = optimizer.nesterov,
+                    .weight_decay = optimizer.weight_decay},
+          .gradient_clipping = config.gradient_clipping,
+          .seed = config.ballast.seed,
+          .swap = swap_options(config, launch),
+          .serial = config.ballast.serial,
+          .delay_seed = config.ballast.delay_seed};
+}
+
+engine::Engine make_engine(const config::Config& config, const std::atomic<bool>* interrupted,
+                           comm::Ranks* ranks) {
+  const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
+  return engine::Engine(draw_blueprint(config, ranks), engine_options(config, launch), interrupted,
+                        ranks);
+}
+
+}  // namespace ballast::planning

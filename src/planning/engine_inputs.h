@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/planning/engine_inputs.h"
+
+#include "src/planning/filling.h"
+
+namespace ballast::planning {
+
+/// One constraint per block of a model of so many. Throws Error(config) for a rule about a block
+/// that does not exist.
+std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
+
+/// The blueprint of `config` before anything is placed: everything but placement, schedule and
+/// ledger. `world` ranks share the batch.
+engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
+                          const memory::Budgets& budgets, model::KernelMemory kernels,
+                          std::uint32_t world);
+
+/// The paths of both offload sections in order, none twice, or the run directory; each with the
+/// settings of its entry in aio.paths, or else those of aio. Ranks of one machine are dealt its
+/// paths in turn, so that each has some to itself; when there are fewer paths than ranks, each has
+/// one and several ranks share it.
+state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
+
+/// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
+/// set that this machine lacks.
+cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
+/// Free memory of the device that `config` names for the rank with that number on its machine; 0
+/// where the device takes what it needs from the machine's.
+Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
+
+}  // namespace ballast::planning
