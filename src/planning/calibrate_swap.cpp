@@ -69,8 +69,12 @@ class SwapProbe {
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
-  void write(std::size_t extent) { space_->write(extent, memory(extent), ++versions_[extent]); }
-  void read(std::size_t extent) { space_->read(extent, memory(extent), versions_[extent]); }
+  void write(std::size_t extent) {
+    space_->write(extent, memory(extent), ++versions_[extent])->finish();
+  }
+  void read(std::size_t extent) {
+    space_->read(extent, memory(extent), versions_[extent])->finish();
+  }
   [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
 
  private:

@@ -44,7 +44,7 @@ struct Rates {
   double write_per_second = 0.0;
   double mixed_per_second = 0.0;
   double mixed_read_share = 0.5;    ///< of that, what reading gets; writing gets the rest
-  double io_latency_seconds = 0.0;  ///< of every fetch and writeback
+  double io_latency_seconds = 0.0;  ///< of every fetch and writeback, unless behind another
 
   // Between ranks: bytes per second that one rank receives in a collective.
   double fabric_per_second = 0.0;   ///< inside a node

@@ -18,12 +18,6 @@
 namespace ballast::device {
 namespace {
 
-HostStream& as_host(Stream& stream) {
-  auto* host = dynamic_cast<HostStream*>(&stream);
-  expects(host != nullptr, "a stream of another device was given to the host device");
-  return *host;
-}
-
 class HostEvent final : public Event {
  public:
   void record(Stream& stream) override {

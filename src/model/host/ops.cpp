@@ -27,12 +27,6 @@ const TypeKernels<T>& best_kernels() {
   return kernels_of<T>(*tables.back());
 }
 
-device::HostStream& as_host(device::Stream& stream) {
-  auto* host = dynamic_cast<device::HostStream*>(&stream);
-  expects(host != nullptr, "a stream of another device was given to the host device's kernels");
-  return *host;
-}
-
 }  // namespace
 
 template <class T>

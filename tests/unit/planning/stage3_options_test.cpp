@@ -92,9 +92,9 @@ TEST(StageThreeOptions, RanksOfAllGroupsTogetherUpdateEveryElementOnce) {
   constexpr std::uint32_t kWorld = 6;
   std::vector<int> updated(drawn(1, {}).model.blocks[1].elements, 0);
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    const engine::RankPart part =
-        engine::rank_part(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
-    for (Elems i = 0; i < part.elements; ++i) ++updated[part.first + i];
+    const engine::ShardRange shard =
+        engine::rank_shard(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
+    for (Elems i = 0; i < shard.elements; ++i) ++updated[shard.first + i];
   }
   EXPECT_EQ(updated, std::vector<int>(updated.size(), 1));
 }
