@@ -57,13 +57,13 @@ void BlockQueue::serve(std::shared_ptr<Work> work) {
     return table.finish(RequestTable::Ending::complete);
   }
   // The blocks that are still at the device refer to all of this: it stays for ever.
-  static auto* const deserted = new std::vector<std::shared_ptr<Work>>;
+  static auto* const parked = new std::vector<std::shared_ptr<Work>>;
   static std::mutex mutex;
   {
     const std::scoped_lock lock(mutex);
-    deserted->push_back(std::move(work));
+    parked->push_back(std::move(work));
   }
-  table.finish(RequestTable::Ending::deserted);
+  table.finish(RequestTable::Ending::parked);
 }
 
 Ticket BlockQueue::submit(Request request) {

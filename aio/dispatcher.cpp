@@ -28,13 +28,17 @@ constexpr unsigned kBatch = 8;
 constexpr auto kLongestTick = std::chrono::milliseconds(1000);
 constexpr auto kForever = std::chrono::milliseconds(3'600'000);
 
-/// Leases of memory that the device may still write to, although nobody waits any more. Never
-/// destroyed, so they never end.
-void keep_for_ever(Lease lease) {
-  static auto* const kept = new std::vector<Lease>;
+/// Calls back who wants to know that the memory of `request` is not used any more.
+void give_back_memory(Request& request) {
+  if (const auto returned = std::exchange(request.returned, nullptr)) returned();
+}
+
+/// Keeps for ever what owns memory that the device may still write to although nobody waits.
+void park(std::function<void()> returned) {
+  static auto* const parked = new std::vector<std::function<void()>>;
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
-  kept->push_back(std::move(lease));
+  parked->push_back(std::move(returned));
 }
 
 std::chrono::milliseconds tick_for(double stall_seconds) {
@@ -85,7 +89,7 @@ bool Dispatcher::run(Transport& transport) {
     if (orders.stopping && backlog_empty()) {
       if (idle()) return true;
       if (only_abandoned_left()) {
-        desert();
+        park_unanswered();
         return false;
       }
     }
@@ -169,7 +173,7 @@ void Dispatcher::cut(Transfer& transfer, Bytes length, Transport& transport) {
   piece.stalled = false;
   piece.direction = request.direction;
   piece.descriptor = request.file->descriptor();
-  piece.data = request.lease.bytes().data() + transfer.cut;
+  piece.data = request.memory.data() + transfer.cut;
   piece.length = length;
   piece.offset = request.offset + transfer.cut;
 
@@ -232,7 +236,7 @@ void Dispatcher::retire(Piece& piece) {
   --transfer.in_flight;
   if (transfer.in_flight > 0 || transfer.cut < transfer.completion.length) return;
   if (transfer.abandoned) {
-    transfer.request.lease.release();
+    give_back_memory(transfer.request);
     table_.forget(transfer);
   } else {
     ended_.push_back(&transfer);
@@ -279,7 +283,7 @@ void Dispatcher::settle() {
   for (Transfer* transfer : ended_) {
     transfer->completion.seconds =
         std::chrono::duration<double>(Clock::now() - transfer->submitted).count();
-    if (!transfer->abandoned) transfer->request.lease.release();
+    if (!transfer->abandoned) give_back_memory(transfer->request);
   }
   const bool progress =
       progress_.blocks + progress_.bytes_read + progress_.bytes_written + progress_.batches > 0;
@@ -311,9 +315,10 @@ bool Dispatcher::only_abandoned_left() const {
   });
 }
 
-void Dispatcher::desert() {
+void Dispatcher::park_unanswered() {
   for (const Piece& piece : pieces_) {
-    if (piece.transfer != nullptr) keep_for_ever(std::move(piece.transfer->request.lease));
+    if (piece.transfer == nullptr) continue;
+    park(std::exchange(piece.transfer->request.returned, nullptr));
   }
 }
 

@@ -18,7 +18,7 @@ class Dispatcher {
 
   /// Serves the table over `transport` until it is stopped and everything is carried out. False
   /// when it was stopped and only blocks are left that the device does not answer: these and the
-  /// transport must stay where they are, their leases have been put where nothing reuses them.
+  /// transport must stay where they are; what owns their memory is kept for ever.
   bool run(Transport& transport);
 
  private:
@@ -51,7 +51,7 @@ class Dispatcher {
   [[nodiscard]] bool backlog_empty() const;
   [[nodiscard]] unsigned wanted() const;
   [[nodiscard]] bool only_abandoned_left() const;
-  void desert();
+  void park_unanswered();
 
   RequestTable& table_;
   const Bytes block_bytes_;

@@ -14,7 +14,7 @@ namespace {
 void validate(const Request& request) {
   expects(request.file != nullptr, "an aio request needs a file");
   const File& file = *request.file;
-  const HostBytes bytes = request.lease.bytes();
+  const HostBytes bytes = request.memory;
   const auto require = [&](bool condition, std::string_view problem) {
     if (condition) return;
     throw Error(ErrorCategory::state,
@@ -39,7 +39,7 @@ std::unique_ptr<Transfer> make_transfer(Request request, Clock::time_point now) 
   transfer->submitted = now;
   transfer->completion.direction = request.direction;
   transfer->completion.offset = request.offset;
-  transfer->completion.length = request.lease.bytes().size();
+  transfer->completion.length = request.memory.size();
   transfer->completion.file = request.file->name();
   transfer->request = std::move(request);
   return transfer;

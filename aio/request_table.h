@@ -37,11 +37,12 @@ class RequestTable {
   /// Whether the owner thread may sleep: not when something has arrived that it has room for. From
   /// here until the next take() a submit wakes it, if it has room.
   bool may_sleep(bool has_room);
-  /// Hands over ended transfers (their leases have ended, or are abandoned) and adds to the totals.
+  /// Hands over ended transfers (their memory is back, or they are abandoned) and adds to the
+  /// totals.
   void end(std::span<Transfer* const> transfers, const QueueCounters& progress);
   /// The last block of an abandoned transfer came back.
   void forget(Transfer& transfer);
-  enum class Ending { running, complete, deserted };
+  enum class Ending { running, complete, parked };
   void finish(Ending ending);
 
  private:

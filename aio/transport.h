@@ -20,7 +20,7 @@ struct Block {
   long result = 0;
 };
 
-/// Carries single blocks between memory and files; knows nothing of requests, retries or leases.
+/// Carries single blocks between memory and files; knows nothing of requests or retries.
 /// BlockQueue's owner thread makes, uses and destroys it; only wake() may come from elsewhere.
 class Transport {
  public:

@@ -24,6 +24,7 @@
 ///   + - * and + - * & | ^ << >>
 /// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
 /// - load(p), store(p, Float): floats, aligned to their own size only
+/// - stream(p, Float): a store past the caches to whole lines; end_streams(): they are in order
 /// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
 /// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even

@@ -7,6 +7,8 @@ namespace ballast::cpu_adam {
 namespace {
 
 struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
+  static void stream(float* to, Float value) { _mm256_stream_ps(to, value); }
+  static void end_streams() { _mm_sfence(); }
   static Float fma(Float a, Float b, Float c) { return Float(_mm256_fmadd_ps(a, b, c)); }
   static Float to_float(Bits value) { return Float(_mm256_cvtepi32_ps(value)); }
   static Bits where_zero(Bits value, Bits yes, Bits no) {

@@ -16,6 +16,8 @@ alignas(64) constexpr std::uint16_t kDeinterleave[32] = {0,  2,  4,  6,  8,  10,
                                                          13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
 
 struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
+  static void stream(float* to, Float value) { _mm512_stream_ps(to, value); }
+  static void end_streams() { _mm_sfence(); }
   static Float fma(Float a, Float b, Float c) { return Float(_mm512_fmadd_ps(a, b, c)); }
   static Float to_float(Bits value) { return Float(_mm512_cvtepi32_ps(value)); }
   static Bits where_zero(Bits value, Bits yes, Bits no) {

@@ -114,9 +114,12 @@ class Prefetch {
     asm("" : "+r"(narrow_), "+r"(wide_));
   }
 
+  /// How far ahead in an array of 16-bit numbers, or in any other.
+  [[nodiscard]] std::size_t bytes(bool narrow) const { return narrow ? narrow_ : wide_; }
+
   template <class T>
   void of(const T* from) const {
-    const char* ahead = reinterpret_cast<const char*>(from) + (sizeof(T) == 2 ? narrow_ : wide_);
+    const char* ahead = reinterpret_cast<const char*>(from) + bytes(sizeof(T) == 2);
     for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
       __builtin_prefetch(ahead + line);
     }

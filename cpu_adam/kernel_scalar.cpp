@@ -17,6 +17,8 @@ struct ScalarLanes {
   static Bits iota() { return 0; }
   static Float load(const float* from) { return *from; }
   static void store(float* to, Float value) { *to = value; }
+  static void stream(float* to, Float value) { store(to, value); }
+  static void end_streams() {}
   static Bits widen(const std::uint16_t* from) { return *from; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {

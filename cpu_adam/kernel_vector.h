@@ -27,6 +27,9 @@ struct VectorLanes {
   }
   static Float load(const float* from) { return Float::load_unaligned(from); }
   static void store(float* to, Float value) { value.store_unaligned(to); }
+  /// Past the caches where the instruction set can (`to` is aligned then).
+  static void stream(float* to, Float value) { store(to, value); }
+  static void end_streams() {}
   static Float sqrt(Float value) { return xsimd::sqrt(value); }
   static Float divide(Float a, Float b) { return a / b; }
   static Bits bits_of(Float value) { return xsimd::bitwise_cast<Bits>(value); }

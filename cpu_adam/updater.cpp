@@ -88,7 +88,22 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
   });
 }
 
-void Updater::touch(Optimizer optimizer, const Shard& shard) const {
+const std::vector<TouchWay>& touch_ways() {
+  static const std::vector<TouchWay> ways = [] {
+    std::vector<TouchWay> all;
+    for (const bool streams : {false, true}) {
+      for (const bool prefetches : {true, false}) {
+        for (const Elems stretch : {TouchWay{}.stretch, Codes::kBlock, kChunk}) {
+          all.push_back({stretch, prefetches, streams});
+        }
+      }
+    }
+    return all;
+  }();
+  return ways;
+}
+
+void Updater::touch(Optimizer optimizer, const Shard& shard, const TouchWay& way) const {
   const Elems size = shard.size / Codes::kBlock * Codes::kBlock;
   if (size == 0) return;
   require_complete(optimizer, shard);
@@ -96,7 +111,8 @@ void Updater::touch(Optimizer optimizer, const Shard& shard) const {
   impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
     const auto arrays = touched_arrays(optimizer, shard, chunks.start(first));
     const Elems rows = chunks.length(first, last) / Codes::kBlock;
-    impl_->variant.touch(arrays.data(), arrays.size(), rows);
+    impl_->variant.touch(arrays.data(), arrays.size(), rows, way.stretch / kCacheLine,
+                         way.prefetches, way.streams);
   });
 }
 

@@ -45,8 +45,9 @@ struct Streams {
   std::uint32_t element;
 };
 
-/// One array as `touch` sees it: `row_bytes` for every Codes::kBlock elements.
+/// One array as `touch` sees it: `row_bytes` for every kRow elements.
 struct TouchedArray {
+  static constexpr std::size_t kRow = Codes::kBlock;
   std::byte* data;
   std::size_t row_bytes;
   bool load;
@@ -58,9 +59,10 @@ using FusedKernel = void (*)(const Coefficients& coefficients, const Streams& st
 /// The same over compressed moments: tile by tile around a fused kernel.
 using CompressedKernel = void (*)(FusedKernel fused, const Coefficients& coefficients,
                                   const Streams& streams) noexcept;
-/// Loads and stores rows [0, rows) of `arrays`.
-using TouchKernel = void (*)(const TouchedArray* arrays, std::size_t count,
-                             std::size_t rows) noexcept;
+/// Loads and stores rows [0, rows) of `arrays`, `stretch` times 64 elements of one array before the
+/// next; see TouchWay.
+using TouchKernel = void (*)(const TouchedArray* arrays, std::size_t count, std::size_t rows,
+                             std::size_t stretch, bool prefetches, bool streams) noexcept;
 /// The sum of squares of up to a chunk of gradients.
 using SquaresKernel = double (*)(const void* gradient, std::size_t size) noexcept;
 

@@ -138,6 +138,11 @@ void Console::finished(const train::RunSummary& summary) {
              summary.last_loss);
   if (summary.skipped > 0) fmt::print(", {} skipped", summary.skipped);
   fmt::print("\n");
+  if (summary.predicted_seconds) {
+    fmt::print("predicted {:.3g} s per step, measured {:.3g} s{}\n", *summary.predicted_seconds,
+               summary.step_seconds,
+               summary.corrected_rates ? "; rates corrected for the next run" : "");
+  }
   if (summary.held_out_loss)
     fmt::print("held-out loss {:.4f} nats/token\n", *summary.held_out_loss);
   for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);

@@ -41,7 +41,7 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return planning::machine_rates(config, planning::make_architecture(config),
+  return planning::machine_rates(config, model::build_architecture(config.model),
                                  arguments.recalibrate);
 }
 

@@ -112,12 +112,6 @@ void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) 
   expects(root < world, "broadcast: there is no such rank");
 }
 
-device::HostStream& as_host(device::Stream& stream) {
-  auto* host = dynamic_cast<device::HostStream*>(&stream);
-  expects(host != nullptr, "collectives of the host device were given a stream of another device");
-  return *host;
-}
-
 void check_host_device(const device::Device& device) {
   if (device.kind() == "host") return;
   throw Error(ErrorCategory::comm, "ranks: no communicator of this program works on device \"" +

@@ -109,9 +109,7 @@ void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, Devi
 void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world);
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
 
-/// `stream` as one on which functions can be enqueued. Throws Error(state) when it is not the host
-/// device's.
-device::HostStream& as_host(device::Stream& stream);
+using device::as_host;
 
 /// Throws Error(comm) unless `device` is the host device.
 void check_host_device(const device::Device& device);

@@ -53,29 +53,12 @@ void require(bool given, const Document& document, const std::string& path, std:
   if (!given) document.fail(path, fmt::format("missing; give {}", what));
 }
 
-void complete_model(ModelSection& m, std::uint64_t sequence_length, const Document& document) {
-  require(m.hidden_size > 0, document, "model.hidden_size", "the width of the model");
-  require(m.num_layers > 0, document, "model.num_layers", "the number of transformer layers");
-  require(m.num_heads > 0, document, "model.num_heads", "the number of attention heads");
-  const bool llama = m.family == "llama";
-  if (m.num_kv_heads == 0) m.num_kv_heads = m.num_heads;
-  if (m.intermediate_size == 0) {
-    m.intermediate_size = llama ? round_up((8 * m.hidden_size + 2) / 3, 64) : 4 * m.hidden_size;
-  }
+void complete_model(model::ModelConfig& m, std::uint64_t sequence_length,
+                    const Document& document) {
   if (m.max_sequence == 0) m.max_sequence = sequence_length;
-  if (!m.tie_embeddings) m.tie_embeddings = !llama;
-  if (m.hidden_size % m.num_heads != 0) {
-    document.fail("model.num_heads",
-                  fmt::format("{} does not divide hidden_size {}", m.num_heads, m.hidden_size));
-  }
-  if (m.num_heads % m.num_kv_heads != 0) {
-    document.fail("model.num_kv_heads",
-                  fmt::format("{} does not divide num_heads {}", m.num_kv_heads, m.num_heads));
-  }
-  if (!llama && m.num_kv_heads != m.num_heads) {
-    document.fail("model.num_kv_heads", fmt::format("gpt2 has as many as num_heads ({}), got {}",
-                                                    m.num_heads, m.num_kv_heads));
-  }
+  model::complete(m, [&document](std::string_view key, const std::string& rule) {
+    document.fail(fmt::format("model.{}", key), rule);
+  });
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));

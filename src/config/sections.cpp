@@ -1,34 +1,76 @@
 #include "src/config/sections.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
 
+#include "ballast/model/family.h"
+
 namespace ballast::config {
 namespace {
 
-Section model_keys(ModelSection& m) {
-  Key tied = {"tie_embeddings", [&m](const Value& value) { m.tie_embeddings = value.flag(); },
-              [&m] { return m.tie_embeddings ? Json(*m.tie_embeddings) : Json(); }};
-  return {choice("family", m.family, {"gpt2", "llama"}),
-          whole("vocab_size", m.vocab_size, {1, std::uint64_t{1} << 32U}),
-          also_called(whole("hidden_size", m.hidden_size, {1, 1U << 20U}), {"n_embd", "d_model"}),
-          also_called(whole("num_layers", m.num_layers, {1, 1U << 16U}),
-                      {"num_hidden_layers", "n_layer", "layers"}),
-          also_called(whole("num_heads", m.num_heads, {1, 1U << 16U}),
-                      {"num_attention_heads", "n_head", "heads"}),
-          also_called(whole("num_kv_heads", m.num_kv_heads, {0, 1U << 16U}),
-                      {"num_key_value_heads", "kv_heads"}),
-          also_called(whole("intermediate_size", m.intermediate_size, {0, 1U << 24U}), {"n_inner"}),
-          also_called(whole("max_sequence", m.max_sequence, {0, 1U << 30U}),
-                      {"max_position_embeddings", "n_positions"}),
-          also_called(real("norm_epsilon", m.norm_epsilon, kPositive),
-                      {"rms_norm_eps", "layer_norm_epsilon"}),
-          real("rope_theta", m.rope_theta, kPositive),
-          also_called(std::move(tied), {"tie_word_embeddings"}),
-          also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
-          path("weights", m.weights)};
+/// Choosing a family brings its defaults, so this is the first key.
+Key family_key(model::ModelConfig& m) {
+  Key key = choice("family", m.family, model::family_names());
+  key.read = [read = std::move(key.read), &m](const Value& value) {
+    read(value);
+    m = model::default_config(m.family);
+  };
+  return key;
+}
+
+/// The keys that not every family has. One that the model's family lacks has no effect.
+Section number_keys(Config& c) {
+  Section keys;
+  const auto is = [](const std::string& name) {
+    return [name](const auto& key) { return key.name == name; };
+  };
+  for (const std::string& family : model::family_names()) {
+    for (const model::NumberKey& number : model::family(family).numbers()) {
+      if (std::any_of(keys.begin(), keys.end(), is(number.name))) continue;
+      const auto read = [&c, is, name = number.name](const Value& value) {
+        const auto own = model::family(c.model.family).numbers();
+        const double given = value.real({.low = std::numeric_limits<double>::lowest()});
+        if (std::any_of(own.begin(), own.end(), is(name))) {
+          c.model.numbers[name] = given;
+        } else {
+          c.ignored.push_back(fmt::format("{}: {} has no such key", value.path(), c.model.family));
+        }
+      };
+      const bool own = c.model.numbers.contains(number.name);
+      const auto write = [&c, name = number.name] { return Json(c.model.number(name)); };
+      keys.push_back({number.name, read, own ? std::function<Json()>(write) : nullptr});
+    }
+  }
+  return keys;
+}
+
+Section model_keys(Config& c) {
+  model::ModelConfig& m = c.model;
+  Section keys = {
+      family_key(m),
+      whole("vocab_size", m.vocab_size, {1, std::uint64_t{1} << 32U}),
+      also_called(whole("hidden_size", m.hidden_size, {1, 1U << 20U}), {"n_embd", "d_model"}),
+      also_called(whole("num_layers", m.num_layers, {1, 1U << 16U}),
+                  {"num_hidden_layers", "n_layer", "layers"}),
+      also_called(whole("num_heads", m.num_heads, {1, 1U << 16U}),
+                  {"num_attention_heads", "n_head", "heads"}),
+      also_called(whole("num_kv_heads", m.num_kv_heads, {0, 1U << 16U}),
+                  {"num_key_value_heads", "kv_heads"}),
+      whole("head_dim", m.head_dim, {0, 1U << 16U}),
+      also_called(whole("intermediate_size", m.intermediate_size, {0, 1U << 24U}), {"n_inner"}),
+      also_called(whole("max_sequence", m.max_sequence, {0, 1U << 30U}),
+                  {"max_position_embeddings", "n_positions"}),
+      also_called(real("norm_epsilon", m.norm_epsilon, kPositive),
+                  {"rms_norm_eps", "layer_norm_epsilon"}),
+      also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
+      also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
+      path("weights", c.initial_weights)};
+  const Section numbers = number_keys(c);
+  keys.insert(keys.end(), numbers.begin(), numbers.end());
+  return keys;
 }
 
 Section data_keys(DataSection& d) {
@@ -191,7 +233,10 @@ Section ballast_keys(BallastSection& b) {
 }
 
 Section bf16_keys(Config& c) {
-  return with_deepspeed_keys({flag("enabled", c.bf16)}, "bf16", c.ignored);
+  Key enabled = {"enabled",
+                 [&c](const Value& value) { c.type = value.flag() ? DType::bf16 : DType::f32; },
+                 [&c] { return Json(c.type == DType::bf16); }};
+  return with_deepspeed_keys({std::move(enabled)}, "bf16", c.ignored);
 }
 
 /// DeepSpeed's name for ballast.activations on the host, which is the one that is printed.
@@ -234,7 +279,7 @@ Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) 
 
 Section all_keys(Config& c) {
   return with_deepspeed_keys(
-      {section("model", [&c] { return model_keys(c.model); }),
+      {section("model", [&c] { return model_keys(c); }),
        section("data", [&c] { return data_keys(c.data); }),
        batch_key("train_batch_size", c.batch.train_batch),
        planned_batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch, c.batch.automatic),

@@ -26,8 +26,13 @@ const std::array<std::string, 4>& isa_names() {
 }  // namespace
 
 std::string_view to_string(DType type) noexcept {
-  constexpr std::array<std::string_view, 4> kNames = {"f32", "bf16", "f16", "u16"};
+  constexpr std::array<std::string_view, 3> kNames = {"f32", "bf16", "f16"};
   return kNames[static_cast<std::size_t>(type)];
+}
+
+void refuse_training_type(DType type) {
+  throw Error(ErrorCategory::config,
+              std::string(to_string(type)) + " is not a training type; choose f32 or bf16");
 }
 
 std::string_view to_string(Isa isa) noexcept {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/error.h"
 #include "ballast/model/gradient_stats.h"
 
 #include "src/engine/state_layout.h"
@@ -14,7 +15,11 @@ namespace ballast::engine {
 namespace {
 
 /// Sizes of the blocks, of which this rank keeps its part of the states.
-void add_blocks(Blueprint& blueprint, std::uint64_t persistence_threshold) {
+void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
+                std::uint64_t persistence_threshold) {
+  const std::vector<Bytes>& kept = kernels.intermediates;
+  expects(kept.empty() || kept.size() == blueprint.model.blocks.size(),
+          "kernel memory of another model");
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -26,7 +31,8 @@ void add_blocks(Blueprint& blueprint, std::uint64_t persistence_threshold) {
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .recomputed_flops = blueprint.model.recomputed_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
-                           .keeps_whole = block.parameters <= persistence_threshold});
+                           .keeps_whole = block.parameters <= persistence_threshold,
+                           .intermediate_bytes = kept.empty() ? 0 : kept[b]});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
     work.blocks.back().update_traffic = states.update_traffic;
@@ -82,11 +88,10 @@ std::string describe_kept(const Blueprint& blueprint) {
 
 }  // namespace
 
-void size_workload(Blueprint& blueprint, model::KernelMemory kernels,
+void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   blueprint.workload.workspace_bytes = kernels.workspace;
-  blueprint.workload.intermediate_bytes = kernels.intermediates;
-  add_blocks(blueprint, persistence_threshold);
+  add_blocks(blueprint, kernels, persistence_threshold);
   add_batch(blueprint, evaluation_micro_batches);
 }
 

@@ -8,7 +8,6 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
-#include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/states.h"
 #include "src/engine/step.h"
@@ -49,9 +48,12 @@ class Engine::Impl {
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
             "engine: the blueprint is that of other ranks");
-    expects(work.workspace_bytes >= compute_->workspace_bytes() &&
-                work.intermediate_bytes >= compute_->intermediate_bytes(),
-            "engine: the blueprint has too little memory for the device's kernels");
+    const model::KernelMemory& needed = compute_->memory();
+    bool enough = work.workspace_bytes >= needed.workspace;
+    for (std::size_t b = 0; b < work.blocks.size(); ++b) {
+      enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];
+    }
+    expects(enough, "engine: the blueprint has too little memory for the device's kernels");
   }
 
   ~Impl() { executor_.reset(); }
@@ -62,45 +64,25 @@ class Engine::Impl {
     comm::together(ranks_, [&] {
       store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
     });
-    machine_.emplace(Machine{.options = options_,
-                             .blueprint = blueprint_,
-                             .device = *device_,
-                             .compute = *compute_,
-                             .store = *store_,
-                             .updater = updater_,
-                             .device_update = *device_update_,
-                             .compute_lane = {*device_, "device-compute"},
-                             .upload_lane = {*device_, "device-upload"},
-                             .offload_lane = {*device_, "device-offload"},
-                             .update_stream = device_->make_stream("device-update"),
-                             .ranks = ranks_,
-                             .contexts = {}});
-    if (ranks_ != nullptr) join_lanes();
+    lanes_.emplace(Modules{.blueprint = blueprint_,
+                           .device = *device_,
+                           .compute = *compute_,
+                           .store = *store_,
+                           .updater = updater_,
+                           .device_update = *device_update_,
+                           .ranks = ranks_,
+                           .gradient_clipping = options_.gradient_clipping});
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
     for (const schedule::BufferId id : schedule.batch_host) {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
-    initialize_states(*machine_, source);
-    if (device_->kind() != "host") warm_up(*machine_);
-    executor_ = std::make_unique<schedule::Executor>(
-        [this](const schedule::Operation& operation, std::uint64_t step) {
-          engine::start(*machine_, operation, step);
-        },
-        [this](const schedule::Operation& operation) {
-          return schedule::describe(operation, blueprint_.workload);
-        },
-        schedule::ExecutorOptions{
-            .finish = [this](const schedule::Operation& operation,
-                             std::uint64_t) { engine::finish(*machine_, operation); },
-            .serial = options_.serial,
-            .delay_seed = options_.delay_seed,
-            .observer =
-                [this](const schedule::Span& span) {
-                  if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
-                },
-            .interrupted = interrupted_});
+    fill_states(blueprint_, source, options_.seed, perform());
+    if (device_->kind() != "host") warm_up(*lanes_);
+    executor_ = make_executor([this](const schedule::Span& span) {
+      if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
+    });
   }
 
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
@@ -136,12 +118,12 @@ class Engine::Impl {
 
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor) {
     finish();
-    return read_master(*machine_, block, tensor);
+    return read_master(blueprint_, ranks_, block, tensor, perform());
   }
 
   std::uint64_t state_hash() {
     finish();
-    return hash_states(*machine_);
+    return hash_states(blueprint_, ranks_, perform());
   }
 
   void record(schedule::Timeline* timeline) {
@@ -167,27 +149,31 @@ class Engine::Impl {
             .interrupted = interrupted_};
   }
 
-  /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks
-  /// have copies of the weights together in groups, gathers have one more for each of the two ways.
-  void join_lanes() {
-    const schedule::RankSizes sizes(blueprint_.workload);
-    std::vector<std::uint32_t> all;
-    std::vector<std::uint32_t> group;
-    std::vector<std::uint32_t> share;
-    for (std::uint32_t part = 0; part < ranks_->world(); ++part) {
-      const std::uint32_t rank = sizes.owner_of(part);
-      all.push_back(rank);
-      if (rank / sizes.group() == ranks_->rank() / sizes.group()) group.push_back(rank);
-      if (rank % sizes.group() == ranks_->rank() % sizes.group()) share.push_back(rank);
-    }
-    machine_->gathering = ranks_->make_channel(*device_, all);
-    machine_->reducing = ranks_->make_channel(*device_, all);
-    if (sizes.parts_in_share() > 1) {
-      machine_->gathering_in_group = ranks_->make_channel(*device_, group);
-      machine_->gathering_share = ranks_->make_channel(*device_, share);
-    }
-    machine_->gather_stream = device_->make_stream("device-gather");
-    machine_->reduce_stream = device_->make_stream("device-reduce");
+  [[nodiscard]] std::unique_ptr<schedule::Executor> make_executor(
+      std::function<void(const schedule::Span&)> observer) {
+    return std::make_unique<schedule::Executor>(
+        [this](const schedule::Operation& operation, std::uint64_t submission) {
+          lanes_->start(operation, submission);
+        },
+        [this](const schedule::Operation& operation) {
+          return schedule::describe(operation, blueprint_.workload);
+        },
+        schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
+                                                   std::uint64_t) { lanes_->finish(operation); },
+                                  .serial = options_.serial,
+                                  .delay_seed = options_.delay_seed,
+                                  .observer = std::move(observer),
+                                  .interrupted = interrupted_});
+  }
+
+  /// Runs plans outside of steps: they count in no totals and are in no timeline.
+  [[nodiscard]] Perform perform() {
+    return [this](const schedule::Plan& plan, const Visitor& visitor) {
+      lanes_->set_visitor(visitor);
+      const auto executor = make_executor(nullptr);
+      executor->submit(plan, 0);
+      executor->drain();
+    };
   }
 
   /// The plan of a training step with so many micro-batches.
@@ -213,7 +199,7 @@ class Engine::Impl {
   /// Starts the updates that the last step left.
   void flush() {
     if (!pending_updates_) return;
-    executor_->submit(blueprint_.schedule.flush, ++runs_);
+    executor_->submit(blueprint_.schedule.flush, ++submissions_);
     pending_updates_ = false;
   }
 
@@ -230,8 +216,8 @@ class Engine::Impl {
       std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
       std::memcpy(batches_[m].data() + bytes, targets.data() + m * per_micro, bytes);
     }
-    const std::uint64_t number = ++runs_;
-    StepContext& context = machine_->context(number);
+    const std::uint64_t number = ++submissions_;
+    StepContext& context = lanes_->context(number);
     context = {};
     context.micro_batches = plan.micro_batches;
     context.hyper = options_.hyper;
@@ -253,12 +239,12 @@ class Engine::Impl {
   cpu_adam::Updater updater_;
   std::unique_ptr<update::DeviceUpdate> device_update_;
   std::unique_ptr<state::Store> store_;
-  std::optional<Machine> machine_;
+  std::optional<Lanes> lanes_;
   std::unique_ptr<schedule::Executor> executor_;
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
   /// By number of micro-batches and whether updates wait.
   std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;
-  std::uint64_t runs_ = 0;
+  std::uint64_t submissions_ = 0;
   std::uint64_t updates_ = 0;
   bool pending_updates_ = false;  ///< the last step's updates have not been submitted
   std::atomic<schedule::Timeline*> timeline_ = nullptr;

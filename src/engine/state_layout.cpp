@@ -49,7 +49,8 @@ Moments moments_in(const StateLayout& layout, std::byte* states) {
 }  // namespace
 
 StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
-    : split(type == DType::bf16),
+    : split(with_training_type(type,
+                               [](auto value) { return kTypeOf<decltype(value)> == DType::bf16; })),
       format(format),
       elements(elements),
       weight_bytes(elements * size_of(type)) {
@@ -69,22 +70,23 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
   update_traffic = elements * arrays.bytes_per_element();
 }
 
-RankPart even_part(const Blueprint& blueprint, std::size_t block) {
+ShardRange even_shard(const Blueprint& blueprint, std::size_t block) {
   const Elems all = blueprint.model.blocks[block].elements;
   const schedule::RankSizes sizes(blueprint.workload);
-  const Elems room = sizes.weight_part(static_cast<std::uint32_t>(block)) / size_of(blueprint.type);
-  const Elems first = std::min(all, sizes.part_of(blueprint.rank) * room);
+  const Elems room =
+      sizes.weight_shard(static_cast<std::uint32_t>(block)) / size_of(blueprint.type);
+  const Elems first = std::min(all, sizes.shard_of(blueprint.rank) * room);
   return {first, std::min(room, all - first), room};
 }
 
-RankPart rank_part(const Blueprint& blueprint, std::size_t block) {
+ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
   const Elems all = blueprint.model.blocks[block].elements;
   if (!schedule::RankSizes(blueprint.workload).splits_states()) return {0, all, all};
-  return even_part(blueprint, block);
+  return even_shard(blueprint, block);
 }
 
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {
-  return {blueprint.type, blueprint.states, rank_part(blueprint, block).room};
+  return {blueprint.type, blueprint.states, rank_shard(blueprint, block).room};
 }
 
 Elems first_element(const model::Architecture& model, std::size_t block) {
@@ -97,13 +99,13 @@ Elems first_element(const model::Architecture& model, std::size_t block) {
 cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
                            std::byte* states, const std::byte* gradient) {
   const StateLayout layout = state_layout(blueprint, block);
-  const RankPart part = rank_part(blueprint, block);
+  const ShardRange own = rank_shard(blueprint, block);
   const auto make = [&](cpu_adam::Weights master, cpu_adam::Gradient packed) {
     return cpu_adam::Shard{.weights = master,
                            .moments = moments_in(layout, states),
                            .gradient = packed,
-                           .size = part.elements,
-                           .first_element = first_element(blueprint.model, block) + part.first};
+                           .size = own.elements,
+                           .first_element = first_element(blueprint.model, block) + own.first};
   };
   if (layout.split) {
     return make(

@@ -36,17 +36,17 @@ struct StateLayout {
 };
 
 /// The elements of a block whose states one rank keeps and updates.
-struct RankPart {
+struct ShardRange {
   Elems first = 0;
   Elems elements = 0;  ///< fewer than `room`, or none, at the block's end
   Elems room = 0;      ///< the same for all ranks; what is behind the elements is zero
 };
 
-/// This rank's of as many parts as there are ranks. Starts on whole blocks of
-/// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of parts.
-RankPart even_part(const Blueprint& blueprint, std::size_t block);
+/// The elements of this rank's shard, one of as many as there are ranks. Starts on whole blocks of
+/// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of shards.
+ShardRange even_shard(const Blueprint& blueprint, std::size_t block);
 /// That where the stage splits states, else all of the block.
-RankPart rank_part(const Blueprint& blueprint, std::size_t block);
+ShardRange rank_shard(const Blueprint& blueprint, std::size_t block);
 
 /// Layout of what this rank keeps of block `block`.
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block);

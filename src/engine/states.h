@@ -1,23 +1,32 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/engine/engine.h"
 
 #include "src/engine/step.h"
 
 namespace ballast::engine {
 
-/// Writes the initial states of every block to their homes: weights from `source` (from the
-/// seed when empty), moments zero. Nothing may be running.
-void initialize_states(Machine& machine, const WeightSource& source);
+/// Runs a plan that fills or reads homes, to its end, and calls the visitor with their pieces.
+/// Throws Error. Nothing else may be running.
+using Perform = std::function<void(const schedule::Plan& plan, const Visitor& visitor)>;
 
-/// fp32 master weights of `tensor` in block `block`. Nothing may be running.
-std::vector<float> read_master(Machine& machine, std::size_t block,
-                               const model::TensorSpec& tensor);
+/// Writes the initial states of every block to their homes: weights from `source` (from `seed` when
+/// empty), moments zero. Asks `source` for every tensor, once for its weights and, where they are
+/// split, once for the remainders.
+void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
+                 const Perform& perform);
 
-/// XXH3 over weights and states of all blocks in order. Nothing may be running.
-std::uint64_t hash_states(Machine& machine);
+/// fp32 master weights of `tensor` in block `block`, from all `ranks` (nullptr for one alone).
+std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
+                               const model::TensorSpec& tensor, const Perform& perform);
+
+/// XXH3 over weights and states of all blocks in order, the same on all `ranks` (nullptr for one
+/// alone) and in every stage and placement. Throws Error(state) when ranks have different weights.
+std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const Perform& perform);
 
 }  // namespace ballast::engine

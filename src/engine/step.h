@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "ballast/comm/communicator.h"
@@ -26,42 +27,84 @@ struct StepContext {
   StepResult result;
 };
 
-/// Everything the operations of a step work with. Lanes use it at the same time; the plan's edges
-/// keep them apart.
-struct Machine {
-  const EngineOptions& options;
+/// The modules that operations work with. All of them outlive the lanes.
+struct Modules {
   const Blueprint& blueprint;
   device::Device& device;
   model::Compute& compute;
   state::Store& store;
   const cpu_adam::Updater& updater;
   update::DeviceUpdate& device_update;
-  QueuedLane compute_lane;
-  QueuedLane upload_lane;
-  QueuedLane offload_lane;
-  std::unique_ptr<device::Stream> update_stream;
-  comm::Ranks* ranks = nullptr;  ///< nullptr, and nothing of the following, for one rank alone
-  std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their parts
-  std::unique_ptr<comm::Communicator> reducing;   ///< the same
-  /// Those that have a copy of split weights together, and those with the same share of it; none
-  /// when that is `gathering` and nobody.
-  std::unique_ptr<comm::Communicator> gathering_in_group;
-  std::unique_ptr<comm::Communicator> gathering_share;
-  std::unique_ptr<device::Stream> gather_stream;
-  std::unique_ptr<device::Stream> reduce_stream;
-  /// By number of the run. A gated update reads that of the run before its own, which is under way
-  /// until the next one but two is submitted.
-  std::array<StepContext, 4> contexts;
-
-  StepContext& context(std::uint64_t run) { return contexts[run % contexts.size()]; }
+  comm::Ranks* ranks = nullptr;  ///< nullptr for one rank alone
+  double gradient_clipping = 0.0;
 };
 
-/// Performs one operation of a plan, or enqueues it where its lane is queued: the step, told lane
-/// by lane. Throws Error.
-void start(Machine& machine, const schedule::Operation& operation, std::uint64_t run);
+/// A piece of what this rank keeps of a block's weights or states, in host memory.
+struct HomePiece {
+  std::uint32_t block = 0;
+  bool states = false;  ///< of the states; else of the weights
+  Bytes offset = 0;     ///< of its first byte among those that the rank keeps
+  HostBytes bytes;
+};
 
-/// Returns when the first operation of a queued lane is over that was started and not finished.
-/// `operation`: which one that is. Throws Error.
-void finish(Machine& machine, const schedule::Operation& operation);
+/// Fills or reads pieces. Those of a plan come one at a time, in the order of blocks, a block's
+/// weights before its states, each in ascending order.
+using Visitor = std::function<void(const HomePiece&)>;
+
+/// Performs operations: has the streams of the device, the channels between ranks and the transfers
+/// under way that the lanes work with, and tells each lane what an operation means. Lanes are used
+/// at the same time; the plan's edges keep them apart.
+class Lanes {
+ public:
+  explicit Lanes(const Modules& modules);
+
+  /// Performs one operation of the plan that was submitted as number `submission`, or starts it
+  /// where its lane is queued. Throws Error.
+  void start(const schedule::Operation& operation, std::uint64_t submission);
+  /// Returns when the first operation on the stream or lane of `operation` is over that was started
+  /// and not finished. Throws Error.
+  void finish(const schedule::Operation& operation);
+
+  /// A gated update reads that of the submission before its own, which is under way until the next
+  /// one but two is submitted.
+  StepContext& context(std::uint64_t submission) {
+    return contexts_[submission % contexts_.size()];
+  }
+  void clear_contexts() { contexts_ = {}; }
+  /// Who is called by the operations `initialize` and `read` from now on. To be set when none runs.
+  void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
+
+  [[nodiscard]] const Modules& modules() const { return modules_; }
+
+ private:
+  class Step;
+
+  /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks
+  /// have copies of the weights together in groups, gathers have one more for each of the two ways.
+  struct Channels {
+    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their shards
+    std::unique_ptr<comm::Communicator> reducing;   ///< the same
+    /// Those that have a copy of split weights together, and those with the same share of it; none
+    /// when that is `gathering` and nobody.
+    std::unique_ptr<comm::Communicator> gathering_in_group;
+    std::unique_ptr<comm::Communicator> gathering_share;
+    std::unique_ptr<device::Stream> gather_stream;
+    std::unique_ptr<device::Stream> reduce_stream;
+  };
+
+  void join_ranks();
+  /// The queue of the stream that `operation` runs on.
+  [[nodiscard]] QueuedStream& queue_of(const schedule::Operation& operation);
+
+  Modules modules_;
+  QueuedStream compute_;
+  QueuedStream upload_;
+  QueuedStream offload_;
+  TransferQueue fetches_;
+  TransferQueue writebacks_;
+  Channels channels_;  ///< empty for one rank alone
+  Visitor visitor_;
+  std::array<StepContext, 4> contexts_;
+};
 
 }  // namespace ballast::engine

@@ -28,11 +28,11 @@ auto kind_of(const Operation& operation, std::uint32_t last_block) {
 
 }  // namespace
 
-void warm_up(Machine& machine) {
-  constexpr std::uint64_t kRun = 1;
-  machine.context(kRun).micro_batches = 1;
-  const schedule::Schedule& schedule = machine.blueprint.schedule;
-  const schedule::Workload& workload = machine.blueprint.workload;
+void warm_up(Lanes& lanes) {
+  constexpr std::uint64_t kSubmission = 1;
+  lanes.context(kSubmission).micro_batches = 1;
+  const schedule::Schedule& schedule = lanes.modules().blueprint.schedule;
+  const schedule::Workload& workload = lanes.modules().blueprint.workload;
   const auto last_block = static_cast<std::uint32_t>(workload.blocks.size() - 1);
   std::set<decltype(kind_of(Operation(), last_block))> done;
   for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
@@ -40,14 +40,14 @@ void warm_up(Machine& machine) {
       if (!needs_kernels(operation)) continue;
       if (!done.insert(kind_of(operation, last_block)).second) continue;
       try {
-        start(machine, operation, kRun);
-        if (schedule::is_queued(operation.lane)) finish(machine, operation);
+        lanes.start(operation, kSubmission);
+        if (schedule::is_queued(operation.lane)) lanes.finish(operation);
       } catch (const Error& error) {
         throw error.with_context(schedule::describe(operation, workload));
       }
     }
   }
-  machine.contexts = {};
+  lanes.clear_contexts();
 }
 
 }  // namespace ballast::engine

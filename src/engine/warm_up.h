@@ -9,6 +9,6 @@ namespace ballast::engine {
 /// GPU, a collective too that waits for a rank which is loading itself. Here it waits for nobody,
 /// and what is missing shows before the first step. Changes nothing that a step reads. Before the
 /// lanes begin; all ranks together. Throws Error.
-void warm_up(Machine& machine);
+void warm_up(Lanes& lanes);
 
 }  // namespace ballast::engine

@@ -1,12 +1,14 @@
 #include "ballast/model/architecture.h"
 
-#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/model/family.h"
+
+#include "src/model/families.h"
 
 namespace ballast::model {
 namespace {
@@ -15,165 +17,164 @@ namespace {
 constexpr Elems kTensorStep = 32;
 constexpr Elems kBlockStep = 2048;
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCategory::config, message);
+std::vector<std::unique_ptr<const Family>>& families() {
+  static std::vector<std::unique_ptr<const Family>> all = BuiltInFamilies::families();
+  return all;
 }
 
-void require_positive(std::uint64_t value, std::string_view key) {
-  if (value == 0) refuse(fmt::format("model.{} is 0; it must be at least 1", key));
+void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
+             std::string_view what) {
+  if (value == 0) refuse(key, fmt::format("missing; give {}", what));
 }
 
-void check(const ModelConfig& c) {
-  require_positive(c.vocab_size, "vocab_size");
-  require_positive(c.hidden_size, "hidden_size");
-  require_positive(c.num_layers, "num_layers");
-  require_positive(c.num_heads, "num_heads");
-  require_positive(c.num_kv_heads, "num_kv_heads");
-  require_positive(c.intermediate_size, "intermediate_size");
-  if (c.hidden_size % c.num_heads != 0) {
-    refuse(fmt::format("model.hidden_size {} is not divisible by model.num_heads {}", c.hidden_size,
-                       c.num_heads));
+void complete_heads(ModelConfig& c, const Refuse& refuse) {
+  if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
+  if (c.head_dim == 0) {
+    if (c.hidden_size % c.num_heads != 0) {
+      refuse("num_heads",
+             fmt::format("{} does not divide hidden_size {}", c.num_heads, c.hidden_size));
+    }
+    c.head_dim = c.hidden_size / c.num_heads;
   }
   if (c.num_heads % c.num_kv_heads != 0) {
-    refuse(fmt::format("model.num_heads {} is not divisible by model.num_kv_heads {}", c.num_heads,
-                       c.num_kv_heads));
-  }
-  if (c.vocab_size > 0x7fffffffU) {
-    refuse(fmt::format("model.vocab_size {} does not fit 32-bit tokens", c.vocab_size));
-  }
-  if (!(c.norm_epsilon > 0.0)) refuse("model.norm_epsilon must be above 0");
-  if (!(c.init_stddev >= 0.0) || std::isinf(c.init_stddev)) {
-    refuse("model.init_stddev must be a finite number, at least 0");
-  }
-  if (c.family == Family::gpt2) {
-    require_positive(c.max_sequence, "max_sequence");
-    if (c.num_kv_heads != c.num_heads) {
-      refuse(
-          fmt::format("model.num_kv_heads {} differs from model.num_heads {}: gpt2 has no "
-                      "grouped-query attention; leave it out or use family llama",
-                      c.num_kv_heads, c.num_heads));
-    }
-  } else {
-    if (c.head_size() % 2 != 0) {
-      refuse(
-          fmt::format("model.hidden_size / model.num_heads is {}; rotary positions need an even "
-                      "head size",
-                      c.head_size()));
-    }
-    if (!(c.rope_theta > 0.0)) refuse("model.rope_theta must be above 0");
+    refuse("num_kv_heads",
+           fmt::format("{} does not divide num_heads {}", c.num_kv_heads, c.num_heads));
   }
 }
 
-/// Collects tensors at their offsets.
-class BlockBuilder {
- public:
-  BlockBuilder(BlockKind kind, std::string name, std::string prefix) : prefix_(std::move(prefix)) {
-    block_.kind = kind;
-    block_.name = std::move(name);
-  }
-  void add(const std::string& name, std::vector<std::uint64_t> shape, Init init,
-           double stddev = 0.0) {
-    TensorSpec tensor;
-    tensor.name = prefix_ + name;
-    tensor.size = 1;
-    for (const std::uint64_t extent : shape) tensor.size *= extent;
-    tensor.shape = std::move(shape);
-    tensor.offset = block_.elements;
-    tensor.init = init;
-    tensor.stddev = stddev;
-    block_.parameters += tensor.size;
-    block_.elements += round_up(tensor.size, kTensorStep);
-    block_.tensors.push_back(std::move(tensor));
-  }
-  BlockSpec finish() {
-    block_.elements = round_up(block_.elements, kBlockStep);
-    return std::move(block_);
-  }
-
- private:
-  std::string prefix_;
-  BlockSpec block_;
-};
-
-BlockSpec gpt2_layer(const ModelConfig& c, std::uint64_t index) {
-  const auto h = c.hidden_size;
-  const auto i = c.intermediate_size;
-  const double stddev = c.init_stddev;
-  // As in Hugging Face's GPT-2 (and section 2.3 of its paper): what is added to the residual
-  // stream starts smaller, for the number of such additions.
-  const double residual = stddev / std::sqrt(2.0 * static_cast<double>(c.num_layers));
-  BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index),
-                     fmt::format("transformer.h.{}.", index));
-  block.add("ln_1.weight", {h}, Init::ones);
-  block.add("ln_1.bias", {h}, Init::zeros);
-  block.add("attn.c_attn.weight", {h, 3 * h}, Init::normal, stddev);
-  block.add("attn.c_attn.bias", {3 * h}, Init::zeros);
-  block.add("attn.c_proj.weight", {h, h}, Init::normal, residual);
-  block.add("attn.c_proj.bias", {h}, Init::zeros);
-  block.add("ln_2.weight", {h}, Init::ones);
-  block.add("ln_2.bias", {h}, Init::zeros);
-  block.add("mlp.c_fc.weight", {h, i}, Init::normal, stddev);
-  block.add("mlp.c_fc.bias", {i}, Init::zeros);
-  block.add("mlp.c_proj.weight", {i, h}, Init::normal, residual);
-  block.add("mlp.c_proj.bias", {h}, Init::zeros);
-  return block.finish();
-}
-
-BlockSpec llama_layer(const ModelConfig& c, std::uint64_t index) {
-  const auto h = c.hidden_size;
-  const auto i = c.intermediate_size;
-  const auto kv = c.num_kv_heads * c.head_size();
-  const double stddev = c.init_stddev;
-  BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index),
-                     fmt::format("model.layers.{}.", index));
-  block.add("input_layernorm.weight", {h}, Init::ones);
-  block.add("self_attn.q_proj.weight", {h, h}, Init::normal, stddev);
-  block.add("self_attn.k_proj.weight", {kv, h}, Init::normal, stddev);
-  block.add("self_attn.v_proj.weight", {kv, h}, Init::normal, stddev);
-  block.add("self_attn.o_proj.weight", {h, h}, Init::normal, stddev);
-  block.add("post_attention_layernorm.weight", {h}, Init::ones);
-  block.add("mlp.gate_proj.weight", {i, h}, Init::normal, stddev);
-  block.add("mlp.up_proj.weight", {i, h}, Init::normal, stddev);
-  block.add("mlp.down_proj.weight", {h, i}, Init::normal, stddev);
-  return block.finish();
-}
-
-BlockSpec embedding_block(const ModelConfig& c) {
-  const bool gpt2 = c.family == Family::gpt2;
-  BlockBuilder block(BlockKind::embedding, "embedding", gpt2 ? "transformer." : "model.");
-  block.add(gpt2 ? "wte.weight" : "embed_tokens.weight", {c.vocab_size, c.hidden_size},
-            Init::normal, c.init_stddev);
-  if (gpt2) {
-    block.add("wpe.weight", {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
+BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer) {
+  BlockBuilder block(BlockKind::embedding, "embedding", "");
+  // First, because a tied gradient is added to the beginning of the block's.
+  block.add(outer.tokens, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
+  if (!outer.positions.empty()) {
+    block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
   }
   return block.finish();
 }
 
-BlockSpec head_block(const ModelConfig& c) {
+BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer) {
   BlockBuilder block(BlockKind::head, "head", "");
-  if (c.family == Family::gpt2) {
-    block.add("transformer.ln_f.weight", {c.hidden_size}, Init::ones);
-    block.add("transformer.ln_f.bias", {c.hidden_size}, Init::zeros);
-  } else {
-    block.add("model.norm.weight", {c.hidden_size}, Init::ones);
-  }
+  block.add(outer.norm + ".weight", {c.hidden_size}, Init::ones);
+  if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
   if (!c.tie_embeddings) {
-    block.add("lm_head.weight", {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
+    block.add(outer.output, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
   }
-  return block.finish();
-}
-
-const std::array<std::string, 2>& family_names() {
-  static const std::array<std::string, 2> names = {"gpt2", "llama"};
-  return names;
+  BlockSpec head = block.finish();
+  head.product_elements = c.vocab_size * c.hidden_size;
+  return head;
 }
 
 }  // namespace
 
-const TensorSpec& BlockSpec::tensor(const std::string& tensor_name) const {
-  for (const TensorSpec& spec : tensors) {
-    if (spec.name == tensor_name) return spec;
+BlockBuilder::BlockBuilder(BlockKind kind, std::string name, std::string prefix) {
+  block_.kind = kind;
+  block_.name = std::move(name);
+  block_.prefix = std::move(prefix);
+}
+
+BlockBuilder& BlockBuilder::add(std::string_view name, std::vector<std::uint64_t> shape, Init init,
+                                double stddev) {
+  TensorSpec tensor;
+  tensor.name = block_.prefix + std::string(name);
+  tensor.size = 1;
+  for (const std::uint64_t extent : shape) tensor.size *= extent;
+  tensor.shape = std::move(shape);
+  tensor.offset = block_.elements;
+  tensor.init = init;
+  tensor.stddev = stddev;
+  block_.parameters += tensor.size;
+  block_.elements += round_up(tensor.size, kTensorStep);
+  if (block_.kind == BlockKind::layer && tensor.shape.size() == 2) {
+    block_.product_elements += tensor.size;
   }
+  block_.tensors.push_back(std::move(tensor));
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
+                                             std::vector<std::uint64_t> shape, double stddev) {
+  add(name, std::move(shape), Init::normal, stddev);
+  block_.last_product_elements = block_.tensors.back().size;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::attend(std::uint64_t width) {
+  block_.attention_width = width;
+  return *this;
+}
+
+BlockSpec BlockBuilder::finish() {
+  block_.elements = round_up(block_.elements, kBlockStep);
+  return std::move(block_);
+}
+
+void add_family(std::unique_ptr<const Family> family) {
+  families().push_back(std::move(family));
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const auto& one : families()) names.emplace_back(one->name());
+  return names;
+}
+
+const Family& family(std::string_view name) {
+  for (const auto& one : families()) {
+    if (one->name() == name) return *one;
+  }
+  const std::vector<std::string> names = family_names();
+  throw Error(ErrorCategory::config,
+              fmt::format("model.family: '{}' is not a family; choose one of {}{}", name,
+                          fmt::join(names, ", "), did_you_mean(name, names)));
+}
+
+ModelConfig default_config(std::string_view family_name) {
+  const Family& described = family(family_name);
+  ModelConfig config;
+  config.family = family_name;
+  config.tie_embeddings = described.ties_embeddings();
+  for (const NumberKey& key : described.numbers()) config.numbers[key.name] = key.standard;
+  return config;
+}
+
+double ModelConfig::number(std::string_view key) const {
+  const auto found = numbers.find(key);
+  expects(found != numbers.end(), "a model without a number of its family");
+  return found->second;
+}
+
+void complete(ModelConfig& c, const Refuse& refuse) {
+  const Family& described = family(c.family);
+  for (const NumberKey& key : described.numbers()) c.numbers.try_emplace(key.name, key.standard);
+  require(c.vocab_size, refuse, "vocab_size", "the number of token values");
+  require(c.hidden_size, refuse, "hidden_size", "the width of the model");
+  require(c.num_layers, refuse, "num_layers", "the number of transformer layers");
+  require(c.num_heads, refuse, "num_heads", "the number of attention heads");
+  complete_heads(c, refuse);
+  if (c.vocab_size > 0x7fffffffU) {
+    refuse("vocab_size", fmt::format("{} does not fit 32-bit tokens", c.vocab_size));
+  }
+  if (!(c.norm_epsilon > 0.0)) refuse("norm_epsilon", "must be above 0");
+  if (!(c.init_stddev >= 0.0) || std::isinf(c.init_stddev)) {
+    refuse("init_stddev", "must be a finite number, at least 0");
+  }
+  described.complete(c, refuse);
+  require(c.intermediate_size, refuse, "intermediate_size", "the width of the MLP");
+  if (!described.outer().positions.empty()) {
+    require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
+  }
+}
+
+const TensorSpec* BlockSpec::find(std::string_view tensor_name) const {
+  for (const TensorSpec& spec : tensors) {
+    const std::string_view full = spec.name;
+    if (full == tensor_name || full.substr(prefix.size()) == tensor_name) return &spec;
+  }
+  return nullptr;
+}
+
+const TensorSpec& BlockSpec::tensor(std::string_view tensor_name) const {
+  if (const TensorSpec* const found = find(tensor_name)) return *found;
   throw Error(ErrorCategory::state,
               fmt::format("block '{}' has no tensor '{}'", name, tensor_name));
 }
@@ -187,60 +188,37 @@ Elems Architecture::parameters() const {
 double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
                                    std::uint64_t length) const {
   expects(index < blocks.size(), "forward_flops: no such block");
+  const BlockSpec& block = blocks[index];
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  const auto hidden = static_cast<double>(config.hidden_size);
-  switch (blocks[index].kind) {
-    case BlockKind::embedding:
-      return 0.0;
-    case BlockKind::head:
-      return 2.0 * tokens * hidden * static_cast<double>(config.vocab_size);
-    case BlockKind::layer:
-      break;
-  }
-  double weights = 0.0;
-  for (const TensorSpec& tensor : blocks[index].tensors) {
-    if (tensor.shape.size() == 2) weights += static_cast<double>(tensor.size);
-  }
   // Two products (scores, weighted values), each over half of length x length.
-  const double attention = 2.0 * tokens * static_cast<double>(length) * hidden;
-  return 2.0 * tokens * weights + attention;
+  const double attention =
+      2.0 * tokens * static_cast<double>(length) * static_cast<double>(block.attention_width);
+  return 2.0 * tokens * static_cast<double>(block.product_elements) + attention;
 }
 
 double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,
                                       std::uint64_t length) const {
   expects(index < blocks.size(), "recomputed_flops: no such block");
-  if (blocks[index].kind != BlockKind::layer) return 0.0;
+  const BlockSpec& block = blocks[index];
+  if (block.kind != BlockKind::layer) return 0.0;
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  const double last = 2.0 * tokens * static_cast<double>(config.intermediate_size) *
-                      static_cast<double>(config.hidden_size);
-  return forward_flops(index, sequences, length) - last;
+  return forward_flops(index, sequences, length) -
+         2.0 * tokens * static_cast<double>(block.last_product_elements);
 }
 
-Architecture build_architecture(const ModelConfig& config) {
-  Architecture model;
-  model.config = config;
-  ModelConfig& c = model.config;
-  if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
-  check(c);
-  model.blocks.push_back(embedding_block(c));
+Architecture build_architecture(ModelConfig config) {
+  complete(config, [](std::string_view key, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+  });
+  const Family& described = family(config.family);
+  Architecture model{std::move(config), described.outer(), {}};
+  const ModelConfig& c = model.config;
+  model.blocks.push_back(embedding_block(c, model.outer));
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    model.blocks.push_back(c.family == Family::gpt2 ? gpt2_layer(c, index) : llama_layer(c, index));
+    model.blocks.push_back(described.layer(c, index));
   }
-  model.blocks.push_back(head_block(c));
+  model.blocks.push_back(head_block(c, model.outer));
   return model;
-}
-
-std::string_view to_string(Family family) noexcept {
-  return family_names()[static_cast<std::size_t>(family)];
-}
-
-Family parse_family(std::string_view name) {
-  for (std::size_t i = 0; i < family_names().size(); ++i) {
-    if (family_names()[i] == name) return static_cast<Family>(i);
-  }
-  throw Error(ErrorCategory::config, fmt::format("model.family: '{}' is no family; choose gpt2 or "
-                                                 "llama{}",
-                                                 name, did_you_mean(name, family_names())));
 }
 
 }  // namespace ballast::model

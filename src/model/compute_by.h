@@ -4,15 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "ballast/core/error.h"
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/compute.h"
 
-#include "src/model/gpt2_layer.h"
+#include "src/model/families.h"
 #include "src/model/head.h"
-#include "src/model/llama_layer.h"
 
 namespace ballast::model {
 
@@ -29,29 +29,30 @@ class ComputeBy final : public Compute {
       : model_(model),
         shape_(shape),
         ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
-        head_(model_.config, shape.tokens(), ops_) {
-    const AttentionShape attention = attention_shape(model_.config, shape);
-    if (gpt2()) {
-      layer_ = std::make_unique<Gpt2Layer<Ops>>(model_.config, attention, ops_);
-    } else {
-      layer_ = std::make_unique<LlamaLayer<Ops>>(model_.config, attention, ops_);
+        head_(model_.config, shape.tokens(), ops_),
+        layer_(make_layer(model_, attention_shape(model_.config, shape), ops_)),
+        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm)),
+        token_table_(model_.blocks.front().tensor(model_.outer.tokens).offset) {
+    if (const auto& name = model_.outer.positions; !name.empty()) {
+      position_table_ = model_.blocks.front().tensor(name).offset;
     }
-    for (const BlockSpec& block : model_.blocks) {
+    if (!tied()) output_ = model_.blocks.back().tensor(model_.outer.output).offset;
+    memory_.intermediates.resize(model_.blocks.size());
+    for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
+      const BlockSpec& block = model_.blocks[b];
       largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
+      if (block.kind != BlockKind::layer) continue;
+      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(b - 1), kPage);
     }
-    workspace_bytes_ = lay_out(nullptr);
+    memory_.workspace = lay_out(nullptr);
   }
 
   Bytes activation_bytes() const override {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
-  Bytes workspace_bytes() const override { return workspace_bytes_; }
-  Bytes intermediate_bytes() const override {
-    return round_up(layer_->intermediate_bytes(), kPage);
-  }
+  const KernelMemory& memory() const override { return memory_; }
   void set_workspace(DeviceBytes workspace) override {
-    expects(workspace.size() >= workspace_bytes_,
-            "the workspace is smaller than workspace_bytes()");
+    expects(workspace.size() >= memory_.workspace, "the workspace is smaller than it has to be");
     lay_out(workspace.raw());
     ready_ = true;
   }
@@ -60,25 +61,25 @@ class ComputeBy final : public Compute {
                          DeviceView<const std::int32_t> tokens, DeviceBytes out) override {
     run(stream, [=, this] {
       ops_.check_tokens(tokens.raw());
-      const T* const table = as<T>(weights);
-      ops_.embed(table, gpt2() ? table + positions_at() : nullptr, tokens.raw(), as<T>(out));
+      const T* const block = as<T>(weights);
+      ops_.embed(block + token_table_, position_table_ ? block + *position_table_ : nullptr,
+                 tokens.raw(), as<T>(out));
     });
   }
   void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
                           ConstDeviceBytes dy, DeviceView<float> gradient) override {
     run(stream, [=, this] {
       ops_.check_tokens(tokens.raw());
-      float* const table = gradient.raw();
-      ops_.embed_backward(tokens.raw(), as<T>(dy), table, gpt2() ? table + positions_at() : nullptr,
-                          scratch_);
+      float* const block = gradient.raw();
+      ops_.embed_backward(tokens.raw(), as<T>(dy), block + token_table_,
+                          position_table_ ? block + *position_table_ : nullptr, scratch_);
     });
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                      ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({model_.blocks[block], as<T>(weights), nullptr}, as<T>(in), as<T>(out),
-                      kept.raw());
+      layer_->forward({block - 1, as<T>(weights), nullptr}, as<T>(in), as<T>(out), kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -86,7 +87,7 @@ class ComputeBy final : public Compute {
                       DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({model_.blocks[block], as<T>(weights), gradient.raw()}, as<T>(in), as<T>(dy),
+      layer_->backward({block - 1, as<T>(weights), gradient.raw()}, as<T>(in), as<T>(dy),
                        kept.raw());
     });
   }
@@ -95,9 +96,9 @@ class ComputeBy final : public Compute {
                     DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw());
-      const BlockWeights<T> block(model_.blocks.back(), as<T>(weights), nullptr);
-      head_.forward(final_norm(block), output(block, tied_weights).weight, as<T>(in), targets.raw(),
-                    loss_sum.raw());
+      const BlockWeights<T> block{.weights = as<T>(weights)};
+      head_.forward(block[final_norm_], output_matrix(weights, tied_weights), as<T>(in),
+                    targets.raw(), loss_sum.raw());
     });
   }
   void head_train(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
@@ -106,11 +107,10 @@ class ComputeBy final : public Compute {
                   DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw());
-      const BlockWeights<T> block(model_.blocks.back(), as<T>(weights), gradient.raw());
-      Linear<T> matrix = output(block, tied_weights);
-      if (tied()) matrix.weight_gradient = tied_gradient.raw();
-      head_.train(final_norm(block), matrix.weight, matrix.weight_gradient, as<T>(in),
-                  targets.raw(), gradient_scale, as<T>(dx), loss_sum.raw());
+      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
+      float* const output_gradient = tied() ? tied_gradient.raw() : gradient.raw() + output_;
+      head_.train(block[final_norm_], output_matrix(weights, tied_weights), output_gradient,
+                  as<T>(in), targets.raw(), gradient_scale, as<T>(dx), loss_sum.raw());
     });
   }
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
@@ -151,7 +151,7 @@ class ComputeBy final : public Compute {
   }
 
  private:
-  /// Of weights and codes that belong together.
+  /// Blocks in weights and codes that belong together.
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
     expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
@@ -178,22 +178,14 @@ class ComputeBy final : public Compute {
   }
   void expect_layer(std::size_t block, DeviceBytes kept) const {
     expects(block >= 1 && block <= model_.config.num_layers, "no such layer");
-    expects(kept.empty() || kept.size() >= intermediate_bytes(),
-            "less room for intermediates than intermediate_bytes()");
+    expects(kept.empty() || kept.size() >= memory_.intermediates[block],
+            "less room for intermediates than memory() says");
   }
   [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
-  [[nodiscard]] bool gpt2() const { return model_.config.family == Family::gpt2; }
-  [[nodiscard]] Elems positions_at() const { return model_.blocks[0].tensors[1].offset; }
-  [[nodiscard]] Norm<T> final_norm(const BlockWeights<T>& block) const {
-    return block.norm(0, gpt2());
-  }
-  /// The output matrix is the last tensor of the head, or the first of the embedding.
-  [[nodiscard]] Linear<T> output(const BlockWeights<T>& block,
-                                 ConstDeviceBytes tied_weights) const {
-    if (!tied()) return block.linear(model_.blocks.back().tensors.size() - 1);
-    Linear<T> matrix;
-    matrix.weight = as<T>(tied_weights);
-    return matrix;
+  /// [V, H], of the head or of the embedding.
+  [[nodiscard]] const T* output_matrix(ConstDeviceBytes weights,
+                                       ConstDeviceBytes tied_weights) const {
+    return tied() ? as<T>(tied_weights) + token_table_ : as<T>(weights) + output_;
   }
 
   /// Places everything in `base` (null: only counts) and returns the bytes used. A layer, the head,
@@ -220,8 +212,13 @@ class ComputeBy final : public Compute {
   Ops ops_;
   Head<Ops> head_;
   std::unique_ptr<Layer<Ops>> layer_;
+  // Where tensors are in their blocks (elements).
+  NormAt final_norm_;
+  Elems token_table_;
+  std::optional<Elems> position_table_;
+  Elems output_ = 0;  ///< of the head; not where it is tied
   std::size_t largest_block_ = 0;
-  Bytes workspace_bytes_ = 0;
+  KernelMemory memory_;
   bool ready_ = false;
   std::byte* scratch_ = nullptr;  ///< of a pack or an embedding
 };

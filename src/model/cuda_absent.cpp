@@ -1,5 +1,5 @@
 #include "ballast/core/error.h"
-#include "ballast/model/attention_trial.h"
+#include "ballast/model/attention.h"
 
 #include "src/model/cuda/factories.h"
 
@@ -15,7 +15,7 @@ namespace {
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape,
-                                           AttentionBy) {
+                                           AttentionBackend) {
   refuse();
 }
 double measure_cuda_gemm_peak(device::Device&, DType, double) {
@@ -26,10 +26,10 @@ double measure_cuda_gemm_peak(device::Device&, DType, double) {
 
 namespace ballast::model {
 
-Bytes attention_trial_bytes(const AttentionExtents&) {
+Bytes attention_trial_bytes(const AttentionShape&) {
   cuda::refuse();
 }
-std::unique_ptr<AttentionTrial> make_attention_trial(device::Device&, const AttentionExtents&) {
+std::unique_ptr<AttentionTrial> make_attention_trial(device::Device&, const AttentionShape&) {
   cuda::refuse();
 }
 

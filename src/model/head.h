@@ -4,8 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "src/model/matrix.h"
-#include "src/model/parts.h"
+#include "src/model/layer.h"
 
 namespace ballast::model {
 

@@ -2,45 +2,153 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
-#include "src/model/parts.h"
+#include "ballast/core/bump.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/attention.h"
+#include "ballast/model/compute.h"
+
+#include "src/model/matrix.h"
 
 namespace ballast::model {
 
-// Forward and backward of blocks, told once for all devices: `Ops` are the operations of one device
-// (host/ops.h, cuda/ops.h), whose arguments are views into its memory. What one device fuses, its
-// operations do in one go; what depends on a thread's team or a stream they know themselves.
+// Forward and backward of blocks, written once for all devices: `Ops` are the operations of one
+// device (host/ops.h, cuda/ops.h), whose arguments are views into its memory. What one device
+// fuses, its operations do in one go; what depends on a thread's team or a stream they know
+// themselves.
 
-/// Intermediates of one layer, with N tokens, H hidden_size, I intermediate_size: what the forward
-/// pass leaves is what the backward pass starts from, and destroys.
+inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
+  return {shape.sequences, shape.length, config.num_heads, config.num_kv_heads, config.head_dim};
+}
+
+/// A norm's weights.
+template <class T>
+struct Norm {
+  const T* weight = nullptr;
+  const T* bias = nullptr;  ///< null: RMSNorm
+  float* weight_gradient = nullptr;
+  float* bias_gradient = nullptr;
+};
+
+/// Where the tensors of a norm are in a block (elements).
+struct NormAt {
+  Elems weight = 0;
+  std::optional<Elems> bias;
+};
+
+/// Where the tensors of a linear map are in a block (elements), and its extents.
+struct LinearAt {
+  Elems weight = 0;
+  std::optional<Elems> bias;
+  std::size_t in = 0;
+  std::size_t out = 0;
+  bool flipped = false;  ///< as in Linear
+};
+
+inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view name) {
+  const TensorSpec* const found = block.find(std::string(name) + ".bias");
+  return found == nullptr ? std::nullopt : std::optional(found->offset);
+}
+
+/// The tensors NAME.weight and, where the block has it, NAME.bias: a LayerNorm with it, an RMSNorm
+/// without.
+inline NormAt find_norm(const BlockSpec& block, std::string_view name) {
+  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name)};
+}
+
+/// NAME.weight [out, in] and, where the block has it, NAME.bias [out].
+inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
+  return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0], true};
+}
+
+/// The same for gpt2's Conv1D, whose weight is [in, out].
+inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
+  return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1], false};
+}
+
+/// find_linear() of several that have the same input. Those that lie behind each other without a
+/// gap, and have no bias, become one.
+inline std::vector<LinearAt> find_joined(const BlockSpec& block,
+                                         std::initializer_list<std::string_view> names) {
+  std::vector<LinearAt> parts;
+  for (const std::string_view name : names) {
+    const LinearAt next = find_linear(block, name);
+    if (!parts.empty() && !next.bias && !parts.back().bias &&
+        parts.back().weight + parts.back().out * next.in == next.weight) {
+      parts.back().out += next.out;
+    } else {
+      parts.push_back(next);
+    }
+  }
+  return parts;
+}
+
+/// The weights of one block, and where their gradients go (null in a forward pass).
+template <class T>
+struct BlockWeights {
+  std::size_t layer = 0;  ///< its number, where the block is a layer
+  const T* weights = nullptr;
+  float* gradient = nullptr;
+
+  [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
+    return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
+            at.bias ? sum(*at.bias) : nullptr};
+  }
+  [[nodiscard]] Linear<T> operator[](const LinearAt& at) const {
+    return {weights + at.weight,
+            at.bias ? weights + *at.bias : nullptr,
+            sum(at.weight),
+            at.bias ? sum(*at.bias) : nullptr,
+            at.in,
+            at.out,
+            at.flipped};
+  }
+
+ private:
+  [[nodiscard]] float* sum(Elems offset) const {
+    return gradient == nullptr ? nullptr : gradient + offset;
+  }
+};
+
+/// Intermediates of one layer, with N tokens, H hidden_size, A heads x head_dim, I
+/// intermediate_size: the forward pass writes them, the backward pass starts from them and
+/// overwrites them.
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;         ///< [N, H] input of the attention's projection
   T* qkv = nullptr;           ///< [N, queries | keys | values]
-  T* attention = nullptr;     ///< [N, H]
+  T* attention = nullptr;     ///< [N, A]
   T* middle = nullptr;        ///< [N, H] residual stream between attention and MLP
   T* norm2 = nullptr;         ///< [N, H] input of the MLP
   T* hidden = nullptr;        ///< [N, I] gelu's input, or the gate
-  T* up = nullptr;            ///< [N, I] llama
   T* activated = nullptr;     ///< [N, I], later its gradient
-  T* dqkv = nullptr;          ///< like qkv, in the place of hidden, up and activated
-  T* gradient = nullptr;      ///< [N, H] of norm2, attention, norm1 in turn; in the place of norm2
+  T* up = nullptr;            ///< [N, I] of a gated MLP
+  T* dqkv = nullptr;          ///< like qkv, in the place of hidden, activated and up
+  T* gradient = nullptr;      ///< [N, H or A] of norm2, attention, norm1 in turn; in norm2's place
   float* log_sums = nullptr;  ///< of attention
 };
 
-/// Forward and backward of one transformer layer.
+/// Forward and backward of the transformer layers of one model, one layer at a time.
 template <class Ops>
 class Layer {
  public:
   using T = typename Ops::Value;
 
-  Layer(const ModelConfig& config, const AttentionShape& shape, Ops& ops)
+  /// `mlp_arrays`: how many of hidden, activated and up a layer needs.
+  Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, std::size_t mlp_arrays)
       : shape_(shape),
-        tokens_(shape.tokens()),
-        size_(shape.tokens() * config.hidden_size),
-        intermediate_(config.intermediate_size),
-        gated_(config.family == Family::llama),
+        layers_(model.config.num_layers),
+        rows_(shape.tokens()),
+        width_(model.config.hidden_size),
+        wide_(model.config.intermediate_size),
+        mlp_arrays_(mlp_arrays),
         ops_(ops) {}
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
@@ -48,30 +156,33 @@ class Layer {
 
   /// Takes the memory of one call.
   void take_memory(Bump& bump) {
-    shared_ = take_intermediates(bump);
+    std::size_t most = 0;
+    for (std::size_t layer = 0; layer < layers_; ++layer) {
+      most = std::max(most, intermediate_bytes(layer));
+    }
+    shared_ = bump.take<std::byte>(most);
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Of one call, where they are kept.
-  [[nodiscard]] std::size_t intermediate_bytes() const {
+  /// Bytes of the intermediates of that layer, where they are kept.
+  [[nodiscard]] std::size_t intermediate_bytes(std::size_t layer) const {
     Bump counting;
-    take_intermediates(counting);
+    take_intermediates(layer, counting);
     return counting.used();
   }
 
-  /// Takes memory of what lasts from call to call: between two calls of a layer others use what
-  /// take_memory() takes.
+  /// Takes memory that lasts from call to call: other blocks use that of take_memory() in between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
   /// Views as in Compute::layer_forward; `kept`: nullptr where nothing is kept.
   void forward(const BlockWeights<T>& block, const T* in, T* out, std::byte* kept) {
-    use(kept);
+    use(block.layer, kept);
     compute(block, in);
     project(block, out);
   }
   /// Views as in Compute::layer_backward.
   void backward(const BlockWeights<T>& block, const T* in, T* dy, std::byte* kept) {
-    use(kept);
+    use(block.layer, kept);
     if (kept == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
@@ -84,6 +195,23 @@ class Layer {
   /// The backward pass, from the intermediates.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
 
+  virtual LayerMemory<T> take_intermediates(std::size_t /*layer*/, Bump& bump) const {
+    LayerMemory<T> memory;
+    memory.norm1 = bump.take<T>(rows_ * width_);
+    memory.qkv = bump.take<T>(rows_ * shape_.row());
+    memory.attention = bump.take<T>(rows_ * shape_.width());
+    memory.middle = bump.take<T>(rows_ * width_);
+    memory.norm2 = bump.take<T>(rows_ * std::max(width_, shape_.width()));
+    memory.gradient = memory.norm2;
+    memory.log_sums = bump.take<float>(shape_.log_sums());
+    memory.dqkv = bump.take<T>(rows_ * std::max(mlp_arrays_ * wide_, shape_.row()));
+    if (memory.dqkv == nullptr) return memory;  // only counted
+    memory.hidden = memory.dqkv;
+    memory.activated = memory.dqkv + rows_ * wide_;
+    if (mlp_arrays_ > 2) memory.up = memory.dqkv + 2 * rows_ * wide_;
+    return memory;
+  }
+
   void attend() {
     ops_.attention(memory_.qkv, memory_.attention, memory_.log_sums, attention_scratch_);
   }
@@ -93,43 +221,32 @@ class Layer {
                             memory_.dqkv, attention_scratch_);
   }
 
+  /// The result of `bind` for every layer of `model`.
+  template <class Bind>
+  static auto bind_layers(const Architecture& model, const Bind& bind) {
+    std::vector<decltype(bind(model.blocks.front()))> bound;
+    for (const BlockSpec& block : model.blocks) {
+      if (block.kind == BlockKind::layer) bound.push_back(bind(block));
+    }
+    return bound;
+  }
+
   AttentionShape shape_;
-  std::size_t tokens_;
-  std::size_t size_;          ///< N * H
-  std::size_t intermediate_;  ///< I
-  bool gated_;
+  std::size_t layers_;
+  std::size_t rows_;   ///< N
+  std::size_t width_;  ///< H
+  std::size_t wide_;   ///< I
+  std::size_t mlp_arrays_;
   Ops& ops_;
   LayerMemory<T> memory_;  ///< of the call at hand
 
  private:
-  LayerMemory<T> take_intermediates(Bump& bump) const {
-    LayerMemory<T> memory;
-    memory.norm1 = bump.take<T>(size_);
-    memory.qkv = bump.take<T>(tokens_ * shape_.row());
-    memory.attention = bump.take<T>(size_);
-    memory.middle = bump.take<T>(size_);
-    memory.norm2 = bump.take<T>(size_);
-    memory.gradient = memory.norm2;
-    memory.log_sums = bump.take<float>(shape_.log_sums());
-    const std::size_t wide = tokens_ * intermediate_;
-    const std::size_t shared = std::max((gated_ ? 3 : 2) * wide, tokens_ * shape_.row());
-    memory.dqkv = bump.take<T>(shared);
-    // Null where memory is only counted.
-    const auto at = [&](std::size_t element) {
-      return memory.dqkv == nullptr ? nullptr : memory.dqkv + element;
-    };
-    memory.hidden = at(0);
-    memory.activated = at(wide);
-    memory.up = gated_ ? at(2 * wide) : nullptr;
-    return memory;
+  void use(std::size_t layer, std::byte* kept) {
+    Bump bump(kept == nullptr ? shared_ : kept);
+    memory_ = take_intermediates(layer, bump);
   }
 
-  void use(std::byte* kept) {
-    Bump own(kept);
-    memory_ = kept == nullptr ? shared_ : take_intermediates(own);
-  }
-
-  LayerMemory<T> shared_;  ///< of calls that keep nothing
+  std::byte* shared_ = nullptr;  ///< for the intermediates of calls that keep nothing
   std::byte* attention_scratch_ = nullptr;
 };
 

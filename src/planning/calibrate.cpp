@@ -1,8 +1,13 @@
 #include "ballast/planning/calibrate.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
+#include <exception>
 #include <limits>
+#include <numeric>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -37,6 +42,86 @@ model::Architecture one_layer(const model::Architecture& model, DType type) {
   return model::build_architecture(config);
 }
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+/// Calls `work` again and again on a thread of its own, with pauses as long as the calls: in a step
+/// such work comes in bursts too, and a thread that wakes up is given a core at once.
+class Bursts {
+ public:
+  explicit Bursts(const std::function<void()>& work)
+      : thread_([this, work] {
+          try {
+            while (!stop_) {
+              const auto start = Clock::now();
+              work();
+              end_ = Clock::now();
+              busy_ += seconds_between(start, end_);
+              std::this_thread::sleep_for(end_ - start);
+            }
+          } catch (...) {
+            failure_ = std::current_exception();
+          }
+        }) {}
+  ~Bursts() { join(); }
+  Bursts(const Bursts&) = delete;
+  Bursts& operator=(const Bursts&) = delete;
+
+  /// Seconds in which `work` ran until `end`. Throws what it threw. To be called once.
+  double finish(Clock::time_point end) {
+    join();
+    if (failure_) std::rethrow_exception(failure_);
+    return busy_ - std::max(0.0, seconds_between(end, end_));
+  }
+
+ private:
+  void join() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::atomic<bool> stop_ = false;
+  double busy_ = 0.0;
+  Clock::time_point end_ = Clock::now();
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// Speed of the compute lane while `work` runs beside it, 1 for as fast as alone: by how much
+/// passes through a layer take longer for each second of work. Both are measured in turn, since the
+/// machine may change its speed.
+double speed_beside(const std::function<void()>& work, const Sample& sample,
+                    const schedule::Rates& rates) {
+  std::array<double, 3> speeds{};
+  constexpr int kLeastPasses = 3;
+  constexpr double kSeconds = 0.1;
+  constexpr double kSlowest = 0.05;
+  const auto pass = layer_passes(sample, rates);
+  int passes = 0;
+  const auto some_passes = [&](Clock::time_point start) {
+    for (passes = 0; passes < kLeastPasses || seconds_between(start, Clock::now()) < kSeconds;) {
+      pass();
+      ++passes;
+    }
+    return Clock::now();
+  };
+  pass();
+  for (double& speed : speeds) {
+    const auto start = Clock::now();
+    const double alone = seconds_between(start, some_passes(start)) / passes;
+    const auto begin = Clock::now();
+    Bursts bursts(work);
+    const auto end = some_passes(begin);
+    const double longer = seconds_between(begin, end) - passes * alone;
+    speed = 1.0 - longer / std::max(bursts.finish(end), 1e-9);
+  }
+  std::sort(speeds.begin(), speeds.end());
+  return std::clamp(speeds[1], kSlowest, 1.0);
+}
+
 /// Whether a tier of the config is one for which `wanted` holds.
 template <class Wanted>
 bool any_tier(const config::Config& config, Wanted wanted) {
@@ -51,12 +136,15 @@ bool any_tier(const config::Config& config, Wanted wanted) {
   });
 }
 
-/// Measures the paths to swap to. Where a run may do without them, they may be unfit.
+/// Measures the paths to swap to, and what using them costs compute. Where a run may do without
+/// them, they may be unfit.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
   const bool needed =
       any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
+    if (rates.shared_cores == 0) return;
+    rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
     if (needed || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning, fmt::format("rates: nothing is planned on NVMe: {}", error.what()));
@@ -81,9 +169,8 @@ std::string describe_paths(const config::Config& config) {
 
 }  // namespace
 
-double median_seconds(const Repeats& repeats, const std::function<void()>& work,
-                      const std::function<void()>& prepare) {
-  using Clock = std::chrono::steady_clock;
+double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
+                    const std::function<void()>& prepare) {
   work();
   std::vector<double> seconds;
   double total = 0.0;
@@ -95,18 +182,21 @@ double median_seconds(const Repeats& repeats, const std::function<void()>& work,
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     total += seconds.back();
   }
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return std::max(*middle, 1e-9);
+  // A step is a sum of operations, so their mean counts and no median: where most of them take a
+  // little longer than usual, steps do. What takes twice as long met something else.
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2];
+  seconds.erase(std::upper_bound(seconds.begin(), seconds.end(), 2.0 * median), seconds.end());
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  return std::max(sum / static_cast<double>(seconds.size()), 1e-9);
 }
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-  const DType type = config.bf16 ? DType::bf16 : DType::f32;
   config::Config one_sequence = config;
   one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
-  engine::Blueprint blueprint =
-      outline(one_sequence, one_layer(model, type), {.device = kNoLimit, .host = kNoLimit}, {}, 1);
+  engine::Blueprint blueprint = outline(one_sequence, one_layer(model, config.type),
+                                        {.device = kNoLimit, .host = kNoLimit}, {}, 1);
   const schedule::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.config = config,
@@ -134,6 +224,9 @@ schedule::Rates calibrate(const config::Config& config, const model::Architectur
   measure_compute(sample, rates);
   measure_update(sample, rates);
   measure_link(sample, rates);
+  if (rates.shared_cores > 0) {
+    rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
+  }
   if (may_swap(config)) try_swap(sample, rates);
   return rates;
 }
@@ -152,9 +245,9 @@ std::string calibration_key(const config::Config& config, const model::Architect
                      ballast.update_numa_node.value_or(-1), ballast.optimizer_states,
                      static_cast<int>(config.optimizer.type), ballast.link_gbps);
   key += fmt::format(
-      "{} {} hidden {} intermediate {} heads {} of {} vocabulary {} tied {} blocks {} ",
-      config.bf16 ? "bf16" : "fp32", to_string(m.family), m.hidden_size, m.intermediate_size,
-      m.num_heads, m.num_kv_heads, m.vocab_size, m.tie_embeddings, model.blocks.size());
+      "{} {} hidden {} intermediate {} heads {} of {}, {} wide, vocabulary {} tied {} blocks {} ",
+      to_string(config.type), m.family, m.hidden_size, m.intermediate_size, m.num_heads,
+      m.num_kv_heads, m.head_dim, m.vocab_size, m.tie_embeddings, model.blocks.size());
   key += fmt::format("length {} micro-batch {}; swap {}", config.data.sequence_length,
                      config.batch.micro_batch, describe_paths(config));
   return key;

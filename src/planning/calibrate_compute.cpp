@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
+#include <memory>
 #include <set>
 #include <type_traits>
 #include <vector>
@@ -22,8 +24,10 @@ constexpr double kLong = 0.5;
 constexpr double kTooLong = 2.0;
 /// Such operations need no call to warm up.
 constexpr double kWarm = 0.1;
-/// Shorter kernels are timed several at a time.
-constexpr double kShort = 0.002;
+/// Shorter kernels are timed several at a time, one enqueued behind the other as in a step. Where
+/// something comes between them, only those are that are too short for a clock.
+constexpr double kShort = 0.02;
+constexpr double kVeryShort = 0.002;
 constexpr std::size_t kMostTogether = 64;
 
 /// Values around zero, not in step with any row of a matrix.
@@ -34,11 +38,7 @@ std::vector<std::byte> pattern(float scale) {
   auto* values = reinterpret_cast<T*>(bytes.data());
   for (std::size_t i = 0; i < kValues; ++i) {
     const float unit = static_cast<float>(random_u64(1, i) % 20001) / 10000.0F - 1.0F;
-    if constexpr (std::is_same_v<T, Bf16>) {
-      values[i] = to_bf16(unit * scale);
-    } else {
-      values[i] = unit * scale;
-    }
+    values[i] = from_float<T>(unit * scale);
   }
   return bytes;
 }
@@ -53,11 +53,12 @@ class Kernels {
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
-        compute_(model::make_compute(*device_, model_, type_, shape_,
-                                     model::parse_attention_by(sample.config.ballast.attention))),
+        compute_(
+            model::make_compute(*device_, model_, type_, shape_,
+                                model::parse_attention_backend(sample.config.ballast.attention))),
         layers_(copies_) {
     // Everything is written to first: new pages cost more than most kernels.
-    const DeviceBytes workspace = allocate(compute_->workspace_bytes());
+    const DeviceBytes workspace = allocate(compute_->memory().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
     in_ = allocate(compute_->activation_bytes());
@@ -100,15 +101,16 @@ class Kernels {
   }
 
   double forward_seconds() {
-    return seconds(
-        [&] { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_, {}); });
+    return seconds([&] { forward(); });
   }
   double backward_seconds() {
-    return seconds([&] {
-      const Layer& layer = next_layer();
-      compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_,
-                               view_as<float>(layer.gradient), {});
-    });
+    return seconds([&] { backward(); });
+  }
+  /// Both passes through a layer, until they are over.
+  void layer_pass() {
+    forward();
+    backward();
+    stream_->synchronize();
   }
   double head_seconds() {
     const auto head = [&] {
@@ -136,7 +138,7 @@ class Kernels {
       values = own->allocate(packed, "packed gradient");
     }
     const auto stats = allocate(sizeof(model::GradientStats));
-    const double time = median_seconds({}, [&] {
+    const double time = mean_seconds({}, [&] {
       for (const auto& [sums, values] : buffers) {
         compute_->zero(*stream_, view_as<float>(sums));
         compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
@@ -174,13 +176,21 @@ class Kernels {
                                 .compute_threads = sample.config.ballast.compute_threads});
   }
 
+  void forward() { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_, {}); }
+  void backward() {
+    const Layer& layer = next_layer();
+    compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_, view_as<float>(layer.gradient),
+                             {});
+  }
+
   /// As in a step, where all other layers come between two uses of one.
   const Layer& next_layer() { return layers_[turn_++ % layers_.size()]; }
 
   DeviceBytes allocate(Bytes bytes) { return device_->allocate(bytes, "calibration"); }
 
   void fill(DeviceBytes bytes, float scale) {
-    auto values = type_ == DType::bf16 ? pattern<Bf16>(scale) : pattern<float>(scale);
+    auto values =
+        with_training_type(type_, [&](auto value) { return pattern<decltype(value)>(scale); });
     for (std::size_t done = 0; done < bytes.size();) {
       const std::size_t size = std::min(values.size(), bytes.size() - done);
       device_->copy_to_device(*stream_, bytes.subview(done, size), HostBytes(values).first(size));
@@ -204,17 +214,18 @@ class Kernels {
     if (once < kWarm) once = time();  // the first one made what all of them use
     // Too long for many, and one alone may have met a disturbance.
     if (once >= kLong) return std::min(once, time());
-    if (once >= kWarm) return median_seconds({.seconds = 0.0}, [&] { several(1); });
+    if (once >= kWarm) return mean_seconds({.seconds = 0.0}, [&] { several(1); });
+    const double shortest = between ? kVeryShort : kShort;
     const auto together =
-        std::clamp<std::size_t>(static_cast<std::size_t>(kShort / once), 1, kMostTogether);
-    const Repeats repeats = {.seconds = together > 1 ? 0.02 : 0.2, .least = 3, .most = 9};
+        std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
+    const Repeats repeats = {.seconds = 0.2, .least = 5, .most = 50};
     const auto work = [&] { several(together); };
     const auto prepare = [&] {
       if (!between) return;
       between();
       stream_->synchronize();
     };
-    return median_seconds(repeats, work, prepare) / static_cast<double>(together);
+    return mean_seconds(repeats, work, prepare) / static_cast<double>(together);
   }
 
   const model::Architecture& model_;
@@ -253,11 +264,11 @@ double launch_seconds(const config::Config& config) {
   };
   schedule::Executor executor(one_byte, [](const auto&) { return std::string("calibration"); }, {});
   std::uint64_t run = 0;
-  return median_seconds({.least = 3, .most = 3},
-                        [&] {
-                          executor.submit(plan, ++run);
-                          executor.drain();
-                        }) /
+  return mean_seconds({.least = 3, .most = 3},
+                      [&] {
+                        executor.submit(plan, ++run);
+                        executor.drain();
+                      }) /
          kTurns;
 }
 
@@ -320,6 +331,14 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
                           : device::default_compute_threads();
   rates.shared_cores = static_cast<unsigned>(usable_cpus());
   rates.compute_threads = static_cast<unsigned>(threads);
+}
+
+std::function<void()> layer_passes(const Sample& sample, const schedule::Rates& rates) {
+  const double length = static_cast<double>(sample.config.data.sequence_length);
+  const double sequences = rates.backward.back().tokens / length;
+  const auto kernels =
+      std::make_shared<Kernels>(sample, static_cast<std::uint64_t>(std::llround(sequences)));
+  return [kernels] { kernels->layer_pass(); };
 }
 
 }  // namespace ballast::planning

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "ballast/core/cpu.h"
@@ -38,13 +39,19 @@ class Copies {
   }
 
   double up() {
-    return rate([&](std::size_t i) { device_->copy_to_device(*stream_, places_[i], host(i)); });
+    return rate([&](std::size_t i) { upload(i); });
+  }
+  /// A copy to the device, until it is over.
+  void upload_next() {
+    upload(next_++ % count_);
+    stream_->synchronize();
   }
   double down() {
     return rate([&](std::size_t i) { device_->copy_to_host(*stream_, host(i), places_[i]); });
   }
 
  private:
+  void upload(std::size_t i) { device_->copy_to_device(*stream_, places_[i], host(i)); }
   [[nodiscard]] HostBytes host(std::size_t i) const {
     return host_.bytes().subspan(i * bytes_, bytes_);
   }
@@ -52,7 +59,7 @@ class Copies {
   template <class Copy>
   double rate(Copy copy) {
     std::size_t next = 0;
-    const double seconds = median_seconds({.seconds = 0.1, .least = 3, .most = 64}, [&] {
+    const double seconds = mean_seconds({.seconds = 0.1, .least = 5, .most = 64}, [&] {
       copy(next++ % count_);
       stream_->synchronize();
     });
@@ -66,6 +73,7 @@ class Copies {
   Mapping host_;
   std::unique_ptr<device::Pin> pin_;  ///< as in a run
   std::vector<DeviceBytes> places_;
+  std::size_t next_ = 0;
 };
 
 /// Numbers like those of gradients, bf16 or fp32: zeros may be quicker or slower to work on.
@@ -92,7 +100,7 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   }
   cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
   std::size_t next = 0;
-  const double seconds = median_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
+  const double seconds = mean_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
     std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
     std::byte* const states = weights + layout.weight_bytes;
     updater.step(hyper, engine::make_shard(sample.blueprint, 1, weights, states,
@@ -117,6 +125,11 @@ void measure_link(const Sample& sample, schedule::Rates& rates) {
   rates.link_cores = std::min(1.0, link / rates.upload_per_second);
   rates.upload_per_second = std::min(rates.upload_per_second, link);
   rates.offload_per_second = std::min(rates.offload_per_second, link);
+}
+
+std::function<void()> uploads(const Sample& sample) {
+  const auto copies = std::make_shared<Copies>(sample, sample.config.ballast.link_gbps);
+  return [copies] { copies->upload_next(); };
 }
 
 }  // namespace ballast::planning

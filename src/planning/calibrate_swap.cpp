@@ -4,6 +4,7 @@
 #include <chrono>
 #include <ctime>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -68,8 +69,12 @@ class SwapProbe {
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
-  void write(std::size_t extent) { space_->write(extent, memory(extent), ++versions_[extent]); }
-  void read(std::size_t extent) { space_->read(extent, memory(extent), versions_[extent]); }
+  void write(std::size_t extent) {
+    space_->write(extent, memory(extent), ++versions_[extent])->finish();
+  }
+  void read(std::size_t extent) {
+    space_->read(extent, memory(extent), versions_[extent])->finish();
+  }
   [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
 
  private:
@@ -125,15 +130,15 @@ void measure_mixed(SwapProbe& probe, schedule::Rates& rates) {
 void measure_swap(const Sample& sample, schedule::Rates& rates) {
   SwapProbe probe(sample);
   const Repeats few = {.seconds = 0.05, .least = 3, .most = 9};
-  const double read_latency = median_seconds(few, [&] { probe.read(kExtents); });
-  const double write_latency = median_seconds(few, [&] { probe.write(kExtents); });
+  const double read_latency = mean_seconds(few, [&] { probe.read(kExtents); });
+  const double write_latency = mean_seconds(few, [&] { probe.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
   const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = cpu_seconds();
   const auto start = Clock::now();
   std::size_t turn = 0;
-  const double read = median_seconds(repeats, [&] { probe.read(turn++ % kExtents); });
-  const double write = median_seconds(repeats, [&] { probe.write(turn++ % kExtents); });
+  const double read = mean_seconds(repeats, [&] { probe.read(turn++ % kExtents); });
+  const double write = mean_seconds(repeats, [&] { probe.write(turn++ % kExtents); });
   rates.io_cores = (cpu_seconds() - cpu) / since(start);
   const auto rate = [&](double seconds) {
     return probe.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
@@ -141,6 +146,11 @@ void measure_swap(const Sample& sample, schedule::Rates& rates) {
   rates.read_per_second = rate(read);
   rates.write_per_second = rate(write);
   measure_mixed(probe, rates);
+}
+
+std::function<void()> fetches(const Sample& sample) {
+  const auto probe = std::make_shared<SwapProbe>(sample);
+  return [probe, turn = std::size_t{0}]() mutable { probe->read(turn++ % kExtents); };
 }
 
 }  // namespace ballast::planning

@@ -18,10 +18,10 @@ struct Repeats {
   std::size_t most = 7;
 };
 
-/// Median seconds of `work` after one call that is not counted; `prepare`, if any, comes before
-/// each and is not counted either.
-double median_seconds(const Repeats& repeats, const std::function<void()>& work,
-                      const std::function<void()>& prepare = {});
+/// Mean seconds of `work`, calls that take more than twice the median left out, after one call that
+/// is not counted; `prepare`, if any, comes before each and is not counted either.
+double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
+                    const std::function<void()>& prepare = {});
 
 /// What a part of the calibration measures: one layer of the model, alone with a head of its own,
 /// in memory of its own.
@@ -47,5 +47,13 @@ void measure_update(const Sample& sample, schedule::Rates& rates);
 void measure_link(const Sample& sample, schedule::Rates& rates);
 /// NVMe as the swap space sees it.
 void measure_swap(const Sample& sample, schedule::Rates& rates);
+
+// Parts of a step, to run beside each other; `sample` must outlive them.
+/// Forward and backward pass of a layer, with micro-batches of the largest size measured.
+std::function<void()> layer_passes(const Sample& sample, const schedule::Rates& rates);
+/// Copy of a layer's weights to the device, over the config's link.
+std::function<void()> uploads(const Sample& sample);
+/// Read of a part of a layer's states.
+std::function<void()> fetches(const Sample& sample);
 
 }  // namespace ballast::planning

@@ -103,24 +103,6 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
 
 }  // namespace
 
-model::Architecture make_architecture(const config::Config& config) {
-  const config::ModelSection& section = config.model;
-  model::ModelConfig model;
-  model.family = model::parse_family(section.family);
-  model.vocab_size = section.vocab_size;
-  model.hidden_size = section.hidden_size;
-  model.num_layers = section.num_layers;
-  model.num_heads = section.num_heads;
-  model.num_kv_heads = section.num_kv_heads;
-  model.intermediate_size = section.intermediate_size;
-  model.max_sequence = section.max_sequence;
-  model.norm_epsilon = section.norm_epsilon;
-  model.rope_theta = section.rope_theta;
-  model.tie_embeddings = section.tie_embeddings.value_or(model.family == model::Family::gpt2);
-  model.init_stddev = section.init_stddev;
-  return model::build_architecture(model);
-}
-
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
                                 Bytes available, std::uint32_t local_rank) {
   return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));
@@ -153,11 +135,11 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
 }
 
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, model::KernelMemory kernels,
+                          const memory::Budgets& budgets, const model::KernelMemory& kernels,
                           std::uint32_t world) {
   engine::Blueprint blueprint;
   blueprint.model = model;
-  blueprint.type = config.bf16 ? DType::bf16 : DType::f32;
+  blueprint.type = config.type;
   blueprint.states = state_format(config);
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;
@@ -173,7 +155,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
 }
 
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, model::KernelMemory kernels,
+                                 const memory::Budgets& budgets, const model::KernelMemory& kernels,
                                  std::uint32_t world, std::uint32_t rank) {
   using enum Movable;
   const Program program = {{activations, Tier::host},
@@ -192,13 +174,13 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
 }
 
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
-  const model::Architecture model = make_architecture(config);
+  const model::Architecture model = model::build_architecture(config.model);
   const memory::Budgets budgets = resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
       ranks == nullptr ? 0 : ranks->launch().local_rank);
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   const auto kernels = [&](model::MicroBatchShape shape) {
-    return model::kernel_memory(model, config.bf16 ? DType::bf16 : DType::f32, shape,
+    return model::kernel_memory(model, config.type, shape,
                                 device::kind_of({.kind = config.ballast.device}),
                                 config.ballast.compute_threads);
   };
@@ -252,7 +234,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
   return {.device = config.ballast.device,
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
-          .attention = model::parse_attention_by(config.ballast.attention),
+          .attention = model::parse_attention_backend(config.ballast.attention),
           .update = updater_options(config),
           .hyper = {.beta1 = optimizer.beta1,
                     .beta2 = optimizer.beta2,

@@ -16,7 +16,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config, 
 /// The blueprint of `config` before anything is placed: everything but placement, schedule and
 /// ledger. `world` ranks share the batch.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, model::KernelMemory kernels,
+                          const memory::Budgets& budgets, const model::KernelMemory& kernels,
                           std::uint32_t world);
 
 /// The paths of both offload sections in order, none twice, or the run directory; each with the

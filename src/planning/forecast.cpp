@@ -34,40 +34,6 @@ std::string life(double days) {
   return number + (number == "1" ? " day" : " days");
 }
 
-bool is_of_batch(const Operation& operation) {
-  using enum schedule::Action;
-  switch (operation.action) {
-    case upload_batch:
-    case forward:
-    case evaluate_head:
-    case train_head:
-    case backward:
-    case offload_activation:
-    case writeback_activation:
-    case fetch_activation:
-    case upload_activation:
-    case offload_losses:
-      return true;
-    case fetch_weights:
-    case upload_weights:
-    case gather_weights:
-    case clear_gradient:
-    case pack_gradient:
-    case reduce_gradient:
-    case offload_gradient:
-    case offload_statistics:
-    case gate:
-    case fetch_states:
-    case offload_weights:
-    case update_on_host:
-    case update_on_device:
-    case writeback_weights:
-    case writeback_states:
-      return false;
-  }
-  return false;
-}
-
 /// What a step moves on some lanes whatever its number of tokens, and how long that takes alone.
 struct Load {
   Bytes bytes = 0;
@@ -80,7 +46,7 @@ Load fixed_load(const engine::Blueprint& blueprint, const schedule::Rates& rates
   for (const Operation& operation : blueprint.schedule.steady.operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
-    if (bytes == 0 || is_of_batch(operation)) continue;
+    if (bytes == 0 || grows_with_batch(operation.action)) continue;
     load.bytes += bytes;
     load.seconds += seconds_alone(operation, blueprint.workload, rates);
   }
@@ -186,7 +152,7 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
                        std::uint32_t world) {
   const PlanRequest request = {.config = config,
-                               .model = make_architecture(config),
+                               .model = model::build_architecture(config.model),
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
                                .world = world};

@@ -52,7 +52,11 @@ void describe_run(const Forecast& forecast, Lines& lines) {
       fmt::format("{} parameters in {}, {} blocks",
                   format_count(static_cast<double>(blueprint.model.parameters())),
                   to_string(blueprint.type), blueprint.model.blocks.size()));
-  add(lines, "machine", forecast.rates.name);
+  std::string machine = forecast.rates.name;
+  if (const unsigned runs = forecast.rates.corrections; runs > 0) {
+    machine += fmt::format(", rates corrected by {} run{}", runs, runs == 1 ? "" : "s");
+  }
+  add(lines, "machine", machine);
   std::string ranks;
   if (work.world > 1) ranks = fmt::format(" x {} ranks (stage {})", work.world, work.stage);
   add(lines, "batch",

@@ -1,8 +1,11 @@
 #include "ballast/planning/machine_rates.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
-#include <optional>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -38,7 +41,8 @@ std::optional<schedule::Rates> cached(const std::filesystem::path& file, const s
   }
 }
 
-void keep(const std::filesystem::path& file, schedule::Rates rates, const std::string& key) {
+/// Whether it could.
+bool keep(const std::filesystem::path& file, schedule::Rates rates, const std::string& key) {
   rates.name = key;
   try {
     std::error_code failure;
@@ -47,12 +51,117 @@ void keep(const std::filesystem::path& file, schedule::Rates rates, const std::s
       throw Error(ErrorCategory::io, "cannot make " + file.parent_path().string(), failure.value());
     }
     save_rates(file, rates);
+    return true;
   } catch (const Error& error) {
     log(LogLevel::warning, fmt::format("rates: not kept for the next time: {}", error.what()));
+    return false;
+  }
+}
+
+/// A step that is off by less is predicted well enough.
+constexpr double kCloseEnough = 0.05;
+constexpr double kLargestSpread = 0.15;
+constexpr double kLeastShare = 0.01;
+constexpr double kLargestFactor = 2.0;
+
+/// The value that `share` of `values` are below.
+double at_share(std::vector<double> values, double share) {
+  const auto at =
+      values.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+/// The rates that decide how long `lane` is busy.
+std::vector<double*> rates_of(schedule::Rates& rates, schedule::Lane lane) {
+  std::vector<double*> found;
+  switch (lane) {
+    case schedule::Lane::compute:
+      for (schedule::Curve* curve : {&rates.forward, &rates.backward, &rates.head}) {
+        for (schedule::CurvePoint& point : *curve) found.push_back(&point.flops_per_second);
+      }
+      found.push_back(&rates.device_memory_per_second);
+      return found;
+    case schedule::Lane::update:
+      return {&rates.update_per_second};
+    case schedule::Lane::upload:
+      return {&rates.upload_per_second};
+    case schedule::Lane::offload:
+      return {&rates.offload_per_second};
+    case schedule::Lane::fetch:
+      return {&rates.read_per_second};
+    case schedule::Lane::writeback:
+      return {&rates.write_per_second};
+    default:  // between ranks
+      return {};
   }
 }
 
 }  // namespace
+
+std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps) {
+  if (steps.size() < kEnoughSteps) return std::nullopt;
+  const auto quantile = [steps](double share, auto value) {
+    std::vector<double> values;
+    values.reserve(steps.size());
+    for (const MeasuredStep& step : steps) values.push_back(value(step));
+    return at_share(std::move(values), share);
+  };
+  const auto seconds = [](const MeasuredStep& step) { return step.seconds; };
+  MeasuredStep typical;
+  typical.seconds = quantile(0.5, seconds);
+  const double spread = quantile(0.75, seconds) - quantile(0.25, seconds);
+  if (spread > kLargestSpread * typical.seconds) return std::nullopt;
+  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+    typical.busy_seconds[lane] =
+        quantile(0.5, [lane](const MeasuredStep& step) { return step.busy_seconds[lane]; });
+  }
+  return typical;
+}
+
+schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& predicted,
+                          const MeasuredStep& measured) {
+  std::array<double, schedule::kLaneCount> factors{};
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const auto index = static_cast<std::size_t>(lane);
+    const double expected = predicted.busy_seconds[index];
+    const double factor = expected > 0.0 ? measured.busy_seconds[index] / expected : 0.0;
+    const bool counts = expected >= kLeastShare * predicted.step_seconds;
+    const bool sane = factor >= 1.0 / kLargestFactor && factor <= kLargestFactor;
+    factors[index] = counts && sane ? factor : 1.0;
+    for (double* rate : rates_of(rates, lane)) *rate /= factors[index];
+  }
+  // Reading and writing at once is as far off as both by themselves.
+  rates.mixed_per_second /= std::sqrt(factors[static_cast<std::size_t>(schedule::Lane::fetch)] *
+                                      factors[static_cast<std::size_t>(schedule::Lane::writeback)]);
+  return rates;
+}
+
+RunPrediction::RunPrediction(std::string key, schedule::Rates rates,
+                             schedule::Prediction prediction)
+    : key_(std::move(key)), rates_(std::move(rates)), prediction_(std::move(prediction)) {}
+
+std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
+                                                 const engine::Blueprint& blueprint) {
+  const config::BallastSection& ballast = config.ballast;
+  if (blueprint.workload.world > 1 || ballast.serial || ballast.delay_seed) return std::nullopt;
+  const std::string key = calibration_key(config, blueprint.model);
+  const std::optional<schedule::Rates> rates = cached(rates_cache_file(key), key);
+  if (!rates) return std::nullopt;
+  try {
+    return RunPrediction(key, *rates,
+                         schedule::simulate(blueprint.schedule, blueprint.workload, *rates));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+bool RunPrediction::correct(const MeasuredStep& measured) const {
+  if (std::abs(step_seconds() / measured.seconds - 1.0) <= kCloseEnough) return false;
+  schedule::Rates better = corrected(rates_, prediction_, measured);
+  ++better.corrections;
+  return keep(rates_cache_file(key_), better, key_);
+}
 
 std::filesystem::path rates_cache_file(const std::string& key) {
   std::filesystem::path cache;
@@ -71,7 +180,7 @@ schedule::Rates machine_rates(const config::Config& config, const model::Archite
   const std::string key = calibration_key(config, model);
   const std::filesystem::path file = rates_cache_file(key);
   if (!recalibrate) {
-    if (const auto rates = cached(file, key)) return *rates;
+    if (auto rates = cached(file, key)) return *std::move(rates);
   }
   log(LogLevel::info, "rates: measuring this machine, which takes a few seconds");
   schedule::Rates rates = calibrate(config, model);

@@ -62,7 +62,7 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
 /// threads are then those of one rank.
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers) {
   PlanRequest request = {
-      .config = config, .model = make_architecture(config), .world = peers.world};
+      .config = config, .model = model::build_architecture(config.model), .world = peers.world};
   request.rates = machine_rates(config, request.model);
   if (peers.world > 1) share_out(request.rates, peers);
   request.budgets = budgets_of(config, request.rates);

@@ -111,7 +111,7 @@ model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
   if (request.kernels) return request.kernels(shape);
   const config::Config& config = request.config;
   const bool on_host = request.rates.shared_cores > 0;
-  return model::kernel_memory(request.model, config.bf16 ? DType::bf16 : DType::f32, shape,
+  return model::kernel_memory(request.model, config.type, shape,
                               on_host || !device::cuda_built_in() ? "host" : "cuda",
                               on_host ? config.ballast.compute_threads : 1);
 }

@@ -68,6 +68,17 @@ class StepBuilder {
     return plan;
   }
 
+  Plan fill() {
+    for (std::uint32_t b = 0; b < blocks(); ++b) move_.fill(b);
+    move_.fill_activations();
+    return move_.finish();
+  }
+
+  Plan read(std::uint32_t first, std::uint32_t count) {
+    for (std::uint32_t b = first; b < first + count; ++b) move_.read(b);
+    return move_.finish();
+  }
+
   Plan evaluation() {
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
     if (options_.order == Order::layer_major) {
@@ -171,8 +182,8 @@ class StepBuilder {
       uses.push_back({Role::workspace, layout_.workspace, true});
       if (training) use_intermediates(uses, block, m);
     }
-    move_.emit(Action::forward, Lane::compute, block, m, std::move(uses), 0,
-               work_.blocks[block].forward_flops, traffic);
+    move_.emit(Action::forward, block, m, std::move(uses), 0, work_.blocks[block].forward_flops,
+               traffic);
     if (training && block > 0) move_.store_input(block, m, in);
     inputs_[m] = out;
   }
@@ -192,7 +203,7 @@ class StepBuilder {
       uses.push_back({Role::accumulator, layout_.accumulator[block], true});
       if (work_.tied) uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, true});
     }
-    move_.emit(action, Lane::compute, block, m, std::move(uses), 0, flops);
+    move_.emit(action, block, m, std::move(uses), 0, flops);
   }
 
   void clear_gradient(std::uint32_t block) {
@@ -202,7 +213,7 @@ class StepBuilder {
       uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, true});
       traffic += work_.tied_accumulator_bytes;
     }
-    move_.emit(Action::clear_gradient, Lane::compute, block, 0, std::move(uses), 0, 0.0, traffic);
+    move_.emit(Action::clear_gradient, block, 0, std::move(uses), 0, 0.0, traffic);
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {
@@ -219,7 +230,7 @@ class StepBuilder {
       uses.push_back({Role::workspace, layout_.workspace, true});
       if (!use_intermediates(uses, block, m)) flops += work_.blocks[block].recomputed_flops;
     }
-    move_.emit(Action::backward, Lane::compute, block, m, std::move(uses), 0, flops, traffic);
+    move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
   }
 
   /// False when the block keeps none. The backward pass uses them up.
@@ -284,11 +295,7 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   schedule.flush = builder("updates", 0).flush();
   schedule.evaluation = builder("evaluation", workload.evaluation_micro_batches).evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
-  for (const BufferId id : layout.state_staging) {
-    const bool larger = schedule.state_staging == kNoBuffer ||
-                        layout.buffers[id].bytes > layout.buffers[schedule.state_staging].bytes;
-    if (larger) schedule.state_staging = id;
-  }
+  if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
   if (!layout.activation_staging.empty()) {
     schedule.activation_staging = layout.activation_staging.front();
   }
@@ -316,6 +323,23 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("training step", workload, placement, options, layout, micro_batches)
       .training_step(applies_updates && options.update == Update::gated);
+}
+
+Plan build_fill(const Workload& workload, const Placement& placement, const Options& options) {
+  check_arguments(workload, placement, options);
+  const Layout layout = make_layout(workload, placement, options);
+  return StepBuilder("initial fill", workload, placement, options, layout, 0).fill();
+}
+
+Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
+                std::uint32_t first, std::uint32_t count) {
+  check_arguments(workload, placement, options);
+  if (first > workload.blocks.size() || count > workload.blocks.size() - first) {
+    refuse(fmt::format("there are {} blocks, not {} from block {} on", workload.blocks.size(),
+                       count, first));
+  }
+  const Layout layout = make_layout(workload, placement, options);
+  return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count);
 }
 
 }  // namespace ballast::schedule

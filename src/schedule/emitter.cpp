@@ -12,12 +12,13 @@ Emitter::Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro
 }
 
 void Emitter::add_edge(std::vector<OpId>& edges, OpId from, const Operation& to) const {
-  if (from == kNoOp || plan_.operations[from].lane == to.lane) return;
+  if (from == kNoOp || ordered_by_stream(plan_.operations[from], to)) return;
   if (std::find(edges.begin(), edges.end(), from) == edges.end()) edges.push_back(from);
 }
 
 OpId Emitter::emit(Operation operation) {
   const auto id = static_cast<OpId>(plan_.operations.size());
+  operation.lane = lane_of(operation.action);
   for (const Use& use : operation.uses) {
     const Boundary& past = history_[use.buffer];
     add_edge(operation.after, past.last_writer, operation);

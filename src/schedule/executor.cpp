@@ -31,41 +31,41 @@ using Seam = std::vector<std::vector<OpId>>;
 enum class Progress : char { waiting, enqueued, over };
 
 /// One submitted plan.
-struct Run {
+struct Submission {
   const Plan* plan = nullptr;
   std::uint64_t number = 0;
   std::vector<Progress> progress;
   std::size_t remaining = 0;
-  std::shared_ptr<Run> previous;  ///< until it is finished and a next one is submitted
-  const Seam* seam = nullptr;     ///< between the previous run and this one
+  std::shared_ptr<Submission> previous;  ///< until it is finished and a next one is submitted
+  const Seam* seam = nullptr;            ///< between the previous one and this one
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
-  /// Whether what `lane` starts now comes behind operation `id` of this run.
-  [[nodiscard]] bool precedes(OpId id, Lane lane) const {
+  /// Whether `next`, started now, comes behind operation `id` of this submission.
+  [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
     return progress[id] == Progress::over ||
-           (progress[id] == Progress::enqueued && plan->operations[id].lane == lane);
+           (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
   }
 
   [[nodiscard]] bool ready(OpId id) const {
     const Operation& operation = plan->operations[id];
     for (const OpId before : operation.after) {
-      if (!precedes(before, operation.lane)) return false;
+      if (!precedes(before, operation)) return false;
     }
     if (previous == nullptr) return true;
     for (const OpId before : (*seam)[id]) {
-      if (!previous->precedes(before, operation.lane)) return false;
+      if (!previous->precedes(before, operation)) return false;
     }
     return true;
   }
 };
 
 struct Item {
-  std::shared_ptr<Run> run;
+  std::shared_ptr<Submission> submission;
   OpId id = kNoOp;
   double begun = 0.0;
 
-  [[nodiscard]] const Operation& operation() const { return run->plan->operations[id]; }
+  [[nodiscard]] const Operation& operation() const { return submission->plan->operations[id]; }
 };
 
 /// What a lane has before it, and how it has fared. Used with the executor's lock held.
@@ -78,7 +78,7 @@ struct LaneQueue {
 
   [[nodiscard]] bool can_start() const {
     return !waiting.empty() && enqueued.size() < kMostEnqueued &&
-           waiting.front().run->ready(waiting.front().id);
+           waiting.front().submission->ready(waiting.front().id);
   }
 };
 
@@ -92,9 +92,9 @@ struct Executor::State {
   mutable std::mutex mutex;
   std::condition_variable progressed;  ///< for callers
   std::array<LaneQueue, kLaneCount> lanes;
-  std::shared_ptr<Run> last;
+  std::shared_ptr<Submission> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
-  std::size_t unfinished_runs = 0;
+  std::size_t unfinished = 0;
   std::exception_ptr failure;
   bool stopping = false;      ///< nothing is started any more
   bool all_enqueued = false;  ///< and nothing enqueued
@@ -147,7 +147,8 @@ struct Executor::State {
 
   void delay(const Item& item, std::uint64_t salt) const {
     if (!options.delay_seed) return;
-    const auto word = random_u64(*options.delay_seed, item.run->number, item.id + (salt << 32U));
+    const auto word =
+        random_u64(*options.delay_seed, item.submission->number, item.id + (salt << 32U));
     std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
   }
 
@@ -157,7 +158,7 @@ struct Executor::State {
   std::exception_ptr call(const Handler& what, const Item& item) const {
     const Operation& operation = item.operation();
     try {
-      what(operation, item.run->number);
+      what(operation, item.submission->number);
     } catch (const Error& error) {
       return std::make_exception_ptr(error.with_context(namer(operation)));
     } catch (const std::exception& error) {
@@ -189,14 +190,14 @@ struct Executor::State {
     const Operation& operation = item.operation();
     const auto number = static_cast<std::size_t>(operation.lane);
     LaneQueue& lane = lanes[number];
-    const Span span = {item.run->plan, item.id, item.run->number,
+    const Span span = {item.submission->plan, item.id, item.submission->number,
                        std::max(item.begun, lane.free_since), now()};
     lane.free_since = span.end;
     totals.busy_seconds[number] += span.end - span.start;
     totals.bytes[number] += operation.bytes;
     if (options.observer) options.observer(span);
-    item.run->progress[item.id] = Progress::over;
-    if (--item.run->remaining == 0) --unfinished_runs;
+    item.submission->progress[item.id] = Progress::over;
+    if (--item.submission->remaining == 0) --unfinished;
     wake();
   }
 
@@ -234,7 +235,7 @@ struct Executor::State {
         fail(error);
       } else if (queued(number)) {
         totals.enqueueing_seconds[number] += now() - item.begun;
-        item.run->progress[item.id] = Progress::enqueued;
+        item.submission->progress[item.id] = Progress::enqueued;
         lane.enqueued.push_back(std::move(item));
         lane.may_finish.notify_one();
       } else {
@@ -263,9 +264,9 @@ struct Executor::State {
     }
   }
 
-  void run_serially(const std::shared_ptr<Run>& run) {
-    for (OpId id = 0; id < run->plan->operations.size(); ++id) {
-      Item item = {run, id};
+  void run_serially(const std::shared_ptr<Submission>& submission) {
+    for (OpId id = 0; id < submission->plan->operations.size(); ++id) {
+      Item item = {submission, id};
       auto error = start(item);
       if (!error && queued(static_cast<std::size_t>(item.operation().lane))) error = finish(item);
       const std::scoped_lock lock(mutex);
@@ -312,34 +313,34 @@ Executor::~Executor() {
 }
 
 void Executor::submit(const Plan& plan, std::uint64_t number) {
-  auto run = std::make_shared<Run>();
-  run->plan = &plan;
-  run->number = number;
-  run->progress.assign(plan.operations.size(), Progress::waiting);
-  run->remaining = plan.operations.size();
+  auto submission = std::make_shared<Submission>();
+  submission->plan = &plan;
+  submission->number = number;
+  submission->progress.assign(plan.operations.size(), Progress::waiting);
+  submission->remaining = plan.operations.size();
   if (plan.operations.empty()) return;
   {
     std::unique_lock lock(state_->mutex);
     if (state_->last != nullptr) {
-      // A seam orders two neighbours only, so what came before the last run must be over. It can
-      // outlast the last run: an evaluation ends while states are still written back.
-      std::shared_ptr<Run>& before_last = state_->last->previous;
+      // A seam orders two neighbours only, so what came before the last submission must be over. It
+      // can outlast that one: an evaluation ends while states are still written back.
+      std::shared_ptr<Submission>& before_last = state_->last->previous;
       state_->wait_for(lock, [&] { return before_last == nullptr || before_last->finished(); });
       before_last.reset();
-      run->previous = state_->last;
-      run->seam = &state_->seam_between(*state_->last->plan, plan);
+      submission->previous = state_->last;
+      submission->seam = &state_->seam_between(*state_->last->plan, plan);
     }
-    state_->last = run;
-    ++state_->unfinished_runs;
+    state_->last = submission;
+    ++state_->unfinished;
     if (!state_->options.serial) {
       for (OpId id = 0; id < plan.operations.size(); ++id) {
         const auto lane = static_cast<std::size_t>(plan.operations[id].lane);
-        state_->lanes[lane].waiting.push_back({run, id});
+        state_->lanes[lane].waiting.push_back({submission, id});
       }
       for (LaneQueue& lane : state_->lanes) lane.may_start.notify_one();
     }
   }
-  if (state_->options.serial) state_->run_serially(run);
+  if (state_->options.serial) state_->run_serially(submission);
 }
 
 void Executor::wait(OpId id) {
@@ -351,7 +352,7 @@ void Executor::wait(OpId id) {
 
 void Executor::drain() {
   std::unique_lock lock(state_->mutex);
-  state_->wait_for(lock, [&] { return state_->unfinished_runs == 0; });
+  state_->wait_for(lock, [&] { return state_->unfinished == 0; });
 }
 
 LaneTotals Executor::totals() const {

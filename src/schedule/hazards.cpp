@@ -1,5 +1,7 @@
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -26,53 +28,51 @@ class Set {
   std::vector<std::uint64_t> words_;
 };
 
-/// Operation `id` of `run` (from 0).
-struct Place {
-  std::size_t run;
+/// Operation `id` of the plan that is submitted as number `submission` (from 0).
+struct Node {
+  std::size_t submission;
   OpId id;
 };
 
-/// All operations of consecutive runs, numbered in their order, and for each of them the set of
-/// those that are finished before it starts.
+/// All operations of plans that are submitted one after the other, numbered in their order, and for
+/// each of them the set of those that are finished before it starts.
 class Before {
  public:
   explicit Before(const std::vector<const Plan*>& plans) {
     std::size_t count = 0;
     for (const Plan* plan : plans) count += plan->operations.size();
     before_.assign(count, Set(count));
-    places_.reserve(count);
-    last_.fill(kNone);
-    for (std::size_t run = 0; run < plans.size(); ++run) {
-      starts_.push_back(places_.size());
-      add_run(plans, run);
+    nodes_.reserve(count);
+    for (std::size_t number = 0; number < plans.size(); ++number) {
+      starts_.push_back(nodes_.size());
+      add(plans, number);
     }
   }
 
   [[nodiscard]] bool ordered(std::size_t first, std::size_t second) const {
     return before_[second].has(first);
   }
-  [[nodiscard]] const Place& place(std::size_t node) const { return places_[node]; }
+  [[nodiscard]] const Node& node(std::size_t number) const { return nodes_[number]; }
 
  private:
-  static constexpr std::size_t kNone = ~std::size_t{0};
-
-  void add_run(const std::vector<const Plan*>& plans, std::size_t run) {
-    const auto& operations = plans[run]->operations;
+  void add(const std::vector<const Plan*>& plans, std::size_t number) {
+    const auto& operations = plans[number]->operations;
     std::vector<std::vector<OpId>> joins(operations.size());
-    if (run > 0) joins = seam(*plans[run - 1], *plans[run]);
-    // A run is not submitted before the last but one is finished.
+    if (number > 0) joins = seam(*plans[number - 1], *plans[number]);
+    // A plan is not submitted before the last but one is finished.
     Set finished(before_.size());
-    const std::size_t finished_count = run > 1 ? starts_[run - 1] : 0;
+    const std::size_t finished_count = number > 1 ? starts_[number - 1] : 0;
     for (std::size_t node = 0; node < finished_count; ++node) finished.add(node);
     for (OpId id = 0; id < operations.size(); ++id) {
-      const std::size_t node = places_.size();
-      places_.push_back({run, id});
+      const std::size_t node = nodes_.size();
+      nodes_.push_back({number, id});
       before_[node].add(finished);
-      for (const OpId earlier : operations[id].after) follow(node, starts_[run] + earlier);
-      for (const OpId earlier : joins[id]) follow(node, starts_[run - 1] + earlier);
-      std::size_t& in_lane = last_[static_cast<std::size_t>(operations[id].lane)];
-      if (in_lane != kNone) follow(node, in_lane);
-      in_lane = node;
+      for (const OpId earlier : operations[id].after) follow(node, starts_[number] + earlier);
+      for (const OpId earlier : joins[id]) follow(node, starts_[number - 1] + earlier);
+      const std::optional<Stream> stream = stream_of(operations[id]);
+      if (!stream) continue;
+      const auto [last, first_there] = last_.try_emplace({stream->lane, stream->number}, node);
+      if (!first_there) follow(node, std::exchange(last->second, node));
     }
   }
 
@@ -83,9 +83,9 @@ class Before {
   }
 
   std::vector<Set> before_;
-  std::vector<Place> places_;
-  std::vector<std::size_t> starts_;  ///< of the runs
-  std::array<std::size_t, kLaneCount> last_{};
+  std::vector<Node> nodes_;
+  std::vector<std::size_t> starts_;                            ///< of the submissions
+  std::map<std::pair<Lane, std::uint8_t>, std::size_t> last_;  ///< by stream
 };
 
 struct Access {
@@ -93,10 +93,11 @@ struct Access {
   bool writes;
 };
 
-std::string name(const std::vector<const Plan*>& plans, const Place& place) {
-  const Operation& operation = plans[place.run]->operations[place.id];
-  return fmt::format("operation {} of run {} ({}, block {}, micro-batch {})", place.id, place.run,
-                     to_string(operation.action), operation.block, operation.micro);
+std::string name(const std::vector<const Plan*>& plans, const Node& node) {
+  const Operation& operation = plans[node.submission]->operations[node.id];
+  return fmt::format("operation {} of plan {} ({}, block {}, micro-batch {})", node.id,
+                     node.submission, to_string(operation.action), operation.block,
+                     operation.micro);
 }
 
 }  // namespace
@@ -106,8 +107,8 @@ std::vector<std::string> find_hazards(const Schedule& schedule,
   std::vector<std::string> breaches;
   std::map<BufferId, std::vector<Access>> accesses;
   std::size_t node = 0;
-  for (std::size_t run = 0; run < plans.size(); ++run) {
-    const auto& operations = plans[run]->operations;
+  for (std::size_t number = 0; number < plans.size(); ++number) {
+    const auto& operations = plans[number]->operations;
     for (OpId id = 0; id < operations.size(); ++id, ++node) {
       for (const Use& use : operations[id].uses) {
         accesses[use.buffer].push_back({node, use.writes});
@@ -115,7 +116,7 @@ std::vector<std::string> find_hazards(const Schedule& schedule,
       for (const OpId before : operations[id].after) {
         if (before < id) continue;
         breaches.push_back(fmt::format("{} waits for {}, which is not before it in the plan",
-                                       name(plans, {run, id}), name(plans, {run, before})));
+                                       name(plans, {number, id}), name(plans, {number, before})));
       }
     }
   }
@@ -126,8 +127,8 @@ std::vector<std::string> find_hazards(const Schedule& schedule,
         if (!list[i].writes && !list[j].writes) continue;
         if (list[i].node == list[j].node || order.ordered(list[i].node, list[j].node)) continue;
         breaches.push_back(
-            fmt::format("{} and {} use '{}' without order", name(plans, order.place(list[i].node)),
-                        name(plans, order.place(list[j].node)), schedule.buffers[buffer].name));
+            fmt::format("{} and {} use '{}' without order", name(plans, order.node(list[i].node)),
+                        name(plans, order.node(list[j].node)), schedule.buffers[buffer].name));
       }
     }
   }

@@ -11,6 +11,10 @@ namespace {
 
 /// Most that the gradients of other ranks take while they are summed; larger ones come in rounds.
 constexpr Bytes kArriving = 32 * kMiB;
+/// A host buffer of a step serves to fill and read the device if it has as many bytes as this; else
+/// there is one for that purpose alone, of at most kPassing.
+constexpr Bytes kServes = 256 * kKiB;
+constexpr Bytes kPassing = 1 * kMiB;
 
 class LayoutMaker {
  public:
@@ -25,6 +29,7 @@ class LayoutMaker {
     activations();
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
+    passing_place();
     return std::move(layout_);
   }
 
@@ -129,9 +134,9 @@ class LayoutMaker {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       const std::string& name = work_.blocks[b].name;
       const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-      const bool part = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
+      const bool shard = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
       layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients,
-                                     part ? rank_.gradient_part(b) : rank_.whole_gradient(b)));
+                                     shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b)));
       layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
                                               Tier::device, Kind::batch, work_.statistics_bytes));
       layout_.statistics_host.push_back(
@@ -186,7 +191,7 @@ class LayoutMaker {
       if (keeps_intermediates(place_, b)) {
         layout_.intermediates[b] =
             add_slots("intermediates of " + work_.blocks[b].name, Tier::device, Kind::intermediates,
-                      work_.intermediate_bytes, together);
+                      work_.blocks[b].intermediate_bytes, together);
       }
     }
     if (leaving == 0) add_inputs(blocks() - 1, Tier::device, together);
@@ -219,6 +224,26 @@ class LayoutMaker {
         add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
     layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);
     layout_.verdict = add("verdict", Tier::host, Kind::batch, 0);
+  }
+
+  void passing_place() {
+    const Need weights = need([this](std::uint32_t b) { return rank_.weights(b); },
+                              [this](std::uint32_t b) { return at(b).weights == Tier::device; });
+    const Need states = need([this](std::uint32_t b) { return rank_.states(b); },
+                             [this](std::uint32_t b) { return at(b).optimizer == Tier::device; });
+    const Bytes largest = std::max(weights.bytes, states.bytes);
+    if (largest == 0) return;
+    for (const auto* places : {&layout_.weight_staging, &layout_.state_staging,
+                               &layout_.activation_staging, &layout_.gradient}) {
+      for (const BufferId id : *places) {
+        const Buffer& buffer = layout_.buffers[id];
+        if (buffer.tier != Tier::host || buffer.bytes < std::min(largest, kServes)) continue;
+        layout_.passing_place = id;
+        return;
+      }
+    }
+    layout_.passing_place = add("passing place for what lives on the device", Tier::host,
+                                Kind::staging, std::min(largest, kPassing));
   }
 
   const Workload& work_;

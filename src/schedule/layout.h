@@ -28,6 +28,9 @@ struct Layout {
   std::vector<BufferId> gradient_slots;      ///< device, packed gradients on their way
   std::vector<BufferId> activation_slots;    ///< device, for activations that leave it
   std::vector<BufferId> activation_staging;  ///< host, for activations on NVMe
+  /// Host: what lives on the device passes through it, piece by piece, when it is filled or read
+  /// outside of steps. One that a step uses too, where there is one of some size.
+  BufferId passing_place = kNoBuffer;
 
   // One per micro-batch.
   std::vector<BufferId> batch_host;

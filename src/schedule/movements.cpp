@@ -21,11 +21,10 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
   for (std::uint32_t i = 0; i < swapped_.size(); ++i) ordinal_[swapped_[i]] = i;
 }
 
-OpId Movements::emit(Action action, Lane lane, std::uint32_t block, std::uint32_t micro,
-                     std::vector<Use> uses, Bytes bytes, double flops, Bytes traffic) {
+OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+                     Bytes bytes, double flops, Bytes traffic) {
   Operation operation;
   operation.action = action;
-  operation.lane = lane;
   operation.block = block;
   operation.micro = micro;
   operation.bytes = bytes;
@@ -36,7 +35,7 @@ OpId Movements::emit(Action action, Lane lane, std::uint32_t block, std::uint32_
 }
 
 void Movements::upload_batch(std::uint32_t micro) {
-  emit(Action::upload_batch, Lane::upload, 0, micro,
+  emit(Action::upload_batch, 0, micro,
        {{Role::batch_source, layout_.batch_host[micro], false},
         {Role::batch, layout_.batch_device[micro], true}},
        work_.batch_bytes);
@@ -79,7 +78,7 @@ BufferId Movements::weights_in_staging(std::uint32_t block) {
   const auto [staging, fill] = weight_staging_.take(block);
   if (fill) {
     emit(
-        Action::fetch_weights, Lane::fetch, block, 0,
+        Action::fetch_weights, block, 0,
         {{Role::weights_source, layout_.weight_home[block], false}, {Role::weights, staging, true}},
         rank_.weights(block));
   }
@@ -87,26 +86,26 @@ BufferId Movements::weights_in_staging(std::uint32_t block) {
 }
 
 void Movements::upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
-  emit(Action::upload_weights, Lane::upload, block, 0,
-       {{Role::weights_source, from.buffer, false, from.part},
-        {Role::weights, to.buffer, true, to.part}},
+  emit(Action::upload_weights, block, 0,
+       {{Role::weights_source, from.buffer, false, from.shard},
+        {Role::weights, to.buffer, true, to.shard}},
        bytes);
 }
 
 void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
-  emit(Action::offload_weights, Lane::offload, block, 0,
-       {{Role::weights_source, from.buffer, false, from.part},
-        {Role::weights, to.buffer, true, to.part}},
+  emit(Action::offload_weights, block, 0,
+       {{Role::weights_source, from.buffer, false, from.shard},
+        {Role::weights, to.buffer, true, to.shard}},
        bytes);
 }
 
-/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's part is
+/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's shard is
 /// in its place already, and comes from all ranks or, of a share, from those that keep it too.
 /// Those are weights that the next update starts from, so that they are never gathered as codes.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
   std::vector<Use> uses = {{Role::weights, to, true}};
   Bytes traffic = 0;
-  Bytes bytes = rank_.weights(block) - rank_.weight_part(block);
+  Bytes bytes = rank_.weights(block) - rank_.weight_shard(block);
   if (from != to) {
     const Bytes whole = rank_.whole_weights(block);
     bytes = rank_.exchanged_in_group(whole);
@@ -118,7 +117,7 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) 
       uses.push_back({Role::workspace, layout_.codes, true});
     }
   }
-  emit(Action::gather_weights, Lane::gather, block, 0, std::move(uses), bytes, 0.0, traffic);
+  emit(Action::gather_weights, block, 0, std::move(uses), bytes, 0.0, traffic);
 }
 
 // Activations.
@@ -143,10 +142,10 @@ void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId p
   const BufferId home = layout_.input_home[block][input_index(micro)];
   const bool to_nvme = at(block).activations == Tier::nvme;
   const BufferId host = to_nvme ? activation_staging_.next() : home;
-  emit(Action::offload_activation, Lane::offload, block, micro,
+  emit(Action::offload_activation, block, micro,
        {{Role::input, place, false}, {Role::output, host, true}}, work_.activation_bytes);
   if (!to_nvme) return;
-  emit(Action::writeback_activation, Lane::writeback, block, micro,
+  emit(Action::writeback_activation, block, micro,
        {{Role::input, host, false}, {Role::output, home, true}}, swapped_input_bytes(work_));
 }
 
@@ -156,11 +155,11 @@ BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro)
   BufferId host = home;
   if (at(block).activations == Tier::nvme) {
     host = activation_staging_.next();
-    emit(Action::fetch_activation, Lane::fetch, block, micro,
+    emit(Action::fetch_activation, block, micro,
          {{Role::input, home, false}, {Role::output, host, true}}, swapped_input_bytes(work_));
   }
   const BufferId slot = activation_slots_.next();
-  emit(Action::upload_activation, Lane::upload, block, micro,
+  emit(Action::upload_activation, block, micro,
        {{Role::input, host, false}, {Role::output, slot, true}}, work_.activation_bytes);
   return slot;
 }
@@ -182,21 +181,21 @@ void Movements::deliver_gradient(std::uint32_t block) {
     uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, false});
     traffic += work_.tied_accumulator_bytes;
   }
-  emit(Action::pack_gradient, Lane::compute, block, 0, std::move(uses), 0, 0.0, traffic);
+  emit(Action::pack_gradient, block, 0, std::move(uses), 0, 0.0, traffic);
   if (rank_.several()) packed = reduce_gradient(block, packed);
   if (!on_device) {
-    emit(Action::offload_gradient, Lane::offload, block, 0,
+    emit(Action::offload_gradient, block, 0,
          {{Role::gradient_source, packed, false, rank_.splits_states()},
           {Role::gradient, home, true}},
          rank_.updated_gradient(block));
   }
-  emit(Action::offload_statistics, Lane::offload, block, 0,
+  emit(Action::offload_statistics, block, 0,
        {{Role::statistics_source, layout_.statistics_device[block], false},
         {Role::statistics, layout_.statistics_host[block], true}},
        work_.statistics_bytes);
 }
 
-/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's part
+/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's shard
 /// alone. Returns where the sum is.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients();
@@ -207,13 +206,12 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   if (moves) uses.push_back({Role::gradient_source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
-  emit(Action::reduce_gradient, Lane::reduce, block, 0, std::move(uses),
-       rank_.splits_states() ? once : 2 * once);
+  emit(Action::reduce_gradient, block, 0, std::move(uses), rank_.splits_states() ? once : 2 * once);
   return reduced;
 }
 
 OpId Movements::gate(bool training) {
-  emit(Action::offload_losses, Lane::offload, 0, 0,
+  emit(Action::offload_losses, 0, 0,
        {{Role::losses_source, layout_.losses_device, false},
         {Role::losses, layout_.losses_host, true}},
        work_.losses_bytes);
@@ -222,7 +220,7 @@ OpId Movements::gate(bool training) {
   if (training) {
     for (const BufferId id : layout_.statistics_host) uses.push_back({Role::statistics, id, false});
   }
-  return emit(Action::gate, Lane::update, 0, 0, std::move(uses));
+  return emit(Action::gate, 0, 0, std::move(uses));
 }
 
 }  // namespace ballast::schedule

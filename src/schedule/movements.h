@@ -21,8 +21,8 @@ class Movements {
   Movements(std::string name, const Workload& workload, const Placement& placement,
             const Options& options, const Layout& layout, std::uint32_t micro_batches);
 
-  OpId emit(Action action, Lane lane, std::uint32_t block, std::uint32_t micro,
-            std::vector<Use> uses, Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
+  OpId emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+            Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
   Plan finish() { return emitter_.finish(); }
 
   void upload_batch(std::uint32_t micro);
@@ -51,7 +51,15 @@ class Movements {
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order.
   void update(std::uint32_t block, std::uint32_t lag);
 
+  /// First values of the weights and states of `block`, made on the host and brought home.
+  void fill(std::uint32_t block);
+  /// Zeros to the NVMe homes of activations: what is written later only overwrites.
+  void fill_activations();
+  /// Weights and states of `block` to the host, where they are read.
+  void read(std::uint32_t block);
+
  private:
+  struct Home;
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
 
@@ -72,6 +80,15 @@ class Movements {
   void update_on_host(std::uint32_t block, std::uint32_t lag);
   void return_weights(std::uint32_t block, BufferId updated);
   void writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag);
+
+  [[nodiscard]] Home weight_home(std::uint32_t block) const;
+  [[nodiscard]] Home state_home(std::uint32_t block) const;
+  template <class Move>
+  void in_pieces(const Home& home, Move move) const;
+  void emit_piece(Action action, std::uint32_t block, std::vector<Use> uses, Bytes offset,
+                  Bytes bytes);
+  void fill_home(std::uint32_t block, const Home& home);
+  void read_home(std::uint32_t block, const Home& home);
 
   const Workload& work_;
   const Placement& place_;

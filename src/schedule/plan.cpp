@@ -5,6 +5,68 @@
 #include <fmt/format.h>
 
 namespace ballast::schedule {
+namespace {
+
+/// What tells operations of one action apart in messages.
+enum class Subject : std::uint8_t { none, micro_batch, block, block_and_micro_batch };
+
+struct Traits {
+  Action action;
+  std::string_view name;
+  Lane lane;
+  Subject subject = Subject::block;
+  bool grows_with_batch = false;
+};
+
+constexpr auto kMicro = Subject::micro_batch;
+constexpr auto kBlockAndMicro = Subject::block_and_micro_batch;
+
+/// By number of the action.
+constexpr Traits kActions[] = {
+    {Action::upload_batch, "upload batch", Lane::upload, kMicro, true},
+    {Action::fetch_weights, "fetch weights", Lane::fetch},
+    {Action::upload_weights, "upload weights", Lane::upload},
+    {Action::gather_weights, "gather weights", Lane::gather},
+    {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
+    {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},
+    {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro, true},
+    {Action::offload_activation, "offload activation", Lane::offload, kBlockAndMicro, true},
+    {Action::writeback_activation, "writeback activation", Lane::writeback, kBlockAndMicro, true},
+    {Action::fetch_activation, "fetch activation", Lane::fetch, kBlockAndMicro, true},
+    {Action::upload_activation, "upload activation", Lane::upload, kBlockAndMicro, true},
+    {Action::clear_gradient, "clear gradient", Lane::compute},
+    {Action::backward, "backward", Lane::compute, kBlockAndMicro, true},
+    {Action::pack_gradient, "pack gradient", Lane::compute},
+    {Action::reduce_gradient, "reduce gradient", Lane::reduce},
+    {Action::offload_gradient, "offload gradient", Lane::offload},
+    {Action::offload_statistics, "offload statistics", Lane::offload},
+    {Action::offload_losses, "offload losses", Lane::offload, Subject::none, true},
+    {Action::gate, "gate", Lane::update, Subject::none},
+    {Action::fetch_states, "fetch states", Lane::fetch},
+    {Action::upload_states, "upload states", Lane::upload},
+    {Action::offload_weights, "offload weights", Lane::offload},
+    {Action::offload_states, "offload states", Lane::offload},
+    {Action::update_on_host, "update", Lane::update},
+    {Action::update_on_device, "update on the device", Lane::compute},
+    {Action::writeback_weights, "writeback weights", Lane::writeback},
+    {Action::writeback_states, "writeback states", Lane::writeback},
+    {Action::initialize, "initialization", Lane::update},
+    {Action::read, "reading", Lane::update}};
+
+constexpr bool in_order() {
+  std::size_t number = 0;
+  for (const Traits& traits : kActions) {
+    if (static_cast<std::size_t>(traits.action) != number++) return false;
+  }
+  return number == static_cast<std::size_t>(Action::read) + 1;
+}
+static_assert(in_order());
+
+const Traits& traits(Action action) {
+  return kActions[static_cast<std::size_t>(action)];
+}
+
+}  // namespace
 
 std::string_view to_string(Lane lane) noexcept {
   constexpr std::array<std::string_view, kLaneCount> kNames = {
@@ -13,32 +75,15 @@ std::string_view to_string(Lane lane) noexcept {
 }
 
 std::string_view to_string(Action action) noexcept {
-  constexpr std::array<std::string_view, kActionCount> kNames = {"upload batch",
-                                                                 "fetch weights",
-                                                                 "upload weights",
-                                                                 "gather weights",
-                                                                 "forward",
-                                                                 "forward",
-                                                                 "forward and backward",
-                                                                 "offload activation",
-                                                                 "writeback activation",
-                                                                 "fetch activation",
-                                                                 "upload activation",
-                                                                 "clear gradient",
-                                                                 "backward",
-                                                                 "pack gradient",
-                                                                 "reduce gradient",
-                                                                 "offload gradient",
-                                                                 "offload statistics",
-                                                                 "offload losses",
-                                                                 "gate",
-                                                                 "fetch states",
-                                                                 "offload weights",
-                                                                 "update",
-                                                                 "update on the device",
-                                                                 "writeback weights",
-                                                                 "writeback states"};
-  return kNames[static_cast<std::size_t>(action)];
+  return traits(action).name;
+}
+
+Lane lane_of(Action action) noexcept {
+  return traits(action).lane;
+}
+
+bool grows_with_batch(Action action) noexcept {
+  return traits(action).grows_with_batch;
 }
 
 std::string_view to_string(Kind kind) noexcept {
@@ -77,26 +122,19 @@ Bytes Schedule::bytes(Tier tier) const {
 }
 
 std::string describe(const Operation& operation, const Workload& workload) {
-  std::string text(to_string(operation.action));
-  switch (operation.action) {
-    case Action::upload_batch:
-      return fmt::format("{}, micro-batch {}", text, operation.micro);
-    case Action::offload_losses:
-    case Action::gate:
-      return text;
-    case Action::forward:
-    case Action::evaluate_head:
-    case Action::train_head:
-    case Action::backward:
-    case Action::offload_activation:
-    case Action::upload_activation:
-    case Action::writeback_activation:
-    case Action::fetch_activation:
-      return fmt::format("{} of {}, micro-batch {}", text, workload.blocks[operation.block].name,
-                         operation.micro);
-    default:
-      return fmt::format("{} of {}", text, workload.blocks[operation.block].name);
+  const Traits& action = traits(operation.action);
+  switch (action.subject) {
+    case Subject::none:
+      break;
+    case Subject::micro_batch:
+      return fmt::format("{}, micro-batch {}", action.name, operation.micro);
+    case Subject::block:
+      return fmt::format("{} of {}", action.name, workload.blocks[operation.block].name);
+    case Subject::block_and_micro_batch:
+      return fmt::format("{} of {}, micro-batch {}", action.name,
+                         workload.blocks[operation.block].name, operation.micro);
   }
+  return std::string(action.name);
 }
 
 }  // namespace ballast::schedule

@@ -22,7 +22,7 @@ class SeamMaker {
 
  private:
   void add(OpId to, OpId from) {
-    if (from == kNoOp || before_.operations[from].lane == next_.operations[to].lane) return;
+    if (from == kNoOp || ordered_by_stream(before_.operations[from], next_.operations[to])) return;
     std::vector<OpId>& edges = edges_[to];
     if (std::find(edges.begin(), edges.end(), from) == edges.end()) edges.push_back(from);
   }

@@ -23,17 +23,17 @@ class Followers {
  public:
   Followers() = default;
 
-  /// `after`: for each waiting operation those that it waits for, below `count`.
-  template <class After>
-  Followers(std::size_t count, std::size_t waiting, After after) : begin_(count + 1, 0) {
+  /// `each(id, visit)` visits what a waiting operation waits for, all below `count`.
+  template <class Each>
+  Followers(std::size_t count, std::size_t waiting, Each each) : begin_(count + 1, 0) {
     for (OpId id = 0; id < waiting; ++id) {
-      for (const OpId before : after(id)) ++begin_[before + 1];
+      each(id, [&](OpId before) { ++begin_[before + 1]; });
     }
     for (std::size_t i = 0; i < count; ++i) begin_[i + 1] += begin_[i];
     ids_.resize(begin_.back());
     std::vector<std::size_t> next(begin_.begin(), begin_.end() - 1);
     for (OpId id = 0; id < waiting; ++id) {
-      for (const OpId before : after(id)) ids_[next[before]++] = id;
+      each(id, [&](OpId before) { ids_[next[before]++] = id; });
     }
   }
 
@@ -47,19 +47,26 @@ class Followers {
   std::vector<OpId> ids_;
 };
 
-/// What does not change from run to run of a plan.
+/// Visits what operation `id` of `plan` waits for, but for what its stream orders.
+template <class Visit>
+void visit_inputs(const Plan& plan, OpId id, Visit visit) {
+  for (const OpId before : plan.operations[id].after) {
+    if (!ordered_by_stream(plan.operations[before], plan.operations[id])) visit(before);
+  }
+}
+
+/// What does not change between submissions of a plan.
 struct PlanTable {
   PlanTable(const Plan& source, const Workload& workload, const Rates& rates)
       : plan(&source),
-        followers(
-            source.operations.size(), source.operations.size(),
-            [&](OpId id) -> const std::vector<OpId>& { return source.operations[id].after; }) {
+        followers(source.operations.size(), source.operations.size(),
+                  [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
     costs.reserve(source.operations.size());
     inputs.reserve(source.operations.size());
     for (OpId id = 0; id < source.operations.size(); ++id) {
       const Operation& operation = source.operations[id];
       costs.push_back(cost_of(operation, workload, rates));
-      inputs.push_back(static_cast<std::uint32_t>(operation.after.size()));
+      visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
       queues[index(operation.lane)].push_back(id);
     }
   }
@@ -72,8 +79,8 @@ struct PlanTable {
 };
 
 /// One submitted plan.
-struct Run {
-  explicit Run(const PlanTable& source)
+struct Submission {
+  explicit Submission(const PlanTable& source)
       : table(&source),
         missing(source.inputs),
         done(source.inputs.size(), 0),
@@ -157,8 +164,9 @@ class Simulation {
 
   static Followers join(const PlanTable& before, const PlanTable& next) {
     const auto edges = seam(*before.plan, *next.plan);
-    return {before.inputs.size(), edges.size(),
-            [&](OpId id) -> const std::vector<OpId>& { return edges[id]; }};
+    return {before.inputs.size(), edges.size(), [&](OpId id, auto visit) {
+              for (const OpId before : edges[id]) visit(before);
+            }};
   }
 
   /// Like a caller who waits for each run's gate before submitting the next, while the executor
@@ -170,7 +178,7 @@ class Simulation {
       if (number >= 2 && runs_[number - 2].remaining > 0) return;
       runs_.emplace_back(number == 0 ? first_ : steady_);
       if (number == 0) continue;
-      Run& before = runs_[number - 1];
+      Submission& before = runs_[number - 1];
       before.next = number == 1 ? &behind_first_ : &behind_steady_;
       for (OpId id = 0; id < before.done.size(); ++id) {
         if (before.done[id] != 0) continue;
@@ -199,7 +207,7 @@ class Simulation {
     for (std::size_t number = 0; number < kLaneCount; ++number) {
       LaneState& lane = lanes_[number];
       if (lane.busy || !has_next(lane, number)) continue;
-      const Run& run = runs_[lane.run];
+      const Submission& run = runs_[lane.run];
       const OpId id = operation_of(lane, number);
       if (run.missing[id] > 0) {
         stalled_ |= lane_bit(number);
@@ -257,12 +265,13 @@ class Simulation {
   void complete(std::size_t number) {
     LaneState& lane = lanes_[number];
     const OpId id = operation_of(lane, number);
-    Run& run = runs_[lane.run];
+    Submission& run = runs_[lane.run];
+    const bool next_enqueued = enqueues_next(lane, number);
     run.done[id] = 1;
     --run.remaining;
     run.table->followers.of(id, [&](OpId waiting) { --run.missing[waiting]; });
     if (run.next != nullptr) {
-      Run& next = runs_[lane.run + 1];
+      Submission& next = runs_[lane.run + 1];
       run.next->of(id, [&](OpId waiting) { --next.missing[waiting]; });
     }
     if (options_.timeline && lane.run >= options_.warm_up) {
@@ -271,8 +280,15 @@ class Simulation {
     mark_gates();
     lane.busy = false;
     ++lane.position;
-    lane.enqueued = is_queued(kLanes[number]) && has_next(lane, number) &&
-                    runs_[lane.run].missing[operation_of(lane, number)] == 0;
+    lane.enqueued = next_enqueued;
+  }
+
+  /// Whether the operation behind the one that `lane` is at waits for nothing any more, not for
+  /// that one either: it has been enqueued by then.
+  [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
+    ++next.position;
+    return is_queued(kLanes[number]) && has_next(next, number) &&
+           runs_[next.run].missing[operation_of(next, number)] == 0;
   }
 
   void mark_gates() {
@@ -306,7 +322,7 @@ class Simulation {
   Followers behind_steady_;
 
   double now_ = 0.0;
-  std::vector<Run> runs_;
+  std::vector<Submission> runs_;
   std::array<LaneState, kLaneCount> lanes_{};
   LaneSet stalled_ = 0;
   std::size_t gates_ = 0;  ///< runs that have passed theirs

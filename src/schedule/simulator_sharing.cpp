@@ -15,6 +15,7 @@ constexpr LaneSet set_of(Lane a, Lane b) {
 }
 
 constexpr LaneSet kDisk = set_of(Lane::fetch, Lane::writeback);
+constexpr LaneSet kLink = set_of(Lane::upload, Lane::offload);
 constexpr LaneSet kNetwork = set_of(Lane::gather, Lane::reduce);
 
 /// From which part of a core on a thread is taken to want a whole one.
@@ -41,6 +42,9 @@ void Sharing::set_threads(const Rates& rates) {
   const auto set = [this](Lane lane, double count, double busy) {
     if (count > 0.0) threads_[index(lane)] = {count, std::min(busy, cores_) / count};
   };
+  const auto speed = [](double measured) { return measured > 0.0 ? measured : 1.0; };
+  beside_copy_ = speed(rates.compute_beside_copy);
+  beside_io_ = speed(rates.compute_beside_io);
   set(Lane::compute, rates.compute_threads, rates.compute_threads);
   set(Lane::update, rates.update_threads, rates.update_threads);
   for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce}) {
@@ -102,6 +106,13 @@ double Sharing::team_speed(LaneSet working) const {
   return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
 }
 
+/// What copies and transfers leave of compute beyond what they take of the cores: they use memory
+/// and caches too.
+double Sharing::measured_speed(LaneSet working) const {
+  return ((working & kLink) != 0 ? beside_copy_ : 1.0) *
+         ((working & kDisk) != 0 ? beside_io_ : 1.0);
+}
+
 Speeds Sharing::share(LaneSet working) const {
   const double core = core_share(working);
   Speeds speeds{};
@@ -109,7 +120,9 @@ Speeds Sharing::share(LaneSet working) const {
     if (!contains(working, lane)) continue;
     speeds[lane] = 1.0;
     if (threads_[lane].each > core) speeds[lane] = core / threads_[lane].each;
-    if (lane == index(Lane::compute)) speeds[lane] = std::min(speeds[lane], team_speed(working));
+    if (lane == index(Lane::compute)) {
+      speeds[lane] = std::min({speeds[lane], team_speed(working), measured_speed(working)});
+    }
     if (contains(kDisk, lane) && (working & kDisk) == kDisk) {
       const bool reading = lane == index(Lane::fetch);
       speeds[lane] = std::min(speeds[lane], reading ? read_speed_ : write_speed_);

@@ -47,9 +47,12 @@ class Sharing {
   [[nodiscard]] Speeds share(LaneSet working) const;
   [[nodiscard]] double core_share(LaneSet working) const;
   [[nodiscard]] double team_speed(LaneSet working) const;
+  [[nodiscard]] double measured_speed(LaneSet working) const;
 
   double cores_ = 0.0;  ///< 0: not shared
   std::array<Threads, kLaneCount> threads_{};
+  double beside_copy_ = 1.0;  ///< speed of compute with a copy at work, as measured
+  double beside_io_ = 1.0;    ///< speed of compute with a transfer at work, as measured
   double read_speed_ = 1.0;   ///< with a write at work
   double write_speed_ = 1.0;  ///< with a read at work
   std::vector<Speeds> table_;

@@ -21,7 +21,6 @@ void Movements::fetch_states_ahead(std::uint32_t ordinal) {
 void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
   Operation operation;
   operation.action = Action::fetch_states;
-  operation.lane = Lane::fetch;
   operation.block = block;
   operation.lag = lag;
   operation.bytes = rank_.states(block);
@@ -55,31 +54,30 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const bool split = rank_.splits_weights(block);
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
-  const bool part = rank_.updates_part(block);
+  const bool shard = rank_.updates_shard(block);
   BufferId weights = home_buffer;
   if (home != Tier::device && !split) weights = weights_on_device(block);
   if (home != Tier::device && split) {
     const auto [slot, fill] = share_slots_.take(block);
     weights = slot;
-    // Of a share, this rank's part is all that its update reads.
+    // Of a share, this rank's shard is all that its update reads.
     if (fill) {
-      upload_weights(block, {.buffer = weights_on_host(block), .part = part},
-                     {.buffer = slot, .part = part}, rank_.updated_weights(block));
+      upload_weights(block, {.buffer = weights_on_host(block), .shard = shard},
+                     {.buffer = slot, .shard = shard}, rank_.updated_weights(block));
     }
   }
   Operation operation;
   operation.action = Action::update_on_device;
-  operation.lane = Lane::compute;
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
-  const bool part_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  operation.uses = {{Role::weights, weights, true, part},
+  const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
+  operation.uses = {{Role::weights, weights, true, shard},
                     {Role::states, layout_.state_home[block], true},
-                    {Role::gradient, layout_.gradient[block], false, part_of_gradient},
+                    {Role::gradient, layout_.gradient[block], false, shard_of_gradient},
                     permission(block)};
   emitter_.emit(std::move(operation));
-  if (part) gather_weights(block, weights, weights);
+  if (shard) gather_weights(block, weights, weights);
   if (home == Tier::host) {
     offload_weights(block, {.buffer = weights}, {.buffer = home_buffer}, rank_.weights(block));
   }
@@ -99,16 +97,15 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   if (home.weights == Tier::nvme) weights = weights_in_staging(block);
   if (borrowed) {
     weights = weight_staging_.take(block).first;
-    offload_weights(block, {.buffer = home_buffer, .part = rank_.updates_part(block)},
+    offload_weights(block, {.buffer = home_buffer, .shard = rank_.updates_shard(block)},
                     {.buffer = weights}, rank_.updated_weights(block));
   }
   Operation operation;
   operation.action = Action::update_on_host;
-  operation.lane = Lane::update;
   operation.block = block;
   operation.lag = lag;
   operation.traffic = work_.blocks[block].update_traffic;
-  operation.uses = {{Role::weights, weights, true, rank_.updates_part(block) && !borrowed},
+  operation.uses = {{Role::weights, weights, true, rank_.updates_shard(block) && !borrowed},
                     {Role::states, states, true},
                     {Role::gradient, layout_.gradient[block], false},
                     permission(block)};
@@ -118,17 +115,17 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   if (home.optimizer == Tier::nvme) writeback(Action::writeback_states, block, states, lag);
 }
 
-/// Weights `updated` on the host to their home if that is on the device; and every rank's part to
+/// Weights `updated` on the host to their home if that is on the device; and every rank's shard to
 /// every other that keeps it too, wherever that is.
 void Movements::return_weights(std::uint32_t block, BufferId updated) {
   const bool borrowed = at(block).weights == Tier::device;
-  if (!borrowed && !rank_.updates_part(block)) return;
+  if (!borrowed && !rank_.updates_shard(block)) return;
   Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block).first;
-  upload_weights(block, {.buffer = updated, .part = rank_.updates_part(block) && !borrowed},
-                 {.buffer = device, .part = rank_.updates_part(block)},
+  upload_weights(block, {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
+                 {.buffer = device, .shard = rank_.updates_shard(block)},
                  rank_.updated_weights(block));
-  if (!rank_.updates_part(block)) return;
+  if (!rank_.updates_shard(block)) return;
   gather_weights(block, device, device);
   if (borrowed) return;
   offload_weights(block, {.buffer = device}, {.buffer = updated}, rank_.weights(block));
@@ -139,7 +136,6 @@ void Movements::writeback(Action action, std::uint32_t block, BufferId staging, 
   const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
   Operation operation;
   operation.action = action;
-  operation.lane = Lane::writeback;
   operation.block = block;
   operation.lag = lag;
   operation.bytes = weights ? rank_.weights(block) : rank_.states(block);

@@ -64,54 +64,53 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
       pool_(paged_bytes(schedule, Tier::host)),
       pin_(device.pin(pool_.memory(), "ballast.host_bytes")) {
   std::size_t extents = 0;
-  places_.reserve(schedule.buffers.size());
+  allocations_.reserve(schedule.buffers.size());
   for (const auto& buffer : schedule.buffers) {
-    Place place;
+    Allocation allocation;
     switch (buffer.tier) {
       case Tier::device:
-        place.device = device.allocate(buffer.bytes, buffer.name);
+        allocation.device = device.allocate(buffer.bytes, buffer.name);
         break;
       case Tier::host:
-        place.host = pool_.allocate(buffer.bytes, buffer.name);
+        allocation.host = pool_.allocate(buffer.bytes, buffer.name);
         break;
       case Tier::nvme:
-        place.extent = extents++;
+        allocation.extent = extents++;
         break;
     }
-    places_.push_back(place);
+    allocations_.push_back(allocation);
   }
   if (extents == 0) return;
   expects(swap && swap->stripe.extents() == extents, "store: no swap plan for this schedule");
   const auto staging =
-      staging_memory(schedule, [this](schedule::BufferId id) { return places_.at(id).host; });
+      staging_memory(schedule, [this](schedule::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
 }
 
 Store::~Store() = default;
 
 HostBytes Store::host(schedule::BufferId id, Bytes bytes) const {
-  const HostBytes whole = places_.at(id).host;
+  const HostBytes whole = allocations_.at(id).host;
   expects(bytes <= whole.size(), "store: not a host buffer of that size");
   return whole.first(bytes);
 }
 
 DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
-  const DeviceBytes whole = places_.at(id).device;
+  const DeviceBytes whole = allocations_.at(id).device;
   expects(bytes <= whole.size(), "store: not a device buffer of that size");
   return whole.subview(0, bytes);
 }
 
-void Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
-  const Place& place = places_.at(home);
-  expects(place.extent.has_value(), "store: not an NVMe buffer");
-  swap_->read(*place.extent, data, place.version, ahead);
+std::unique_ptr<Transfer> Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
+  const Allocation& at = allocations_.at(home);
+  expects(at.extent.has_value(), "store: not an NVMe buffer");
+  return swap_->read(*at.extent, data, at.version, ahead);
 }
 
-void Store::writeback(schedule::BufferId home, HostBytes data) {
-  Place& place = places_.at(home);
-  expects(place.extent.has_value(), "store: not an NVMe buffer");
-  swap_->write(*place.extent, data, place.version + 1);
-  ++place.version;
+std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data) {
+  Allocation& at = allocations_.at(home);
+  expects(at.extent.has_value(), "store: not an NVMe buffer");
+  return swap_->write(*at.extent, data, ++at.version);
 }
 
 Bytes Store::allocated(Tier tier) const {

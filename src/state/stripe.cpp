@@ -8,37 +8,38 @@
 
 namespace ballast::state {
 
-Stripe::Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes run_bytes)
+Stripe::Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes)
     : file_bytes_(weights.size(), 0) {
   expects(!weights.empty(), "stripe: no paths");
   for (const double weight : weights) {
     expects(weight > 0.0 && std::isfinite(weight), "stripe: a weight is not above 0");
   }
-  const Bytes run = round_up(std::max<Bytes>(run_bytes, 1), kChunk);
+  const Bytes segment = round_up(std::max<Bytes>(segment_bytes, 1), kChunk);
   const auto load_with_another = [&](std::size_t path) {
-    return static_cast<double>(file_bytes_[path] + run) / weights[path];
+    return static_cast<double>(file_bytes_[path] + segment) / weights[path];
   };
   for (const Bytes wanted : extents) {
-    Extent extent{
-        .bytes = round_up(wanted, kPage), .first_chunk = chunks_, .first_run = runs_.size()};
-    for (Bytes start = 0; start < extent.bytes; start += run) {
+    Extent extent{.bytes = round_up(wanted, kPage),
+                  .first_chunk = chunks_,
+                  .first_segment = segments_.size()};
+    for (Bytes start = 0; start < extent.bytes; start += segment) {
       std::size_t path = 0;
       for (std::size_t p = 1; p < weights.size(); ++p) {
         if (load_with_another(p) < load_with_another(path)) path = p;
       }
-      const Bytes bytes = std::min(run, extent.bytes - start);
-      runs_.push_back({path, file_bytes_[path], start, bytes});
+      const Bytes bytes = std::min(segment, extent.bytes - start);
+      segments_.push_back({path, file_bytes_[path], start, bytes});
       file_bytes_[path] += bytes;
-      ++extent.runs;
+      ++extent.segments;
     }
     chunks_ += (extent.bytes + kChunk - 1) / kChunk;
     extents_.push_back(extent);
   }
 }
 
-std::span<const Run> Stripe::runs(std::size_t extent) const {
+std::span<const Segment> Stripe::segments(std::size_t extent) const {
   const Extent& found = extents_.at(extent);
-  return std::span(runs_).subspan(found.first_run, found.runs);
+  return std::span(segments_).subspan(found.first_segment, found.segments);
 }
 
 std::size_t Stripe::first_chunk(std::size_t extent) const {

@@ -55,7 +55,7 @@ double time_transfer(aio::Queue& queue, aio::Direction direction, const aio::Fil
                      HostBytes memory) {
   const auto start = std::chrono::steady_clock::now();
   const aio::Ticket ticket =
-      queue.submit({.direction = direction, .file = &file, .offset = 0, .lease = Lease(memory)});
+      queue.submit({.direction = direction, .file = &file, .offset = 0, .memory = memory});
   queue.wait(ticket).check("measuring the bandwidth");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -29,64 +29,78 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
   return devices;
 }
 
-HostBytes part_of(HostBytes data, const Run& run) {
-  return data.subspan(run.start, run.bytes);
-}
-
 HostBytes chunk_of(HostBytes data, Bytes start) {
   return data.subspan(start, std::min<std::size_t>(kChunk, data.size() - start));
 }
 
 }  // namespace
 
-/// The transfers of one call. All of them have ended when it is destroyed.
-class SwapSpace::Transfers {
+/// Requests of one extent. All of them have ended when it is destroyed.
+class SwapSpace::ExtentTransfer : public Transfer {
  public:
-  Transfers(SwapSpace& space, aio::Direction direction, bool ahead)
-      : space_(space), direction_(direction), ahead_(ahead) {}
-  ~Transfers() {
+  ExtentTransfer(SwapSpace& space, std::size_t extent, HostBytes data, std::uint64_t version)
+      : space_(space), extent_(extent), data_(data), version_(version) {
+    expects(data.size() == space.stripe_.extent_bytes(extent), "swap space: not the extent's size");
+    pending_.reserve(space.stripe_.segments(extent).size());
+  }
+  ~ExtentTransfer() override {
     while (waited_ < pending_.size()) static_cast<void>(wait());
   }
-  Transfers(const Transfers&) = delete;
-  Transfers& operator=(const Transfers&) = delete;
+  ExtentTransfer(const ExtentTransfer&) = delete;
+  ExtentTransfer& operator=(const ExtentTransfer&) = delete;
 
-  /// Hands over `runs` of an extent whose bytes are `data`, to each path at once what is its.
-  void submit(std::span<const Run> runs, HostBytes data) {
+ protected:
+  [[nodiscard]] HostBytes bytes_of(const Segment& segment) const {
+    return data_.subspan(segment.start, segment.bytes);
+  }
+  [[nodiscard]] std::span<Seal> seals(const Segment& segment) {
+    return space_.seals(extent_, segment);
+  }
+  [[nodiscard]] std::span<const Segment> segments() const {
+    return space_.stripe_.segments(extent_);
+  }
+  [[nodiscard]] const std::string& file_of(const Segment& segment) const {
+    return space_.devices_[segment.path]->file.name();
+  }
+  [[nodiscard]] std::uint64_t version() const { return version_; }
+
+  /// Hands `segments` over, to each path at once what is its.
+  void submit(std::span<const Segment> segments, aio::Direction direction, bool ahead) {
     for (std::size_t path = 0; path < space_.devices_.size(); ++path) {
       SwapDevice& device = *space_.devices_[path];
       std::vector<aio::Request> requests;
-      std::vector<const Run*> these;
-      for (const Run& run : runs) {
-        if (run.path != path) continue;
-        requests.push_back({.direction = direction_,
+      std::vector<const Segment*> these;
+      for (const Segment& segment : segments) {
+        if (segment.path != path) continue;
+        requests.push_back({.direction = direction,
                             .file = &device.file,
-                            .offset = run.offset,
-                            .lease = Lease(part_of(data, run)),
-                            .ahead = ahead_});
-        these.push_back(&run);
+                            .offset = segment.offset,
+                            .memory = bytes_of(segment),
+                            .ahead = ahead});
+        these.push_back(&segment);
       }
       if (requests.empty()) continue;
-      pending_.reserve(pending_.size() + these.size());
       const std::vector<aio::Ticket> tickets = device.queue->submit(requests);
       for (std::size_t i = 0; i < tickets.size(); ++i) pending_.push_back({these[i], tickets[i]});
     }
   }
 
-  /// Waits for all, hands each run that has come to `then` while others are under way, and throws
-  /// the first failure last.
+  /// Waits for all, hands each segment that has come to `then` while others are under way, and
+  /// throws the first failure last.
   template <class Then>
-  void finish(std::string_view stage, Then then) {
-    // In the order of the extent: the paths take turns, as their runs do.
-    std::sort(pending_.begin(), pending_.end(),
-              [](const Pending& a, const Pending& b) { return a.run->start < b.run->start; });
+  void wait_for_all(std::string_view stage, Then then) {
+    // In the order of the extent: the paths take turns, as their segments do.
+    std::sort(pending_.begin(), pending_.end(), [](const Pending& a, const Pending& b) {
+      return a.segment->start < b.segment->start;
+    });
     std::exception_ptr failure;
     while (waited_ < pending_.size()) {
-      const Run& run = *pending_[waited_].run;
+      const Segment& segment = *pending_[waited_].segment;
       const aio::Completion completion = wait();
       if (failure) continue;
       try {
         completion.check(stage);
-        then(run);
+        then(segment);
       } catch (const Error&) {
         failure = std::current_exception();
       }
@@ -96,20 +110,87 @@ class SwapSpace::Transfers {
 
  private:
   struct Pending {
-    const Run* run;
+    const Segment* segment;
     aio::Ticket ticket;
   };
 
   aio::Completion wait() {
     const Pending& next = pending_[waited_++];
-    return space_.devices_[next.run->path]->queue->wait(next.ticket);
+    return space_.devices_[next.segment->path]->queue->wait(next.ticket);
   }
 
   SwapSpace& space_;
-  aio::Direction direction_;
-  bool ahead_;
+  std::size_t extent_;
+  HostBytes data_;
+  std::uint64_t version_;
   std::vector<Pending> pending_;
   std::size_t waited_ = 0;
+};
+
+class SwapSpace::Writing final : public ExtentTransfer {
+ public:
+  using ExtentTransfer::ExtentTransfer;
+
+  /// Segment by segment: the device has work while the next checksum is computed.
+  void start() {
+    for (const Segment& segment : segments()) {
+      seal(segment);
+      submit({&segment, 1}, aio::Direction::write, false);
+    }
+  }
+
+  void finish() override {
+    try {
+      wait_for_all("writeback", [](const Segment&) {});
+    } catch (const Error&) {
+      for (const Segment& segment : segments()) {
+        for (Seal& seal : seals(segment)) seal.written = false;
+      }
+      throw;
+    }
+  }
+
+ private:
+  void seal(const Segment& segment) {
+    Bytes start = 0;
+    for (Seal& seal : seals(segment)) {
+      const HostBytes chunk = chunk_of(bytes_of(segment), start);
+      seal = {XXH3_64bits(chunk.data(), chunk.size()), version(), true};
+      start += kChunk;
+    }
+  }
+};
+
+class SwapSpace::Reading final : public ExtentTransfer {
+ public:
+  using ExtentTransfer::ExtentTransfer;
+
+  void start(bool ahead) { submit(segments(), aio::Direction::read, ahead); }
+
+  void finish() override {
+    wait_for_all("fetch", [&](const Segment& segment) { verify(segment); });
+  }
+
+ private:
+  void verify(const Segment& segment) {
+    Bytes start = 0;
+    for (const Seal& seal : seals(segment)) {
+      const HostBytes chunk = chunk_of(bytes_of(segment), start);
+      const auto fail = [&](const std::string& what) {
+        throw Error(ErrorCategory::state,
+                    fmt::format("fetch: read {} offset={} length={}: {}", file_of(segment),
+                                segment.offset + start, chunk.size(), what));
+      };
+      if (!seal.written || seal.version != version()) {
+        fail(fmt::format("holds version {}, version {} was wanted",
+                         seal.written ? std::to_string(seal.version) : "none", version()));
+      }
+      if (XXH3_64bits(chunk.data(), chunk.size()) != seal.checksum) {
+        fail("checksum mismatch, the disk returned other bytes than were written; check the drive");
+      }
+      start += kChunk;
+    }
+  }
 };
 
 SwapSpace::SwapSpace(const SwapPlan& plan, std::span<const HostBytes> staging)
@@ -139,22 +220,18 @@ SwapSpace::~SwapSpace() {
   for (const auto& device : devices_) device->queue->cancel();
 }
 
-void SwapSpace::write(std::size_t extent, HostBytes data, std::uint64_t version) {
-  expects(data.size() == stripe_.extent_bytes(extent), "swap space: not the extent's size");
-  Transfers transfers(*this, aio::Direction::write, false);
-  // One by one: the device has work while the next checksum is computed.
-  for (const Run& run : stripe_.runs(extent)) {
-    seal(extent, run, data, version);
-    transfers.submit({&run, 1}, data);
-  }
-  transfers.finish("writeback", [](const Run&) {});
+std::unique_ptr<Transfer> SwapSpace::write(std::size_t extent, HostBytes data,
+                                           std::uint64_t version) {
+  auto writing = std::make_unique<Writing>(*this, extent, data, version);
+  writing->start();
+  return writing;
 }
 
-void SwapSpace::read(std::size_t extent, HostBytes data, std::uint64_t version, bool ahead) {
-  expects(data.size() == stripe_.extent_bytes(extent), "swap space: not the extent's size");
-  Transfers transfers(*this, aio::Direction::read, ahead);
-  transfers.submit(stripe_.runs(extent), data);
-  transfers.finish("fetch", [&](const Run& run) { verify(extent, run, data, version); });
+std::unique_ptr<Transfer> SwapSpace::read(std::size_t extent, HostBytes data, std::uint64_t version,
+                                          bool ahead) {
+  auto reading = std::make_unique<Reading>(*this, extent, data, version);
+  reading->start(ahead);
+  return reading;
 }
 
 std::vector<aio::QueueCounters> SwapSpace::counters() const {
@@ -164,35 +241,9 @@ std::vector<aio::QueueCounters> SwapSpace::counters() const {
   return found;
 }
 
-void SwapSpace::seal(std::size_t extent, const Run& run, HostBytes data, std::uint64_t version) {
-  std::size_t number = stripe_.first_chunk(extent) + run.start / kChunk;
-  const HostBytes bytes = part_of(data, run);
-  for (Bytes start = 0; start < bytes.size(); start += kChunk) {
-    const HostBytes chunk = chunk_of(bytes, start);
-    seals_[number++] = {XXH3_64bits(chunk.data(), chunk.size()), version, true};
-  }
-}
-
-void SwapSpace::verify(std::size_t extent, const Run& run, HostBytes data,
-                       std::uint64_t version) const {
-  std::size_t number = stripe_.first_chunk(extent) + run.start / kChunk;
-  const HostBytes bytes = part_of(data, run);
-  for (Bytes start = 0; start < bytes.size(); start += kChunk) {
-    const HostBytes chunk = chunk_of(bytes, start);
-    const Seal& seal = seals_[number++];
-    const auto fail = [&](const std::string& what) {
-      throw Error(ErrorCategory::state, fmt::format("fetch: read {} offset={} length={}: {}",
-                                                    devices_[run.path]->file.name(),
-                                                    run.offset + start, chunk.size(), what));
-    };
-    if (!seal.written || seal.version != version) {
-      fail(fmt::format("holds version {}, version {} was wanted",
-                       seal.written ? std::to_string(seal.version) : "none", version));
-    }
-    if (XXH3_64bits(chunk.data(), chunk.size()) != seal.checksum) {
-      fail("checksum mismatch, the disk returned other bytes than were written; check the drive");
-    }
-  }
+std::span<SwapSpace::Seal> SwapSpace::seals(std::size_t extent, const Segment& segment) {
+  const std::size_t first = stripe_.first_chunk(extent) + segment.start / kChunk;
+  return std::span(seals_).subspan(first, (segment.bytes + kChunk - 1) / kChunk);
 }
 
 }  // namespace ballast::state

@@ -8,6 +8,7 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/view.h"
+#include "ballast/state/store.h"
 #include "ballast/state/stripe.h"
 #include "ballast/state/swap_plan.h"
 
@@ -21,8 +22,8 @@ struct SwapDevice {
 
 /// Extents on fast disks: one preallocated, nameless file and one queue per path. Data is written
 /// in chunks; the XXH3 checksum and the version of every chunk stay in memory and are compared at
-/// each read, so a lost, torn, stale or flipped write cannot pass. Different extents may be used by
-/// different threads at once.
+/// each read, so a lost, torn, stale or flipped write cannot pass. Several transfers may be under
+/// way at a time, also of different threads, each of another extent.
 ///
 /// Blocks of the files are allocated when they are created and taken into use by the first write of
 /// each extent, which is always the whole of it: later writes only overwrite, so that they cannot
@@ -40,15 +41,18 @@ class SwapSpace {
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
-  /// Writes all of an extent (page-aligned, of its size) as `version`. Blocks. Throws Error(io)
-  /// after all its transfers have ended, but for those that the device has not answered for
-  /// abandon_seconds; what the extent holds is then unknown, and reading it fails.
-  void write(std::size_t extent, HostBytes data, std::uint64_t version);
+  /// Starts to write all of an extent (page-aligned `data` of its size) as `version`: computes the
+  /// checksum of one segment after the other and submits each at once. `data` must stay as it is
+  /// until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
+  /// reading the extent fails from then on. Throws Error(state) for another size.
+  [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
+                                                std::uint64_t version);
 
-  /// Reads what was written last. `ahead`: nobody waits for it yet (aio::Request). Throws Error(io)
-  /// for a failed transfer and Error(state) when a checksum or the version is not what was written,
-  /// likewise after all transfers have ended; `data` is of no use then.
-  void read(std::size_t extent, HostBytes data, std::uint64_t version, bool ahead = false);
+  /// Starts to read what was written last; no write of the extent may be under way. `ahead`: nobody
+  /// waits for it yet (aio::Request). Transfer::finish() throws Error(io) for a failed request and
+  /// Error(state) when a checksum or the version is not what was written; `data` is of no use then.
+  [[nodiscard]] std::unique_ptr<Transfer> read(std::size_t extent, HostBytes data,
+                                               std::uint64_t version, bool ahead = false);
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
   /// Per path, since the start.
@@ -62,10 +66,11 @@ class SwapSpace {
     std::uint64_t version = 0;
     bool written = false;
   };
-  class Transfers;
+  class ExtentTransfer;
+  class Reading;
+  class Writing;
 
-  void seal(std::size_t extent, const Run& run, HostBytes data, std::uint64_t version);
-  void verify(std::size_t extent, const Run& run, HostBytes data, std::uint64_t version) const;
+  [[nodiscard]] std::span<Seal> seals(std::size_t extent, const Segment& segment);
 
   Stripe stripe_;
   std::vector<std::unique_ptr<SwapDevice>> devices_;  ///< by path; addresses are registered

@@ -47,8 +47,8 @@ bool trains(const Plan& plan) {
   });
 }
 
-/// One run of the timeline and where its operations are in it.
-struct Run {
+/// One submitted plan of the timeline and where its operations are in it.
+struct Submission {
   static constexpr std::size_t kMissing = ~std::size_t{0};
 
   const Plan* plan = nullptr;
@@ -85,10 +85,10 @@ class TraceWriter {
  private:
   void collect_runs() {
     for (std::size_t i = 0; i < spans_.size(); ++i) {
-      Run& run = runs_[spans_[i].run];
+      Submission& run = runs_[spans_[i].run];
       if (run.plan == nullptr) {
         run.plan = spans_[i].plan;
-        run.span_of.assign(run.plan->operations.size(), Run::kMissing);
+        run.span_of.assign(run.plan->operations.size(), Submission::kMissing);
       }
       run.span_of[spans_[i].op] = i;
     }
@@ -118,10 +118,10 @@ class TraceWriter {
     }
   }
 
-  void add_arrow(const Run& from_run, OpId from, const Run& to_run, OpId to) {
+  void add_arrow(const Submission& from_run, OpId from, const Submission& to_run, OpId to) {
     const std::size_t start = from_run.span_of[from];
     const std::size_t end = to_run.span_of[to];
-    if (start == Run::kMissing || end == Run::kMissing) return;
+    if (start == Submission::kMissing || end == Submission::kMissing) return;
     ++arrows_;
     departures_[start].push_back(arrows_);
     arrivals_[end].push_back(arrows_);
@@ -166,7 +166,7 @@ class TraceWriter {
 
   void slice(const Span& span) {
     const Operation& operation = span.operation();
-    const Run& run = runs_.at(span.run);
+    const Submission& run = runs_.at(span.run);
     const std::int64_t start = nanoseconds(span.start);
     Json args = Json::object({{"block", operation.block},
                               {"block_name", workload_.blocks.at(operation.block).name},
@@ -212,7 +212,7 @@ class TraceWriter {
   const schedule::Workload& workload_;
   std::vector<Span> spans_;  ///< by start
   double origin_ = 0.0;      ///< start of the first span
-  std::map<std::uint64_t, Run> runs_;
+  std::map<std::uint64_t, Submission> runs_;
   std::vector<std::vector<std::uint64_t>> arrivals_;    ///< by span: arrows that end there
   std::vector<std::vector<std::uint64_t>> departures_;  ///< by span: arrows that start there
   std::uint64_t arrows_ = 0;

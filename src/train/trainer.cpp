@@ -16,6 +16,7 @@
 #include "ballast/memory/budget.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
+#include "ballast/planning/machine_rates.h"
 #include "ballast/planning/run_plan.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
@@ -64,9 +65,11 @@ void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec
 /// One run, from data to summary: all of it, or the part of one rank of several.
 class Trainer {
  public:
-  Trainer(planning::RunPlan plan, Observer& observer, const std::atomic<bool>* interrupted,
-          const TraceRequest& trace, comm::Ranks* ranks)
+  /// `asked`: the config before anything was decided, by which rates are kept.
+  Trainer(planning::RunPlan plan, const config::Config& asked, Observer& observer,
+          const std::atomic<bool>* interrupted, const TraceRequest& trace, comm::Ranks* ranks)
       : plan_(std::move(plan)),
+        asked_(asked),
         observer_(observer),
         trace_(trace),
         rank_(ranks == nullptr ? 0 : ranks->rank()),
@@ -85,6 +88,7 @@ class Trainer {
     make_directory(config_.ballast.out);
     if (first() && !trace_.file.empty()) check_trace_file(trace_.file);
     if (first()) observer_.planned(engine_.blueprint(), engine_.device().description());
+    prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     probe_gemm_peak();
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
@@ -114,6 +118,7 @@ class Trainer {
   void end_trace(std::uint64_t step) {
     if (trace_.file.empty() || step != std::min(trace_.steps, config_.ballast.steps)) return;
     engine_.finish();
+    settled_steps_ = 0;
     if (!first()) return;
     engine_.record(nullptr);
     trace_written_ = true;
@@ -151,11 +156,11 @@ class Trainer {
   }
 
   void start_engine() {
-    if (config_.model.weights.empty()) {
+    if (config_.initial_weights.empty()) {
       engine_.start();
       return;
     }
-    const SafetensorsReader file(config_.model.weights);
+    const SafetensorsReader file(config_.initial_weights);
     engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
       read_initial_weights(file, tensor, out);
     });
@@ -193,6 +198,7 @@ class Trainer {
     const auto now = Clock::now();
     StepMetrics metrics = measure(step, result, rate, seconds_between(last_step_end_, now));
     training_seconds_ += metrics.step_seconds;
+    note(metrics);
     last_loss_ = result.loss;
     end_trace(step);
     count_skips(step, result);
@@ -201,6 +207,7 @@ class Trainer {
     if (last || (every > 0 && step % every == 0)) {
       const auto start = Clock::now();
       metrics.eval_loss = evaluate();
+      settled_steps_ = 0;
       evaluation_seconds_ += seconds_between(start, Clock::now());
       probe_gemm_peak();
       held_out_loss_ = metrics.eval_loss;
@@ -219,10 +226,12 @@ class Trainer {
                        .eta_seconds = pace * left});
   }
 
-  /// Work and peak are both those of one rank.
-  [[nodiscard]] double gemm_share(double step_seconds) const {
+  /// Work and peak are both those of one rank. A step that outruns the probes is the peak.
+  [[nodiscard]] double gemm_share(double step_seconds) {
     if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
-    return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
+    const double rate = engine_.blueprint().flops_per_step() / step_seconds;
+    gemm_peak_ = std::max(gemm_peak_, rate);
+    return rate / gemm_peak_;
   }
 
   StepMetrics measure(std::uint64_t step, const engine::StepResult& result, double rate,
@@ -252,6 +261,20 @@ class Trainer {
     metrics.nvme_bytes_written = totals.nvme_bytes_written();
     before_ = totals;
     return metrics;
+  }
+
+  /// Keeps what the step took for the comparison with the prediction. The pipeline fills up in the
+  /// first steps, and again when the run has waited for its updates.
+  void note(const StepMetrics& metrics) {
+    constexpr std::uint64_t kUnsettled = 2;
+    constexpr std::size_t kMost = 1000;
+    if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
+    planning::MeasuredStep step = {.seconds = metrics.step_seconds};
+    for (const schedule::Lane lane : schedule::kLanes) {
+      step.busy_seconds[static_cast<std::size_t>(lane)] =
+          metrics.busy_seconds.at(std::string(to_string(lane)));
+    }
+    steps_.push_back(step);
   }
 
   void count_skips(std::uint64_t step, const engine::StepResult& result) {
@@ -312,12 +335,19 @@ class Trainer {
         steps * static_cast<double>(engine_.blueprint().workload.tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
     const double seconds = seconds_between(started_, Clock::now());
+    const auto typical = planning::typical_step(steps_);
+    const double mean_seconds = training_seconds_ / std::max(steps, 1.0);
+    std::optional<double> predicted;
+    if (prediction_) predicted = prediction_->step_seconds();
     observer_.finished({.blueprint = engine_.blueprint(),
                         .steps = config_.ballast.steps,
                         .skipped = skipped_,
                         .seconds = seconds,
                         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
-                        .gemm_share = gemm_share(training_seconds_ / std::max(steps, 1.0)),
+                        .gemm_share = gemm_share(mean_seconds),
+                        .predicted_seconds = predicted,
+                        .step_seconds = typical ? typical->seconds : mean_seconds,
+                        .corrected_rates = prediction_ && typical && prediction_->correct(*typical),
                         .last_loss = last_loss_,
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
@@ -328,6 +358,7 @@ class Trainer {
 
   planning::RunPlan plan_;  ///< its blueprint is with the engine
   const config::Config& config_ = plan_.decision.config;
+  const config::Config& asked_;
   Observer& observer_;
   const TraceRequest& trace_;
   schedule::Timeline timeline_;  ///< of the steps to trace
@@ -345,6 +376,9 @@ class Trainer {
   Clock::time_point last_step_end_;
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
+  std::optional<planning::RunPrediction> prediction_;
+  std::vector<planning::MeasuredStep> steps_;
+  std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
   double last_loss_ = 0.0;
   std::optional<double> held_out_loss_;
   std::uint64_t skipped_ = 0;
@@ -360,8 +394,9 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   planning::RunPlan plan = planning::plan_run(config, ranks);
   std::optional<Trainer> trainer;
-  comm::together(ranks,
-                 [&] { trainer.emplace(std::move(plan), observer, interrupted, trace, ranks); });
+  comm::together(ranks, [&] {
+    trainer.emplace(std::move(plan), config, observer, interrupted, trace, ranks);
+  });
   comm::together(ranks, [&] { trainer->prepare(); });
   trainer->run();
 }

@@ -1,22 +1,22 @@
 #include "ballast/update/device_update.h"
 
 #include "ballast/core/error.h"
+#include "ballast/device/host_stream.h"
 
 #include "src/update/factories.h"
 
 namespace ballast::update {
 namespace {
 
-/// Works in the calling thread, with the threads of the updater, and not in that of the stream:
-/// there is one team of threads for updates on the host and on the device.
+/// Works with the threads of the updater, not with those of the stream: there is one team of
+/// threads for updates on the host and on the device.
 class HostUpdate final : public DeviceUpdate {
  public:
   explicit HostUpdate(const cpu_adam::Updater& updater) : updater_(updater) {}
 
   void step(device::Stream& stream, const cpu_adam::Hyper& hyper,
             const cpu_adam::Shard& shard) override {
-    stream.synchronize();
-    updater_.step(hyper, shard);
+    device::as_host(stream).enqueue([this, hyper, shard] { updater_.step(hyper, shard); });
   }
 
  private:

@@ -96,12 +96,12 @@ TEST_P(AioFaults, AFailedBlockFailsItsRequestOnceAndNoOther) {
       const bool hit = block.direction == Direction::write && block.offset == 320 * kKiB;
       return Fault{.error_number = hit ? error_number : 0, .held_back = hit ? 2U : 0U};
     });
-    int released = 0;
+    int returned = 0;
     const Ticket bad =
-        queue->submit({Direction::write, &file, 64 * kKiB, Lease(bytes, [&] { ++released; })});
-    const Ticket good = queue->submit({Direction::write, &file, 960 * kKiB, Lease(other)});
+        queue->submit({Direction::write, &file, 64 * kKiB, bytes, false, [&] { ++returned; }});
+    const Ticket good = queue->submit({Direction::write, &file, 960 * kKiB, other});
     const Completion completion = queue->wait(bad);
-    EXPECT_EQ(released, 1);
+    EXPECT_EQ(returned, 1);
     EXPECT_EQ(completion.error_number, error_number);
     EXPECT_EQ(completion.offset, 64 * kKiB);
     EXPECT_EQ(completion.length, 512 * kKiB);
@@ -111,7 +111,7 @@ TEST_P(AioFaults, AFailedBlockFailsItsRequestOnceAndNoOther) {
                   " offset=65536 length=524288: " + std::strerror(error_number));
     EXPECT_THROW((void)queue->wait(bad), Error);
     EXPECT_TRUE(queue->wait(good).ok());
-    EXPECT_EQ(released, 1);
+    EXPECT_EQ(returned, 1);
   }
 }
 
@@ -136,14 +136,14 @@ TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
   const File& file = this->file(16 * kPage);
   const HostBytes bytes = memory(2 * kPage);
   const HostBytes other = memory(2 * kPage);
-  std::atomic<int> released = 0;
+  std::atomic<int> returned = 0;
   {
     QueueOptions options = this->options(kPage, 4);
     options.stall_seconds = 0.05;
     options.abandon_seconds = 0.2;
     const auto queue = spoiled_queue(options, FaultPlan("hang:on=write:times=1"));
     const Ticket hung =
-        queue->submit({Direction::write, &file, 0, Lease(bytes, [&] { ++released; })});
+        queue->submit({Direction::write, &file, 0, bytes, false, [&] { ++returned; }});
     EXPECT_TRUE(transfer(*queue, Direction::read, file, 0, other).ok());
     const Completion completion = queue->wait(hung);
     EXPECT_EQ(completion.error_number, ETIMEDOUT);
@@ -151,7 +151,7 @@ TEST_P(AioFaults, ADeviceThatHangsIsGivenUpAndTheQueueDestroyed) {
     EXPECT_NE(message_of(completion).find("no answer from the device"), std::string::npos);
     EXPECT_TRUE(transfer(*queue, Direction::write, file, 8 * kPage, other).ok());
   }
-  EXPECT_EQ(released, 0);
+  EXPECT_EQ(returned, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, AioFaults, testing::ValuesIn(bare_variants()), name_of);

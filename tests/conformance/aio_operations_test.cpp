@@ -51,7 +51,7 @@ class Operations {
     slot.direction = random_() % 2 == 0 ? Direction::read : Direction::write;
     slot.first = first;
     slot.count = count;
-    slot.leases_ended = 0;
+    slot.returned = 0;
     std::fill_n(owner_.begin() + static_cast<std::ptrdiff_t>(first), count, index);
     const HostBytes bytes = slot.memory.first(count * granule_);
     if (slot.direction == Direction::write) {
@@ -61,8 +61,8 @@ class Operations {
     } else {
       read_ += bytes.size();
     }
-    batch_.push_back({slot.direction, &file_, first * granule_,
-                      Lease(bytes, [&slot] { ++slot.leases_ended; }), random_() % 4 == 0});
+    batch_.push_back({slot.direction, &file_, first * granule_, bytes, random_() % 4 == 0,
+                      [&slot] { ++slot.returned; }});
     in_batch_.push_back(index);
     if (batch_.size() >= span_) submit();
   }
@@ -83,7 +83,7 @@ class Operations {
     std::size_t count = 0;
     HostBytes memory;
     Ticket ticket;
-    int leases_ended = 0;  // no atomic: wait() must order the threads
+    int returned = 0;  // no atomic: wait() must order the threads
   };
 
   void submit() {
@@ -112,7 +112,7 @@ class Operations {
     std::fill_n(owner_.begin() + static_cast<std::ptrdiff_t>(slot.first), slot.count, kNobody);
     free_.push_back(index);
     EXPECT_TRUE(completion.ok()) << completion.error_number;
-    EXPECT_EQ(slot.leases_ended, 1);
+    EXPECT_EQ(slot.returned, 1);
     if (slot.direction == Direction::write) return;
     const std::span<std::byte> expected = in_model(slot);
     EXPECT_EQ(std::memcmp(slot.memory.data(), expected.data(), expected.size()), 0)

@@ -139,7 +139,7 @@ class AioQueue : public testing::TestWithParam<Variant> {
 
 inline Completion transfer(Queue& queue, Direction direction, const File& file, Bytes offset,
                            HostBytes bytes) {
-  return queue.wait(queue.submit({direction, &file, offset, Lease(bytes)}));
+  return queue.wait(queue.submit({direction, &file, offset, bytes}));
 }
 
 inline bool equal(HostBytes a, HostBytes b) {

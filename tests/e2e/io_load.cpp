@@ -20,7 +20,7 @@ void load(const char* directory, const QueueOptions& options, std::size_t operat
   for (const Direction direction : {Direction::write, Direction::read}) {
     std::vector<Request> requests;
     for (std::size_t i = 0; i < operations; ++i) {
-      requests.push_back({direction, &file, i * kPage, Lease(memory.view(i * kPage, kPage))});
+      requests.push_back({direction, &file, i * kPage, memory.view(i * kPage, kPage)});
     }
     for (const Ticket ticket : queue->submit(std::span<Request>(requests))) {
       queue->wait(ticket).check("load");

@@ -1,3 +1,5 @@
+#include "ballast/model/attention.h"
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -8,7 +10,6 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/model/attention_trial.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -18,14 +19,14 @@
 namespace ballast::tools {
 namespace {
 
-using model::AttentionExtents;
 using model::AttentionPass;
+using model::AttentionShape;
 using model::AttentionTrial;
 
 struct BenchAttentionArguments {
   std::string device = "cuda";
-  AttentionExtents extents = {
-      .sequences = 4, .length = 2048, .heads = 32, .kv_heads = 8, .head_size = 128};
+  AttentionShape extents = {
+      .sequences = 4, .length = 2048, .heads = 32, .kv_heads = 8, .head_dim = 128};
   std::uint64_t repeats = 15;
   double seconds = 1.0;
   bool json = false;
@@ -95,9 +96,9 @@ double ratio(const std::vector<Row>& rows, const Row& row) {
 }
 
 void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& arguments) {
-  const AttentionExtents& e = arguments.extents;
+  const AttentionShape& e = arguments.extents;
   fmt::print("bf16, causal: {} sequences of {}, {} heads ({} of keys) of {}\n", e.sequences,
-             e.length, e.heads, e.kv_heads, e.head_size);
+             e.length, e.heads, e.kv_heads, e.head_dim);
   fmt::print(
       "FLOP: half of 4 (forward) or 10 (backward) x sequences x heads x length^2 x head\n\n");
   fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "by", "rounds", "ms", "TFLOP/s",
@@ -109,7 +110,7 @@ void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& ar
   }
 }
 
-text::Json json_of(const std::vector<Row>& rows, const AttentionExtents& e) {
+text::Json json_of(const std::vector<Row>& rows, const AttentionShape& e) {
   text::Json json = text::Json::array();
   for (const Row& row : rows) {
     json.push_back(text::Json::object(
@@ -119,7 +120,7 @@ text::Json json_of(const std::vector<Row>& rows, const AttentionExtents& e) {
          {"length", e.length},
          {"heads", e.heads},
          {"kv_heads", e.kv_heads},
-         {"head_size", e.head_size},
+         {"head_size", e.head_dim},
          {"repeats", row.seconds.size()},
          {"median_seconds", row.median()},
          {"tflop_per_second", attention_flops(e, row.pass) / row.median() * 1e-12},
@@ -171,7 +172,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   count("--micro-batch", a.extents.sequences, "Sequences");
   count("--heads", a.extents.heads, "Heads of queries");
   count("--kv-heads", a.extents.kv_heads, "Heads of keys and values; divides --heads");
-  count("--head-size", a.extents.head_size, "Values of a head: a multiple of 8, at most 256");
+  count("--head-size", a.extents.head_dim, "Values of a head: a multiple of 8, at most 256");
   command->add_option("--repeats", a.repeats, "Measured rounds of all passes, at least")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

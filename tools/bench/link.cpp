@@ -172,7 +172,8 @@ std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   return count;
 }
 
-/// Copies through the device and plain ones take turns, and turns in who begins.
+/// Copies through the device between plain ones: the better of the two is the ceiling, since what
+/// disturbs one of them is none.
 LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
                    const BenchLinkArguments& arguments) {
   const CopyWay way = subject.way;
@@ -184,15 +185,13 @@ LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
   double total = 0.0;
   while (shares.size() < arguments.repeats || total < arguments.seconds) {
     if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
-    const auto measure_own = [&] {
-      own.push_back(seconds_of([&] { link.run(way, subject.copies); }));
-    };
-    const bool first = shares.size() % 2 == 0;
-    if (first) measure_own();
-    ceiling.push_back(seconds_of([&] { plain.run(way, subject.copies); }));
-    if (!first) measure_own();
+    const auto measure_plain = [&] { return seconds_of([&] { plain.run(way, subject.copies); }); };
+    const double before = measure_plain();
+    own.push_back(seconds_of([&] { link.run(way, subject.copies); }));
+    const double after = measure_plain();
+    ceiling.push_back(std::min(before, after));
     shares.push_back(ceiling.back() / own.back());
-    total += own.back() + ceiling.back();
+    total += before + own.back() + after;
   }
   subject.rounds = shares.size();
   subject.seconds = quantile(own, 0.5);

@@ -114,7 +114,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
 
 Outcome measure(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  outcome.rates = planning::calibrate(config, planning::make_architecture(config));
+  outcome.rates = planning::calibrate(config, model::build_architecture(config.model));
   train(config, steps, outcome);
   return outcome;
 }
@@ -122,7 +122,8 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
 /// The same for what is left open of `config`, decided with the rates of this machine.
 Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  planning::PlanRequest request = {.config = config, .model = planning::make_architecture(config)};
+  planning::PlanRequest request = {.config = config,
+                                   .model = model::build_architecture(config.model)};
   outcome.rates = request.rates = planning::calibrate(config, request.model);
   request.budgets = planning::budgets_of(config, request.rates);
   train(planning::decide(request).config, steps, outcome);

@@ -38,15 +38,16 @@ IoProducer::IoProducer(const IoLoad& load, IoRegion& region, std::string task,
       stop_(stop),
       blocks_(region.file().size() / load.block),
       batch_(batch_for(load.depth)),
-      pool_(std::min<std::uint64_t>(load.depth, blocks_), load.block, "buffers of " + task_),
-      slots_(pool_.count()),
+      slots_(std::min<std::uint64_t>(load.depth, blocks_)),
+      buffers_(slots_.size() * round_up(load.block, kPage), "buffers of " + task_),
       busy_(static_cast<std::size_t>(blocks_), false) {
-  for (Slot& slot : slots_) {
-    slot.memory = pool_.acquire();
-    region_.content().fill(slot.memory.bytes(), 0);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    slot.memory = buffers_.bytes().subspan(i * round_up(load.block, kPage), load.block);
+    region_.content().fill(slot.memory, 0);
     free_.push_back(&slot);
   }
-  queue_ = aio::make_queue(queue_options(load_), {{&region_.file()}, {pool_.memory()}});
+  queue_ = aio::make_queue(queue_options(load_), {{&region_.file()}, {buffers_.bytes()}});
 }
 
 bool IoProducer::stopped() const {
@@ -108,14 +109,14 @@ bool IoProducer::next_block(Slot& slot) {
 }
 
 void IoProducer::prepare(Slot& slot) {
-  const HostBytes bytes = slot.memory.bytes();
+  const HostBytes bytes = slot.memory;
   const Bytes offset = slot.block * load_.block;
   if (load_.check && slot.direction == aio::Direction::write) {
     region_.content().fill_next(bytes, offset);
   }
   slot.returned.store(false, std::memory_order_relaxed);
   const auto mark = [&slot] { slot.returned.store(true, std::memory_order_release); };
-  requests_.push_back({slot.direction, &region_.file(), offset, Lease(bytes, mark)});
+  requests_.push_back({slot.direction, &region_.file(), offset, bytes, false, mark});
   submitted_.push_back(&slot);
 }
 
@@ -142,8 +143,7 @@ void IoProducer::complete(Slot& slot) {
   if (slot.direction == aio::Direction::write) return;
   slot.read_back = load_.pattern == IoPattern::mixed;
   if (!load_.check) return;
-  const std::string mistake =
-      region_.content().mistake(slot.memory.bytes(), slot.block * load_.block);
+  const std::string mistake = region_.content().mistake(slot.memory, slot.block * load_.block);
   if (mistake.empty()) return;
   throw Error(ErrorCategory::io, fmt::format("{}: {}: {}", task_, region_.file().name(), mistake));
 }

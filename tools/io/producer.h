@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ballast/aio/buffer_pool.h"
 #include "ballast/aio/queue.h"
+#include "ballast/core/mapping.h"
 
 #include "tools/io/load.h"
 
@@ -34,12 +34,12 @@ class IoProducer {
  private:
   /// A buffer and the request that it is in.
   struct Slot {
-    Lease memory;
+    HostBytes memory;
     aio::Ticket ticket;
     std::uint64_t block = 0;
     aio::Direction direction = aio::Direction::read;
     bool read_back = false;              ///< holds a block that is to be written back
-    std::atomic<bool> returned = false;  ///< by the owner thread, with the lease
+    std::atomic<bool> returned = false;  ///< by the queue's thread
   };
 
   [[nodiscard]] bool stopped() const;
@@ -58,8 +58,8 @@ class IoProducer {
   const std::uint64_t blocks_;  ///< of the region
   const std::size_t batch_;
 
-  aio::BufferPool pool_;
   std::vector<Slot> slots_;
+  Mapping buffers_;  ///< one of whole pages for each slot
   std::vector<Slot*> free_;
   std::vector<Slot*> outstanding_;  ///< oldest first
   std::vector<bool> busy_;          ///< blocks that are in a request

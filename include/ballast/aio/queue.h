@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -8,22 +9,28 @@
 #include <vector>
 
 #include "ballast/aio/file.h"
-#include "ballast/core/lease.h"
+#include "ballast/core/view.h"
 
 namespace ballast::aio {
 
 enum class Direction : std::uint8_t { read, write };
 
-/// One transfer between `lease` and [offset, offset + lease.bytes().size()) of `file`. Any length;
-/// the queue splits it into blocks. `file` must outlive the completion.
+/// One transfer between `memory` and [offset, offset + memory.size()) of `file`. Any length; the
+/// queue splits it into blocks. `file` must outlive the completion. The caller owns `memory`: it
+/// must stay valid, and must not be used otherwise, until the request has ended. After ETIMEDOUT
+/// the device may still use it, until `returned` is called.
 struct Request {
   Direction direction = Direction::read;
   const File* file = nullptr;
   Bytes offset = 0;
-  Lease lease;
+  HostBytes memory;
   /// A read that nobody waits for yet: started after the reads that somebody does, before writes.
   /// wait() lifts it.
   bool ahead = false;
+  /// Called once, on the queue's own thread, when no block of the request uses `memory` any more
+  /// and before wait() returns; later after ETIMEDOUT, never for blocks that do not come back. May
+  /// submit, must not wait. What it captures lives as long: so a request can own its memory.
+  std::function<void()> returned;
 };
 
 /// Names a submitted request; good for one wait().
@@ -73,9 +80,8 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  /// Takes the request and its lease; never blocks on I/O. The lease ends when the transfer is
-  /// finished, before wait() returns. Throws Error(state) when offset, length or address break
-  /// file.alignment(), or the range lies outside the file.
+  /// Takes the request; never blocks on I/O. Throws Error(state) when offset, length or address
+  /// break file.alignment(), or the range lies outside the file.
   [[nodiscard]] virtual Ticket submit(Request request) = 0;
   /// All of them at once, for less; tickets in the same order. All or none: throws before any is
   /// taken.

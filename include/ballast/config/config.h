@@ -7,30 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/tier.h"
 #include "ballast/core/units.h"
+#include "ballast/model/architecture.h"
 
 namespace ballast::config {
 
 /// A tier named in the config, or "auto": the planner decides block by block.
 using TierChoice = std::optional<Tier>;
-
-/// `model`: what to train. Counts are those of Hugging Face configs.
-struct ModelSection {
-  std::string family = "gpt2";  ///< gpt2 or llama
-  std::uint64_t vocab_size = 256;
-  std::uint64_t hidden_size = 0;
-  std::uint64_t num_layers = 0;
-  std::uint64_t num_heads = 0;
-  std::uint64_t num_kv_heads = 0;       ///< 0: num_heads
-  std::uint64_t intermediate_size = 0;  ///< 0: 4 x hidden (gpt2), 8/3 x hidden up to 64 (llama)
-  std::uint64_t max_sequence = 0;       ///< 0: data.sequence_length
-  double norm_epsilon = 1e-5;
-  double rope_theta = 10000.0;
-  std::optional<bool> tie_embeddings;  ///< unset: true for gpt2, false for llama
-  double init_stddev = 0.02;
-  std::filesystem::path weights;  ///< safetensors file with initial weights; empty: random
-};
 
 /// `data`: what to train it on. Exactly one of text and tokens.
 struct DataSection {
@@ -177,14 +162,15 @@ struct BallastSection {
 
 /// The whole effective configuration. Paths are absolute.
 struct Config {
-  ModelSection model;
+  model::ModelConfig model;               ///< complete
+  std::filesystem::path initial_weights;  ///< model.weights, a safetensors file; empty: random
   DataSection data;
   OptimizerSection optimizer;
   SchedulerSection scheduler;
   BatchSection batch;
   ZeroSection zero;
   AioSection aio;
-  bool bf16 = true;
+  DType type = DType::bf16;  ///< of weights, activations and packed gradients: bf16.enabled, or f32
   double gradient_clipping = 1.0;  ///< 0: no clipping
   std::uint64_t steps_per_print = 1;
   BallastSection ballast;

@@ -3,20 +3,21 @@
 #include <bit>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "ballast/core/units.h"
 
 namespace ballast {
 
 /// Element types of stored tensors. The names are those of configs and checkpoints.
-enum class DType : std::uint8_t { f32, bf16, f16, u16 };
+enum class DType : std::uint8_t { f32, bf16, f16 };
 
 /// Bytes of one element.
 constexpr Bytes size_of(DType type) {
   return type == DType::f32 ? 4 : 2;
 }
 
-/// "f32", "bf16", "f16", "u16".
+/// "f32", "bf16", "f16".
 std::string_view to_string(DType type) noexcept;
 
 /// The upper half of an IEEE binary32. A plain bit pattern: arithmetic happens in float.
@@ -79,6 +80,48 @@ constexpr F16 to_f16(float value) {
   }
   const std::uint32_t rounded = magnitude + 0xfffU + ((magnitude >> 13) & 1U);
   return pack((rounded - 0x38000000U) >> 13);
+}
+
+/// The DType of a C++ type; does not compile for a type that has none.
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> : std::integral_constant<DType, DType::f32> {};
+template <>
+struct DTypeOf<Bf16> : std::integral_constant<DType, DType::bf16> {};
+template <>
+struct DTypeOf<F16> : std::integral_constant<DType, DType::f16> {};
+template <class T>
+inline constexpr DType kTypeOf = DTypeOf<T>::value;
+
+/// `value` rounded to T, which has a DType: to nearest, ties to even.
+template <class T>
+constexpr T from_float(float value) {
+  if constexpr (kTypeOf<T> == DType::bf16) {
+    return to_bf16(value);
+  } else if constexpr (kTypeOf<T> == DType::f16) {
+    return to_f16(value);
+  } else {
+    return value;
+  }
+}
+
+/// Throws Error(config): models are not trained in `type`.
+[[noreturn]] void refuse_training_type(DType type);
+
+/// work(T{}) with the C++ type of a training type: float or Bf16. Throws Error(config) for another
+/// type.
+template <class Work>
+auto with_training_type(DType type, const Work& work) {
+  switch (type) {
+    case DType::f32:
+      return work(float{});
+    case DType::bf16:
+      return work(Bf16{});
+    case DType::f16:
+      break;
+  }
+  refuse_training_type(type);
 }
 
 /// An fp32 master weight as the bf16 weight that is uploaded plus a 16-bit remainder.

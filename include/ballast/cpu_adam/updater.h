@@ -33,6 +33,17 @@ struct GradientStats {
   std::uint64_t non_finite = 0;
 };
 
+/// A way to load and store what an update does; which one is the fastest depends on the processor.
+struct TouchWay {
+  Elems stretch = kCacheLine;  ///< elements of an array before the next one's: a multiple of this
+  bool prefetches = true;      ///< asks for lines as far ahead as the update does
+  bool streams = false;        ///< stores past the caches, where instruction set and array allow it
+  friend bool operator==(const TouchWay&, const TouchWay&) = default;
+};
+
+/// All that are worth a try, the update's own way first.
+const std::vector<TouchWay>& touch_ways();
+
 /// Runs updates on a bounded number of threads. The result does not depend on the instruction set,
 /// the number of threads, the order of chunks or how a range is cut into shards (with Codes: at
 /// multiples of Codes::kBlock): bit for bit. Calls on one object must not overlap.
@@ -49,11 +60,11 @@ class Updater {
   /// Codes::kBlock with Codes.
   void step(const Hyper& hyper, const Shard& shard) const;
 
-  /// Loads and stores every cache line that step() would, in the same way, and computes nothing:
-  /// the ceiling of step(). Nothing changes but a copy of the weights, which becomes zero. Elements
-  /// behind the last whole multiple of Codes::kBlock are left out, and so are the shared exponents
-  /// of Codes.
-  void touch(Optimizer optimizer, const Shard& shard) const;
+  /// Loads and stores every cache line that step() would and computes nothing: in the fastest of
+  /// touch_ways() the ceiling of step(). Nothing changes but a copy of the weights, which becomes
+  /// zero. Elements behind the last whole multiple of Codes::kBlock are left out, and so are the
+  /// shared exponents of Codes.
+  void touch(Optimizer optimizer, const Shard& shard, const TouchWay& way = {}) const;
 
   /// Sums in double, in an order that depends on nothing but `size`.
   [[nodiscard]] GradientStats gradient_stats(const Gradient& gradient, Elems size) const;

@@ -54,4 +54,7 @@ class HostStream final : public Stream {
   std::thread thread_;
 };
 
+/// `stream` as one of the host device. Throws Error(state) for another device's.
+HostStream& as_host(Stream& stream);
+
 }  // namespace ballast::device

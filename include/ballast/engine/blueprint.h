@@ -47,7 +47,7 @@ struct Blueprint {
 /// weight ranks, coded gathers). `kernels` is the memory that the device's kernels need; blocks of
 /// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
 /// Placement, schedule and ledger stay as they are.
-void size_workload(Blueprint& blueprint, model::KernelMemory kernels,
+void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches = 1,
                    std::uint64_t persistence_threshold = 0);
 

@@ -28,7 +28,7 @@ struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
   int compute_threads = 0;      ///< host device: threads of a kernel; 0: all CPUs
   double link_gbps = 0.0;       ///< host device: copies take bytes / link_gbps GB/s; 0: not slowed
-  model::AttentionBy attention = model::AttentionBy::best;
+  model::AttentionBackend attention = model::AttentionBackend::best;
   cpu_adam::UpdaterOptions update;
   /// Of the optimizer that the blueprint names. The engine sets optimizer, learning rate, step and
   /// gradient scale of each update itself.

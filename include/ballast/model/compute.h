@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/view.h"
@@ -17,6 +18,15 @@ struct MicroBatchShape {
   std::uint64_t sequences = 1;
   std::uint64_t length = 1;
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
+};
+
+/// Device memory that kernels need besides weights, activations and gradients.
+struct KernelMemory {
+  /// For the intermediates of the largest block, recompute included; linear in sequence length.
+  Bytes workspace = 0;
+  /// By block: the intermediates of one micro-batch, where they are kept; whole pages. 0 for blocks
+  /// that are not layers.
+  std::vector<Bytes> intermediates;
 };
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
@@ -37,12 +47,8 @@ class Compute {
 
   /// Bytes of one activation [N, H].
   [[nodiscard]] virtual Bytes activation_bytes() const = 0;
-  /// Bytes that set_workspace() needs: the intermediates of the largest block, recompute included;
-  /// linear in sequence length.
-  [[nodiscard]] virtual Bytes workspace_bytes() const = 0;
-  /// Bytes of the intermediates of one layer and micro-batch, where they are kept; whole pages.
-  [[nodiscard]] virtual Bytes intermediate_bytes() const = 0;
-  /// The device memory for intermediates, at least workspace_bytes(). Before any other call.
+  [[nodiscard]] virtual const KernelMemory& memory() const = 0;
+  /// The device memory to work in, at least memory().workspace. Before any other call.
   virtual void set_workspace(DeviceBytes workspace) = 0;
 
   /// Block 0: out = token embedding (+ position embedding).
@@ -53,8 +59,8 @@ class Compute {
                                   ConstDeviceBytes dy, DeviceView<float> gradient) = 0;
 
   /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: device memory of
-  /// at least intermediate_bytes() for what layer_backward() would have to compute again, aligned
-  /// to pages; empty: nothing is kept.
+  /// at least memory().intermediates[block] for what layer_backward() would have to compute again,
+  /// aligned to pages; empty: nothing is kept.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                              ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) = 0;
   /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
@@ -103,31 +109,25 @@ class Compute {
                               DeviceBytes weights) = 0;
 };
 
-/// What attends on the CUDA device: our own kernels, or in bf16 cuDNN in the forward pass. Equal
-/// bits only by the same one.
-enum class AttentionBy {
-  best,   ///< cuDNN where it can be had
+/// Who computes attention on the CUDA device: our own kernels, or in bf16 cuDNN in the forward
+/// pass. Only the same one gives the same bits.
+enum class AttentionBackend {
+  best,   ///< cuDNN where it is available
   own,    ///< our own kernels
   cudnn,  ///< cuDNN, else Error
 };
-/// What ballast.attention calls "auto", "own" and "cudnn".
-AttentionBy parse_attention_by(std::string_view name);
+/// Reads ballast.attention: "auto" (best), "own" or "cudnn".
+AttentionBackend parse_attention_backend(std::string_view name);
 
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
 /// device's kind has no kernels. The host device has its own attention.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape,
-                                      AttentionBy attention_by = AttentionBy::best);
+                                      AttentionBackend backend = AttentionBackend::best);
 
-/// Device memory that kernels need: Compute::workspace_bytes() and intermediate_bytes().
-struct KernelMemory {
-  Bytes workspace = 0;
-  Bytes intermediates = 0;
-};
-
-/// What a Compute of a device of that kind will need: asked of the same kernels without a device or
-/// any of its memory. `compute_threads` as in device::DeviceOptions. Throws like make_compute().
+/// Compute::memory() on a device of that kind, from the same kernels without a device or any of its
+/// memory. `compute_threads` as in device::DeviceOptions. Throws like make_compute().
 KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
                            std::string_view device_kind, int compute_threads = 0);
 

@@ -14,9 +14,6 @@
 // What a config says, in the terms of the engine.
 namespace ballast::planning {
 
-/// The model that `config` describes. Throws Error(config).
-model::Architecture make_architecture(const config::Config& config);
-
 /// `wanted` with each 0 in it filled in: from `available` bytes of this machine's memory, and from
 /// that of the device that `config` names, where it has its own (memory::resolve_budgets).
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
@@ -28,7 +25,7 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wa
 /// last ones first. `kernels`: memory that the device's kernels need. Throws Error(memory) naming
 /// the tier and the largest line when it does not fit, Error(config) for a wrong placement rule.
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
-                                 const memory::Budgets& budgets, model::KernelMemory kernels,
+                                 const memory::Budgets& budgets, const model::KernelMemory& kernels,
                                  std::uint32_t world = 1, std::uint32_t rank = 0);
 
 /// The same with the budgets and kernels of this machine, for one of `ranks` (nullptr: one alone).

@@ -15,7 +15,7 @@ namespace ballast::schedule {
 
 /// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
 /// the next operation waited for its inputs. Enqueueing: what a queued lane's thread needed to hand
-/// operations to the device, most of it under the operation before.
+/// operations to the device or the disks, most of it under the operation before.
 struct LaneTotals {
   std::array<double, kLaneCount> busy_seconds{};
   std::array<double, kLaneCount> stalled_seconds{};
@@ -23,9 +23,9 @@ struct LaneTotals {
   std::array<Bytes, kLaneCount> bytes{};
 };
 
-/// Does something about one operation of run `run`; throws Error on failure. Called from several
-/// threads, for one operation per lane at a time.
-using Handler = std::function<void(const Operation& operation, std::uint64_t run)>;
+/// Does something about one operation of the plan that was submitted as number `submission`; throws
+/// Error on failure. Called from several threads, for one operation per lane at a time.
+using Handler = std::function<void(const Operation& operation, std::uint64_t submission)>;
 
 /// Most operations of a lane that are enqueued and not over: one runs, the next is there when it
 /// ends. More would have to be waited for after an interrupt.
@@ -33,9 +33,9 @@ inline constexpr std::size_t kMostEnqueued = 2;
 
 struct ExecutorOptions {
   /// Where it is set, the handler of the executor only enqueues operations of queued lanes
-  /// (is_queued), behind those it enqueued for the lane before, and this returns when one of them
-  /// is over, in the same order. So the device goes from one operation to the next without the
-  /// host.
+  /// (is_queued) on their stream, or submits their requests to the disks; this returns when one of
+  /// them is over, called in the order in which they were started. So device and disks go from one
+  /// operation to the next without the host.
   Handler finish = nullptr;
   /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
   bool serial = false;
@@ -64,13 +64,13 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Queues a run of `plan` (which must outlive the executor) as number `run`, above all before.
-  /// Any plan of the schedule may follow any other: what orders their operations is seam(). Waits
-  /// until the last run but one is finished. Throws what an operation threw, with the operation
-  /// named; the executor runs nothing more after that.
-  void submit(const Plan& plan, std::uint64_t run);
+  /// Queues `plan` (which must outlive the executor) as submission number `number`, above all
+  /// before. Any plan of the schedule may follow any other: what orders their operations is seam().
+  /// Waits until the last submission but one is finished. Throws what an operation threw, with the
+  /// operation named; the executor runs nothing more after that.
+  void submit(const Plan& plan, std::uint64_t number);
 
-  /// Blocks until operation `id` of the last submitted run is finished. Throws like submit().
+  /// Blocks until operation `id` of the last submission is finished. Throws like submit().
   void wait(OpId id);
 
   /// Blocks until everything submitted is finished. Throws like submit().

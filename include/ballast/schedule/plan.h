@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +14,7 @@
 
 namespace ballast::schedule {
 
-/// A resource that runs one operation at a time, in plan order. Each carries its stage's name.
+/// A resource that starts operations one by one, in plan order. Each carries its stage's name.
 enum class Lane : std::uint8_t {
   compute,
   upload,
@@ -32,13 +33,37 @@ inline constexpr std::array<Lane, kLaneCount> kLanes = {
 
 std::string_view to_string(Lane lane) noexcept;
 
-/// Whether the device may queue operations of the lane: each is work on one stream and nothing
-/// else, so one may be enqueued behind those of its lane that it follows before they are over.
-constexpr bool is_queued(Lane lane) noexcept {
-  return lane == Lane::compute || lane == Lane::upload || lane == Lane::offload;
+/// How a lane runs its operations.
+enum class Mode : std::uint8_t {
+  one_at_a_time,  ///< the lane's thread performs each to its end
+  streamed,       ///< enqueued on a stream of the device, which runs them in that order
+  submitted       ///< requests to the disks, which may run and end in any order
+};
+
+constexpr Mode mode_of(Lane lane) noexcept {
+  switch (lane) {
+    case Lane::compute:
+    case Lane::upload:
+    case Lane::offload:
+      return Mode::streamed;
+    case Lane::fetch:
+    case Lane::writeback:
+      return Mode::submitted;
+    case Lane::gather:
+    case Lane::reduce:
+    case Lane::update:
+      break;
+  }
+  return Mode::one_at_a_time;
 }
 
-/// What an operation does. The lane says where; the roles of its buffers say with what.
+/// Whether an operation of the lane may be started while those before it are still under way.
+constexpr bool is_queued(Lane lane) noexcept {
+  return mode_of(lane) != Mode::one_at_a_time;
+}
+
+/// What an operation does; the roles of its buffers say with what. plan.cpp has a table with the
+/// name and the lane of each.
 enum class Action : std::uint8_t {
   upload_batch,          ///< tokens and targets of one micro-batch, host to device
   fetch_weights,         ///< NVMe to host staging
@@ -60,16 +85,22 @@ enum class Action : std::uint8_t {
   offload_losses,        ///< losses of all micro-batches, device to host
   gate,                  ///< loss and norm over all blocks, clip coefficient, skip decision
   fetch_states,          ///< optimizer states, NVMe to host staging
+  upload_states,         ///< the same, host to device; only when states are filled
   offload_weights,       ///< weights, device to host
+  offload_states,        ///< optimizer states, device to host; only when states are read
   update_on_host,        ///< the optimizer on a block in host memory
   update_on_device,      ///< the optimizer on a block in device memory
   writeback_weights,     ///< host staging to NVMe
-  writeback_states
+  writeback_states,
+  initialize,  ///< first values of weights, states or activations in host memory
+  read         ///< a visitor looks at weights or states in host memory
 };
 
-inline constexpr std::size_t kActionCount = 25;
-
 std::string_view to_string(Action action) noexcept;
+/// The lane that performs `action`.
+Lane lane_of(Action action) noexcept;
+/// Whether its work depends on the number of tokens in a step.
+bool grows_with_batch(Action action) noexcept;
 
 /// What a buffer holds; with the tier, a line of the ledger.
 enum class Kind : std::uint8_t {
@@ -117,7 +148,7 @@ enum class Role : std::uint8_t {
   gradient_source,   ///< what it is copied or reduced from
   states,            ///< remainder and moments
   states_source,
-  statistics,         ///< of the block's packed gradient; of several ranks, of this one's part
+  statistics,         ///< of the block's packed gradient; of several ranks, of this one's shard
   statistics_source,  ///< what they are copied from
   losses,             ///< of all micro-batches
   losses_source,      ///< what they are copied from
@@ -130,18 +161,21 @@ struct Use {
   Role role = Role::workspace;
   BufferId buffer = kNoBuffer;
   bool writes = false;
-  bool part = false;  ///< only this rank's part of what is whole in there; see RankSizes
+  bool shard = false;  ///< only this rank's shard of what is whole in there; see RankSizes
 };
 
 /// One operation of a step.
 struct Operation {
   Action action = Action::forward;
   Lane lane = Lane::compute;
+  std::uint8_t stream = 0;  ///< number among the lane's streams of the device
   std::uint32_t block = 0;
   std::uint32_t micro = 0;  ///< micro-batch, where it matters
   /// 1 when it is done on behalf of the run before: the updates that a gated step leaves behind.
   std::uint32_t lag = 0;
-  Bytes bytes = 0;     ///< moved by copies, transfers and collectives, on this rank
+  Bytes bytes = 0;  ///< moved by copies, transfers and collectives, on this rank
+  /// Where they begin in the block's home, when a piece of it passes through a smaller place.
+  Bytes offset = 0;
   double flops = 0.0;  ///< of matrix products
   Bytes traffic = 0;   ///< memory read and written by what is no matrix product
   std::vector<Use> uses;
@@ -153,6 +187,27 @@ struct Operation {
   /// The buffer in `role`, kNoBuffer when there is none.
   [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
 };
+
+/// A queue whose operations begin and end in plan order: a stream of the device, or the thread of a
+/// lane that performs one operation at a time.
+struct Stream {
+  Lane lane = Lane::compute;
+  std::uint8_t number = 0;  ///< among those of the lane
+  friend constexpr bool operator==(const Stream&, const Stream&) = default;
+};
+
+/// The stream on which `operation` runs; nothing for requests to the disks, which have no order.
+constexpr std::optional<Stream> stream_of(const Operation& operation) noexcept {
+  if (mode_of(operation.lane) == Mode::submitted) return std::nullopt;
+  return Stream{operation.lane, operation.stream};
+}
+
+/// Whether operations that follow each other in plan order are ordered by the stream that they run
+/// on. All others need an edge.
+constexpr bool ordered_by_stream(const Operation& before, const Operation& next) noexcept {
+  const std::optional<Stream> stream = stream_of(before);
+  return stream.has_value() && stream == stream_of(next);
+}
 
 /// How a plan begins and ends with one buffer: what the order across two runs is derived from.
 struct Boundary {
@@ -181,7 +236,7 @@ struct Plan {
 
 /// For each operation of `next` the operations of `before` that must be finished first when the two
 /// run one after the other without a barrier between them. Empty for most operations; those that
-/// the common lane implies are left out.
+/// the common stream implies are left out.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
 /// How large everything about one block is: weights and gradients whole, states and their update
@@ -195,8 +250,9 @@ struct BlockWork {
   double forward_flops = 0.0;   ///< per micro-batch
   /// Of that, what a backward pass computes again where intermediates are not kept.
   double recomputed_flops = 0.0;
-  Bytes update_traffic = 0;  ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;  ///< every rank has all of its weights in stage 3 too
+  Bytes update_traffic = 0;      ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;      ///< every rank has all of its weights in stage 3 too
+  Bytes intermediate_bytes = 0;  ///< of a layer and one micro-batch, where they are kept
 };
 
 /// A model and a batch, as the schedule sees them: sizes only.
@@ -204,11 +260,10 @@ struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
   bool tied = false;              ///< the head also reads block 0's weights
   Bytes tied_accumulator_bytes = 0;
-  Bytes activation_bytes = 0;    ///< of one micro-batch between two blocks
-  Bytes intermediate_bytes = 0;  ///< of one layer and micro-batch, where they are kept
-  Bytes batch_bytes = 0;         ///< tokens and targets of one micro-batch
-  Bytes losses_bytes = 0;        ///< losses of all micro-batches
-  Bytes statistics_bytes = 0;    ///< of the gradient of one block
+  Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
+  Bytes batch_bytes = 0;       ///< tokens and targets of one micro-batch
+  Bytes losses_bytes = 0;      ///< losses of all micro-batches
+  Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
@@ -274,16 +329,16 @@ struct Options {
 /// evaluation, a checkpoint and the end. Eager steps leave nothing behind: steady is all there is.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan first;                           ///< a training step that finds no updates waiting
-  Plan steady;                          ///< a training step behind another one
-  Plan flush;                           ///< only the waiting updates; no operations when eager
-  Plan evaluation;                      ///< comes behind flush
-  std::vector<BufferId> weight_home;    ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;     ///< per block: where states live between steps
-  std::vector<BufferId> batch_host;     ///< per micro-batch: tokens and targets on the host
-  BufferId workspace = kNoBuffer;       ///< device
-  BufferId weight_staging = kNoBuffer;  ///< a host passing place for NVMe weights, if any
-  BufferId state_staging = kNoBuffer;   ///< the largest host passing place for NVMe states, if any
+  Plan first;                               ///< a training step that finds no updates waiting
+  Plan steady;                              ///< a training step behind another one
+  Plan flush;                               ///< only the waiting updates; no operations when eager
+  Plan evaluation;                          ///< comes behind flush
+  std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
+  std::vector<BufferId> state_home;         ///< per block: where states live between steps
+  std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
+  BufferId workspace = kNoBuffer;           ///< device
+  BufferId weight_staging = kNoBuffer;      ///< a host passing place for NVMe weights, if any
+  BufferId state_staging = kNoBuffer;       ///< a host passing place for NVMe states, if any
   BufferId activation_staging = kNoBuffer;  ///< a host passing place for NVMe activations, if any
 
   /// Sum of the buffers of `tier`.
@@ -303,9 +358,20 @@ std::vector<Buffer> list_buffers(const Workload& workload, const Placement& plac
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates);
 
-/// Checks what must hold of any run of `plans` one after the other: edges point backwards, and any
-/// two operations that use a buffer, one of them writing, are ordered by edges, by seams or by
-/// their common lane. Returns one line per breach.
+/// The first plan of a training: the host operation `initialize` makes the values of every block's
+/// weights and states, piece by piece in ascending order, which go home from there. Takes all NVMe
+/// homes into use, those of activations too.
+Plan build_fill(const Workload& workload, const Placement& placement, const Options& options);
+
+/// Brings weights and states of `count` blocks from block `first` on to the host, where the
+/// operation `read` looks at them: a block's weights, then its states, each piece by piece in
+/// ascending order. Changes nothing.
+Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
+                std::uint32_t first, std::uint32_t count);
+
+/// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
+/// any two operations that use a buffer, one of them writing, are ordered by edges, by seams or by
+/// their common stream. Returns one line per breach.
 std::vector<std::string> find_hazards(const Schedule& schedule,
                                       const std::vector<const Plan*>& plans);
 

@@ -9,14 +9,14 @@ namespace ballast::schedule {
 
 /// How large everything of a block is on one rank under ZeRO's stages (arXiv 1910.02054, section
 /// 5): optimizer states are split from stage 1, the gradients that wait for them from stage 2,
-/// weights in stage 3, but for those of blocks that keep them whole. A part is one of `world` equal
-/// parts of whole pages, so that the whole is padded behind the block's own bytes; rank r's part is
-/// the r-th (but see below). One rank's part is exactly the block.
+/// weights in stage 3, but for those of blocks that keep them whole. A shard is one of `world`
+/// equal parts of whole pages, so that the whole is padded behind the block's own bytes; rank r's
+/// shard is the r-th (but see below). One rank's shard is exactly the block.
 ///
 /// Weights may be split over fewer ranks than all (hpZ of ZeRO++, arXiv 2306.10209, section 3.2):
 /// ranks [k * group, (k + 1) * group) have a copy of them together, one equal share of it each. A
 /// rank's share is then that of the ranks at its place in the other groups, and theirs are the
-/// parts that it is made of: so numbers of parts go by place first, then by group.
+/// shards that it is made of: so numbers of shards go by place first, then by group.
 class RankSizes {
  public:
   explicit RankSizes(const Workload& workload) : work_(workload) {}
@@ -27,9 +27,9 @@ class RankSizes {
   [[nodiscard]] bool splits_weights(std::uint32_t block) const {
     return several() && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
   }
-  /// Whether a rank updates just its part of the weights that it keeps.
-  [[nodiscard]] bool updates_part(std::uint32_t block) const {
-    return splits_states() && (!splits_weights(block) || parts_in_share() > 1);
+  /// Whether a rank updates just its shard of the weights that it keeps.
+  [[nodiscard]] bool updates_shard(std::uint32_t block) const {
+    return splits_states() && (!splits_weights(block) || shards_in_share() > 1);
   }
 
   /// Ranks that have a copy of split weights together.
@@ -37,36 +37,36 @@ class RankSizes {
     return work_.stage >= 3 && work_.weight_ranks > 0 ? work_.weight_ranks : work_.world;
   }
   /// Parts of which a rank's share of split weights is made; also the number of groups.
-  [[nodiscard]] std::uint32_t parts_in_share() const { return work_.world / group(); }
-  /// Number of the part that is `rank`'s.
-  [[nodiscard]] std::uint32_t part_of(std::uint32_t rank) const {
-    return rank % group() * parts_in_share() + rank / group();
+  [[nodiscard]] std::uint32_t shards_in_share() const { return work_.world / group(); }
+  /// Number of the shard that is `rank`'s.
+  [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
+    return rank % group() * shards_in_share() + rank / group();
   }
-  /// The rank whose part is number `part`.
-  [[nodiscard]] std::uint32_t owner_of(std::uint32_t part) const {
-    return part % parts_in_share() * group() + part / parts_in_share();
+  /// The rank whose shard is number `shard`.
+  [[nodiscard]] std::uint32_t owner_of(std::uint32_t shard) const {
+    return shard % shards_in_share() * group() + shard / shards_in_share();
   }
-  /// Where `rank`'s part is among those of the weights that it keeps.
-  [[nodiscard]] std::uint32_t place_at_home(std::uint32_t block, std::uint32_t rank) const {
-    return splits_weights(block) ? part_of(rank) % parts_in_share() : part_of(rank);
+  /// Where `rank`'s shard is among those of the weights that it keeps.
+  [[nodiscard]] std::uint32_t shard_at_home(std::uint32_t block, std::uint32_t rank) const {
+    return splits_weights(block) ? shard_of(rank) % shards_in_share() : shard_of(rank);
   }
 
-  [[nodiscard]] Bytes weight_part(std::uint32_t block) const {
-    return part(work_.blocks[block].weight_bytes);
+  [[nodiscard]] Bytes weight_shard(std::uint32_t block) const {
+    return shard(work_.blocks[block].weight_bytes);
   }
   [[nodiscard]] Bytes whole_weights(std::uint32_t block) const {
-    return work_.world * weight_part(block);
+    return work_.world * weight_shard(block);
   }
-  [[nodiscard]] Bytes gradient_part(std::uint32_t block) const {
-    return part(work_.blocks[block].gradient_bytes);
+  [[nodiscard]] Bytes gradient_shard(std::uint32_t block) const {
+    return shard(work_.blocks[block].gradient_bytes);
   }
   [[nodiscard]] Bytes whole_gradient(std::uint32_t block) const {
-    return work_.world * gradient_part(block);
+    return work_.world * gradient_shard(block);
   }
 
   /// What a rank keeps of split weights.
   [[nodiscard]] Bytes weight_share(std::uint32_t block) const {
-    return parts_in_share() * weight_part(block);
+    return shards_in_share() * weight_shard(block);
   }
   /// Weights where they live between uses.
   [[nodiscard]] Bytes weights(std::uint32_t block) const {
@@ -83,11 +83,11 @@ class RankSizes {
   }
   /// The weights that this rank updates.
   [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {
-    return splits_states() ? weight_part(block) : whole_weights(block);
+    return splits_states() ? weight_shard(block) : whole_weights(block);
   }
   /// The gradient that this rank's update reads.
   [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {
-    return splits_states() ? gradient_part(block) : whole_gradient(block);
+    return splits_states() ? gradient_shard(block) : whole_gradient(block);
   }
   [[nodiscard]] Bytes states(std::uint32_t block) const { return work_.blocks[block].state_bytes; }
 
@@ -97,7 +97,7 @@ class RankSizes {
   [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
 
  private:
-  [[nodiscard]] Bytes part(Bytes whole) const {
+  [[nodiscard]] Bytes shard(Bytes whole) const {
     return several() ? round_up((whole + work_.world - 1) / work_.world, kPage) : whole;
   }
 

@@ -44,7 +44,7 @@ struct Rates {
   double write_per_second = 0.0;
   double mixed_per_second = 0.0;
   double mixed_read_share = 0.5;    ///< of that, what reading gets; writing gets the rest
-  double io_latency_seconds = 0.0;  ///< of every fetch and writeback
+  double io_latency_seconds = 0.0;  ///< of every fetch and writeback, unless behind another
 
   // Between ranks: bytes per second that one rank receives in a collective.
   double fabric_per_second = 0.0;   ///< inside a node
@@ -58,6 +58,12 @@ struct Rates {
   unsigned update_threads = 0;   ///< of the update lane, when cores are shared
   double link_cores = 0.0;       ///< cores that a copy at full speed keeps busy
   double io_cores = 0.0;         ///< cores that a transfer at full speed keeps busy (checksums)
+
+  /// Speed of compute with a copy, or a transfer, beside it, 1 for as fast as alone: what they cost
+  /// it in cores, caches and memory. 0: only cores count.
+  double compute_beside_copy = 0.0;
+  double compute_beside_io = 0.0;
+  unsigned corrections = 0;  ///< runs that have corrected what a calibration measured
 
   // What one rank may use, for machines that are not here; 0: not said.
   Bytes device_bytes = 0;

@@ -15,6 +15,17 @@ namespace ballast::state {
 
 class SwapSpace;
 
+/// A transfer between host memory and NVMe that is under way. The memory must not be used otherwise
+/// until it has ended. The destructor waits for its requests, whatever came of them.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Blocks until all requests have ended, but for those that the device has not answered for
+  /// abandon_seconds. To be called once. Throws Error(io) or Error(state), one line that names
+  /// stage, file, offset and length.
+  virtual void finish() = 0;
+};
+
 /// Sizes of a schedule's NVMe buffers, in their order: what plan_swap wants.
 std::vector<Bytes> swap_extents(const schedule::Schedule& schedule);
 
@@ -33,11 +44,12 @@ class Store {
   [[nodiscard]] HostBytes host(schedule::BufferId id, Bytes bytes) const;
   [[nodiscard]] DeviceBytes device(schedule::BufferId id, Bytes bytes) const;
 
-  /// NVMe home to staging, all of it, checked against the version written last. `ahead`: nobody
-  /// waits for it yet.
-  void fetch(schedule::BufferId home, HostBytes data, bool ahead = false);
-  /// Staging to NVMe home, all of it, as the next version.
-  void writeback(schedule::BufferId home, HostBytes data);
+  /// Starts to move all of an NVMe home to `data`, checked against the version written last.
+  /// `ahead`: nobody waits for it yet. The home's last writeback must have ended.
+  [[nodiscard]] std::unique_ptr<Transfer> fetch(schedule::BufferId home, HostBytes data,
+                                                bool ahead = false);
+  /// Starts to move `data` to an NVMe home, all of it, as the next version.
+  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data);
 
   [[nodiscard]] Bytes allocated(Tier tier) const;
   /// Bytes written to each NVMe path since the start, initial fill included.
@@ -46,17 +58,17 @@ class Store {
   [[nodiscard]] std::string_view io_backend() const;
 
  private:
-  struct Place {
+  struct Allocation {
     HostBytes host;
     DeviceBytes device;
     std::optional<std::size_t> extent;  ///< of an NVMe buffer
-    std::uint64_t version = 0;          ///< of an NVMe buffer: number of write-backs
+    std::uint64_t version = 0;          ///< of an NVMe buffer: number of writebacks
   };
 
   device::Device& device_;
   memory::HostPool pool_;
   std::unique_ptr<device::Pin> pin_;  ///< of the whole pool, so it ends before that
-  std::vector<Place> places_;
+  std::vector<Allocation> allocations_;
   std::unique_ptr<SwapSpace> swap_;  ///< knows places in the pool, so it ends first
 };
 

@@ -12,7 +12,7 @@ namespace ballast::state {
 inline constexpr Bytes kChunk = 1 * kMiB;
 
 /// A contiguous part of an extent in the file of one path.
-struct Run {
+struct Segment {
   std::size_t path = 0;
   Bytes offset = 0;  ///< in the file
   Bytes start = 0;   ///< in the extent
@@ -20,21 +20,21 @@ struct Run {
 };
 
 /// How extents (the NVMe homes of a run) are laid out over the files of several paths. A pure
-/// function of its arguments: each extent is cut into runs of `run_bytes`, and each run goes to the
-/// path that then has the least bytes for its weight, so that any stretch of runs keeps all paths
-/// busy for about as long.
+/// function of its arguments: each extent is cut into segments of `segment_bytes`, and each
+/// goes to the path that then has the least bytes for its weight, so that any stretch of segments
+/// keeps all paths busy for about as long.
 class Stripe {
  public:
   Stripe() = default;
   /// `extents`: sizes, each rounded up to whole pages. `weights`: of the paths, above 0, only their
-  /// proportions matter. `run_bytes` is rounded up to whole chunks. Throws Error(state) without
+  /// proportions matter. `segment_bytes` is rounded up to whole chunks. Throws Error(state) without
   /// paths or for a weight that is not above 0 and finite.
-  Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes run_bytes);
+  Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes);
 
   [[nodiscard]] std::size_t extents() const { return extents_.size(); }
   [[nodiscard]] std::size_t paths() const { return file_bytes_.size(); }
   /// Parts of an extent in order; together they are all of it.
-  [[nodiscard]] std::span<const Run> runs(std::size_t extent) const;
+  [[nodiscard]] std::span<const Segment> segments(std::size_t extent) const;
   [[nodiscard]] Bytes extent_bytes(std::size_t extent) const { return extents_.at(extent).bytes; }
   /// Number of the extent's first chunk among all chunks.
   [[nodiscard]] std::size_t first_chunk(std::size_t extent) const;
@@ -48,11 +48,11 @@ class Stripe {
   struct Extent {
     Bytes bytes = 0;
     std::size_t first_chunk = 0;
-    std::size_t first_run = 0;
-    std::size_t runs = 0;
+    std::size_t first_segment = 0;
+    std::size_t segments = 0;
   };
   std::vector<Extent> extents_;
-  std::vector<Run> runs_;
+  std::vector<Segment> segments_;
   std::vector<Bytes> file_bytes_;
   std::size_t chunks_ = 0;
 };

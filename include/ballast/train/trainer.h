@@ -44,6 +44,10 @@ struct RunSummary {
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   double gemm_share = 0.0;
+  /// Of a step, by the rates kept for this machine; nothing when none are, and for several ranks.
+  std::optional<double> predicted_seconds;
+  double step_seconds = 0.0;     ///< of a step once the run has settled, median
+  bool corrected_rates = false;  ///< those rates were off and are now nearer to this run
   double last_loss = 0.0;
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;

@@ -19,9 +19,9 @@ class DeviceUpdate {
   DeviceUpdate(const DeviceUpdate&) = delete;
   DeviceUpdate& operator=(const DeviceUpdate&) = delete;
 
-  /// One update behind everything enqueued on `stream`, a stream of the device; all arrays of
-  /// `shard` are memory of the device and stay valid until it is done. May block until then. Throws
-  /// Error(state) as Updater::step does, and Error(device).
+  /// Enqueues one update on `stream`, a stream of the device; all arrays of `shard` are memory of
+  /// the device and stay valid until it is done. Throws, or `stream` raises, Error(state) as
+  /// Updater::step does, and Error(device).
   virtual void step(device::Stream& stream, const cpu_adam::Hyper& hyper,
                     const cpu_adam::Shard& shard) = 0;
 };

@@ -7,10 +7,10 @@
 
 #include "ballast/core/error.h"
 
-#include "src/device/bump.h"
 #include "src/device/cuda/errors.h"
 #include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
+#include "src/device/device_memory.h"
 #include "src/device/factories.h"
 
 namespace ballast::device {
@@ -122,7 +122,7 @@ class CudaDevice final : public Device {
         interrupted_(options.interrupted),
         properties_(properties_of(ordinal_)),
         arena_(ordinal_, options.budget),
-        bump_(arena_.pages()) {}
+        memory_(arena_.pages()) {}
 
   std::string_view kind() const override { return "cuda"; }
   std::string description() const override {
@@ -130,10 +130,10 @@ class CudaDevice final : public Device {
   }
 
   DeviceBytes allocate(Bytes bytes, std::string_view what) override {
-    return bump_.take(bytes, what);
+    return memory_.take(bytes, what);
   }
-  Bytes budget() const override { return bump_.budget(); }
-  Bytes allocated() const override { return bump_.taken(); }
+  Bytes budget() const override { return memory_.budget(); }
+  Bytes allocated() const override { return memory_.taken(); }
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override {
     return make_cuda_stream(ordinal_, name);
@@ -174,7 +174,7 @@ class CudaDevice final : public Device {
   const std::atomic<bool>* interrupted_;
   cudaDeviceProp properties_;
   Arena arena_;
-  Bump bump_;
+  DeviceMemory memory_;
 };
 
 }  // namespace

@@ -12,17 +12,11 @@
 #include "ballast/core/mapping.h"
 #include "ballast/device/host_stream.h"
 
-#include "src/device/bump.h"
+#include "src/device/device_memory.h"
 #include "src/device/factories.h"
 
 namespace ballast::device {
 namespace {
-
-HostStream& as_host(Stream& stream) {
-  auto* host = dynamic_cast<HostStream*>(&stream);
-  expects(host != nullptr, "a stream of another device was given to the host device");
-  return *host;
-}
 
 class HostEvent final : public Event {
  public:
@@ -66,7 +60,7 @@ class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
       : arena_(options.budget, "memory of the host device (ballast.device_bytes)"),
-        bump_({arena_.bytes().data(), arena_.bytes().size()}),
+        memory_({arena_.bytes().data(), arena_.bytes().size()}),
         threads_(options.compute_threads > 0 ? options.compute_threads : default_compute_threads()),
         link_gbps_(options.link_gbps) {
     if (options.budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
@@ -79,10 +73,10 @@ class HostDevice final : public Device {
   }
 
   DeviceBytes allocate(Bytes bytes, std::string_view what) override {
-    return bump_.take(bytes, what);
+    return memory_.take(bytes, what);
   }
-  Bytes budget() const override { return bump_.budget(); }
-  Bytes allocated() const override { return bump_.taken(); }
+  Bytes budget() const override { return memory_.budget(); }
+  Bytes allocated() const override { return memory_.taken(); }
 
   std::unique_ptr<Stream> make_stream(std::string_view name) override {
     return std::make_unique<HostStream>(std::string(name), threads_);
@@ -115,7 +109,7 @@ class HostDevice final : public Device {
   }
 
   Mapping arena_;
-  Bump bump_;
+  DeviceMemory memory_;
   int threads_;
   double link_gbps_;
 };

@@ -6,6 +6,8 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include "ballast/core/error.h"
+
 namespace ballast::device {
 
 HostStream::HostStream(const std::string& name, int compute_threads)
@@ -84,6 +86,12 @@ void HostStream::run(int compute_threads) {
     }
     changed_.notify_all();
   }
+}
+
+HostStream& as_host(Stream& stream) {
+  auto* host = dynamic_cast<HostStream*>(&stream);
+  expects(host != nullptr, "a stream of another device was given to the host device");
+  return *host;
 }
 
 }  // namespace ballast::device

@@ -27,13 +27,12 @@ void require_packs(std::string_view key, std::uint64_t value) {
 void require_numbers(const ModelConfig& config) {
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
-  require_packs("model.hidden_size / model.num_heads", config.head_size());
-  if (config.head_size() <= kWidestHead) return;
+  require_packs("model.head_dim", config.head_dim);
+  if (config.head_dim <= kWidestHead) return;
   throw Error(ErrorCategory::config,
-              fmt::format("heads of {} values (model.hidden_size / model.num_heads), but device "
-                          "cuda has attention for at most {}; raise model.num_heads or use "
-                          "ballast.device \"host\"",
-                          config.head_size(), kWidestHead));
+              fmt::format("model.head_dim is {}, but device cuda has attention for at most {}; "
+                          "give a smaller one or use ballast.device \"host\"",
+                          config.head_dim, kWidestHead));
 }
 
 void require_cudnn(DType type) {
@@ -51,13 +50,12 @@ void require_cudnn(DType type) {
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, AttentionBy attention_by) {
+                                           MicroBatchShape shape, AttentionBackend backend) {
   require_numbers(model.config);
-  if (attention_by == AttentionBy::cudnn) require_cudnn(type);
-  if (type == DType::f32) {
-    return std::make_unique<ComputeBy<Ops<float>>>(model, shape, attention_by);
-  }
-  return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape, attention_by);
+  if (backend == AttentionBackend::cudnn) require_cudnn(type);
+  return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
+    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, backend);
+  });
 }
 
 }  // namespace ballast::model::cuda

@@ -10,7 +10,7 @@ namespace ballast::model::cuda {
 /// make_compute(), checked by the caller. Throws Error(config) naming a key whose number these
 /// kernels cannot do, and Error(device) where cuDNN is asked for and not there.
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, AttentionBy attention_by);
+                                           MicroBatchShape shape, AttentionBackend backend);
 
 /// measure_gemm_peak() of the CUDA device.
 double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds);

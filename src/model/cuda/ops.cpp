@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/linear_products.h"
 
 namespace ballast::model::cuda {
 
@@ -23,18 +21,19 @@ namespace {
 
 /// The types that cuDNN's attention takes.
 template <class T>
-constexpr bool kFusable = std::is_same_v<T, Bf16>;
+constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 
 }  // namespace
 
 template <class T>
-Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attention_by)
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend)
     : shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      widest_{shape.tokens(), std::max(shape_.row(), config.intermediate_size)},
+      widest_{shape.tokens(),
+              std::max({shape_.row(), config.hidden_size, config.intermediate_size})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      attention_by_(attention_by) {}
+      backend_(backend) {}
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {
@@ -97,7 +96,7 @@ void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
 
 template <class T>
 void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
-  check_cuda(cuda::fill_angles(queue_, theta, shape_.length, shape_.head_size, cosine, sine),
+  check_cuda(cuda::fill_angles(queue_, theta, shape_.length, shape_.head_dim, cosine, sine),
              "angles of rotary positions");
 }
 
@@ -106,13 +105,13 @@ void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direct
   const std::size_t heads = shape_.heads + shape_.kv_heads;
   const Rotation rotation = {.length = shape_.length,
                              .heads = heads,
-                             .head_size = shape_.head_size,
+                             .head_dim = shape_.head_dim,
                              .cosine = cosine,
                              .sine = sine,
                              .direction = direction};
-  check_cuda(cuda::rotate(queue_, qkv, shape_.row(), rotation,
-                          {shape_.tokens(), heads * shape_.head_size}),
-             "rotary positions");
+  check_cuda(
+      cuda::rotate(queue_, qkv, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
+      "rotary positions");
 }
 
 template <class T>
@@ -122,15 +121,15 @@ std::size_t Ops<T>::attention_scratch_bytes() const {
 
 template <class T>
 FusedAttention* Ops<T>::fused() {
-  if (attention_by_ == AttentionBy::own || fused_) return fused_.get();
+  if (backend_ == AttentionBackend::own || fused_) return fused_.get();
   try {
     fused_ = std::make_unique<FusedAttention>(shape_);
   } catch (const Error& error) {
-    if (attention_by_ == AttentionBy::cudnn) {
+    if (backend_ == AttentionBackend::cudnn) {
       throw Error(ErrorCategory::device,
                   fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
     }
-    attention_by_ = AttentionBy::own;
+    backend_ = AttentionBackend::own;
     log(LogLevel::info, fmt::format("attention: our own kernels, for {}", error.what()));
   }
   return fused_.get();

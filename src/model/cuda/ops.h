@@ -15,7 +15,7 @@
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
-#include "src/model/parts.h"
+#include "src/model/layer.h"
 
 namespace ballast::model::cuda {
 
@@ -28,7 +28,7 @@ class Ops {
   using Value = T;
   static constexpr Bytes kLogitBytes = 256 * kMiB;
 
-  Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBy attention_by);
+  Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend);
 
   /// Calls `work`, whose operations go to `stream`.
   template <class Work>
@@ -99,7 +99,7 @@ class Ops {
   Rows widest_;  ///< of all sums over rows
   float epsilon_;
   std::optional<Products> products_;
-  AttentionBy attention_by_;  ///< own, once it is known that cuDNN will not do
+  AttentionBackend backend_;  ///< own, once it is known that cuDNN will not do
   std::unique_ptr<FusedAttention> fused_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;

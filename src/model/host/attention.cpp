@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "ballast/core/units.h"
+#include "ballast/core/bump.h"
 
 #include "src/model/host/team.h"
 
@@ -30,10 +30,10 @@ template <class T>
 struct Attention<T>::Scratch {
   float* scores;     ///< [kTileRows, score_row]
   float* dscores;    ///< [kTileRows, score_row]: gradient of the probabilities
-  float* tile;       ///< [kTileRows, head_size]
+  float* tile;       ///< [kTileRows, head_dim]
   float* delta;      ///< [kTileRows]
-  float* dkeys;      ///< [length, head_size]
-  float* dvalues;    ///< [length, head_size]
+  float* dkeys;      ///< [length, head_dim]
+  float* dvalues;    ///< [length, head_dim]
   T* probabilities;  ///< [kTileRows, score_row]
   T* dproducts;      ///< [kTileRows, score_row]: gradient of Q K^T
 };
@@ -62,48 +62,36 @@ Attention<T>::Attention(const AttentionShape& shape, const RowKernels<T>& kernel
     : shape_(shape),
       kernels_(kernels),
       threads_(threads),
-      scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_size)))),
+      scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))),
       score_row_(round_up(shape.length, 32)) {}
 
 template <class T>
-std::size_t Attention<T>::slot_bytes() const {
+auto Attention<T>::take_scratch(Bump& bump) const -> Scratch {
   const std::size_t tile = kTileRows * score_row_;
-  const std::size_t floats = 2 * tile + kTileRows * round_up(shape_.head_size, 16) + kTileRows +
-                             2 * round_up(shape_.length * shape_.head_size, 16);
-  return floats * sizeof(float) + 2 * tile * sizeof(T);
+  const std::size_t gradient = shape_.length * shape_.head_dim;
+  Scratch s{};
+  s.scores = bump.take<float>(tile);
+  s.dscores = bump.take<float>(tile);
+  s.tile = bump.take<float>(kTileRows * round_up(shape_.head_dim, 16));
+  s.delta = bump.take<float>(kTileRows);
+  s.dkeys = bump.take<float>(gradient);
+  s.dvalues = bump.take<float>(gradient);
+  s.probabilities = bump.take<T>(tile);
+  s.dproducts = bump.take<T>(tile);
+  return s;
 }
 
 template <class T>
 std::size_t Attention<T>::scratch_bytes() const {
-  return threads_ * slot_bytes();
+  Bump counting;
+  take_scratch(counting);
+  return threads_ * counting.used();
 }
 
 template <class T>
-auto Attention<T>::scratch_of(std::byte* scratch, std::size_t slot) const -> Scratch {
-  std::byte* next = scratch + slot * slot_bytes();
-  const auto take = [&](std::size_t count, std::size_t size) {
-    std::byte* const start = next;
-    next += count * size;
-    return start;
-  };
-  const auto floats = [&](std::size_t count) {
-    return reinterpret_cast<float*>(take(count, sizeof(float)));
-  };
-  const auto elements = [&](std::size_t count) {
-    return reinterpret_cast<T*>(take(count, sizeof(T)));
-  };
-  const std::size_t tile = kTileRows * score_row_;
-  const std::size_t gradient = round_up(shape_.length * shape_.head_size, 16);
-  Scratch s{};
-  s.scores = floats(tile);
-  s.dscores = floats(tile);
-  s.tile = floats(kTileRows * round_up(shape_.head_size, 16));
-  s.delta = floats(kTileRows);
-  s.dkeys = floats(gradient);
-  s.dvalues = floats(gradient);
-  s.probabilities = elements(tile);
-  s.dproducts = elements(tile);
-  return s;
+auto Attention<T>::scratch_of(std::byte* scratch, std::size_t thread) const -> Scratch {
+  Bump bump(scratch + thread * (scratch_bytes() / threads_));
+  return take_scratch(bump);
 }
 
 template <class T>
@@ -112,10 +100,10 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   const std::size_t kv_head = head / (shape_.heads / shape_.kv_heads);
   const std::size_t row = first_row * shape_.row();
   Head at{};
-  at.query = row + head * shape_.head_size;
-  at.key = row + shape_.hidden() + kv_head * shape_.head_size;
-  at.value = at.key + shape_.kv_hidden();
-  at.out = first_row * shape_.hidden() + head * shape_.head_size;
+  at.query = row + head * shape_.head_dim;
+  at.key = row + shape_.width() + kv_head * shape_.head_dim;
+  at.value = at.key + shape_.kv_width();
+  at.out = first_row * shape_.width() + head * shape_.head_dim;
   at.log_sum = (sequence * shape_.heads + head) * shape_.length;
   return at;
 }
@@ -133,12 +121,12 @@ void Attention<T>::prepare() {
 
 template <class T>
 void Attention<T>::prepare_tile(const Tile& tile) {
-  const std::size_t size = shape_.head_size;
+  const std::size_t size = shape_.head_dim;
   const T* const none = nullptr;
   const float* const none_f32 = nullptr;
   const Matrix rows = matrix(none, shape_.row());
   const Matrix flipped = transposed(none, shape_.row());
-  const Matrix dout = matrix(none, shape_.hidden());
+  const Matrix dout = matrix(none, shape_.width());
   const Matrix scores = matrix(none_f32, score_row_);
   const Matrix weights = matrix(none, score_row_);
   const Matrix weights_flipped = transposed(none, score_row_);
@@ -168,7 +156,7 @@ void Attention<T>::forward(const T* qkv, T* out, float* log_sums, std::byte* scr
 template <class T>
 void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
                                 const Scratch& s) const {
-  const std::size_t size = shape_.head_size;
+  const std::size_t size = shape_.head_dim;
   const std::size_t row = shape_.row();
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
     const Tile tile{first, std::min(kTileRows, shape_.length - first)};
@@ -184,7 +172,7 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
           {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
           matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != 0);
     });
-    kernels_.convert(s.tile, size, out + head.out + first * shape_.hidden(), shape_.hidden(),
+    kernels_.convert(s.tile, size, out + head.out + first * shape_.width(), shape_.width(),
                      tile.rows, size);
   }
 }
@@ -209,7 +197,7 @@ template <class T>
 void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv,
                                   const T* out, const float* log_sums, const T* dout, T* dqkv,
                                   const Scratch& s) const {
-  const std::size_t size = shape_.head_size;
+  const std::size_t size = shape_.head_dim;
   const std::size_t group = shape_.heads / shape_.kv_heads;
   const std::size_t bytes = shape_.length * size * sizeof(float);
   std::memset(s.dkeys, 0, bytes);
@@ -230,9 +218,9 @@ template <class T>
 void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
                                  const float* log_sums, const T* dout, T* dqkv,
                                  const Scratch& s) const {
-  const std::size_t size = shape_.head_size;
+  const std::size_t size = shape_.head_dim;
   const std::size_t row = shape_.row();
-  const std::size_t hidden = shape_.hidden();
+  const std::size_t hidden = shape_.width();
   const T* const query = qkv + head.query + tile.first * row;
   const std::size_t out_offset = head.out + tile.first * hidden;
   const T* const dtile = dout + out_offset;

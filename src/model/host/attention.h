@@ -3,13 +3,15 @@
 #include <cstddef>
 #include <vector>
 
-#include "src/model/attention_shape.h"
+#include "ballast/core/bump.h"
+#include "ballast/model/attention.h"
+
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
 
 namespace ballast::model::host {
 
-/// softmax(Q K^T / sqrt(head_size)) V under a causal mask, a tile of query rows at a time: scratch
+/// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, a tile of query rows at a time: scratch
 /// memory is linear in the sequence's length. Scores are recomputed in the backward pass from the
 /// logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3 (tiles and
 /// recompute); here a tile sees all its keys, so the softmax needs no rescaling.
@@ -22,7 +24,7 @@ class Attention {
   /// Bytes of scratch memory, a multiple of the cache line.
   [[nodiscard]] std::size_t scratch_bytes() const;
 
-  /// qkv [tokens, row()], out [tokens, hidden()], log_sums written for backward().
+  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward().
   void forward(const T* qkv, T* out, float* log_sums, std::byte* scratch);
   /// out and log_sums as forward() left them; dout the gradient of out; dqkv is written.
   void backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
@@ -33,8 +35,8 @@ class Attention {
   struct Head;
   struct Tile;
 
-  [[nodiscard]] std::size_t slot_bytes() const;
-  [[nodiscard]] Scratch scratch_of(std::byte* scratch, std::size_t slot) const;
+  Scratch take_scratch(Bump& bump) const;
+  [[nodiscard]] Scratch scratch_of(std::byte* scratch, std::size_t thread) const;
   [[nodiscard]] Head head_of(std::size_t sequence, std::size_t head) const;
   void prepare();
   void prepare_tile(const Tile& tile);

@@ -55,14 +55,14 @@ void column_sum(const T* x, Acc<T>* sum, Size rows, Size width) {
 }
 
 template <class T>
-void rope(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_size,
+void rope(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
           const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
   using A = Acc<T>;
-  const Size half = head_size / 2;
+  const Size half = head_dim / 2;
   for (Size r = 0; r < rows; ++r, x += stride) {
     const Size angles = (first + r) % length * half;
     for (Size h = 0; h < heads; ++h) {
-      T* const a = x + h * head_size;
+      T* const a = x + h * head_dim;
       T* const b = a + half;
       for_row<A>(half, [&](Size i, auto part) {
         const Vec<A> c = get(cosine + angles + i, part);

@@ -23,12 +23,7 @@ double seconds_since(Clock::time_point start) {
 template <class T>
 double best_rate(Products& products, std::size_t n, double seconds) {
   // Any normal numbers: zeros could be cheaper.
-  T one{};
-  if constexpr (std::is_same_v<T, float>) {
-    one = 0.5F;
-  } else {
-    one = to_bf16(0.5F);
-  }
+  const auto one = from_float<T>(0.5F);
   const std::vector<T> a(n * n, one);
   const std::vector<T> b(n * n, one);
   std::vector<T> c(n * n);
@@ -65,10 +60,10 @@ double measure_host_gemm_peak(device::Device& device, DType type, double seconds
   auto* host = dynamic_cast<device::HostStream*>(stream.get());
   expects(host != nullptr, "the host device made a stream of another kind");
   double best = 0.0;
-  host->enqueue([&] {
-    best = type == DType::f32 ? best_of_sizes<float>(seconds) : best_of_sizes<Bf16>(seconds);
+  with_training_type(type, [&](auto value) {
+    host->enqueue([&] { best = best_of_sizes<decltype(value)>(seconds); });
+    host->synchronize();
   });
-  host->synchronize();
   return best;
 }
 

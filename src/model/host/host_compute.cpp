@@ -26,8 +26,9 @@ std::size_t threads_of(device::Device& device) {
 
 std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, std::size_t threads) {
-  if (type == DType::f32) return std::make_unique<ComputeBy<Ops<float>>>(model, shape, threads);
-  return std::make_unique<ComputeBy<Ops<Bf16>>>(model, shape, threads);
+  return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
+    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, threads);
+  });
 }
 
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,

@@ -8,8 +8,9 @@ namespace ballast::model::host::BALLAST_KERNEL_ISA {
 namespace {
 
 template <class T>
-RowKernels<T> row_kernels() {
-  RowKernels<T> k;
+TypeKernels<T> kernels() {
+  TypeKernels<T> all;
+  RowKernels<T>& k = all.rows;
   k.norm = norm<T>;
   k.norm_backward = norm_backward<T>;
   k.gelu = gelu<T>;
@@ -25,19 +26,17 @@ RowKernels<T> row_kernels() {
   k.attention_softmax = attention_softmax<T>;
   k.attention_softmax_backward = attention_softmax_backward<T>;
   k.cross_entropy = cross_entropy<T>;
-  return k;
+  all.gradients = {pack<T>, measure<T>};
+  all.codes = {encode<T>, decode<T>};
+  return all;
 }
 
 }  // namespace
 
 /// Fills in the kernels. Only constants: safe to call on a CPU without this instruction set.
 void fill(KernelTable& table) {
-  table.f32 = row_kernels<float>();
-  table.bf16 = row_kernels<Bf16>();
-  table.pack_f32 = {pack<float>, measure<float>};
-  table.pack_bf16 = {pack<Bf16>, measure<Bf16>};
-  table.codes_f32 = {encode<float>, decode<float>};
-  table.codes_bf16 = {encode<Bf16>, decode<Bf16>};
+  table.f32 = kernels<float>();
+  table.bf16 = kernels<Bf16>();
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

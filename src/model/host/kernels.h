@@ -39,10 +39,10 @@ struct RowKernels {
   void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
   /// Adds each column's sum.
   void (*column_sum)(const T* x, A* sum, Size rows, Size width);
-  /// Turns each of `heads` heads [head_size] of each row by its position's angles, in place.
-  /// Row r is position (first + r) % length; cosine and sine are [length, head_size / 2];
+  /// Turns each of `heads` heads [head_dim] of each row by its position's angles, in place.
+  /// Row r is position (first + r) % length; cosine and sine are [length, head_dim / 2];
   /// `direction` 1 forward, -1 backward.
-  void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_size,
+  void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
                const A* cosine, const A* sine, A direction);
   /// y = a + b.
   void (*add)(const T* a, const T* b, T* y, Size size);
@@ -92,40 +92,29 @@ struct CodeKernels {
   void (*decode)(const std::int8_t* codes, const float* scales, Size blocks, T* values);
 };
 
+/// Kernels of one training type.
+template <class T>
+struct TypeKernels {
+  RowKernels<T> rows;
+  GradientKernels<T> gradients;
+  CodeKernels<T> codes;
+};
+
 /// Kernels of one instruction set.
 struct KernelTable {
   Isa isa = Isa::scalar;
-  RowKernels<float> f32;
-  RowKernels<Bf16> bf16;
-  GradientKernels<float> pack_f32;
-  GradientKernels<Bf16> pack_bf16;
-  CodeKernels<float> codes_f32;
-  CodeKernels<Bf16> codes_bf16;
+  TypeKernels<float> f32;
+  TypeKernels<Bf16> bf16;
 };
 
+/// Those of the training type T.
 template <class T>
-const RowKernels<T>& rows_of(const KernelTable& table) {
-  if constexpr (std::is_same_v<T, float>) {
+const TypeKernels<T>& kernels_of(const KernelTable& table) {
+  if constexpr (kTypeOf<T> == DType::f32) {
     return table.f32;
   } else {
+    static_assert(kTypeOf<T> == DType::bf16, "no kernels for this type");
     return table.bf16;
-  }
-}
-template <class T>
-const GradientKernels<T>& gradients_of(const KernelTable& table) {
-  if constexpr (std::is_same_v<T, float>) {
-    return table.pack_f32;
-  } else {
-    return table.pack_bf16;
-  }
-}
-
-template <class T>
-const CodeKernels<T>& codes_of(const KernelTable& table) {
-  if constexpr (std::is_same_v<T, float>) {
-    return table.codes_f32;
-  } else {
-    return table.codes_bf16;
   }
 }
 

@@ -13,7 +13,6 @@
 #include "src/model/host/gradients.h"
 #include "src/model/host/team.h"
 #include "src/model/host/tokens.h"
-#include "src/model/linear_products.h"
 
 namespace ballast::model::host {
 namespace {
@@ -21,28 +20,24 @@ namespace {
 /// Elements that a thread takes at a time: whole cache lines of any type.
 constexpr std::size_t kStep = 64;
 
-const KernelTable& best_kernels() {
+template <class T>
+const TypeKernels<T>& best_kernels() {
   const auto tables = kernel_tables();
   expects(!tables.empty(), "no kernels for this CPU");
-  return *tables.back();
-}
-
-device::HostStream& as_host(device::Stream& stream) {
-  auto* host = dynamic_cast<device::HostStream*>(&stream);
-  expects(host != nullptr, "a stream of another device was given to the host device's kernels");
-  return *host;
+  return kernels_of<T>(*tables.back());
 }
 
 }  // namespace
 
 template <class T>
 Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads)
-    : table_(best_kernels()),
-      kernels_(rows_of<T>(table_)),
+    : all_kernels_(best_kernels<T>()),
+      kernels_(all_kernels_.rows),
       shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      sum_row_(round_up(std::max(config.hidden_size * 3, config.intermediate_size), 16)),
+      sum_row_(
+          round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size}), 16)),
       threads_(threads),
       epsilon_(static_cast<float>(config.norm_epsilon)),
       attention_(shape_, kernels_, threads) {}
@@ -132,7 +127,7 @@ void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
 
 template <class T>
 void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
-  const std::size_t half = shape_.head_size / 2;
+  const std::size_t half = shape_.head_dim / 2;
   for (std::size_t i = 0; i < half; ++i) {
     const double frequency =
         std::pow(theta, -static_cast<double>(2 * i) / static_cast<double>(2 * half));
@@ -148,7 +143,7 @@ template <class T>
 void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direction) const {
   split(shape_.tokens(), 1, [&](Range r) {
     kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), shape_.length,
-                  shape_.heads + shape_.kv_heads, shape_.head_size, cosine, sine, direction);
+                  shape_.heads + shape_.kv_heads, shape_.head_dim, cosine, sine, direction);
   });
 }
 
@@ -219,7 +214,7 @@ template <class T>
 void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
                   std::size_t size, GradientStats* partial, GradientStats* stats) const {
   const GradientStats found =
-      pack_gradient(gradients_of<T>(table_), gradient, tied, tied_size, packed, size, partial);
+      pack_gradient(all_kernels_.gradients, gradient, tied, tied_size, packed, size, partial);
   if (stats != nullptr) *stats = found;
 }
 
@@ -227,7 +222,7 @@ template <class T>
 void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
                      GradientStats* partial, GradientStats* stats) const {
   as_host(stream).enqueue(
-      [=, this] { *stats = measure_gradient(gradients_of<T>(table_), packed, size, partial); });
+      [=, this] { *stats = measure_gradient(all_kernels_.gradients, packed, size, partial); });
 }
 
 template <class T>
@@ -236,7 +231,7 @@ void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks
   as_host(stream).enqueue([=, this] {
     split(blocks, 1, [&](Range range) {
       const std::size_t at = range.begin * kCodeBlock;
-      codes_of<T>(table_).encode(weights + at, range.size(), codes + at, scales + range.begin);
+      all_kernels_.codes.encode(weights + at, range.size(), codes + at, scales + range.begin);
     });
   });
 }
@@ -247,7 +242,7 @@ void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const floa
   as_host(stream).enqueue([=, this] {
     split(blocks, 1, [&](Range range) {
       const std::size_t at = range.begin * kCodeBlock;
-      codes_of<T>(table_).decode(codes + at, scales + range.begin, range.size(), weights + at);
+      all_kernels_.codes.decode(codes + at, scales + range.begin, range.size(), weights + at);
     });
   });
 }

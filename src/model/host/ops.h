@@ -9,7 +9,7 @@
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
-#include "src/model/parts.h"
+#include "src/model/layer.h"
 
 namespace ballast::model::host {
 
@@ -44,7 +44,7 @@ class Ops {
   void swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const;
   void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
 
-  /// cosine and sine [length, head_size / 2] of position * theta^(-2 i / head_size). Source: Su et
+  /// cosine and sine [length, head_dim / 2] of position * theta^(-2 i / head_dim). Source: Su et
   /// al., "RoFormer", 2021, section 3.2.2.
   void fill_angles(double theta, float* cosine, float* sine) const;
   /// Turns queries and keys of qkv by their positions; `direction` -1 turns back.
@@ -109,7 +109,7 @@ class Ops {
   void clear_sums(std::size_t part, std::size_t width) const;
   void add_sums(std::size_t which, float* gradient, std::size_t width) const;
 
-  const KernelTable& table_;
+  const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
   AttentionShape shape_;
   std::size_t hidden_;

@@ -10,8 +10,6 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/product_key.h"
-
 namespace ballast::model::host {
 namespace {
 
@@ -30,7 +28,15 @@ ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matr
 }
 
 Memory::data_type data_type(DType type) {
-  return type == DType::f32 ? Memory::data_type::f32 : Memory::data_type::bf16;
+  switch (type) {
+    case DType::f32:
+      return Memory::data_type::f32;
+    case DType::bf16:
+      return Memory::data_type::bf16;
+    case DType::f16:
+      break;
+  }
+  refuse_training_type(type);
 }
 
 Memory::desc describe(const Matrix& m, std::size_t rows, std::size_t columns) {

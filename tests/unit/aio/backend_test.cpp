@@ -82,7 +82,7 @@ TEST(Backends, TheNullBackendSaysDoneAndMovesNothing) {
   const test::AlignedBytes memory(kMiB, 1);
   const test::AlignedBytes before(kMiB, 1);
   for (const auto direction : {Direction::write, Direction::read}) {
-    EXPECT_TRUE(queue->wait(queue->submit({direction, &file, 0, Lease(memory.view())})).ok());
+    EXPECT_TRUE(queue->wait(queue->submit({direction, &file, 0, memory.view()})).ok());
   }
   EXPECT_TRUE(std::ranges::equal(memory.view(), before.view()));
   EXPECT_EQ(queue->counters().blocks, 32U);
@@ -146,7 +146,7 @@ TEST_F(Sandbox, ThatClosesOnARunningQueueYieldsErrorsAndNoHang) {
     const test::AlignedBytes memory(kMiB);
     const auto queue = make_queue({.backend = "io_uring", .block_bytes = 64 * kKiB, .depth = 4});
     const auto write = [&] {
-      return queue->wait(queue->submit({Direction::write, &file, 0, Lease(memory.view())}));
+      return queue->wait(queue->submit({Direction::write, &file, 0, memory.view()}));
     };
     CHECK_OR_EXIT(write().ok());
     CHECK_OR_EXIT(test::deny_syscall(SYS_io_uring_enter, EPERM));

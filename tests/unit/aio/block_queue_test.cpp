@@ -29,8 +29,8 @@ class BlockQueueTest : public testing::Test {
         [this](unsigned) { return std::make_unique<GateTransport>(gate_); });
   }
   [[nodiscard]] Request request(Direction direction, Bytes offset, Bytes length,
-                                std::function<void()> on_release = {}) const {
-    return {direction, &file_, offset, Lease(memory_.view(0, length), std::move(on_release))};
+                                std::function<void()> returned = {}) const {
+    return {direction, &file_, offset, memory_.view(0, length), false, std::move(returned)};
   }
 
   test::TempDir directory_;
@@ -100,19 +100,19 @@ TEST_F(BlockQueueTest, KeepsTheFirstErrorAndStartsNoFurtherBlock) {
   EXPECT_EQ(gate_.starts().size(), 3U);
 }
 
-TEST_F(BlockQueueTest, HoldsTheLeaseUntilTheLastBlockIsBackAlsoAfterAnError) {
-  std::atomic<int> released = 0;
+TEST_F(BlockQueueTest, HoldsTheMemoryUntilTheLastBlockIsBackAlsoAfterAnError) {
+  std::atomic<int> returned = 0;
   const auto queue = this->queue(10, 2);
-  const Ticket ticket = queue->submit(request(Direction::read, 0, 20, [&] { ++released; }));
+  const Ticket ticket = queue->submit(request(Direction::read, 0, 20, [&] { ++returned; }));
   gate_.wait_for_starts(2);
   gate_.finish(0, -EIO);
   // Start number 2 shows that the owner thread has dealt with the failure.
   const Ticket next = queue->submit(request(Direction::read, 0, 10));
   gate_.wait_for_starts(3);
-  EXPECT_EQ(released, 0);
+  EXPECT_EQ(returned, 0);
   gate_.finish(1);
   EXPECT_EQ(queue->wait(ticket).error_number, EIO);
-  EXPECT_EQ(released, 1);
+  EXPECT_EQ(returned, 1);
   gate_.finish(2);
   EXPECT_TRUE(queue->wait(next).ok());
 }

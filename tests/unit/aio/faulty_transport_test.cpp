@@ -205,7 +205,7 @@ TEST(FaultsFromTheEnvironment, BefallTheQueuesThatAreMade) {
     unsetenv("BALLAST_IO_FAULTS");
     EXPECT_EQ(lines, "aio: injecting faults: enospc:after=1:times=1\n");
     const auto write = [&] {
-      return queue->wait(queue->submit({Direction::write, &file, 0, Lease(memory.view())}));
+      return queue->wait(queue->submit({Direction::write, &file, 0, memory.view()}));
     };
     EXPECT_TRUE(write().ok());
     EXPECT_EQ(write().error_number, ENOSPC);

@@ -23,11 +23,11 @@ class GatedQueue : public testing::Test {
   }
   [[nodiscard]] Request request(Direction direction, Bytes offset, Bytes length,
                                 bool ahead = false) const {
-    return {direction, &file_, offset, Lease(memory_.view(0, length)), ahead};
+    return {direction, &file_, offset, memory_.view(0, length), ahead};
   }
   [[nodiscard]] Request request(Direction direction, Bytes offset, Bytes length,
-                                std::function<void()> on_release) const {
-    return {direction, &file_, offset, Lease(memory_.view(0, length), std::move(on_release))};
+                                std::function<void()> returned) const {
+    return {direction, &file_, offset, memory_.view(0, length), false, std::move(returned)};
   }
   /// Ends block after block, as they are started, until `count` have been; their offsets.
   std::vector<Bytes> finish_in_turn(std::size_t count, std::size_t first = 0) {

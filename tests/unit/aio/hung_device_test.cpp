@@ -26,7 +26,7 @@ class HungDevice : public testing::Test {
         [this](unsigned) { return std::make_unique<test::GateTransport>(gate_); });
   }
   [[nodiscard]] Request request(Bytes length) const {
-    return {Direction::write, &file_, 0, Lease(memory_.view(0, length))};
+    return {Direction::write, &file_, 0, memory_.view(0, length)};
   }
 
   test::TempDir directory_;

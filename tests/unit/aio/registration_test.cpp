@@ -7,9 +7,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "ballast/aio/buffer_pool.h"
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
+#include "ballast/core/mapping.h"
 
 #include "tests/support/aligned_bytes.h"
 #include "tests/support/captured_log.h"
@@ -27,8 +27,8 @@ class RegistrationTest : public testing::Test {
 
   /// Writes `out` and reads it back into `in`, somewhere in the file.
   static void round_trip(Queue& queue, const File& file, HostBytes out, HostBytes in) {
-    EXPECT_TRUE(queue.wait(queue.submit({Direction::write, &file, 3 * kPage, Lease(out)})).ok());
-    EXPECT_TRUE(queue.wait(queue.submit({Direction::read, &file, 3 * kPage, Lease(in)})).ok());
+    EXPECT_TRUE(queue.wait(queue.submit({Direction::write, &file, 3 * kPage, out})).ok());
+    EXPECT_TRUE(queue.wait(queue.submit({Direction::read, &file, 3 * kPage, in})).ok());
     EXPECT_TRUE(std::ranges::equal(in, out));
   }
 
@@ -39,14 +39,14 @@ class RegistrationTest : public testing::Test {
 };
 
 TEST_F(RegistrationTest, RegisteredAndOtherFilesAndMemoryMix) {
-  BufferPool first(2, 16 * kPage, "test");
-  BufferPool second(1, 16 * kPage, "test");
+  const Mapping first(32 * kPage, "test");
+  const Mapping second(16 * kPage, "test");
   const auto queue = make_queue({.backend = "io_uring", .block_bytes = 3 * kPage, .depth = 4},
-                                {{&file_}, {second.memory(), first.memory()}});
+                                {{&file_}, {second.bytes(), first.bytes()}});
   const test::AlignedBytes elsewhere(16 * kPage);
   for (const File* file : {&file_, &other_}) {
     for (const HostBytes memory :
-         {first.memory().first(16 * kPage), second.memory(), first.memory().last(16 * kPage)}) {
+         {first.bytes().first(16 * kPage), second.bytes(), first.bytes().last(16 * kPage)}) {
       std::ranges::copy(data_.view(), memory.begin());
       round_trip(*queue, *file, memory, elsewhere.view());
       std::ranges::fill(memory, std::byte{0});
@@ -56,8 +56,8 @@ TEST_F(RegistrationTest, RegisteredAndOtherFilesAndMemoryMix) {
 }
 
 TEST_F(RegistrationTest, ABlockAcrossTheEdgeOfRegisteredMemoryIsTransferred) {
-  BufferPool pool(1, 16 * kPage, "test");
-  const HostBytes memory = pool.memory();
+  const Mapping pool(16 * kPage, "test");
+  const HostBytes memory = pool.bytes();
   const auto queue = make_queue({.backend = "io_uring"},
                                 {{}, {memory.first(5 * kPage), memory.subspan(9 * kPage)}});
   std::ranges::copy(data_.view(), memory.begin());
@@ -82,7 +82,7 @@ TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
   const test::CapturedLog log;
   const auto queue = make_queue({.backend = "io_uring", .depth = 2, .iopoll = true});
   for (int i = 0; i < 2; ++i) {
-    const Ticket ticket = queue->submit({Direction::read, &file_, 0, Lease(data_.view())});
+    const Ticket ticket = queue->submit({Direction::read, &file_, 0, data_.view()});
     EXPECT_EQ(queue->wait(ticket).error_number, EOPNOTSUPP);
   }
   EXPECT_NE(log.text().find("completions cannot be polled for here"), std::string::npos);
@@ -107,12 +107,11 @@ TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
     constexpr uid_t kNobody = 65534;
     if (geteuid() == 0) CHECK_OR_EXIT(seteuid(kNobody) == 0);
     const test::CapturedLog log;
-    BufferPool pool(4, kMiB, "test");
+    const Mapping pool(4 * kMiB, "test");
     {
-      const auto queue =
-          make_queue({.backend = "io_uring", .depth = 4}, {{&file}, {pool.memory()}});
+      const auto queue = make_queue({.backend = "io_uring", .depth = 4}, {{&file}, {pool.bytes()}});
       const auto completion =
-          queue->wait(queue->submit({Direction::write, &file, 0, pool.acquire()}));
+          queue->wait(queue->submit({Direction::write, &file, 0, pool.bytes().first(kMiB)}));
       CHECK_OR_EXIT(completion.ok());
     }
     std::fprintf(stderr, "%s", log.text().c_str());

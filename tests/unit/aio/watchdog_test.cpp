@@ -63,10 +63,10 @@ class GivingUp : public Watchdog {
       .block_bytes = 10, .depth = 2, .stall_seconds = 0.05, .abandon_seconds = 0.2};
 };
 
-TEST_F(GivingUp, FailsTheRequestButKeepsItsLeaseUntilTheBlockIsBack) {
-  std::atomic<int> released = 0;
+TEST_F(GivingUp, FailsTheRequestButKeepsItsMemoryUntilTheBlockIsBack) {
+  std::atomic<int> returned = 0;
   const auto queue = this->queue(impatient_);
-  const Ticket ticket = queue->submit(request(Direction::read, 0, 10, [&] { ++released; }));
+  const Ticket ticket = queue->submit(request(Direction::read, 0, 10, [&] { ++returned; }));
   const Completion completion = queue->wait(ticket);
   EXPECT_EQ(completion.error_number, ETIMEDOUT);
   EXPECT_EQ(completion.transferred, 0U);
@@ -79,49 +79,49 @@ TEST_F(GivingUp, FailsTheRequestButKeepsItsLeaseUntilTheBlockIsBack) {
         "fetch: read " + file_.name() + " offset=0 length=10: no answer from the device for ";
     EXPECT_EQ(std::string(error.what()).substr(0, expected.size()), expected);
   }
-  // The queue still works, and has not touched the lease.
+  // The queue still works, and has not returned the memory.
   const Ticket next = queue->submit(request(Direction::read, 100, 10));
   gate_.wait_for_starts(2);
   gate_.finish(1);
   EXPECT_TRUE(queue->wait(next).ok());
-  EXPECT_EQ(released, 0);
+  EXPECT_EQ(returned, 0);
   gate_.finish(0);
-  while (released == 0) std::this_thread::yield();
-  EXPECT_EQ(released, 1);
+  while (returned == 0) std::this_thread::yield();
+  EXPECT_EQ(returned, 1);
 }
 
-TEST_F(GivingUp, KeepsTheLeaseUntilTheLastOfItsBlocksIsBack) {
-  std::atomic<int> released = 0;
+TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
+  std::atomic<int> returned = 0;
   const auto queue = this->queue(impatient_);
-  const Ticket ticket = queue->submit(request(Direction::write, 0, 40, [&] { ++released; }));
+  const Ticket ticket = queue->submit(request(Direction::write, 0, 40, [&] { ++returned; }));
   EXPECT_EQ(queue->wait(ticket).error_number, ETIMEDOUT);
   gate_.finish(1);
   // Its place is taken by another block, which shows that the owner thread has dealt with it.
   const Ticket next = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(gate_.wait_for_starts(3)[2].offset, 100U);
-  EXPECT_EQ(released, 0);
+  EXPECT_EQ(returned, 0);
   gate_.finish(0);
   gate_.finish(2);
   EXPECT_TRUE(queue->wait(next).ok());
-  while (released == 0) std::this_thread::yield();
+  while (returned == 0) std::this_thread::yield();
 }
 
 TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
   // The transport of such a queue lives on: so must what this one refers to.
   auto* const gate = new test::Gate;
-  std::atomic<int> released = 0;
+  std::atomic<int> returned = 0;
   std::atomic<int> others = 0;
   {
     BlockQueue queue("gate", impatient_,
                      [&](unsigned) { return std::make_unique<test::GateTransport>(*gate); });
-    (void)queue.submit(request(Direction::write, 0, 20, [&] { ++released; }));
+    (void)queue.submit(request(Direction::write, 0, 20, [&] { ++returned; }));
     gate->wait_for_starts(2);
     // Finds no room at the device before that is given up, nor after.
     const Ticket queued = queue.submit(request(Direction::write, 100, 10, [&] { ++others; }));
     queue.cancel();
     EXPECT_EQ(queue.wait(queued).error_number, ECANCELED);
   }
-  EXPECT_EQ(released, 0);
+  EXPECT_EQ(returned, 0);
   EXPECT_EQ(others, 1);
 }
 

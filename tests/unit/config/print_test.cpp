@@ -56,13 +56,14 @@ Config unusual() {
              .num_layers = 5,
              .num_heads = 8,
              .num_kv_heads = 4,
+             .head_dim = 24,
              .intermediate_size = 100,
              .max_sequence = 64,
              .norm_epsilon = 1e-6,
-             .rope_theta = 5e5,
              .tie_embeddings = true,
              .init_stddev = 0.01,
-             .weights = "/w"};
+             .numbers = {{"rope_theta", 5e5}}};
+  c.initial_weights = "/w";
   c.data = {.text = {},
             .tokens = {"/t"},
             .token_type = "u32",
@@ -84,7 +85,7 @@ Config unusual() {
             .optimizer = {.tier = Tier::nvme, .nvme_path = {"/n1"}, .buffer_count = 3},
             .parameters = {.tier = std::nullopt, .nvme_path = {"/n2", "/n3"}, .buffer_count = 5}};
   c.aio = unusual_aio();
-  c.bf16 = false;
+  c.type = DType::f32;
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;
   c.ballast = {.device = "cuda",
@@ -131,10 +132,11 @@ TEST(ConfigPrint, LosesNoField) {
   EXPECT_EQ(after.model.intermediate_size, before.model.intermediate_size);
   EXPECT_EQ(after.model.max_sequence, before.model.max_sequence);
   EXPECT_EQ(after.model.norm_epsilon, before.model.norm_epsilon);
-  EXPECT_EQ(after.model.rope_theta, before.model.rope_theta);
+  EXPECT_EQ(after.model.head_dim, before.model.head_dim);
+  EXPECT_EQ(after.model.numbers, before.model.numbers);
   EXPECT_EQ(after.model.tie_embeddings, before.model.tie_embeddings);
   EXPECT_EQ(after.model.init_stddev, before.model.init_stddev);
-  EXPECT_EQ(after.model.weights, before.model.weights);
+  EXPECT_EQ(after.initial_weights, before.initial_weights);
   EXPECT_EQ(after.data.tokens, before.data.tokens);
   EXPECT_EQ(after.data.token_type, before.data.token_type);
   EXPECT_EQ(after.data.held_out, before.data.held_out);
@@ -174,7 +176,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(after.aio.any_file_system, before.aio.any_file_system);
   EXPECT_EQ(after.aio.paths, before.aio.paths);
   EXPECT_TRUE(parse_text(print(before), {"aio.buffered=true", "aio.iopoll=false"}).aio.buffered);
-  EXPECT_EQ(after.bf16, before.bf16);
+  EXPECT_EQ(after.type, before.type);
   EXPECT_EQ(after.gradient_clipping, before.gradient_clipping);
   EXPECT_EQ(after.steps_per_print, before.steps_per_print);
   const auto& a = after.ballast;

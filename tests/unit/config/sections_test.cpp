@@ -14,11 +14,12 @@ TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
   EXPECT_EQ(c.model.num_kv_heads, 4U);
   EXPECT_EQ(c.model.intermediate_size, 256U);
   EXPECT_EQ(c.model.max_sequence, 32U);
-  EXPECT_EQ(c.model.tie_embeddings, std::optional(true));
+  EXPECT_TRUE(c.model.tie_embeddings);
+  EXPECT_EQ(c.model.head_dim, 16U);
   EXPECT_EQ(c.data.held_out, 0.05);
   EXPECT_EQ(c.optimizer.lr, 1e-3);
   EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::constant);
-  EXPECT_TRUE(c.bf16);
+  EXPECT_EQ(c.type, DType::bf16);
   EXPECT_EQ(c.gradient_clipping, 1.0);
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::device));
   EXPECT_EQ(c.ballast.device_bytes, 0U);
@@ -29,7 +30,7 @@ TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
 TEST(ConfigDefaults, OfLlamaFollowItsShape) {
   const Config c = parse_text(kMinimal, {"model.family=llama", "model.hidden_size=320"});
   EXPECT_EQ(c.model.intermediate_size, 896U);  // 8/3 x 320 = 853.3, up to a multiple of 64
-  EXPECT_EQ(c.model.tie_embeddings, std::optional(false));
+  EXPECT_FALSE(c.model.tie_embeddings);
   EXPECT_EQ(
       parse_text(kMinimal, {"model.family=llama", "model.hidden_size=96"}).model.intermediate_size,
       256U);  // exactly 8/3 x 96
@@ -42,7 +43,7 @@ TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
                             "zero_optimization.offload_param.nvme_path=swap"});
   EXPECT_EQ(c.data.text,
             (std::vector<std::string>{"/src/**/*.cpp", "/base/a b", "/abs", "/base/~/x"}));
-  EXPECT_EQ(c.model.weights, "/base/w.safetensors");
+  EXPECT_EQ(c.initial_weights, "/base/w.safetensors");
   EXPECT_EQ(c.ballast.out, "/run/y");
   EXPECT_EQ(c.zero.parameters.nvme_path, (Paths{"/base/swap"}));
   EXPECT_TRUE(parse_text(kMinimal, {"ballast.out="}).ballast.out.empty());
@@ -205,6 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "must be at least 256 for data.text, which is read byte by byte, got 255"},
         Refusal{"model.max_sequence", "16", "16 is shorter than data.sequence_length 32"},
         Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
+        Refusal{"model.vocab_size", "4294967296", "4294967296 does not fit 32-bit tokens"},
         Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
         Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"}));
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -217,15 +218,37 @@ TEST_F(Kernels, AgreeOnEveryWeightAndManyRemainders) {
   expect_same_bits(states, 1, hyper);
 }
 
-TEST_F(Kernels, TouchStaysInsideTheArraysAndLeavesTheGradient) {
+TEST_F(Kernels, TouchStaysInsideTheArraysAndLeavesAllButACopyAsItIs) {
   for (const Updater* updater : all()) {
-    for (const Layout& layout : test::all_layouts()) {
-      for (const std::size_t size : {0, 1, 15, 255, 256, 257, 1'001}) {
-        States states = States::random(layout, size, 7, size % 5);
-        const States before = states;
-        updater->touch(layout.optimizer, states.shard());
-        EXPECT_TRUE(states.guards_intact()) << describe(layout) << ", " << size << " elements";
-        EXPECT_EQ(states.gradient, before.gradient);
+    for (const TouchWay& way : touch_ways()) {
+      for (const Layout& layout : test::all_layouts()) {
+        for (const std::size_t size : {0, 1, 255, 256, 1'001}) {
+          States states = States::random(layout, size, 7, size % 5);
+          const States before = states;
+          updater->touch(layout.optimizer, states.shard(), way);
+          EXPECT_TRUE(states.guards_intact()) << describe(layout) << ", " << size << " elements";
+          EXPECT_EQ(states.main, before.main);
+          EXPECT_EQ(states.first, before.first);
+          EXPECT_EQ(states.second, before.second);
+          EXPECT_EQ(states.gradient, before.gradient);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Kernels, TouchInEveryWayReachesAllOfACopy) {
+  Layout layout;
+  layout.weights = Weights::Format::copy_bf16;
+  for (const Updater* updater : all()) {
+    for (const TouchWay& way : touch_ways()) {
+      for (const std::size_t offset : {0, 1}) {
+        constexpr std::size_t kSize = 70 * Codes::kBlock;
+        States states = States::random(layout, kSize, 7, offset);
+        updater->touch(layout.optimizer, states.shard(), way);
+        const auto* copy = states.companion.as<std::uint16_t>();
+        EXPECT_TRUE(std::all_of(copy, copy + kSize, [](std::uint16_t c) { return c == 0; }))
+            << to_string(updater->isa()) << ", stretch " << way.stretch << ", " << way.streams;
       }
     }
   }

@@ -40,7 +40,7 @@ class EngineTest : public testing::Test {
 
 TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
   model::ModelConfig llama;
-  llama.family = model::Family::llama;
+  llama.family = "llama";
   llama.vocab_size = 131;
   llama.hidden_size = 64;
   llama.num_layers = 3;

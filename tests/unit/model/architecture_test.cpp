@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
 #include "tests/unit/model/fixture.h"
 
@@ -27,7 +28,7 @@ ModelConfig gpt2_124m() {
 TEST(Architecture, CountsTheParametersOfKnownModels) {
   EXPECT_EQ(build_architecture(gpt2_124m()).parameters(), 124439808U);
   ModelConfig tiny;  // TinyLlama-1.1B
-  tiny.family = Family::llama;
+  tiny.family = "llama";
   tiny.vocab_size = 32000;
   tiny.hidden_size = 2048;
   tiny.num_layers = 22;
@@ -97,13 +98,15 @@ TEST(Architecture, RefusesNumbersThatDoNotFitTogether) {
     return text.find(part) != std::string::npos;
   };
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_heads = c.num_kv_heads = 5; }),
-                  "hidden_size 36 is not divisible by model.num_heads 5"));
+                  "model.num_heads: 5 does not divide hidden_size 36"));
   EXPECT_TRUE(has(with(test::small_llama(), [](auto& c) { c.num_kv_heads = 4; }), "num_kv_heads"));
   EXPECT_TRUE(has(with(test::small_llama(), [](auto& c) { c.num_heads = c.num_kv_heads = 12; }),
-                  "even head size"));
-  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.vocab_size = 0; }), "vocab_size is 0"));
+                  "model.head_dim: 3 is odd"));
+  EXPECT_TRUE(
+      has(with(test::small_gpt2(), [](auto& c) { c.vocab_size = 0; }), "vocab_size: missing"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.max_sequence = 0; }), "max_sequence"));
-  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_kv_heads = 1; }), "grouped-query"));
+  EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.num_kv_heads = 1; }),
+                  "gpt2 has as many as num_heads (3), got 1"));
   EXPECT_TRUE(has(with(test::small_gpt2(), [](auto& c) { c.norm_epsilon = 0; }), "norm_epsilon"));
   EXPECT_EQ(refusal(test::small_gpt2()), "");
   EXPECT_EQ(refusal(test::small_llama()), "");
@@ -128,11 +131,12 @@ TEST(Architecture, CountsWhatTheBackwardPassComputesAgain) {
   EXPECT_EQ(llama.recomputed_flops(1, 1, 8), llama.forward_flops(1, 1, 8) - 2.0 * 8 * down);
 }
 
-TEST(Families, AreReadByNameWithASuggestion) {
-  EXPECT_EQ(parse_family("llama"), Family::llama);
-  EXPECT_EQ(to_string(Family::gpt2), "gpt2");
+TEST(Families, AreFoundByNameWithASuggestion) {
+  EXPECT_EQ(family("llama").name(), "llama");
+  EXPECT_EQ(family_names(), (std::vector<std::string>{"gpt2", "llama"}));
+  EXPECT_EQ(default_config("llama").number("rope_theta"), 10000.0);
   try {
-    parse_family("lama");
+    static_cast<void>(family("lama"));
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("llama"), std::string::npos);

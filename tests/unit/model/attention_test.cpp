@@ -19,7 +19,7 @@ Reference reference_of(const AttentionShape& shape) {
   Reference reference;
   reference.config.num_heads = shape.heads;
   reference.config.num_kv_heads = shape.kv_heads;
-  reference.config.hidden_size = shape.hidden();
+  reference.config.head_dim = shape.head_dim;
   reference.sequences = shape.sequences;
   reference.length = shape.length;
   return reference;
@@ -35,8 +35,8 @@ Values part(const Values& qkv, const AttentionShape& shape, std::size_t first, s
 }
 
 Values plain(const AttentionShape& shape, const Values& qkv) {
-  const std::size_t h = shape.hidden();
-  const std::size_t kv = shape.kv_hidden();
+  const std::size_t h = shape.width();
+  const std::size_t kv = shape.kv_width();
   return reference_of(shape).attention(part(qkv, shape, 0, h), part(qkv, shape, h, kv),
                                        part(qkv, shape, h + kv, kv));
 }
@@ -49,7 +49,7 @@ class AttentionShapes : public testing::TestWithParam<std::size_t> {
     const std::vector<float> in(qkv.begin(), qkv.end());
     const std::vector<float> dy(dout.begin(), dout.end());
     for (const KernelTable* table : kernel_tables()) {
-      Attention<float> attention(shape, table->f32, 2);
+      Attention<float> attention(shape, table->f32.rows, 2);
       std::vector<float> out(dout.size());
       std::vector<float> dqkv(qkv.size());
       std::vector<float> log_sums(shape.log_sums());
@@ -67,7 +67,7 @@ TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   const AttentionShape shape{2, GetParam(), 6, 2, 10};
   Values qkv = normals(shape.tokens() * shape.row(), 1);
   for (double& value : qkv) value = static_cast<float>(value);
-  Values dout = normals(shape.tokens() * shape.hidden(), 2);
+  Values dout = normals(shape.tokens() * shape.width(), 2);
   for (double& value : dout) value = static_cast<float>(value);
   const Values expected = plain(shape, qkv);
   const Values direction = normals(qkv.size(), 3);
@@ -81,8 +81,8 @@ TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   const auto loss = [&] { return dot(plain(shape, qkv), dout); };
   // One query, one key, one value, in the last sequence.
   const std::size_t row = (shape.tokens() - shape.length / 2 - 1) * shape.row();
-  const std::vector<std::size_t> samples = {row + 3, row + shape.hidden() + 12,
-                                            row + shape.hidden() + shape.kv_hidden() + 5};
+  const std::vector<std::size_t> samples = {row + 3, row + shape.width() + 12,
+                                            row + shape.width() + shape.kv_width() + 5};
   std::vector<double> derivatives;
   for (const std::size_t sample : samples) {
     derivatives.push_back(central_difference(loss, qkv[sample]));
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Lengths, AttentionShapes, testing::Values(1, 63, 64, 65
                          [](const auto& info) { return std::to_string(info.param); });
 
 TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
-  const RowKernels<float>& kernels = kernel_tables().front()->f32;
+  const RowKernels<float>& kernels = kernel_tables().front()->f32.rows;
   const auto bytes = [&](std::size_t length) {
     const AttentionShape shape{1, length, 4, 2, 64};
     return static_cast<double>(Attention<float>(shape, kernels, 2).scratch_bytes());
@@ -118,17 +118,17 @@ TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
 TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
   const AttentionShape shape{1, 100, 2, 1, 8};
   std::vector<float> qkv = normals<float>(shape.tokens() * shape.row(), 1);
-  const RowKernels<float>& kernels = kernel_tables().back()->f32;
+  const RowKernels<float>& kernels = kernel_tables().back()->f32.rows;
   Attention<float> attention(shape, kernels, 2);
   std::vector<float> log_sums(shape.log_sums());
   std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
-  std::vector<float> before(shape.tokens() * shape.hidden());
+  std::vector<float> before(shape.tokens() * shape.width());
   std::vector<float> after(before.size());
   attention.forward(qkv.data(), before.data(), log_sums.data(), scratch.data());
   for (std::size_t i = 70 * shape.row(); i < qkv.size(); ++i) qkv[i] = 1e9F;
   attention.forward(qkv.data(), after.data(), log_sums.data(), scratch.data());
-  before.resize(70 * shape.hidden());
-  after.resize(70 * shape.hidden());
+  before.resize(70 * shape.width());
+  after.resize(70 * shape.width());
   EXPECT_EQ(before, after);
 }
 

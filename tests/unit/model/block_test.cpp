@@ -28,6 +28,12 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
+/// Heads that are together wider or narrower than the model.
+ModelConfig with_head_dim(ModelConfig config, std::uint64_t head_dim) {
+  config.head_dim = head_dim;
+  return config;
+}
+
 /// 70 and 131 positions: more than one tile of query rows, the last one not full.
 std::vector<Case> cases() {
   return {{"gpt2", test::small_gpt2(), {2, 70}, 2},
@@ -35,7 +41,10 @@ std::vector<Case> cases() {
           {"gpt2_three_threads", test::small_gpt2(), {1, 7}, 3},
           {"llama", test::small_llama(), {2, 70}, 2},
           {"llama_three_threads", test::small_llama(), {1, 131}, 3},
-          {"llama_one_thread", test::small_llama(), {2, 5}, 1}};
+          {"llama_one_thread", test::small_llama(), {2, 5}, 1},
+          {"gpt2_wide_heads", with_head_dim(test::small_gpt2(), test::odd(22, 40)), {2, 9}, 2},
+          {"llama_wide_heads", with_head_dim(test::small_llama(), 16), {2, 9}, 2},
+          {"gpt2_narrow_heads", with_head_dim(test::small_gpt2(), test::odd(5, 8)), {1, 9}, 2}};
 }
 
 /// `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss` along
@@ -199,7 +208,8 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   const auto loss = b.number();
   const DeviceBytes weights = b.upload(b.weights(1));
   const DeviceBytes kept =
-      keep ? b.device->allocate(b.compute->intermediate_bytes(), "intermediates") : DeviceBytes();
+      keep ? b.device->allocate(b.compute->memory().intermediates[1], "intermediates")
+           : DeviceBytes();
   b.compute->layer_forward(*b.stream, 1, weights, in, out, kept);
   // Another layer's comes between, and takes the workspace.
   if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), in, dx, {});
@@ -233,7 +243,8 @@ TEST(BlocksWithIntermediatesKept, GiveTheSameBits) {
 TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
   for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
     Bench b(config, DType::bf16, {2, 33}, 2);
-    const DeviceBytes kept = b.device->allocate(b.compute->intermediate_bytes(), "intermediates");
+    const DeviceBytes kept =
+        b.device->allocate(b.compute->memory().intermediates[1], "intermediates");
     const DeviceBytes weights = b.upload(b.weights(1));
     const DeviceBytes in = b.upload(b.activation_values(9));
     // The gradient of a layer's last matrix comes from its intermediates alone.
@@ -244,9 +255,10 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
       b.compute->layer_backward(*b.stream, 1, weights, of, d, gradient, kept);
       b.stream->synchronize();
       const Values all = b.values(gradient);
-      const std::size_t matrix = config.family == Family::gpt2 ? 10 : 8;
-      const auto first = all.begin() + static_cast<std::ptrdiff_t>(
-                                           b.architecture.blocks[1].tensors[matrix].offset);
+      const std::string matrix = config.family == "gpt2" ? "mlp.c_proj" : "mlp.down_proj";
+      const auto first =
+          all.begin() +
+          static_cast<std::ptrdiff_t>(b.architecture.blocks[1].tensor(matrix + ".weight").offset);
       return Values(first, first + static_cast<std::ptrdiff_t>(config.hidden_size));
     };
     const Values expected = last_gradient(in);
@@ -257,7 +269,8 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
 
 TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 8}, 1);
-  const DeviceBytes kept = b.device->allocate(b.compute->intermediate_bytes() - 1, "too little");
+  const DeviceBytes kept =
+      b.device->allocate(b.compute->memory().intermediates[1] - 1, "too little");
   const DeviceBytes in = b.activation();
   EXPECT_THROW(b.compute->layer_forward(*b.stream, 1, b.upload(b.weights(1)), in, in, kept), Error);
 }

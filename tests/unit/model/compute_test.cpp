@@ -181,7 +181,7 @@ TEST(Workspace, GrowsLinearlyWithTheSequence) {
   const Architecture model = build_architecture(config);
   const auto bytes = [&](std::uint64_t length) {
     return static_cast<double>(
-        make_compute(*device, model, DType::bf16, {1, length})->workspace_bytes());
+        make_compute(*device, model, DType::bf16, {1, length})->memory().workspace);
   };
   EXPECT_LT(bytes(16384) / bytes(8192), 2.01);
 }
@@ -200,8 +200,8 @@ TEST(Workspace, IsKnownWithoutADevice) {
           const MicroBatchShape shape{sequences, 33};
           const KernelMemory memory = kernel_memory(model, type, shape, "host", threads);
           const auto compute = make_compute(*device, model, type, shape);
-          EXPECT_EQ(memory.workspace, compute->workspace_bytes());
-          EXPECT_EQ(memory.intermediates, compute->intermediate_bytes());
+          EXPECT_EQ(memory.workspace, compute->memory().workspace);
+          EXPECT_EQ(memory.intermediates, compute->memory().intermediates);
         }
       }
     }
@@ -235,10 +235,10 @@ TEST(KernelTables, AgreeWithEachOther) {
   constexpr std::size_t kSize = 61;
   const auto x = normals<float>(kSize, 1, 2.0);
   std::vector<float> expected(kSize);
-  tables.front()->f32.gelu(x.data(), expected.data(), kSize);
+  tables.front()->f32.rows.gelu(x.data(), expected.data(), kSize);
   for (const host::KernelTable* table : tables) {
     std::vector<float> y(kSize);
-    table->f32.gelu(x.data(), y.data(), kSize);
+    table->f32.rows.gelu(x.data(), y.data(), kSize);
     for (std::size_t i = 0; i < kSize; ++i) {
       EXPECT_NEAR(y[i], expected[i], 1e-6F * std::max(1.0F, std::abs(expected[i])));
     }
@@ -254,8 +254,8 @@ TEST(KernelTables, RoundToBf16AsTheScalarFunctionDoes) {
   }
   for (const host::KernelTable* table : host::kernel_tables()) {
     std::vector<Bf16> rounded(values.size());
-    table->bf16.convert(values.data(), values.size(), rounded.data(), values.size(), 1,
-                        values.size());
+    table->bf16.rows.convert(values.data(), values.size(), rounded.data(), values.size(), 1,
+                             values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       ASSERT_EQ(rounded[i].bits, to_bf16(values[i]).bits)
           << std::hex << std::bit_cast<std::uint32_t>(values[i]);

@@ -21,7 +21,7 @@ inline std::uint64_t odd(std::uint64_t on_host, std::uint64_t on_cuda) {
 
 inline model::ModelConfig small_gpt2() {
   model::ModelConfig c;
-  c.family = model::Family::gpt2;
+  c.family = "gpt2";
   c.vocab_size = 61;
   c.hidden_size = odd(36, 72);
   c.num_layers = 2;
@@ -35,7 +35,7 @@ inline model::ModelConfig small_gpt2() {
 /// Groups of three query heads.
 inline model::ModelConfig small_llama() {
   model::ModelConfig c;
-  c.family = model::Family::llama;
+  c.family = "llama";
   c.vocab_size = 61;
   c.hidden_size = odd(36, 48);
   c.num_layers = 2;
@@ -58,7 +58,7 @@ struct Bench {
     device = device::make_device(options);
     stream = device->make_stream("compute");
     compute = model::make_compute(*device, architecture, type, shape);
-    compute->set_workspace(device->allocate(compute->workspace_bytes(), "workspace"));
+    compute->set_workspace(device->allocate(compute->memory().workspace, "workspace"));
   }
 
   [[nodiscard]] std::size_t activations() const {

@@ -64,7 +64,7 @@ Values Reference::norm(const Values& x, const double* weight, const double* bias
 }
 
 Values Reference::attention(const Values& q, const Values& k, const Values& v) const {
-  const std::size_t size = config.head_size();
+  const std::size_t size = config.head_dim;
   const std::size_t heads = config.num_heads;
   const std::size_t kv_heads = config.num_kv_heads;
   Values out(q.size());
@@ -94,7 +94,7 @@ Values Reference::attention(const Values& q, const Values& k, const Values& v) c
 }
 
 void Reference::rotate(Values& x, std::size_t heads) const {
-  const std::size_t size = config.head_size();
+  const std::size_t size = config.head_dim;
   const std::size_t half = size / 2;
   for (std::size_t row = 0; row < tokens(); ++row) {
     for (std::size_t h = 0; h < heads; ++h) {
@@ -102,7 +102,7 @@ void Reference::rotate(Values& x, std::size_t heads) const {
       for (std::size_t i = 0; i < half; ++i) {
         const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(size);
         const double angle =
-            static_cast<double>(row % length) / std::pow(config.rope_theta, exponent);
+            static_cast<double>(row % length) / std::pow(config.number("rope_theta"), exponent);
         const double a = head[i];
         const double b = head[i + half];
         head[i] = a * std::cos(angle) - b * std::sin(angle);
@@ -130,52 +130,58 @@ Values Reference::embedding(const model::BlockSpec& block, const Values& weights
 
 Values Reference::gpt2_layer(const model::BlockSpec& block, const Values& weights,
                              const Values& in) const {
-  const auto w = [&](std::size_t index) { return &weights[block.tensors[index].offset]; };
+  const auto w = [&](const char* name) { return &weights[block.tensor(name).offset]; };
   const std::size_t h = config.hidden_size;
+  const std::size_t a = config.num_heads * config.head_dim;
   const std::size_t wide = config.intermediate_size;
-  const Values qkv = product(norm(in, w(0), w(1)), w(2), h, 3 * h, false, w(3));
-  const Values mixed = attention(columns(qkv, 3 * h, 0, h), columns(qkv, 3 * h, h, h),
-                                 columns(qkv, 3 * h, 2 * h, h));
-  const Values middle = sum(product(mixed, w(4), h, h, false, w(5)), in);
-  Values hidden = product(norm(middle, w(6), w(7)), w(8), h, wide, false, w(9));
+  const Values normed = norm(in, w("ln_1.weight"), w("ln_1.bias"));
+  const Values qkv =
+      product(normed, w("attn.c_attn.weight"), h, 3 * a, false, w("attn.c_attn.bias"));
+  const Values mixed = attention(columns(qkv, 3 * a, 0, a), columns(qkv, 3 * a, a, a),
+                                 columns(qkv, 3 * a, 2 * a, a));
+  const Values middle =
+      sum(product(mixed, w("attn.c_proj.weight"), a, h, false, w("attn.c_proj.bias")), in);
+  Values hidden = product(norm(middle, w("ln_2.weight"), w("ln_2.bias")), w("mlp.c_fc.weight"), h,
+                          wide, false, w("mlp.c_fc.bias"));
   for (double& x : hidden) {
     const double u = std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x);
     x = 0.5 * x * (1.0 + std::tanh(u));
   }
-  return sum(product(hidden, w(10), wide, h, false, w(11)), middle);
+  return sum(product(hidden, w("mlp.c_proj.weight"), wide, h, false, w("mlp.c_proj.bias")), middle);
 }
 
 Values Reference::llama_layer(const model::BlockSpec& block, const Values& weights,
                               const Values& in) const {
-  const auto w = [&](std::size_t index) { return &weights[block.tensors[index].offset]; };
+  const auto w = [&](const char* name) { return &weights[block.tensor(name).offset]; };
   const std::size_t h = config.hidden_size;
-  const std::size_t kv = config.num_kv_heads * config.head_size();
+  const std::size_t a = config.num_heads * config.head_dim;
+  const std::size_t kv = config.num_kv_heads * config.head_dim;
   const std::size_t wide = config.intermediate_size;
-  const Values normed = norm(in, w(0), nullptr);
-  Values q = product(normed, w(1), h, h, true);
-  Values k = product(normed, w(2), h, kv, true);
-  const Values v = product(normed, w(3), h, kv, true);
+  const Values normed = norm(in, w("input_layernorm.weight"), nullptr);
+  Values q = product(normed, w("self_attn.q_proj.weight"), h, a, true);
+  Values k = product(normed, w("self_attn.k_proj.weight"), h, kv, true);
+  const Values v = product(normed, w("self_attn.v_proj.weight"), h, kv, true);
   rotate(q, config.num_heads);
   rotate(k, config.num_kv_heads);
-  const Values middle = sum(product(attention(q, k, v), w(4), h, h, true), in);
-  const Values normed2 = norm(middle, w(5), nullptr);
-  Values gate = product(normed2, w(6), h, wide, true);
-  const Values up = product(normed2, w(7), h, wide, true);
+  const Values middle =
+      sum(product(attention(q, k, v), w("self_attn.o_proj.weight"), a, h, true), in);
+  const Values normed2 = norm(middle, w("post_attention_layernorm.weight"), nullptr);
+  Values gate = product(normed2, w("mlp.gate_proj.weight"), h, wide, true);
+  const Values up = product(normed2, w("mlp.up_proj.weight"), h, wide, true);
   for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
-  return sum(product(gate, w(8), wide, h, true), middle);
+  return sum(product(gate, w("mlp.down_proj.weight"), wide, h, true), middle);
 }
 
 Values Reference::layer(const model::BlockSpec& block, const Values& weights,
                         const Values& in) const {
-  return config.family == model::Family::gpt2 ? gpt2_layer(block, weights, in)
-                                              : llama_layer(block, weights, in);
+  return config.family == "gpt2" ? gpt2_layer(block, weights, in) : llama_layer(block, weights, in);
 }
 
 double Reference::head(const Values& weights, const double* output, const Values& in,
                        const std::vector<std::int32_t>& targets) const {
   const std::size_t width = config.hidden_size;
   const std::size_t vocabulary = config.vocab_size;
-  const bool gpt2 = config.family == model::Family::gpt2;
+  const bool gpt2 = config.family == "gpt2";
   const Values normed = norm(in, weights.data(), gpt2 ? &weights[round_up(width, 32)] : nullptr);
   double loss = 0.0;
   Values logits(vocabulary);

@@ -25,7 +25,7 @@ struct Reference {
   [[nodiscard]] double head(const Values& weights, const double* output, const Values& in,
                             const std::vector<std::int32_t>& targets) const;
 
-  /// q, k, v: [tokens, heads or kv_heads, head_size].
+  /// q, k, v: [tokens, heads or kv_heads, head_dim].
   [[nodiscard]] Values attention(const Values& q, const Values& k, const Values& v) const;
 
  private:

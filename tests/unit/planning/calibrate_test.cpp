@@ -27,10 +27,10 @@ class Calibration : public testing::Test {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static schedule::Rates rates_of(const config::Config& config) {
-    return calibrate(config, make_architecture(config));
+    return calibrate(config, model::build_architecture(config.model));
   }
   static std::string key_of(const config::Config& config) {
-    return calibration_key(config, make_architecture(config));
+    return calibration_key(config, model::build_architecture(config.model));
   }
 
   test::TempDir directory_;
@@ -65,6 +65,10 @@ TEST_F(Calibration, FindsEveryRateOfARun) {
     EXPECT_EQ(rates.shared_cores, static_cast<unsigned>(usable_cpus()));
     EXPECT_GT(rates.compute_threads, 0U);
     EXPECT_GT(rates.update_threads, 0U);
+    for (const double speed : {rates.compute_beside_copy, rates.compute_beside_io}) {
+      EXPECT_GT(speed, 0.0);
+      EXPECT_LE(speed, 1.0);
+    }
     EXPECT_GE(rates.mixed_read_share, 0.0);
     EXPECT_LE(rates.mixed_read_share, 1.0);
   }
@@ -127,19 +131,19 @@ TEST_F(Calibration, HasAKeyForWhatChangesTheRates) {
 TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
   int calls = 0;
   int prepared = 0;
-  const double seconds = median_seconds(
+  const double seconds = mean_seconds(
       {.seconds = 0.0, .least = 3, .most = 5}, [&] { ++calls; }, [&] { ++prepared; });
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(prepared, 3);
   EXPECT_GT(seconds, 0.0);
   calls = 0;
-  median_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
+  mean_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
   EXPECT_EQ(calls, 6);
 }
 
 TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {
   const config::Config tiny = config({});
-  const Sample sample = make_sample(tiny, make_architecture(tiny));
+  const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);
   EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);

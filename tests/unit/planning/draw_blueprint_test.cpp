@@ -86,7 +86,7 @@ TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnes
   const engine::Blueprint none = draw_blueprint(config({"ballast.recompute=true"}));
   const schedule::Workload& work = none.workload;
   const Bytes before = none.ledger.total(Tier::device);
-  const Bytes layer = work.micro_batches * work.intermediate_bytes;
+  const Bytes layer = work.micro_batches * work.blocks[1].intermediate_bytes;
   ASSERT_GT(layer, 0U);
   const auto with_bytes = [&](Bytes bytes) {
     return kept({fmt::format("ballast.device_bytes={}", bytes)});

@@ -1,8 +1,10 @@
 #include "ballast/planning/machine_rates.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -47,7 +49,7 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        model_(make_architecture(config_)),
+        model_(model::build_architecture(config_.model)),
         key_(calibration_key(config_, model_)) {}
 
   schedule::Rates rates(bool recalibrate = false) {
@@ -112,6 +114,141 @@ TEST_F(MachineRates, DoWithoutACache) {
   const Variable nowhere("XDG_CACHE_HOME", (directory_.path() / "file").c_str());
   EXPECT_FALSE(rates().forward.empty());
   EXPECT_NE(log_.text().find("not kept"), std::string::npos) << log_.text();
+}
+
+std::vector<MeasuredStep> steps_of(std::size_t count, double seconds, double compute) {
+  MeasuredStep step = {.seconds = seconds};
+  step.busy_seconds[static_cast<std::size_t>(schedule::Lane::compute)] = compute;
+  return std::vector<MeasuredStep>(count, step);
+}
+
+TEST(TypicalStep, IsTheMedianOfEnoughSteps) {
+  EXPECT_FALSE(typical_step({}));
+  EXPECT_FALSE(typical_step(steps_of(kEnoughSteps - 1, 1.0, 0.5)));
+  auto steps = steps_of(kEnoughSteps, 1.0, 0.5);
+  steps.front().seconds = 9.0;
+  const auto typical = typical_step(steps);
+  ASSERT_TRUE(typical);
+  EXPECT_EQ(typical->seconds, 1.0);
+  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(schedule::Lane::compute)], 0.5);
+  EXPECT_EQ(typical->busy_seconds[static_cast<std::size_t>(schedule::Lane::fetch)], 0.0);
+}
+
+TEST(TypicalStep, IsNotThatOfADisturbedRun) {
+  auto steps = steps_of(kEnoughSteps, 1.0, 0.5);
+  for (std::size_t i = 0; i < steps.size() / 2; ++i) steps[i].seconds = 1.3;
+  EXPECT_FALSE(typical_step(steps));
+}
+
+TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
+  using schedule::Lane;
+  const auto at = [](auto& lanes, Lane lane) -> double& {
+    return lanes.at(static_cast<std::size_t>(lane));
+  };
+  schedule::Rates rates;
+  rates.forward = {{64.0, 100e9}, {128.0, 200e9}};
+  rates.head = {{64.0, 300e9}};
+  rates.device_memory_per_second = 10e9;
+  rates.update_per_second = 5e9;
+  rates.upload_per_second = 4e9;
+  rates.read_per_second = 3e9;
+  rates.write_per_second = 2e9;
+  rates.mixed_per_second = 4e9;
+  schedule::Prediction predicted;
+  predicted.step_seconds = 1.0;
+  MeasuredStep measured = {.seconds = 1.25};
+  const auto lane = [&](Lane name, double expected, double seen) {
+    at(predicted.busy_seconds, name) = expected;
+    at(measured.busy_seconds, name) = seen;
+  };
+  lane(Lane::compute, 0.8, 1.0);
+  lane(Lane::update, 0.2, 0.1);
+  lane(Lane::upload, 0.005, 0.006);  // of no account
+  lane(Lane::fetch, 0.1, 0.16);
+  lane(Lane::writeback, 0.1, 0.3);  // beyond belief
+  const schedule::Rates better = corrected(rates, predicted, measured);
+  const schedule::Curve forward = {{64.0, 80e9}, {128.0, 160e9}};
+  EXPECT_EQ(better.forward, forward);
+  EXPECT_TRUE(better.backward.empty());
+  EXPECT_DOUBLE_EQ(better.head.front().flops_per_second, 240e9);
+  EXPECT_DOUBLE_EQ(better.device_memory_per_second, 8e9);
+  EXPECT_DOUBLE_EQ(better.update_per_second, 10e9);
+  EXPECT_EQ(better.upload_per_second, 4e9);
+  EXPECT_DOUBLE_EQ(better.read_per_second, 3e9 / 1.6);
+  EXPECT_EQ(better.write_per_second, 2e9);
+  EXPECT_DOUBLE_EQ(better.mixed_per_second, 4e9 / std::sqrt(1.6));
+}
+
+/// A run of the fixture's config, and rates that are kept for it.
+class RunPredictions : public MachineRates {
+ protected:
+  RunPredictions()
+      : blueprint_(draw_blueprint(
+            config_, model_, {64 * kMiB, 64 * kMiB},
+            {.workspace = kMiB, .intermediates = std::vector<Bytes>(model_.blocks.size(), kMiB)})) {
+    known_.name = key_;
+    known_.forward = {{1.0, 1e9}};
+    known_.backward = known_.forward;
+    known_.head = known_.forward;
+    known_.device_memory_per_second = 1e9;
+    known_.update_per_second = 1e9;
+    known_.upload_per_second = 1e9;
+    known_.offload_per_second = 1e9;
+    std::filesystem::create_directories(directory_.path() / "ballast");
+  }
+
+  void keep() { save_rates(rates_cache_file(key_), known_); }
+  [[nodiscard]] std::optional<RunPrediction> prediction() const {
+    return RunPrediction::find(config_, blueprint_);
+  }
+  /// A step in which every lane takes `factor` times as long as predicted.
+  [[nodiscard]] MeasuredStep slower(double factor) const {
+    const auto simulated = schedule::simulate(blueprint_.schedule, blueprint_.workload, known_);
+    MeasuredStep step = {.seconds = factor * simulated.step_seconds};
+    for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+      step.busy_seconds[lane] = factor * simulated.busy_seconds[lane];
+    }
+    return step;
+  }
+
+  engine::Blueprint blueprint_;
+  schedule::Rates known_;
+};
+
+TEST_F(RunPredictions, AreMadeFromRatesThatAreKeptAndNoOthers) {
+  EXPECT_FALSE(prediction());
+  keep();
+  ASSERT_TRUE(prediction());
+  EXPECT_GT(prediction()->step_seconds(), 0.0);
+  known_.head.clear();
+  keep();
+  EXPECT_FALSE(prediction());
+  EXPECT_FALSE(measured());
+}
+
+TEST_F(RunPredictions, AreNotMadeOfRunsThatAreSlowedDown) {
+  keep();
+  config_.ballast.serial = true;
+  EXPECT_FALSE(prediction());
+  config_.ballast.serial = false;
+  config_.ballast.delay_seed = 1;
+  EXPECT_FALSE(prediction());
+}
+
+TEST_F(RunPredictions, CorrectTheRatesSoThatTheNextOneIsRight) {
+  keep();
+  const MeasuredStep step = slower(1.3);
+  EXPECT_TRUE(prediction()->correct(step));
+  EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 1U);
+  EXPECT_EQ(rates().corrections, 1U);
+  EXPECT_NEAR(prediction()->step_seconds(), step.seconds, 0.01 * step.seconds);
+  EXPECT_FALSE(prediction()->correct(step));
+}
+
+TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
+  keep();
+  EXPECT_FALSE(prediction()->correct(slower(1.04)));
+  EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
 }
 
 TEST(RatesCacheFile, FollowsTheEnvironment) {

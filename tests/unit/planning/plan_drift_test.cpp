@@ -50,7 +50,7 @@ TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
       true, directory.path(), GetParam());
   const memory::Budgets budgets = {config.ballast.device_bytes, config.ballast.host_bytes};
   const Decision decision = decide({.config = config,
-                                    .model = make_architecture(config),
+                                    .model = model::build_architecture(config.model),
                                     .budgets = budgets,
                                     .rates = some_rates()});
   engine::Engine engine(decision.blueprint, engine_options(decision.config));

@@ -52,17 +52,23 @@ config::Config make_config(const std::vector<std::string>& overrides) {
   return config::parse(text, "/base", "test", overrides);
 }
 
-/// A round number that grows with the micro-batch, as a workspace does.
-model::KernelMemory kernels(model::MicroBatchShape shape) {
-  return {.workspace = shape.tokens() * 4096, .intermediates = shape.tokens() * 2048};
+/// Round numbers that grow with the micro-batch, as kernels' memory does.
+model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
+  return {.workspace = shape.tokens() * 4096,
+          .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 2048)};
 }
 
 struct Asked {
   explicit Asked(const std::vector<std::string>& overrides = {}, memory::Budgets given = {})
-      : config(make_config(overrides)), model(make_architecture(config)), budgets(given) {}
+      : config(make_config(overrides)),
+        model(model::build_architecture(config.model)),
+        budgets(given) {}
 
   [[nodiscard]] PlanRequest request() const {
-    return {config, model, budgets, rates, world, kernels};
+    return {
+        config,  model,
+        budgets, rates,
+        world,   [model = model](model::MicroBatchShape shape) { return kernels(model, shape); }};
   }
   [[nodiscard]] Decision decide() const { return planning::decide(request()); }
   /// The message of the refusal; "" when it fits.
@@ -153,7 +159,7 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
       config::parse(config::print(decision.config), "/elsewhere", "printed", {});
   const engine::Blueprint drawn =
       draw_blueprint(again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
-                     kernels({again.batch.micro_batch, again.data.sequence_length}));
+                     kernels(asked.model, {again.batch.micro_batch, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
   EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
@@ -192,7 +198,7 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
         config.zero.optimizer.tier = tier;
         try {
           const engine::Blueprint other =
-              draw_blueprint(config, asked.model, budgets, kernels({size, 64}));
+              draw_blueprint(config, asked.model, budgets, kernels(asked.model, {size, 64}));
           const double seconds =
               schedule::simulate(other.schedule, other.workload, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.workload.tokens_per_step());
@@ -212,7 +218,7 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const auto tier = [&] { return kTiers.at(below(3)); };
   const std::uint64_t size = std::uint64_t{1} << below(5);
   engine::Blueprint other = outline(with_micro_batches(asked.config, size, 1), asked.model,
-                                    asked.budgets, kernels({size, 64}), 1);
+                                    asked.budgets, kernels(asked.model, {size, 64}), 1);
   other.options.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const schedule::BlockPlacement most = {tier(), tier(), tier()};
@@ -334,7 +340,7 @@ schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& para
       {"model.hidden_size=4096", "model.num_layers=37", "model.num_heads=32", "train_batch_size=1",
        "train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=1",
        "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
-  const model::Architecture model = make_architecture(config);
+  const model::Architecture model = model::build_architecture(config.model);
   parameters = static_cast<double>(model.parameters());
   const engine::Blueprint drawn = outline(config, model, {}, {}, world);
   const schedule::Placement placement = {

@@ -51,6 +51,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "fabric_gbps": 360, "network_gbps": 340, "ranks_per_node": 8,
     "shared_cores": 4, "compute_threads": 3, "update_threads": 2,
     "link_cores": 0.5, "io_cores": 0.25,
+    "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "corrections": 3,
     "device_memory": "24GiB", "host_memory": "128 GB", "nvme_space": 4000000000000,
     "drive_writes_tb": 2400
   })");
@@ -70,6 +71,9 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.update_threads, 2U);
   EXPECT_EQ(rates.link_cores, 0.5);
   EXPECT_EQ(rates.io_cores, 0.25);
+  EXPECT_EQ(rates.compute_beside_copy, 0.5);
+  EXPECT_EQ(rates.compute_beside_io, 0.75);
+  EXPECT_EQ(rates.corrections, 3U);
   EXPECT_EQ(rates.device_bytes, 24 * kGiB);
   EXPECT_EQ(rates.host_bytes, 128'000'000'000U);
   EXPECT_EQ(rates.nvme_bytes, 4'000'000'000'000U);
@@ -115,6 +119,9 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.update_threads = 1;
     rates.link_cores = any();
     rates.io_cores = any();
+    rates.compute_beside_copy = any();
+    rates.compute_beside_io = any();
+    rates.corrections = 7;
     rates.device_bytes = random() >> 2;
     rates.host_bytes = random() >> 2;
     rates.nvme_bytes = random() >> 2;
@@ -247,12 +254,14 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
   rates.ranks_per_node = rates.shared_cores = 2;
   rates.compute_threads = rates.update_threads = 2;
   rates.link_cores = rates.io_cores = rates.drive_writes_bytes = 1.0;
+  rates.compute_beside_copy = rates.compute_beside_io = 1.0;
+  rates.corrections = 1;
   rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
   save_rates(dir.path() / "rates.json", rates);
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
   const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
-  EXPECT_EQ(written.members().size(), 26U);
+  EXPECT_EQ(written.members().size(), 29U);
   for (const auto& member : written.members()) {
     EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
   }

@@ -23,8 +23,8 @@ engine::Blueprint drawn(std::uint32_t world, const std::vector<std::string>& opt
   std::vector<std::string> overrides = {"zero_optimization.stage=3"};
   for (const std::string& option : options) overrides.push_back("zero_optimization." + option);
   const config::Config config = test::tiny_config(kModel, true, "/unused", overrides);
-  return draw_blueprint(config, make_architecture(config), {64 * kMiB, 64 * kMiB}, {kPage, kPage},
-                        world, rank);
+  return draw_blueprint(config, model::build_architecture(config.model), {64 * kMiB, 64 * kMiB},
+                        {.workspace = kPage}, world, rank);
 }
 
 TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
@@ -92,9 +92,9 @@ TEST(StageThreeOptions, RanksOfAllGroupsTogetherUpdateEveryElementOnce) {
   constexpr std::uint32_t kWorld = 6;
   std::vector<int> updated(drawn(1, {}).model.blocks[1].elements, 0);
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    const engine::RankPart part =
-        engine::rank_part(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
-    for (Elems i = 0; i < part.elements; ++i) ++updated[part.first + i];
+    const engine::ShardRange shard =
+        engine::rank_shard(drawn(kWorld, {"zero_hpz_partition_size=2"}, rank), 1);
+    for (Elems i = 0; i < shard.elements; ++i) ++updated[shard.first + i];
   }
   EXPECT_EQ(updated, std::vector<int>(updated.size(), 1));
 }

@@ -53,6 +53,109 @@ TEST(Builder, ARemovedEdgeIsFoundAsAHazard) {
   EXPECT_FALSE(find_hazards(schedule, {&schedule.steady, &schedule.steady}).empty());
 }
 
+/// Two operations that write the same buffer one behind the other, without an edge.
+struct TwoWriters {
+  explicit TwoWriters(Lane lane) {
+    schedule.buffers = {{.name = "shared", .bytes = 8}};
+    for (int i = 0; i < 2; ++i) {
+      plan.operations.push_back(
+          {.action = Action::forward, .lane = lane, .uses = {{Role::weights, 0, true}}});
+    }
+  }
+  [[nodiscard]] std::size_t hazards() const { return find_hazards(schedule, {&plan}).size(); }
+
+  Schedule schedule;
+  Plan plan;
+};
+
+TEST(Hazards, OperationsOfALaneOnTwoStreamsNeedAnEdge) {
+  TwoWriters writers(Lane::compute);
+  EXPECT_EQ(writers.hazards(), 0U);
+  writers.plan.operations[1].stream = 1;
+  EXPECT_EQ(writers.hazards(), 1U);
+  writers.plan.operations[1].after = {0};
+  EXPECT_EQ(writers.hazards(), 0U);
+}
+
+TEST(Hazards, RequestsToTheDisksNeedAnEdge) {
+  for (const Lane lane : {Lane::fetch, Lane::writeback}) {
+    TwoWriters writers(lane);
+    EXPECT_EQ(writers.hazards(), 1U) << to_string(lane);
+    writers.plan.operations[1].after = {0};
+    EXPECT_EQ(writers.hazards(), 0U) << to_string(lane);
+  }
+}
+
+TEST(Hazards, LanesThatDoOneThingAtATimeNeedNone) {
+  for (const Lane lane : {Lane::update, Lane::gather, Lane::reduce}) {
+    EXPECT_EQ(TwoWriters(lane).hazards(), 0U) << to_string(lane);
+  }
+}
+
+TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    const Schedule schedule = build(problem);
+    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+    const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
+    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0, blocks);
+    const Plan& flush = schedule.flush.operations.empty() ? schedule.evaluation : schedule.flush;
+    EXPECT_EQ(find_hazards(schedule, {&fill, &schedule.first, &flush, &read, &schedule.first}),
+              std::vector<std::string>{})
+        << seed;
+  }
+}
+
+/// Bytes of `role` that host operations see, by block; each piece behind the one before it.
+std::vector<Bytes> seen(const Plan& plan, Action action, Role role, std::size_t blocks) {
+  std::vector<Bytes> found(blocks, 0);
+  for (const Operation& operation : plan.operations) {
+    if (operation.action != action || operation.buffer(role) == kNoBuffer) continue;
+    EXPECT_EQ(operation.offset, found[operation.block]);
+    found[operation.block] += operation.bytes;
+  }
+  return found;
+}
+
+TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrder) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
+    // Large enough for several pieces.
+    for (BlockWork& block : problem.workload.blocks) block.state_bytes *= 64;
+    const Schedule schedule = build(problem);
+    const std::size_t blocks = problem.workload.blocks.size();
+    std::vector<Bytes> weights;
+    std::vector<Bytes> states;
+    for (std::size_t b = 0; b < blocks; ++b) {
+      weights.push_back(schedule.buffers[schedule.weight_home[b]].bytes);
+      states.push_back(schedule.buffers[schedule.state_home[b]].bytes);
+    }
+    const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
+    EXPECT_EQ(seen(fill, Action::initialize, Role::weights, blocks), weights) << seed;
+    EXPECT_EQ(seen(fill, Action::initialize, Role::states, blocks), states) << seed;
+    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0,
+                                 static_cast<std::uint32_t>(blocks));
+    EXPECT_EQ(seen(read, Action::read, Role::weights, blocks), weights) << seed;
+    EXPECT_EQ(seen(read, Action::read, Role::states, blocks), states) << seed;
+    EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
+  }
+}
+
+TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
+  const auto host_bytes = [](const Problem& problem) { return build(problem).bytes(Tier::host); };
+  Problem large = uniform(3, 1, Tier::device, Tier::device);
+  Problem tiny = large;
+  for (BlockWork& block : large.workload.blocks) block.state_bytes = 64 * kMiB;
+  const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
+  EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
+  EXPECT_LT(host_bytes(tiny), batch);
+  // Staging of a step serves as well.
+  const Problem mixed = uniform(3, 1, Tier::device, Tier::host);
+  for (const Buffer& buffer : build(mixed).buffers) {
+    EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
+  }
+}
+
 TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) {
   for (const std::uint32_t micro_batches : {1U, 2U, 8U}) {
     const Schedule schedule = build(uniform(6, micro_batches, Tier::host, Tier::host));

@@ -29,14 +29,15 @@ std::string action_name(const Operation& operation) {
   return std::string(to_string(operation.action));
 }
 
-/// Device streams in miniature: a thread for each queued lane that runs what is enqueued there.
+/// Device streams and disks in miniature: a thread for each queued lane that runs what is enqueued
+/// there, a stream in order, a disk the last request first.
 class Streams {
  public:
   explicit Streams(Handler work) : work_(std::move(work)) {
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      if (is_queued(kLanes[lane])) {
-        streams_[lane].thread = std::thread([this, lane] { run(streams_[lane]); });
-      }
+      if (!is_queued(kLanes[lane])) continue;
+      streams_[lane].in_order = mode_of(kLanes[lane]) == Mode::streamed;
+      streams_[lane].thread = std::thread([this, lane] { run(streams_[lane]); });
     }
   }
   ~Streams() {
@@ -59,6 +60,7 @@ class Streams {
     {
       const std::scoped_lock lock(mutex_);
       stream.items.emplace_back(&operation, run);
+      stream.started.emplace_back(&operation, run);
       most_ = std::max(most_, stream.items.size());
     }
     changed_.notify_all();
@@ -67,9 +69,12 @@ class Streams {
   void finish(const Operation& operation, std::uint64_t run) {
     Stream& stream = of(operation);
     std::unique_lock lock(mutex_);
-    const std::size_t number = ++stream.finished;
-    changed_.wait(lock, [&] { return stream.done.size() >= number; });
-    EXPECT_EQ(stream.done[number - 1], std::pair(&operation, run)) << "finished out of turn";
+    const Item item(&operation, run);
+    changed_.wait(lock, [&] { return stream.done.count(item) > 0; });
+    const Item expected = stream.started.front();
+    EXPECT_EQ(item, expected) << "finished out of turn";
+    stream.started.pop_front();
+    stream.done.erase(item);
   }
   ExecutorOptions options(ExecutorOptions others) {
     others.finish = [this](const Operation& operation, std::uint64_t run) {
@@ -86,9 +91,10 @@ class Streams {
  private:
   using Item = std::pair<const Operation*, std::uint64_t>;
   struct Stream {
-    std::deque<Item> items;
-    std::vector<Item> done;
-    std::size_t finished = 0;
+    std::deque<Item> items;    ///< not over
+    std::deque<Item> started;  ///< not finished
+    std::set<Item> done;       ///< over and not finished
+    bool in_order = true;
     std::thread thread;
   };
 
@@ -100,12 +106,12 @@ class Streams {
     while (true) {
       changed_.wait(lock, [&] { return ending_ || !stream.items.empty(); });
       if (stream.items.empty()) return;
-      const Item item = stream.items.front();
+      const Item item = stream.in_order ? stream.items.front() : stream.items.back();
       lock.unlock();
       work_(*item.first, item.second);
       lock.lock();
-      stream.items.pop_front();
-      stream.done.push_back(item);
+      stream.items.erase(std::find(stream.items.begin(), stream.items.end(), item));
+      stream.done.insert(item);
       changed_.notify_all();
     }
   }
@@ -220,6 +226,56 @@ TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
   executor.drain();
   EXPECT_EQ(started, (std::vector<OpId>{0, 1, 2, 3, 4}));
   EXPECT_GT(executor.totals().enqueueing_seconds[static_cast<std::size_t>(Lane::compute)], 0.0);
+}
+
+TEST(Executor, AnotherStreamOfTheLaneWaitsForTheEndOfWhatIsEnqueued) {
+  Plan plan = chain({Lane::compute, Lane::compute});
+  plan.operations[1].stream = 1;
+  std::atomic<bool> over = false;
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    if (op.stream > 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    over = true;
+  };
+  Executor executor([&](const Operation& op, std::uint64_t) { EXPECT_EQ(over, op.stream > 0); },
+                    action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_TRUE(over);
+}
+
+TEST(Executor, RequestsOfALaneAreUnderWayTogetherUnlessAnEdgeSaysOtherwise) {
+  Plan plan = chain({Lane::fetch, Lane::fetch, Lane::fetch});
+  plan.operations[1].after.clear();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<OpId> started;
+  std::set<OpId> finished;
+  const auto number = [&](const Operation& op) {
+    return static_cast<OpId>(&op - plan.operations.data());
+  };
+  ExecutorOptions options;
+  options.finish = [&](const Operation& op, std::uint64_t) {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] {
+      return started.count(1) > 0;
+    })) << "one at a time";
+    finished.insert(number(op));
+  };
+  Executor executor(
+      [&](const Operation& op, std::uint64_t) {
+        const std::scoped_lock lock(mutex);
+        if (number(op) == 2) {
+          EXPECT_EQ(finished.count(1), 1U) << "before what it follows is over";
+        }
+        started.insert(number(op));
+        changed.notify_all();
+      },
+      action_name, options);
+  executor.submit(plan, 1);
+  executor.drain();
+  EXPECT_EQ(finished.size(), 3U);
 }
 
 TEST(Executor, OtherLanesWaitForTheEndOfWhatIsEnqueued) {

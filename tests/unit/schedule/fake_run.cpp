@@ -76,6 +76,10 @@ class LeaseBook {
     const Operation& op = span.operation();
     for (const Use& use : op.uses) {
       if (!passes(schedule_.buffers[use.buffer])) continue;
+      // The initial fill takes NVMe homes into use; nobody wants what it puts there.
+      if (span.plan->micro_batches == 0 && use.role == Role::output && op.lane == Lane::writeback) {
+        continue;
+      }
       Lease& lease = leases_[use.buffer];
       if (fills(op, use)) {
         give_back(use.buffer);
@@ -157,13 +161,15 @@ std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t
     double finish = finished_before;
     for (OpId id = 0; id < plan.operations.size(); ++id) {
       const Operation& op = plan.operations[id];
+      // Requests to the disks begin in plan order and end in any.
       double& free = lane_free[static_cast<std::size_t>(op.lane)];
       double start = std::max(free, finished);
       for (const OpId before : op.after) start = std::max(start, ended[before]);
       for (const OpId before : joins[id]) start = std::max(start, ended_before[before]);
-      free = ended[id] = start + random_duration(dice);
-      finish = std::max(finish, free);
-      spans.push_back({&plan, id, r + 1, start, free});
+      ended[id] = start + random_duration(dice);
+      free = stream_of(op) ? ended[id] : start;
+      finish = std::max(finish, ended[id]);
+      spans.push_back({&plan, id, r + 1, start, ended[id]});
     }
     std::swap(ended, ended_before);
     finished = std::exchange(finished_before, finish);

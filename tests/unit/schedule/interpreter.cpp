@@ -25,8 +25,8 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       schedule_(schedule),
       held_(schedule.buffers.size()),
       updates_(problem.workload.blocks.size(), 0) {
-  if (work_.world > 1 && work_.stage >= 1) own_ = Extent::part;
-  if (own_ == Extent::part) sums_ = Extent::torn;
+  if (work_.world > 1 && work_.stage >= 1) own_ = Extent::shard;
+  if (own_ == Extent::shard) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
     held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
@@ -38,6 +38,12 @@ void Interpreter::run(const Plan& plan) {
   ++run_;
   training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
                           [](const Operation& op) { return op.action == Action::train_head; });
+  const auto has = [&plan](Action action) {
+    return std::any_of(plan.operations.begin(), plan.operations.end(),
+                       [action](const Operation& op) { return op.action == action; });
+  };
+  filling_ = has(Action::initialize);
+  in_pieces_ = filling_ || has(Action::read);
   for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
     held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
   }
@@ -65,7 +71,7 @@ void Interpreter::finish() {
 }
 
 void Interpreter::perform(const Operation& op) {
-  const Content input = of_run(What::activation, op, op.micro);
+  const Content input = filling_ ? Content{} : of_run(What::activation, op, op.micro);
   const Content states = {What::states, op.block, 0, updates_[op.block], own_};
   switch (op.action) {
     case Action::upload_batch:
@@ -105,27 +111,53 @@ void Interpreter::perform(const Operation& op) {
     case Action::gate:
       return gate(op);
     case Action::fetch_states:
+    case Action::upload_states:
+    case Action::offload_states:
     case Action::writeback_states:
       return copy(op, Role::states_source, Role::states, states);
     case Action::update_on_host:
     case Action::update_on_device:
       return update(op);
+    case Action::initialize:
+      return initialize(op);
+    case Action::read:
+      return read(op);
   }
 }
 
-/// Where weights are whole, a rank updates its part, and what the others have is old until all have
-/// been gathered: torn.
+/// What goes through a smaller place than its home is in there in pieces; each of them stands for
+/// all of it here.
+void Interpreter::initialize(const Operation& op) {
+  if (updates_[op.block] > 0) complain(op, "comes after updates");
+  const Use& use = op.uses.front();
+  seen_uses_ = 1;
+  if (!use.writes) complain(op, "does not say what it writes");
+  held_[use.buffer] = use.role == Role::weights  ? weights(op.block, home(op.block))
+                      : use.role == Role::states ? Content{What::states, op.block, 0, 0, own_}
+                                                 : Content{};
+}
+
+void Interpreter::read(const Operation& op) {
+  if (updates_[op.block] != steps_) complain(op, "comes before updates");
+  const bool states = op.buffer(Role::states) != kNoBuffer;
+  need(op, states ? Role::states : Role::weights,
+       states ? Content{What::states, op.block, 0, updates_[op.block], own_}
+              : weights(op.block, home(op.block)));
+}
+
+/// Where weights are whole, a rank updates its shard, and what the others have is old until all
+/// have been gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
   const Use from = op.use(Role::weights_source);
   const Use to = op.use(Role::weights);
   const Extent held = from.buffer == kNoBuffer ? Extent::whole : held_[from.buffer].extent;
   const bool torn = held == Extent::torn || held == Extent::torn_share;
-  if (from.part && held == Extent::part) complain(op, "takes a part of a part");
-  if (!from.part && torn) complain(op, "spreads parts of other ranks that are old");
+  if (from.shard && held == Extent::shard) complain(op, "takes a shard of a shard");
+  if (!from.shard && torn) complain(op, "spreads shards of other ranks that are old");
   need(op, Role::weights_source, weights(op.block, held));
-  const Extent moved = from.part ? Extent::part : held;
-  put(op, Role::weights, weights(op.block, to.part ? torn_home(op.block) : moved));
-  if (to.part && moved != Extent::part) complain(op, "writes more than a part");
+  const Extent moved = from.shard ? Extent::shard : held;
+  put(op, Role::weights, weights(op.block, to.shard ? torn_home(op.block) : moved));
+  if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
 }
 
 void Interpreter::gather(const Operation& op) {
@@ -243,21 +275,21 @@ void Interpreter::pack(const Operation& op) {
   if (work_.world == 1) put(op, Role::statistics, of_run(What::statistics, op));
 }
 
-/// In place, or to this rank's part.
+/// In place, or to this rank's shard.
 void Interpreter::reduce(const Operation& op) {
   const bool in_place = op.buffer(Role::gradient_source) == kNoBuffer;
   need(op, in_place ? Role::gradient : Role::gradient_source, of_run(What::packed, op));
   if (in_place) {
     --seen_uses_;
-    need_part(op, Role::gradient, sums_ == Extent::torn);
+    need_shard(op, Role::gradient, sums_ == Extent::torn);
   }
-  put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::part));
+  put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::shard));
   put(op, Role::statistics, of_run(What::statistics, op));
   pass(op, Role::workspace);
 }
 
 void Interpreter::offload_gradient(const Operation& op) {
-  need_part(op, Role::gradient_source, sums_ == Extent::torn);
+  need_shard(op, Role::gradient_source, sums_ == Extent::torn);
   need(op, Role::gradient_source, gradient(op, run_, sums_));
   put(op, Role::gradient, gradient(op, run_, own_));
 }
@@ -284,14 +316,14 @@ void Interpreter::update(const Operation& op) {
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
   const Use place = op.use(Role::weights);
-  // Of what it keeps, a rank needs no more than its part.
-  const bool torn = place.part && held_[place.buffer].extent == torn_home(op.block);
-  const Extent found = torn ? torn_home(op.block) : place.part ? home(op.block) : own_;
-  if (place.part && own_ == home(op.block)) complain(op, "updates a part where it should not");
+  // Of what it keeps, a rank needs no more than its shard.
+  const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
+  const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
+  if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
   need(op, Role::weights, weights(op.block, found));
   need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
   seen_uses_ -= 2;
-  const Extent sums = op.use(Role::gradient).part ? sums_ : own_;
+  const Extent sums = op.use(Role::gradient).shard ? sums_ : own_;
   need(op, Role::gradient, gradient(op, run, sums));
   if (gated) {
     need(op, Role::verdict, {What::verdict, 0, 0, run});
@@ -299,14 +331,14 @@ void Interpreter::update(const Operation& op) {
     need(op, Role::statistics, {What::statistics, op.block, 0, run});
   }
   ++updates_[op.block];
-  put(op, Role::weights, weights(op.block, place.part ? torn_home(op.block) : own_));
+  put(op, Role::weights, weights(op.block, place.shard ? torn_home(op.block) : own_));
   put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
 }
 
 Content::Extent Interpreter::home(std::uint32_t block) const {
   const bool split = work_.world > 1 && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
   if (!split) return Extent::whole;
-  return group() == work_.world ? Extent::part : Extent::share;
+  return group() == work_.world ? Extent::shard : Extent::share;
 }
 
 Content::Extent Interpreter::torn_home(std::uint32_t block) const {
@@ -336,10 +368,10 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
   constexpr Bytes kPageBytes = 4096;
   const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
   const bool share = extent == Extent::share || extent == Extent::torn_share;
-  const std::uint32_t parts = extent == Extent::part ? 1
-                              : share                ? work_.world / group()
-                                                     : work_.world;
-  return parts * pages * kPageBytes;
+  const std::uint32_t shards = extent == Extent::shard ? 1
+                               : share                 ? work_.world / group()
+                                                       : work_.world;
+  return shards * pages * kPageBytes;
 }
 
 Bytes Interpreter::size(const Content& content) const {
@@ -355,7 +387,7 @@ Bytes Interpreter::size(const Content& content) const {
     case What::batch:
       return work_.batch_bytes;
     case What::intermediates:
-      return work_.intermediate_bytes;
+      return block.intermediate_bytes;
     case What::activation:
     case What::flow:
       return work_.activation_bytes;
@@ -393,8 +425,8 @@ void Interpreter::need(const Operation& op, Role role, const Content& content) {
                            schedule_.buffers[id].name));
 }
 
-void Interpreter::need_part(const Operation& op, Role role, bool part) {
-  if (op.use(role).part != part) complain(op, part ? "takes the whole" : "takes just a part");
+void Interpreter::need_shard(const Operation& op, Role role, bool shard) {
+  if (op.use(role).shard != shard) complain(op, shard ? "takes the whole" : "takes just a shard");
 }
 
 void Interpreter::put(const Operation& op, Role role, const Content& content) {
@@ -404,7 +436,9 @@ void Interpreter::put(const Operation& op, Role role, const Content& content) {
   if (use == op.uses.end()) return complain(op, "has no place for " + show(content));
   if (!use->writes) complain(op, "does not say that it writes " + show(content));
   const Buffer& buffer = schedule_.buffers[use->buffer];
-  if (size(content) > buffer.bytes) {
+  const bool home = buffer.kind == Kind::weights || buffer.kind == Kind::states;
+  const Bytes piece = op.bytes + (home ? op.offset : 0);
+  if ((in_pieces_ ? piece : size(content)) > buffer.bytes) {
     complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));
   }
   held_[use->buffer] = content;

@@ -30,7 +30,7 @@ struct Content {
   };
   enum class Extent : std::uint8_t {
     whole,
-    part,       ///< one rank's shard
+    shard,      ///< one rank's shard
     torn,       ///< all of it, but only this rank's shard is up to date
     share,      ///< what one rank keeps of weights that a group of ranks has together
     torn_share  ///< the same, but only this rank's shard is up to date
@@ -76,6 +76,8 @@ class Interpreter {
   void offload_gradient(const Operation& op);
   void gate(const Operation& op);
   void update(const Operation& op);
+  void initialize(const Operation& op);
+  void read(const Operation& op);
 
   /// Of a block's weights where they live.
   [[nodiscard]] Extent home(std::uint32_t block) const;
@@ -85,7 +87,7 @@ class Interpreter {
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
-  void need_part(const Operation& op, Role role, bool part);
+  void need_shard(const Operation& op, Role role, bool shard);
   [[nodiscard]] Bytes size(const Content& content) const;
   [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
 
@@ -108,7 +110,9 @@ class Interpreter {
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
   const Plan* plan_ = nullptr;
-  bool training_ = false;  ///< whether the current run is a training step
+  bool training_ = false;   ///< whether the current run is a training step
+  bool filling_ = false;    ///< whether it is the initial fill
+  bool in_pieces_ = false;  ///< whether it fills or reads what may go through smaller places
   std::size_t seen_uses_ = 0;
 };
 

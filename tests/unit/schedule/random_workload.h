@@ -70,7 +70,7 @@ inline Problem random_problem(std::uint64_t seed) {
   work.tied = dice.toss();
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
   work.activation_bytes = dice.pick(1, 16) * 1024;
-  work.intermediate_bytes = 7 * work.activation_bytes;
+  for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
   work.losses_bytes = 64;
   work.statistics_bytes = 16;
@@ -95,8 +95,9 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   return problem;
 }
 
-/// Runs one after the other as a training loop submits them: steps, now and then of fewer
-/// micro-batches, and evaluations, with flushes where waiting updates must be applied.
+/// Plans one after the other as a training loop submits them: the initial fill, then steps, now and
+/// then of fewer micro-batches, evaluations and readings of all states, with flushes where waiting
+/// updates must be applied.
 struct RunSequence {
   std::deque<Plan> partial;  ///< plans that the schedule does not have
   std::vector<const Plan*> runs;
@@ -112,8 +113,19 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
     if (waiting) sequence.runs.push_back(&schedule.flush);
     waiting = false;
   };
-  while (sequence.runs.size() < count) {
-    const auto what = dice.pick(0, 5);
+  const auto add = [&](Plan plan) {
+    sequence.partial.push_back(std::move(plan));
+    sequence.runs.push_back(&sequence.partial.back());
+  };
+  const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+  add(build_fill(problem.workload, problem.placement, problem.options));
+  while (sequence.runs.size() <= count) {
+    const auto what = dice.pick(0, 6);
+    if (what == 6) {
+      flush();
+      add(build_read(problem.workload, problem.placement, problem.options, 0, blocks));
+      continue;
+    }
     if (what == 0) {
       flush();
       sequence.runs.push_back(&schedule.evaluation);
@@ -121,10 +133,8 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
     }
     if (what == 1) flush();
     if (what == 2) {
-      sequence.partial.push_back(
-          build_partial_step(problem.workload, problem.placement, problem.options,
+      add(build_partial_step(problem.workload, problem.placement, problem.options,
                              dice.pick32(1, problem.workload.micro_batches), waiting));
-      sequence.runs.push_back(&sequence.partial.back());
     } else {
       sequence.runs.push_back(waiting || !gated ? &schedule.steady : &schedule.first);
     }

@@ -29,13 +29,13 @@ TEST(RankSizes, EveryPartHasOneOwner) {
       if (world % group != 0) continue;
       const Workload work = in_groups(world, group);
       const RankSizes sizes(work);
-      std::set<std::uint32_t> parts;
+      std::set<std::uint32_t> shards;
       for (std::uint32_t rank = 0; rank < world; ++rank) {
-        parts.insert(sizes.part_of(rank));
-        EXPECT_EQ(sizes.owner_of(sizes.part_of(rank)), rank);
+        shards.insert(sizes.shard_of(rank));
+        EXPECT_EQ(sizes.owner_of(sizes.shard_of(rank)), rank);
       }
-      EXPECT_EQ(parts.size(), world);
-      EXPECT_EQ(*parts.rbegin(), world - 1);
+      EXPECT_EQ(shards.size(), world);
+      EXPECT_EQ(*shards.rbegin(), world - 1);
     }
   }
 }
@@ -43,12 +43,12 @@ TEST(RankSizes, EveryPartHasOneOwner) {
 TEST(RankSizes, AShareIsThePartsOfTheRanksThatKeepItInAllGroups) {
   const Workload work = in_groups(12, 4);
   const RankSizes sizes(work);
-  EXPECT_EQ(sizes.parts_in_share(), 3U);
+  EXPECT_EQ(sizes.shards_in_share(), 3U);
   for (std::uint32_t rank = 0; rank < 12; ++rank) {
     const std::uint32_t place = rank % 4;  // in its group
-    EXPECT_EQ(sizes.part_of(rank) / 3, place);
-    EXPECT_EQ(sizes.place_at_home(0, rank), rank / 4);
-    EXPECT_EQ(sizes.place_at_home(1, rank), sizes.part_of(rank));
+    EXPECT_EQ(sizes.shard_of(rank) / 3, place);
+    EXPECT_EQ(sizes.shard_at_home(0, rank), rank / 4);
+    EXPECT_EQ(sizes.shard_at_home(1, rank), sizes.shard_of(rank));
   }
 }
 
@@ -56,9 +56,9 @@ TEST(RankSizes, OfOneGroupAreThoseWithoutGroups) {
   const Workload grouped = in_groups(6, 6);
   const Workload plain = in_groups(6, 0);
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
-    EXPECT_EQ(RankSizes(grouped).part_of(rank), rank);
-    EXPECT_EQ(RankSizes(plain).part_of(rank), rank);
-    EXPECT_EQ(RankSizes(plain).place_at_home(0, rank), 0U);
+    EXPECT_EQ(RankSizes(grouped).shard_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).shard_of(rank), rank);
+    EXPECT_EQ(RankSizes(plain).shard_at_home(0, rank), 0U);
   }
   EXPECT_EQ(RankSizes(grouped).weights(0), RankSizes(plain).weights(0));
 }

@@ -44,6 +44,8 @@ Rates random_rates(std::uint64_t seed) {
     rates.update_threads = 1;
     rates.link_cores = 0.5;
     rates.io_cores = 0.25;
+    rates.compute_beside_copy = 0.3;
+    rates.compute_beside_io = 0.8;
   }
   return rates;
 }

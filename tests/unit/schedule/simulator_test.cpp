@@ -210,6 +210,27 @@ TEST(Simulator, ALaneThatNeedsLittleOfACoreGetsIt) {
   EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 8.0);  // 1.5 of 2 cores for 4 s
 }
 
+TEST(Simulator, ComputeIsAsSlowBesideCopiesAndTransfersAsMeasured) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 7.0);
+  const OpId upload = hand.add(Lane::upload, 4.0);
+  Rates rates = with_cores(2, 2, 2);
+  rates.link_cores = 0.5;
+  rates.compute_beside_io = 0.1;  // none here
+  rates.compute_beside_copy = 0.5;
+  const Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, upload).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 4.0 + 5.0);
+  rates.compute_beside_copy = 0.9;  // more than the cores allow
+  EXPECT_DOUBLE_EQ(span_of(run_once(hand, rates), compute).end, 8.0);
+  const OpId fetch = hand.add(Lane::fetch, 4.0);
+  rates.compute_beside_copy = rates.compute_beside_io = 0.5;
+  rates.io_cores = 0.25;
+  const Prediction both = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(both, fetch).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(both, compute).end, 4.0 + 6.0);
+}
+
 TEST(Simulator, MoreThreadsThanCoresAreNoSlowerAloneThanMeasured) {
   Hand hand;
   hand.add(Lane::compute, 5.0);

@@ -12,8 +12,8 @@
 namespace ballast::state {
 namespace {
 
-/// What must hold for every layout: the runs of an extent are all of it, in order, and those of a
-/// file are all of that, without gaps or overlaps.
+/// What must hold for every layout: the segments of an extent are all of it, in order, and those of
+/// a file are all of that, without gaps or overlaps.
 void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
   std::map<std::pair<std::size_t, Bytes>, Bytes> files;  // (path, offset): end
   std::size_t chunks = 0;
@@ -24,13 +24,14 @@ void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
     EXPECT_EQ(stripe.first_chunk(e), chunks);
     chunks += (stripe.extent_bytes(e) + kChunk - 1) / kChunk;
     Bytes end = 0;
-    for (const auto& run : stripe.runs(e)) {
-      EXPECT_EQ(run.start, end);
-      EXPECT_EQ(run.start % kChunk, 0U);
-      EXPECT_EQ(run.offset % kPage, 0U);
-      EXPECT_GT(run.bytes, 0U);
-      end += run.bytes;
-      ASSERT_TRUE(files.insert({{run.path, run.offset}, run.offset + run.bytes}).second);
+    for (const auto& segment : stripe.segments(e)) {
+      EXPECT_EQ(segment.start, end);
+      EXPECT_EQ(segment.start % kChunk, 0U);
+      EXPECT_EQ(segment.offset % kPage, 0U);
+      EXPECT_GT(segment.bytes, 0U);
+      end += segment.bytes;
+      ASSERT_TRUE(
+          files.insert({{segment.path, segment.offset}, segment.offset + segment.bytes}).second);
     }
     EXPECT_EQ(end, stripe.extent_bytes(e));
     total += end;
@@ -46,8 +47,8 @@ void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
 }
 
 Stripe make(const std::vector<Bytes>& extents, const std::vector<double>& weights,
-            Bytes run = kChunk) {
-  return {extents, weights, run};
+            Bytes segment = kChunk) {
+  return {extents, weights, segment};
 }
 
 TEST(Stripe, OverOnePathIsOneExtentBehindTheOther) {
@@ -55,9 +56,9 @@ TEST(Stripe, OverOnePathIsOneExtentBehindTheOther) {
   const Stripe stripe = make(extents, {1.0});
   check(stripe, extents);
   EXPECT_EQ(stripe.file_bytes(0), 5 * kMiB + 2 * kPage);
-  EXPECT_EQ(stripe.runs(0).size(), 4U);
-  EXPECT_EQ(stripe.runs(0)[3].bytes, kPage);
-  EXPECT_TRUE(stripe.runs(2).empty());
+  EXPECT_EQ(stripe.segments(0).size(), 4U);
+  EXPECT_EQ(stripe.segments(0)[3].bytes, kPage);
+  EXPECT_TRUE(stripe.segments(2).empty());
 }
 
 TEST(Stripe, GivesEachPathItsShareOfEveryStretch) {
@@ -69,7 +70,7 @@ TEST(Stripe, GivesEachPathItsShareOfEveryStretch) {
   EXPECT_EQ(stripe.file_bytes(2), 200 * kMiB);
   for (std::size_t e = 0; e < extents.size(); ++e) {
     std::vector<Bytes> bytes(3, 0);
-    for (const auto& run : stripe.runs(e)) bytes[run.path] += run.bytes;
+    for (const auto& segment : stripe.segments(e)) bytes[segment.path] += segment.bytes;
     EXPECT_EQ(bytes, (std::vector<Bytes>{30 * kMiB, 10 * kMiB, 20 * kMiB})) << e;
   }
 }
@@ -84,9 +85,9 @@ TEST(Stripe, CutsRunsOfWholeChunks) {
   const std::vector<Bytes> extents = {9 * kMiB, kMiB};
   const Stripe stripe = make(extents, {1.0, 1.0}, 3 * kMiB - 5);
   check(stripe, extents);
-  EXPECT_EQ(stripe.runs(0).size(), 3U);
-  EXPECT_EQ(stripe.runs(0)[1].bytes, 3 * kMiB);
-  EXPECT_EQ(make(extents, {1.0}, kPage).runs(0).size(), 9U);
+  EXPECT_EQ(stripe.segments(0).size(), 3U);
+  EXPECT_EQ(stripe.segments(0)[1].bytes, 3 * kMiB);
+  EXPECT_EQ(make(extents, {1.0}, kPage).segments(0).size(), 9U);
 }
 
 TEST(Stripe, HoldsTogetherForAnySizesAndWeights) {
@@ -107,7 +108,7 @@ TEST(Stripe, RefusesWhatHasNoProportion) {
   EXPECT_THROW(make(extents, {1.0, 0.0}), Error);
   EXPECT_THROW(make(extents, {std::nan("")}), Error);
   EXPECT_THROW(make(extents, {INFINITY}), Error);
-  EXPECT_THROW((void)make(extents, {1.0}).runs(1), std::out_of_range);
+  EXPECT_THROW((void)make(extents, {1.0}).segments(1), std::out_of_range);
 }
 
 }  // namespace

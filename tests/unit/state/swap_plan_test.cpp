@@ -89,7 +89,7 @@ TEST(SwapPlan, TakesRunsAsLongAsTheLargestBlock) {
   SwapPath path = at(a.path());
   path.io.block_bytes = 4 * kMiB;
   const SwapPlan plan = plan_swap(over({path}), std::vector{9 * kMiB});
-  EXPECT_EQ(plan.stripe.runs(0).size(), 3U);
+  EXPECT_EQ(plan.stripe.segments(0).size(), 3U);
 }
 
 TEST(SwapPlan, NamesAPathThatWillNotDo) {

@@ -35,13 +35,13 @@ class FaultyQueue final : public aio::Queue {
     if (drop && drop(request)) {
       // A lost write: the old content stays, success is reported.
       request.direction = aio::Direction::read;
-      shadow_.resize(request.lease.bytes().size() + kPage);
+      shadow_.resize(request.memory.size() + kPage);
       auto* aligned = reinterpret_cast<std::byte*>(
           round_up(reinterpret_cast<std::uintptr_t>(shadow_.data()), kPage));
-      request.lease = Lease(HostBytes(aligned, request.lease.bytes().size()));
+      request.memory = HostBytes(aligned, request.memory.size());
       return below_->submit(std::move(request));
     }
-    const HostBytes data = request.lease.bytes();
+    const HostBytes data = request.memory;
     const Bytes offset = request.offset;
     const bool read = request.direction == aio::Direction::read;
     const aio::Ticket ticket = below_->submit(std::move(request));
@@ -77,7 +77,7 @@ class FaultyQueue final : public aio::Queue {
   std::vector<std::byte> shadow_;
 };
 
-/// Extents over two paths of which the second gets two runs of three.
+/// Extents over two paths of which the second gets two segments of three.
 class SwapSpaceTest : public testing::Test {
  protected:
   SwapSpaceTest() {
@@ -98,28 +98,28 @@ class SwapSpaceTest : public testing::Test {
   void write(std::size_t extent, std::uint64_t seed, std::uint64_t version) const {
     const Memory memory(extents[extent]);
     memory.fill(seed);
-    swap->write(extent, memory.view(), version);
+    swap->write(extent, memory.view(), version)->finish();
   }
   void expect(std::size_t extent, std::uint64_t seed, std::uint64_t version) const {
     const Memory wanted(extents[extent]);
     wanted.fill(seed);
     const Memory found(extents[extent]);
-    swap->read(extent, found.view(), version);
+    swap->read(extent, found.view(), version)->finish();
     EXPECT_TRUE(found == wanted);
   }
   std::string failure(std::size_t extent, std::uint64_t version, ErrorCategory category) const {
     const Memory memory(extents[extent]);
     try {
-      swap->read(extent, memory.view(), version);
+      swap->read(extent, memory.view(), version)->finish();
     } catch (const Error& error) {
       EXPECT_EQ(error.category(), category) << error.what();
       return error.what();
     }
     return "";
   }
-  /// The run of `extent` with number `number`.
-  [[nodiscard]] const state::Run& run(std::size_t extent, std::size_t number) const {
-    return swap->stripe().runs(extent)[number];
+  /// The segment of `extent` with number `number`.
+  [[nodiscard]] const Segment& segment(std::size_t extent, std::size_t number) const {
+    return swap->stripe().segments(extent)[number];
   }
 
   const std::vector<Bytes> extents = {6 * kMiB + 3 * kPage, kPage, 3 * kMiB};
@@ -161,7 +161,7 @@ TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
   for (std::size_t e = 0; e < extents.size(); ++e) {
     const Memory memory(extents[e]);
     memory.fill(e);
-    space.write(e, memory.view(), 1);
+    space.write(e, memory.view(), 1)->finish();
   }
   const auto counters = space.counters();
   for (std::size_t p = 0; p < 2; ++p) {
@@ -171,7 +171,7 @@ TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
 
 TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
   write(0, 3, 1);
-  const state::Run& second = run(0, 1);
+  const Segment& second = segment(0, 1);
   faults[second.path]->after_read = [&](HostBytes data, Bytes offset) {
     if (offset == second.offset) data[12345] ^= std::byte{0x10};
   };
@@ -185,7 +185,7 @@ TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
 
 TEST_F(SwapSpaceTest, ALostWriteIsFound) {
   write(2, 4, 1);
-  const state::Run& last = run(2, 2);
+  const Segment& last = segment(2, 2);
   faults[last.path]->drop = [&](const aio::Request& request) {
     return request.direction == aio::Direction::write && request.offset == last.offset;
   };
@@ -217,7 +217,7 @@ TEST_F(SwapSpaceTest, AFailedTransferIsToldOnceAllHaveEnded) {
   EXPECT_EQ(waited, 7);
   waited = 0;
   const Memory memory(extents[0]);
-  EXPECT_THROW(swap->write(0, memory.view(), 2), Error);
+  EXPECT_THROW(swap->write(0, memory.view(), 2)->finish(), Error);
   EXPECT_EQ(waited, 7);
 }
 
@@ -232,15 +232,15 @@ TEST_F(SwapSpaceTest, ASubmitThatThrowsLeavesNoTransferBehind) {
     };
   }
   const Memory memory(extents[2]);
-  EXPECT_THROW(swap->write(2, memory.view(), 1), Error);
+  EXPECT_THROW(swap->write(2, memory.view(), 1)->finish(), Error);
   EXPECT_EQ(submitted, 3);
   EXPECT_EQ(waited, 2);
 }
 
 TEST_F(SwapSpaceTest, AnotherSizeThanTheExtentsIsABrokenPromise) {
   const Memory memory(2 * kMiB);
-  EXPECT_THROW(swap->write(2, memory.view(), 1), Error);
-  EXPECT_THROW(swap->read(0, memory.view(), 1), Error);
+  EXPECT_THROW(swap->write(2, memory.view(), 1)->finish(), Error);
+  EXPECT_THROW(swap->read(0, memory.view(), 1)->finish(), Error);
 }
 
 TEST_F(SwapSpaceTest, SeveralThreadsMayUseSeveralExtents) {
@@ -268,10 +268,10 @@ TEST_F(SwapSpaceTest, OnlyReadsSaidToBeAheadAre) {
     };
   }
   const Memory memory(extents[2]);
-  swap->read(2, memory.view(), 1, true);
+  swap->read(2, memory.view(), 1, true)->finish();
   EXPECT_EQ(ahead, 3);
-  swap->read(2, memory.view(), 1);
-  swap->write(2, memory.view(), 2);
+  swap->read(2, memory.view(), 1)->finish();
+  swap->write(2, memory.view(), 2)->finish();
   EXPECT_EQ(ahead, 3);
   EXPECT_EQ(others, 6);
 }

@@ -5,19 +5,18 @@
 #include <cuda_runtime_api.h>
 
 #include "ballast/core/dtype.h"
-
-#include "src/model/attention_shape.h"
+#include "ballast/model/attention.h"
 
 namespace ballast::model::cuda {
 
-// head_size is a multiple of 8 and at most 256.
+// head_dim is a multiple of 8 and at most 256.
 //
-// softmax(Q K^T / sqrt(head_size)) V under a causal mask, with memory linear in the sequence:
+// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, with memory linear in the sequence:
 // scores exist a tile at a time and are recomputed in the backward pass from the logarithm of each
 // row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
 // 1 and 2). bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
 
-/// qkv [tokens, row()] (head_size a multiple of 8, at most 256), out [tokens, hidden()]; log_sums
+/// qkv [tokens, row()] (head_dim a multiple of 8, at most 256), out [tokens, width()]; log_sums
 /// [sequences, heads, length], fp32, natural logarithms, written for attention_backward().
 template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,

@@ -34,7 +34,7 @@ __host__ __device__ constexpr int tile_step(int size) {
 }
 /// Tiles [rows, tile_step()] of a block, with `weights` floats behind them.
 std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
-  const int floats = rows * tile_step(static_cast<int>(shape.head_size)) + weights;
+  const int floats = rows * tile_step(static_cast<int>(shape.head_dim)) + weights;
   return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
@@ -123,7 +123,7 @@ struct RowState {
 __global__ void __launch_bounds__(kThreads)
     attend(AttentionShape shape, float scale, const float* qkv, float* out, float* log_sums) {
   constexpr int kRows = kWarps * kForwardRows;
-  const int size = static_cast<int>(shape.head_size);
+  const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
   float* const queries = device::dynamic_shared<float>();
   float* const keys = queries + kRows * tile_step(size);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
     differentiate(AttentionShape shape, float scale, const float* qkv, const QueryRow* rows,
                   const float* dout, float* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
-  const int size = static_cast<int>(shape.head_size);
+  const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
   float* const own = device::dynamic_shared<float>();
   float* const own_second = own + kRows * tile_step(size);

@@ -11,13 +11,13 @@ inline constexpr float kLog2E = 1.44269504088896340736F;
 
 /// Whether the extents are those that AttentionShape asks for.
 inline bool has_kernels(const AttentionShape& shape) {
-  return shape.head_size % 8 == 0 && shape.head_size > 0 && shape.head_size <= 256 &&
+  return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= 256 &&
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 
 /// What scores are multiplied by.
 inline float score_scale(const AttentionShape& shape) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_size)));
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
 
 /// Rows of one head of one sequence in memory.
@@ -41,22 +41,22 @@ constexpr HeadPlace place_of(const AttentionShape& shape, std::size_t sequence, 
   const std::size_t kv_head = head / (shape.heads / shape.kv_heads);
   const std::size_t row = sequence * shape.length * shape.row();
   HeadPlace at{};
-  at.query = row + head * shape.head_size;
-  at.key = row + shape.hidden() + kv_head * shape.head_size;
-  at.value = at.key + shape.kv_hidden();
-  at.out = sequence * shape.length * shape.hidden() + head * shape.head_size;
+  at.query = row + head * shape.head_dim;
+  at.key = row + shape.width() + kv_head * shape.head_dim;
+  at.value = at.key + shape.kv_width();
+  at.out = sequence * shape.length * shape.width() + head * shape.head_dim;
   at.row = (sequence * shape.heads + head) * shape.length;
   return at;
 }
 template <class T>
 constexpr HeadRows<T> rows_in_qkv(const AttentionShape& shape, T* start) {
   return {start, static_cast<unsigned>(shape.row()), static_cast<int>(shape.length),
-          static_cast<int>(shape.head_size)};
+          static_cast<int>(shape.head_dim)};
 }
 template <class T>
 constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
-  return {start, static_cast<unsigned>(shape.hidden()), static_cast<int>(shape.length),
-          static_cast<int>(shape.head_size)};
+  return {start, static_cast<unsigned>(shape.width()), static_cast<int>(shape.length),
+          static_cast<int>(shape.head_dim)};
 }
 
 }  // namespace ballast::model::cuda

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t position = std::size_t{blockIdx.x} * (kThreads / lanes) + threadIdx.x / lanes;
   const std::size_t column = threadIdx.x % lanes * 8;
   float sum = 0.0F;
-  if (position < shape.length && column < shape.head_size) {
-    const std::size_t at = place.out + position * shape.hidden() + column;
+  if (position < shape.length && column < shape.head_dim) {
+    const std::size_t at = place.out + position * shape.width() + column;
     const auto a = *reinterpret_cast<const Part<T>*>(out + at);
     const auto b = *reinterpret_cast<const Part<T>*>(dout + at);
     for (int i = 0; i < 8; ++i) {
@@ -59,7 +59,7 @@ std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t /*e
 template <class T>
 cudaError_t gather_query_rows(cudaStream_t stream, const AttentionShape& shape, const T* out,
                               const float* log_sums, const T* dout, QueryRow* rows) {
-  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_size / 8));
+  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8));
   const std::size_t blocks = padded_length(shape) * lanes / kThreads;
   return device::launch(
       {.stream = stream,

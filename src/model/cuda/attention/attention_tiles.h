@@ -21,10 +21,10 @@ namespace ballast::model::cuda {
 /// start(width), a std::integral_constant: the columns that a head's are padded to.
 template <class Start>
 cudaError_t for_width(const AttentionShape& shape, const Start& start) {
-  if (shape.head_size <= 32) return start(std::integral_constant<int, 32>{});
-  if (shape.head_size <= 64) return start(std::integral_constant<int, 64>{});
-  if (shape.head_size <= 96) return start(std::integral_constant<int, 96>{});
-  if (shape.head_size <= 128) return start(std::integral_constant<int, 128>{});
+  if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{});
+  if (shape.head_dim <= 64) return start(std::integral_constant<int, 64>{});
+  if (shape.head_dim <= 96) return start(std::integral_constant<int, 96>{});
+  if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{});
   return start(std::integral_constant<int, 256>{});
 }
 

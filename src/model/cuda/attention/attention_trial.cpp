@@ -1,5 +1,3 @@
-#include "ballast/model/attention_trial.h"
-
 #include <memory>
 #include <span>
 #include <vector>
@@ -8,23 +6,19 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/device/cuda_stream.h"
+#include "ballast/model/attention.h"
 
 #include "src/device/cuda/errors.h"
-#include "src/model/attention_shape.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 
 namespace ballast::model {
 namespace {
 
-AttentionShape shape_of(const AttentionExtents& e) {
-  return {e.sequences, e.length, e.heads, e.kv_heads, e.head_size};
-}
-
-void require_extents(const AttentionExtents& e) {
-  const bool counted = e.sequences > 0 && e.length > 0 && e.heads > 0 && e.kv_heads > 0;
-  const bool sized = e.head_size > 0 && e.head_size % 8 == 0 && e.head_size <= 256;
-  if (counted && sized && e.heads % e.kv_heads == 0) return;
+void require_kernels(const AttentionShape& s) {
+  const bool counted = s.sequences > 0 && s.length > 0 && s.heads > 0 && s.kv_heads > 0;
+  const bool sized = s.head_dim > 0 && s.head_dim % 8 == 0 && s.head_dim <= 256;
+  if (counted && sized && s.heads % s.kv_heads == 0) return;
   throw Error(
       ErrorCategory::usage,
       "attention needs heads of a multiple of 8 values, at most 256, and heads of keys whose "
@@ -33,9 +27,9 @@ void require_extents(const AttentionExtents& e) {
 
 class CudaAttentionTrial final : public AttentionTrial {
  public:
-  CudaAttentionTrial(device::Device& device, const AttentionExtents& extents)
-      : device_(device), shape_(shape_of(extents)), stream_(device.make_stream("attention")) {
-    const std::size_t results = shape_.tokens() * shape_.hidden();
+  CudaAttentionTrial(device::Device& device, const AttentionShape& shape)
+      : device_(device), shape_(shape), stream_(device.make_stream("attention")) {
+    const std::size_t results = shape_.tokens() * shape_.width();
     qkv_ = random(shape_.tokens() * shape_.row(), 1);
     gradient_ = random(results, 2);
     out_ = values(results);
@@ -108,10 +102,9 @@ class CudaAttentionTrial final : public AttentionTrial {
 
 }  // namespace
 
-Bytes attention_trial_bytes(const AttentionExtents& extents) {
-  require_extents(extents);
-  const AttentionShape shape = shape_of(extents);
-  const Bytes values = 2 * shape.tokens() * (shape.row() + shape.hidden()) * sizeof(Bf16);
+Bytes attention_trial_bytes(const AttentionShape& shape) {
+  require_kernels(shape);
+  const Bytes values = 2 * shape.tokens() * (shape.row() + shape.width()) * sizeof(Bf16);
   const Bytes others = shape.log_sums() * sizeof(float) +
                        cuda::attention_scratch_bytes(shape, sizeof(Bf16)) +
                        cuda::FusedAttention::kWorkspace;
@@ -119,9 +112,9 @@ Bytes attention_trial_bytes(const AttentionExtents& extents) {
 }
 
 std::unique_ptr<AttentionTrial> make_attention_trial(device::Device& device,
-                                                     const AttentionExtents& extents) {
-  require_extents(extents);
-  return std::make_unique<CudaAttentionTrial>(device, extents);
+                                                     const AttentionShape& shape) {
+  require_kernels(shape);
+  return std::make_unique<CudaAttentionTrial>(device, shape);
 }
 
 }  // namespace ballast::model

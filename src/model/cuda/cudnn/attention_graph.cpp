@@ -14,25 +14,25 @@ struct Counts {
         length(static_cast<std::int64_t>(shape.length)),
         heads(static_cast<std::int64_t>(shape.heads)),
         kv_heads(static_cast<std::int64_t>(shape.kv_heads)),
-        head_size(static_cast<std::int64_t>(shape.head_size)),
+        head_dim(static_cast<std::int64_t>(shape.head_dim)),
         row(static_cast<std::int64_t>(shape.row())),
-        hidden(static_cast<std::int64_t>(shape.hidden())) {}
+        hidden(static_cast<std::int64_t>(shape.width())) {}
 
   std::int64_t sequences;
   std::int64_t length;
   std::int64_t heads;
   std::int64_t kv_heads;
-  std::int64_t head_size;
+  std::int64_t head_dim;
   std::int64_t row;
   std::int64_t hidden;
 
-  /// [sequences, heads, length, head_size] in a matrix of a row for every token.
+  /// [sequences, heads, length, head_dim] in a matrix of a row for every token.
   [[nodiscard]] TensorShape tokens(std::int64_t of_heads, std::int64_t step) const {
-    return {{sequences, of_heads, length, head_size}, {length * step, head_size, step, 1}};
+    return {{sequences, of_heads, length, head_dim}, {length * step, head_dim, step, 1}};
   }
-  /// [sequences, heads, head_size, length] likewise.
+  /// [sequences, heads, head_dim, length] likewise.
   [[nodiscard]] TensorShape transposed_tokens(std::int64_t of_heads, std::int64_t step) const {
-    return {{sequences, of_heads, head_size, length}, {length * step, head_size, 1, step}};
+    return {{sequences, of_heads, head_dim, length}, {length * step, head_dim, 1, step}};
   }
   [[nodiscard]] TensorShape scores() const {
     return {{sequences, heads, length, length},

@@ -2,7 +2,8 @@
 
 #include <cstdint>
 
-#include "src/model/attention_shape.h"
+#include "ballast/model/attention.h"
+
 #include "src/model/cuda/cudnn/operation_graph.h"
 
 namespace ballast::model::cuda {

@@ -55,7 +55,7 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
                              void* workspace) {
   const CudnnCalls& calls = plan_->calls;
   const AttentionShape& shape = plan_->shape;
-  float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_size));
+  float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   float hidden = -std::numeric_limits<float>::infinity();
   Bf16* const queries = const_cast<Bf16*>(qkv);
   // Numbers are read while the execution is enqueued, so that they may be on this stack.
@@ -64,8 +64,8 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
   const std::array ids = {id(Which::queries),  id(Which::keys),  id(Which::values), id(Which::out),
                           id(Which::log_sums), id(Which::scale), id(Which::hidden)};
   const std::array<void*, ids.size()> places = {queries,
-                                                queries + shape.hidden(),
-                                                queries + shape.hidden() + shape.kv_hidden(),
+                                                queries + shape.width(),
+                                                queries + shape.width() + shape.kv_width(),
                                                 out,
                                                 log_sums,
                                                 &scale,

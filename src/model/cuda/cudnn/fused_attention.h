@@ -7,8 +7,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
-
-#include "src/model/attention_shape.h"
+#include "ballast/model/attention.h"
 
 namespace ballast::model::cuda {
 

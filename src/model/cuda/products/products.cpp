@@ -7,7 +7,6 @@
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/products/cublaslt.h"
-#include "src/model/product_key.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -42,7 +41,15 @@ struct Plan {
 };
 
 cudaDataType_t data_type(DType type) {
-  return type == DType::f32 ? CUDA_R_32F : CUDA_R_16BF;
+  switch (type) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      break;
+  }
+  refuse_training_type(type);
 }
 
 bool by_rows(const Matrix& matrix) {

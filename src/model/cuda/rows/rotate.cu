@@ -42,7 +42,7 @@ __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)
 /// reads before it writes any.
 template <class T>
 __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
-  const std::size_t half = rotation.head_size / 2;
+  const std::size_t half = rotation.head_dim / 2;
   const std::size_t parts = half / kEight;
   const std::size_t pieces = (rotation.heads + kTogether - 1) / kTogether * parts;
   T* const row = x + blockIdx.x * stride;
@@ -50,13 +50,13 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   for (std::size_t piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
     const std::size_t column = piece % parts * kEight;
     const std::size_t head = piece / parts * kTogether;
-    T* const from = row + head * rotation.head_size + column;
+    T* const from = row + head * rotation.head_dim + column;
     Eight<T> first[kTogether];
     Eight<T> second[kTogether];
     for (std::size_t k = 0; k < kTogether; ++k) {
       if (head + k >= rotation.heads) continue;
-      first[k] = device::read(from + k * rotation.head_size);
-      second[k] = device::read(from + k * rotation.head_size + half);
+      first[k] = device::read(from + k * rotation.head_dim);
+      second[k] = device::read(from + k * rotation.head_dim + half);
     }
     float cosine[kEight];
     float sine[kEight];
@@ -70,8 +70,8 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
       device::widen(first[k], a);
       device::widen(second[k], b);
       turn(a, b, cosine, sine);
-      device::write(a, from + k * rotation.head_size);
-      device::write(b, from + k * rotation.head_size + half);
+      device::write(a, from + k * rotation.head_dim);
+      device::write(b, from + k * rotation.head_dim + half);
     }
   }
 }
@@ -79,11 +79,11 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
 /// The same for heads whose halves are not whole eights, a pair at a time.
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
-  const std::size_t half = rotation.head_size / 2;
+  const std::size_t half = rotation.head_dim / 2;
   const std::size_t angles = blockIdx.x % rotation.length * half;
   for (std::size_t pair = threadIdx.x; pair < rotation.heads * half; pair += blockDim.x) {
     const std::size_t column = pair % half;
-    T* const from = x + blockIdx.x * stride + pair / half * rotation.head_size + column;
+    T* const from = x + blockIdx.x * stride + pair / half * rotation.head_dim + column;
     float a[1] = {device::widen(from[0])};
     float b[1] = {device::widen(from[half])};
     const float cosine[1] = {rotation.cosine[angles + column]};
@@ -96,20 +96,20 @@ __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
 
 }  // namespace
 
-cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length,
-                        std::size_t head_size, float* cosine, float* sine) {
-  const std::size_t size = length * (head_size / 2);
+cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length, std::size_t head_dim,
+                        float* cosine, float* sine) {
+  const std::size_t size = length * (head_dim / 2);
   if (size == 0) return cudaSuccess;
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
                          .threads = kMostThreads},
-                        &find_angles, theta, size, head_size / 2, cosine, sine);
+                        &find_angles, theta, size, head_dim / 2, cosine, sine);
 }
 
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows) {
-  const std::size_t half = rotation.head_size / 2;
+  const std::size_t half = rotation.head_dim / 2;
   if (rows.count == 0 || rotation.heads * half == 0) return cudaSuccess;
   const bool eights = half % kEight == 0;
   const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)

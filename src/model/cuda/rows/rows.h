@@ -58,16 +58,16 @@ cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, st
 struct Rotation {
   std::size_t length = 0;         ///< row r is at position r % length
   std::size_t heads = 0;          ///< heads to turn, side by side from the start of a row
-  std::size_t head_size = 0;      ///< even
-  const float* cosine = nullptr;  ///< [length, head_size / 2]
+  std::size_t head_dim = 0;       ///< even
+  const float* cosine = nullptr;  ///< [length, head_dim / 2]
   const float* sine = nullptr;
   float direction = 1.0F;  ///< -1 turns back
 };
-/// cosine and sine of position * theta^(-2 i / head_size), in double, rounded once. Source: Su et
+/// cosine and sine of position * theta^(-2 i / head_dim), in double, rounded once. Source: Su et
 /// al., "RoFormer", 2021, section 3.2.2.
-cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length,
-                        std::size_t head_size, float* cosine, float* sine);
-/// Turns x [rows.count, stride] in place; rows.width is heads * head_size.
+cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length, std::size_t head_dim,
+                        float* cosine, float* sine);
+/// Turns x [rows.count, stride] in place; rows.width is heads * head_dim.
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows);

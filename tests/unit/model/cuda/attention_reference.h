@@ -31,14 +31,14 @@ struct AttentionReference {
     Values log_sums;
   };
   [[nodiscard]] Forward forward(const Values& qkv) const {
-    Forward result{Result(shape.tokens() * shape.hidden()), Values(shape.log_sums())};
+    Forward result{Result(shape.tokens() * shape.width()), Values(shape.log_sums())};
     for_rows([&](const Row& row) {
       const Values scores = scores_of(row, qkv);
       const double log_sum = log_sum_of(scores);
       result.log_sums[row.log_sum] = log_sum;
       for (std::size_t j = 0; j < scores.size(); ++j) {
         const double p = std::exp(scores[j] - log_sum);
-        for (std::size_t i = 0; i < shape.head_size; ++i) {
+        for (std::size_t i = 0; i < shape.head_dim; ++i) {
           result.out.add(row.out + i, p * qkv[row.value + j * shape.row() + i]);
         }
       }
@@ -49,12 +49,12 @@ struct AttentionReference {
   /// Gradient of qkv, given that of `out`, whose values are taken as they are.
   [[nodiscard]] Result backward(const Values& qkv, const Values& out, const Values& dout) const {
     Result result(shape.tokens() * shape.row());
-    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
+    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
     for_rows([&](const Row& row) {
       const Values scores = scores_of(row, qkv);
       const double log_sum = log_sum_of(scores);
       double delta = 0.0;
-      for (std::size_t i = 0; i < shape.head_size; ++i) {
+      for (std::size_t i = 0; i < shape.head_dim; ++i) {
         delta += dout[row.out + i] * out[row.out + i];
       }
       for (std::size_t j = 0; j < scores.size(); ++j) {
@@ -62,9 +62,9 @@ struct AttentionReference {
         const std::size_t value = row.value + j * shape.row();
         const double p = std::exp(scores[j] - log_sum);
         double dp = 0.0;
-        for (std::size_t i = 0; i < shape.head_size; ++i) dp += dout[row.out + i] * qkv[value + i];
+        for (std::size_t i = 0; i < shape.head_dim; ++i) dp += dout[row.out + i] * qkv[value + i];
         const double ds = p * (dp - delta) * scale;
-        for (std::size_t i = 0; i < shape.head_size; ++i) {
+        for (std::size_t i = 0; i < shape.head_dim; ++i) {
           result.add(row.query + i, ds * qkv[key + i]);
           result.add(key + i, ds * qkv[row.query + i]);
           result.add(value + i, p * dout[row.out + i]);
@@ -86,15 +86,15 @@ struct AttentionReference {
   };
   template <class Body>
   void for_rows(const Body& body) const {
-    const std::size_t size = shape.head_size;
+    const std::size_t size = shape.head_dim;
     for (std::size_t s = 0; s < shape.sequences; ++s) {
       for (std::size_t h = 0; h < shape.heads; ++h) {
         const std::size_t kv = h / (shape.heads / shape.kv_heads);
         for (std::size_t i = 0; i < shape.length; ++i) {
           const std::size_t token = s * shape.length + i;
-          const std::size_t keys = s * shape.length * shape.row() + shape.hidden() + kv * size;
-          body(Row{i, token * shape.row() + h * size, keys, keys + shape.kv_hidden(),
-                   token * shape.hidden() + h * size, (s * shape.heads + h) * shape.length + i});
+          const std::size_t keys = s * shape.length * shape.row() + shape.width() + kv * size;
+          body(Row{i, token * shape.row() + h * size, keys, keys + shape.kv_width(),
+                   token * shape.width() + h * size, (s * shape.heads + h) * shape.length + i});
         }
       }
     }
@@ -102,10 +102,10 @@ struct AttentionReference {
   [[nodiscard]] Values scores_of(const Row& row, const Values& qkv) const {
     Values scores(row.position + 1);
     for (std::size_t j = 0; j < scores.size(); ++j) {
-      for (std::size_t i = 0; i < shape.head_size; ++i) {
+      for (std::size_t i = 0; i < shape.head_dim; ++i) {
         scores[j] += qkv[row.query + i] * qkv[row.key + j * shape.row() + i];
       }
-      scores[j] /= std::sqrt(static_cast<double>(shape.head_size));
+      scores[j] /= std::sqrt(static_cast<double>(shape.head_dim));
     }
     return scores;
   }

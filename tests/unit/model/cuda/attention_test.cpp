@@ -71,7 +71,7 @@ T nan_of() {
 std::string text(const AttentionShape& shape) {
   return std::to_string(shape.sequences) + " sequences of " + std::to_string(shape.length) + ", " +
          std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " heads of " +
-         std::to_string(shape.head_size);
+         std::to_string(shape.head_dim);
 }
 
 /// Lengths below, at and above the tiles' borders; widths that are padded and that are not; groups.
@@ -109,7 +109,7 @@ template <class T>
 Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv) {
   const DeviceArray<T> in(qkv);
   const auto [out, log_sums] = in_every_order([&] {
-    const DeviceArray<T> out(shape.tokens() * shape.hidden(), nan_of<T>());
+    const DeviceArray<T> out(shape.tokens() * shape.width(), nan_of<T>());
     const DeviceArray<float> log_sums(shape.log_sums(), nan_of<float>());
     EXPECT_EQ(attention<T>(nullptr, shape, in.data(), out.data(), log_sums.data()), cudaSuccess);
     return std::tuple(out.get(), log_sums.get());
@@ -158,7 +158,7 @@ TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
   using T = TypeParam;
   for (const AttentionShape& shape : kShapes) {
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 2);
-    const auto dout = random_values<T>(shape.tokens() * shape.hidden(), 3);
+    const auto dout = random_values<T>(shape.tokens() * shape.width(), 3);
     const AttentionReference reference{shape};
     const auto exact = reference.forward(widened(qkv));
     const Forward<T> result{narrowed<T>(exact.out.value), narrowed<float>(exact.log_sums)};
@@ -171,7 +171,7 @@ TEST(AttentionReferenceTest, DifferentiatesItself) {
   const AttentionShape shape{2, 5, 4, 2, 8};
   const AttentionReference reference{shape};
   Values qkv = widened(random_values<float>(shape.tokens() * shape.row(), 2));
-  const Values dout = widened(random_values<float>(shape.tokens() * shape.hidden(), 3));
+  const Values dout = widened(random_values<float>(shape.tokens() * shape.width(), 3));
   const std::function<double()> loss = [&] {
     const auto out = reference.forward(qkv).out.value;
     double sum = 0.0;
@@ -210,7 +210,7 @@ TYPED_TEST(Attention, OneSequenceKnowsNothingOfTheOthers) {
   const Forward<T> found = forward(three, qkv);
   EXPECT_TRUE(test::same_bits(middle(found.out), alone.out));
   EXPECT_TRUE(test::same_bits(middle(found.log_sums), alone.log_sums));
-  const auto dout = between_nans<T>(one, one.hidden());
+  const auto dout = between_nans<T>(one, one.width());
   EXPECT_TRUE(test::same_bits(middle(backward(three, qkv, found, dout)),
                               backward(one, middle(qkv), alone, middle(dout))));
 }
@@ -223,7 +223,7 @@ TYPED_TEST(Attention, LaterTokensDoNotChangeEarlierRows) {
   for (const std::size_t row : {139U, 129U, 100U, 64U, 17U}) {
     for (std::size_t i = row * shape.row(); i < qkv.size(); ++i) qkv[i] = narrowed<T>(1e4);
     Forward<T> after = forward(shape, qkv);
-    after.out.resize(row * shape.hidden());
+    after.out.resize(row * shape.width());
     std::vector<T> expected = before.out;
     expected.resize(after.out.size());
     EXPECT_TRUE(test::same_bits(after.out, expected)) << row;
@@ -264,7 +264,7 @@ TYPED_TEST(Attention, NothingIsWrittenBehindTheResults) {
     return std::vector(values.end() - static_cast<std::ptrdiff_t>(kExtra), values.end());
   };
   const DeviceArray<T> in(random_values<T>(shape.tokens() * shape.row(), 8));
-  const DeviceArray<T> out(shape.tokens() * shape.hidden() + kExtra, narrowed<T>(3));
+  const DeviceArray<T> out(shape.tokens() * shape.width() + kExtra, narrowed<T>(3));
   const DeviceArray<T> dqkv(shape.tokens() * shape.row() + kExtra, narrowed<T>(3));
   const DeviceArray<float> log_sums(shape.log_sums() + kExtra, 3.0F);
   const std::size_t bytes = attention_scratch_bytes(shape, sizeof(T));

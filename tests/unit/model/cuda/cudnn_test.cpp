@@ -106,7 +106,7 @@ TEST(CudnnLibrary, KnowsOurGraphAsAttention) {
     for (const auto& [capability, shared] :
          {std::pair{800, 166912}, {890, 101376}, {900, 232448}}) {
       EXPECT_GE(engines(calls, graph.descriptor(), described_gpu(calls, capability, shared)), 1U)
-          << shape.length << " tokens, heads of " << shape.head_size << ", " << capability;
+          << shape.length << " tokens, heads of " << shape.head_dim << ", " << capability;
     }
   }
 }

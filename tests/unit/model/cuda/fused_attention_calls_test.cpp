@@ -8,7 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/model/attention_trial.h"
+#include "ballast/model/attention.h"
 
 #include "src/model/cuda/cudnn/cudnn.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
@@ -52,7 +52,7 @@ class FusedAttentionCalls : public testing::Test {
 TEST_F(FusedAttentionCalls, ThereIsOnePlanForAllCalls) {
   alignas(256) static std::byte workspace[512];
   const std::vector<Bf16> qkv(kShape.tokens() * kShape.row());
-  std::vector<Bf16> out(kShape.tokens() * kShape.hidden());
+  std::vector<Bf16> out(kShape.tokens() * kShape.width());
   std::vector<float> log_sums(kShape.log_sums());
   int any = 0;
   auto* const stream = reinterpret_cast<cudaStream_t>(&any);
@@ -69,7 +69,7 @@ TEST_F(FusedAttentionCalls, ThereIsOnePlanForAllCalls) {
 TEST_F(FusedAttentionCalls, AnExecutionThatFailsIsOneLine) {
   alignas(256) static std::byte workspace[512];
   const std::vector<Bf16> qkv(kShape.tokens() * kShape.row());
-  std::vector<Bf16> out(kShape.tokens() * kShape.hidden());
+  std::vector<Bf16> out(kShape.tokens() * kShape.width());
   std::vector<float> log_sums(kShape.log_sums());
   FusedAttention attention(kShape);
   const auto failure = [&](void* space) -> std::string {
@@ -132,11 +132,11 @@ TEST_F(FusedAttentionCalls, AnAttributeThatIsRefusedIsNamed) {
 }
 
 /// A layer's forward pass on the CUDA device.
-std::vector<double> layer(DType type, AttentionBy by) {
+std::vector<double> layer(DType type, AttentionBackend by) {
   setenv("BALLAST_TEST_DEVICE", "cuda", 1);
   Bench b(test::small_llama(), type, {2, 9});
   b.compute = make_compute(*b.device, b.architecture, type, b.shape, by);
-  b.compute->set_workspace(b.device->allocate(b.compute->workspace_bytes(), "workspace"));
+  b.compute->set_workspace(b.device->allocate(b.compute->memory().workspace, "workspace"));
   const DeviceBytes weights = b.upload(b.weights(1));
   const DeviceBytes in = b.upload(b.activation_values(7));
   const DeviceBytes out = b.activation();
@@ -146,10 +146,10 @@ std::vector<double> layer(DType type, AttentionBy by) {
 }
 
 TEST_F(FusedAttentionCalls, ALayerAttendsByWhatItIsTold) {
-  const auto own = layer(DType::bf16, AttentionBy::own);
+  const auto own = layer(DType::bf16, AttentionBackend::own);
   EXPECT_EQ(FakeCudnn::executions, 0);
   const CapturedLog log;
-  for (const AttentionBy by : {AttentionBy::best, AttentionBy::cudnn}) {
+  for (const AttentionBackend by : {AttentionBackend::best, AttentionBackend::cudnn}) {
     FakeCudnn::plans = FakeCudnn::executions = 0;
     const auto found = layer(DType::bf16, by);
     EXPECT_EQ(FakeCudnn::plans, 1);
@@ -161,10 +161,10 @@ TEST_F(FusedAttentionCalls, ALayerAttendsByWhatItIsTold) {
 }
 
 TEST_F(FusedAttentionCalls, WithoutCudnnOurKernelsAttendAndTheLogSaysWhyOnce) {
-  const auto own = layer(DType::bf16, AttentionBy::own);
+  const auto own = layer(DType::bf16, AttentionBackend::own);
   const auto without = [&] {
     const CapturedLog log;
-    EXPECT_TRUE(test::same_bits(layer(DType::bf16, AttentionBy::best), own));
+    EXPECT_TRUE(test::same_bits(layer(DType::bf16, AttentionBackend::best), own));
     return log.text();
   };
   FakeCudnn::engines = {{.same_bits = false}};
@@ -180,7 +180,7 @@ TEST_F(FusedAttentionCalls, WithoutCudnnOurKernelsAttendAndTheLogSaysWhyOnce) {
 TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
   const auto failure = [](DType type) -> std::string {
     try {
-      layer(type, AttentionBy::cudnn);
+      layer(type, AttentionBackend::cudnn);
       return "";
     } catch (const Error& error) {
       return error.what();
@@ -199,15 +199,15 @@ TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
 
 TEST_F(FusedAttentionCalls, Fp32IsAlwaysOurs) {
   const CapturedLog log;
-  EXPECT_TRUE(
-      test::same_bits(layer(DType::f32, AttentionBy::best), layer(DType::f32, AttentionBy::own)));
+  EXPECT_TRUE(test::same_bits(layer(DType::f32, AttentionBackend::best),
+                              layer(DType::f32, AttentionBackend::own)));
   EXPECT_EQ(FakeCudnn::plans, 0);
   EXPECT_EQ(log.text(), "");
 }
 
 TEST_F(FusedAttentionCalls, ATrialRunsWhatThereIs) {
-  const AttentionExtents extents = {
-      .sequences = 2, .length = 9, .heads = 4, .kv_heads = 2, .head_size = 16};
+  const AttentionShape extents = {
+      .sequences = 2, .length = 9, .heads = 4, .kv_heads = 2, .head_dim = 16};
   const auto device =
       device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
   const auto trial = make_attention_trial(*device, extents);
@@ -221,7 +221,7 @@ TEST_F(FusedAttentionCalls, ATrialRunsWhatThereIs) {
 
 TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
   FakeCudnn::engines = {};
-  const AttentionExtents extents = {.length = 8, .head_size = 8};
+  const AttentionShape extents = {.length = 8, .head_dim = 8};
   const auto device =
       device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
   const auto trial = make_attention_trial(*device, extents);
@@ -230,16 +230,16 @@ TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
 }
 
 TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
-  for (const AttentionExtents& extents :
-       {AttentionExtents{.head_size = 12}, AttentionExtents{.head_size = 264},
-        AttentionExtents{.heads = 3, .kv_heads = 2}, AttentionExtents{.sequences = 0}}) {
+  for (const AttentionShape& extents :
+       {AttentionShape{.head_dim = 12}, AttentionShape{.head_dim = 264},
+        AttentionShape{.heads = 3, .kv_heads = 2}, AttentionShape{.sequences = 0}}) {
     EXPECT_THROW(attention_trial_bytes(extents), Error);
   }
 }
 
 TEST(AttentionFlops, CountHalfOfAllPairs) {
-  const AttentionExtents extents = {
-      .sequences = 2, .length = 10, .heads = 3, .kv_heads = 1, .head_size = 8};
+  const AttentionShape extents = {
+      .sequences = 2, .length = 10, .heads = 3, .kv_heads = 1, .head_dim = 8};
   // 2 x 3 heads, 50 pairs, 8 products and 8 sums each, twice or five times.
   EXPECT_EQ(attention_flops(extents, AttentionPass::own_forward), 2 * 6 * 50 * 16.0);
   EXPECT_EQ(attention_flops(extents, AttentionPass::cudnn_forward), 2 * 6 * 50 * 16.0);

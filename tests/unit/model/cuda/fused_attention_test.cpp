@@ -36,7 +36,7 @@ std::vector<Bf16> random_values(std::size_t size, std::uint64_t seed) {
 }
 std::string text(const AttentionShape& shape) {
   return fmt::format("{} sequences of {}, {}/{} heads of {}", shape.sequences, shape.length,
-                     shape.heads, shape.kv_heads, shape.head_size);
+                     shape.heads, shape.kv_heads, shape.head_dim);
 }
 
 /// Odd lengths, several sequences, groups, heads of the usual and of other sizes.
@@ -82,7 +82,7 @@ Forward fused(FusedAttention& attention, const AttentionShape& shape,
               const std::vector<Bf16>& qkv) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const DeviceArray<Bf16> in(qkv);
-  const DeviceArray<Bf16> out(nans(shape.tokens() * shape.hidden(), to_bf16(kNan), kStays));
+  const DeviceArray<Bf16> out(nans(shape.tokens() * shape.width(), to_bf16(kNan), kStays));
   const DeviceArray<float> log_sums(nans(shape.log_sums(), kNan, 3.0F));
   const DeviceArray<std::byte> workspace(FusedAttention::kWorkspace + 256, std::byte{0xff});
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
@@ -126,7 +126,7 @@ TEST_F(FusedAttentions, GiveTheSameBitsEachTime) {
 TEST_F(FusedAttentions, OurBackwardPassGoesOnWithTheirResults) {
   const AttentionShape shape{2, 67, 4, 2, 64};
   const auto qkv = random_values(shape.tokens() * shape.row(), 3);
-  const auto dout = random_values(shape.tokens() * shape.hidden(), 4);
+  const auto dout = random_values(shape.tokens() * shape.width(), 4);
   FusedAttention attention(shape);
   const auto [out, log_sums] = fused(attention, shape, qkv);
   const DeviceArray<Bf16> in(qkv);
@@ -174,7 +174,7 @@ TEST_F(FusedAttentions, DifferFromOurKernelsByRoundingOnly) {
   for (const AttentionShape& shape :
        {AttentionShape{2, 4096, 32, 8, 128}, {4, 2048, 16, 16, 64}, {8, 1023, 12, 12, 64}}) {
     const DeviceArray<Bf16> in(random_values(shape.tokens() * shape.row(), 5));
-    const std::size_t size = shape.tokens() * shape.hidden();
+    const std::size_t size = shape.tokens() * shape.width();
     const DeviceArray<Bf16> theirs(size);
     const DeviceArray<Bf16> ours(size);
     const DeviceArray<float> their_sums(shape.log_sums());

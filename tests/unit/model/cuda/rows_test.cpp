@@ -161,10 +161,10 @@ struct Angles {
   std::vector<float> cosine;
   std::vector<float> sine;
 };
-Angles angles_of(std::size_t length, std::size_t head_size) {
-  const DeviceArray<float> cosine(length * head_size / 2);
+Angles angles_of(std::size_t length, std::size_t head_dim) {
+  const DeviceArray<float> cosine(length * head_dim / 2);
   const DeviceArray<float> sine(cosine.size());
-  must(fill_angles(nullptr, kTheta, length, head_size, cosine.data(), sine.data()));
+  must(fill_angles(nullptr, kTheta, length, head_dim, cosine.data(), sine.data()));
   return {cosine.get(), sine.get()};
 }
 
@@ -183,11 +183,11 @@ TEST_F(CudaRows, AnglesAreThoseOfTheirPositions) {
 
 /// Row r is at position r % 3; what is behind the heads stays.
 template <class T>
-void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_size) {
-  SCOPED_TRACE(testing::Message() << heads << " heads of " << head_size);
+void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim) {
+  SCOPED_TRACE(testing::Message() << heads << " heads of " << head_dim);
   const std::size_t length = 3;
-  const std::size_t stride = heads * head_size + 8;
-  const Angles angles = angles_of(length, head_size);
+  const std::size_t stride = heads * head_dim + 8;
+  const Angles angles = angles_of(length, head_dim);
   const DeviceArray<float> cosine(angles.cosine);
   const DeviceArray<float> sine(angles.sine);
   const std::vector<T> x = normals_of<T>(rows * stride, 1);
@@ -195,12 +195,12 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_size) 
     const std::vector<T> found = in_every_order([&] {
       const DeviceArray<T> turned(x);
       must(rotate<T>(nullptr, turned.data(), stride,
-                     {length, heads, head_size, cosine.data(), sine.data(), direction},
-                     {rows, heads * head_size}));
+                     {length, heads, head_dim, cosine.data(), sine.data(), direction},
+                     {rows, heads * head_dim}));
       return turned.get();
     });
     std::vector<double> expected = exact(x);
-    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_size,
+    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_dim,
                     exact(angles.cosine).data(), exact(angles.sine).data(),
                     static_cast<double>(direction));
     expect_close(found, expected, 1e-6);
@@ -209,15 +209,15 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_size) 
 TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
   // Halves of whole eights and others; heads that do not fill the last thread, more than a block
   // turns at once.
-  for (const auto& [heads, head_size] : {std::pair<std::size_t, std::size_t>{1, 16},
-                                         {5, 48},
-                                         {140, 128},
-                                         {3, 20},
-                                         {40, 24},
-                                         {1, 2},
-                                         {4, 64}}) {
-    check_rotation<float>(4, heads, head_size);
-    check_rotation<Bf16>(7, heads, head_size);
+  for (const auto& [heads, head_dim] : {std::pair<std::size_t, std::size_t>{1, 16},
+                                        {5, 48},
+                                        {140, 128},
+                                        {3, 20},
+                                        {40, 24},
+                                        {1, 2},
+                                        {4, 64}}) {
+    check_rotation<float>(4, heads, head_dim);
+    check_rotation<Bf16>(7, heads, head_dim);
   }
 }
 

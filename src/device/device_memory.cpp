@@ -1,4 +1,4 @@
-#include "src/device/bump.h"
+#include "src/device/device_memory.h"
 
 #include <fmt/format.h>
 
@@ -6,24 +6,22 @@
 
 namespace ballast::device {
 
-DeviceBytes Bump::take(Bytes bytes, std::string_view what) {
+DeviceBytes DeviceMemory::take(Bytes bytes, std::string_view what) {
   const std::scoped_lock lock(mutex_);
   const Bytes size = round_up(bytes, kPage);
-  if (size > budget() - taken_) {
+  const Bytes left = budget_ - bump_.used();
+  if (size > left) {
     throw Error(ErrorCategory::memory,
                 fmt::format("device memory: {} needs {}, but {} of the budget of {} are left; "
                             "raise ballast.device_bytes",
-                            what, format_bytes(size), format_bytes(budget() - taken_),
-                            format_bytes(budget())));
+                            what, format_bytes(size), format_bytes(left), format_bytes(budget_)));
   }
-  const DeviceBytes made = memory_.subview(taken_, bytes);
-  taken_ += size;
-  return made;
+  return {bump_.take<std::byte>(size, kPage), bytes};
 }
 
-Bytes Bump::taken() const {
+Bytes DeviceMemory::taken() const {
   const std::scoped_lock lock(mutex_);
-  return taken_;
+  return bump_.used();
 }
 
 }  // namespace ballast::device

@@ -3,26 +3,27 @@
 #include <mutex>
 #include <string_view>
 
-#include "ballast/core/units.h"
+#include "ballast/core/bump.h"
 #include "ballast/core/view.h"
 
 namespace ballast::device {
 
-/// Hands out the memory of a device once, from its beginning to its end. Owns nothing. Thread-safe.
-class Bump {
+/// Hands out the memory of a device once, from its beginning to its end, in whole pages. Owns
+/// nothing. Thread-safe.
+class DeviceMemory {
  public:
   /// `memory`: page-aligned, a whole number of pages.
-  explicit Bump(DeviceBytes memory) : memory_(memory) {}
+  explicit DeviceMemory(DeviceBytes memory) : budget_(memory.size()), bump_(memory.raw()) {}
 
   /// Device::allocate.
   DeviceBytes take(Bytes bytes, std::string_view what);
-  [[nodiscard]] Bytes budget() const { return memory_.size(); }
+  [[nodiscard]] Bytes budget() const { return budget_; }
   [[nodiscard]] Bytes taken() const;
 
  private:
-  DeviceBytes memory_;
+  Bytes budget_;
   mutable std::mutex mutex_;
-  Bytes taken_ = 0;
+  Bump bump_;
 };
 
 }  // namespace ballast::device
