@@ -14,12 +14,12 @@
 namespace ballast::engine {
 namespace {
 
-/// Sizes of the blocks, of which this rank keeps its part of the states.
+/// Adds the sizes of the blocks, with this rank's part of the states.
 void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                 std::uint64_t persistence_threshold) {
   const std::vector<Bytes>& kept = kernels.intermediates;
   expects(kept.empty() || kept.size() == blueprint.model.blocks.size(),
-          "kernel memory of another model");
+          "blueprint: the kernel memory belongs to another model");
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -57,7 +57,7 @@ void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
   }
 }
 
-/// What is special about the gathers of split weights between ranks: "" where nothing is.
+/// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
 std::string describe_gathers(const Blueprint& blueprint) {
   const schedule::Workload& work = blueprint.workload;
   if (work.world == 1 || work.stage < 3) return "";

@@ -16,7 +16,7 @@
 namespace ballast::engine {
 namespace {
 
-/// Nothing when nothing is on NVMe.
+/// No plan when nothing is on NVMe.
 std::optional<state::SwapPlan> plan_swapping(const state::SwapOptions& options,
                                              const schedule::Schedule& schedule) {
   const std::vector<Bytes> extents = state::swap_extents(schedule);
@@ -47,20 +47,20 @@ class Engine::Impl {
     const schedule::Workload& work = blueprint_.workload;
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
-            "engine: the blueprint is that of other ranks");
+            "engine: the blueprint's rank or world differs from this process");
     const model::KernelMemory& needed = compute_->memory();
     bool enough = work.workspace_bytes >= needed.workspace;
     for (std::size_t b = 0; b < work.blocks.size(); ++b) {
       enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];
     }
-    expects(enough, "engine: the blueprint has too little memory for the device's kernels");
+    expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
   }
 
   ~Impl() { executor_.reset(); }
 
   void start(const WeightSource& source) {
-    expects(!executor_, "engine: started twice");
-    // Behind this the ranks meet, so a rank that has no room must be known to all.
+    expects(!executor_, "engine: start() was called twice");
+    // Collectives follow, so all ranks must know when one cannot allocate.
     comm::together(ranks_, [&] {
       store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
     });
@@ -100,7 +100,7 @@ class Engine::Impl {
   }
 
   void finish() {
-    expects(executor_ != nullptr, "engine: not started");
+    expects(executor_ != nullptr, "engine: call start() first");
     flush();
     executor_->drain();
   }
@@ -128,8 +128,8 @@ class Engine::Impl {
 
   void record(schedule::Timeline* timeline) {
     timeline_ = timeline;
-    // The executor observes with its lock held: whoever still appends to the timeline before is
-    // done once we have held it too.
+    // The executor calls its observer with its lock held: once totals() has held the lock, no
+    // thread appends to the previous timeline.
     if (executor_) static_cast<void>(executor_->totals());
   }
 
@@ -166,7 +166,7 @@ class Engine::Impl {
                                   .interrupted = interrupted_});
   }
 
-  /// Runs plans outside of steps: they count in no totals and are in no timeline.
+  /// Runs plans outside of steps, without totals and timeline.
   [[nodiscard]] Perform perform() {
     return [this](const schedule::Plan& plan, const Visitor& visitor) {
       lanes_->set_visitor(visitor);
@@ -176,7 +176,6 @@ class Engine::Impl {
     };
   }
 
-  /// The plan of a training step with so many micro-batches.
   const schedule::Plan& training_plan(std::size_t micro_batches) {
     const schedule::Schedule& schedule = blueprint_.schedule;
     if (micro_batches == blueprint_.micro_batches) {
@@ -196,7 +195,7 @@ class Engine::Impl {
         .first->second;
   }
 
-  /// Starts the updates that the last step left.
+  /// Starts the pending updates of the last step.
   void flush() {
     if (!pending_updates_) return;
     executor_->submit(blueprint_.schedule.flush, ++submissions_);
@@ -206,11 +205,11 @@ class Engine::Impl {
   /// Copies the batch in, submits the plan and waits for its gate.
   const StepContext& run(const schedule::Plan& plan, std::span<const std::int32_t> tokens,
                          std::span<const std::int32_t> targets, double learning_rate) {
-    expects(executor_ != nullptr, "engine: not started");
+    expects(executor_ != nullptr, "engine: call start() first");
     const std::size_t per_micro = blueprint_.shape.tokens();
-    const std::size_t wanted = per_micro * plan.micro_batches;
-    expects(tokens.size() == wanted && targets.size() == wanted, "engine: wrong batch size");
-    // The gate of the last run with batches is behind us, so they are uploaded.
+    const std::size_t size = per_micro * plan.micro_batches;
+    expects(tokens.size() == size && targets.size() == size, "engine: wrong batch size");
+    // The last run with batches has passed its gate, so its batches are uploaded.
     for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
       const std::size_t bytes = per_micro * sizeof(std::int32_t);
       std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
@@ -242,7 +241,7 @@ class Engine::Impl {
   std::optional<Lanes> lanes_;
   std::unique_ptr<schedule::Executor> executor_;
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
-  /// By number of micro-batches and whether updates wait.
+  /// By number of micro-batches and whether updates are pending.
   std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;
   std::uint64_t submissions_ = 0;
   std::uint64_t updates_ = 0;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "ballast/device/device.h"
 #include "ballast/schedule/executor.h"
@@ -11,33 +12,39 @@
 
 namespace ballast::engine {
 
-/// A stream of the device and the ends of the operations on it that are enqueued and not over, at
-/// most schedule::kMostEnqueued. One thread enqueues, another waits.
+/// A device stream and the end events of its unfinished operations, at most
+/// schedule::kMostEnqueued. One thread enqueues, another waits.
 class QueuedStream {
  public:
-  QueuedStream(device::Device& device, std::string_view name);
+  QueuedStream(device::Device& device, std::string_view name) : stream_(device.make_stream(name)) {
+    for (auto& end : ends_) end = device.make_event();
+  }
 
   [[nodiscard]] device::Stream& stream() { return *stream_; }
-  /// Behind the last piece of an operation's work.
-  void end_operation();
-  /// Blocks until the first operation is over that nobody has waited for yet. Throws what its work
-  /// has raised.
-  void finish_operation();
+  /// Call it after all work of an operation is enqueued.
+  void end_operation() { ends_[ended_++ % ends_.size()]->record(*stream_); }
+  /// Blocks until the first unfinished operation has finished. Rethrows the Error of its work.
+  void finish_operation() { ends_[finished_++ % ends_.size()]->synchronize(); }
 
  private:
   std::unique_ptr<device::Stream> stream_;
   std::array<std::unique_ptr<device::Event>, schedule::kMostEnqueued> ends_;
-  std::size_t ended_ = 0;     ///< operations so far; of the thread that enqueues
-  std::size_t finished_ = 0;  ///< of the one that waits
+  std::size_t ended_ = 0;     ///< used by the enqueueing thread
+  std::size_t finished_ = 0;  ///< used by the waiting thread
 };
 
-/// Transfers of a lane that are started and not finished, at most schedule::kMostEnqueued. One
-/// thread starts, another finishes.
+/// Unfinished transfers of a lane, at most schedule::kMostEnqueued. One thread starts, another
+/// finishes them.
 class TransferQueue {
  public:
-  void add(std::unique_ptr<state::Transfer> transfer);
-  /// Finishes the first transfer that is not yet. Throws what became of it.
-  void finish_operation();
+  void add(std::unique_ptr<state::Transfer> transfer) {
+    transfers_[added_++ % transfers_.size()] = std::move(transfer);
+  }
+  /// Finishes the first unfinished transfer. Rethrows its Error.
+  void finish_operation() {
+    const auto transfer = std::move(transfers_[finished_++ % transfers_.size()]);
+    transfer->finish();
+  }
 
  private:
   std::array<std::unique_ptr<state::Transfer>, schedule::kMostEnqueued> transfers_;

@@ -11,7 +11,7 @@ namespace {
 using cpu_adam::Codes;
 using cpu_adam::Moments;
 
-/// Hands out the places of arrays one behind the other.
+/// Allocates arrays one after the other.
 class Places {
  public:
   StateArray take(Bytes bytes) {

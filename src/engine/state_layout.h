@@ -9,16 +9,15 @@
 
 namespace ballast::engine {
 
-/// One array of a block's state buffer. No bytes: it is not kept.
+/// One array of a block's state buffer; 0 bytes if it is not kept.
 struct StateArray {
   Bytes offset = 0;
   Bytes bytes = 0;
 };
 
-/// What a block's weight and state buffers hold, each array `elements` long. In the state buffer
-/// every array starts on a cache line of its own, cpu_adam::kArraySkew behind the one before it or
-/// the buffer's start: blocks are often a power of two long. What lies between the arrays is zero.
-/// All zeros means zero in every format.
+/// Layout of a block's weight and state buffers; each array has `elements` elements. In the state
+/// buffer every array starts cpu_adam::kArraySkew after a cache line boundary, because blocks are
+/// often a power of two long. Gaps are zero; all zeros means zero in every format.
 struct StateLayout {
   StateLayout(DType type, const StateFormat& format, Elems elements);
 
@@ -39,24 +38,23 @@ struct StateLayout {
 struct ShardRange {
   Elems first = 0;
   Elems elements = 0;  ///< fewer than `room`, or none, at the block's end
-  Elems room = 0;      ///< the same for all ranks; what is behind the elements is zero
+  Elems room = 0;      ///< equal on all ranks; zero after the elements
 };
 
 /// The elements of this rank's shard, one of as many as there are ranks. Starts on whole blocks of
 /// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of shards.
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block);
-/// That where the stage splits states, else all of the block.
+/// even_shard() if the stage splits states, else the whole block.
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block);
 
-/// Layout of what this rank keeps of block `block`.
+/// Layout of this rank's part of a block.
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
 
-/// Number of block `block`'s first element when the elements of all blocks are counted in order,
-/// each block from a multiple of cpu_adam::Codes::kBlock.
+/// Index of the block's first element among the elements of all blocks, each block aligned to
+/// cpu_adam::Codes::kBlock.
 Elems first_element(const model::Architecture& model, std::size_t block);
 
-/// The shard of block `block` that this rank updates, which starts at these addresses. The
-/// gradient's type is that of the weights.
+/// The shard that this rank updates, at the given addresses. The gradient has the weights' type.
 cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
                            std::byte* states, const std::byte* gradient);
 

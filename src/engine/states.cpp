@@ -19,14 +19,14 @@
 namespace ballast::engine {
 namespace {
 
-/// Most initial weights that are made at a time.
+/// Most initial weights that are generated at a time.
 constexpr Elems kMostAtATime = Elems{1} << 20;
 
-/// A running XXH3.
+/// Incremental XXH3.
 class Hash {
  public:
   Hash() : state_(XXH3_createState(), &XXH3_freeState) {
-    expects(state_ != nullptr, "no memory for a checksum");
+    expects(state_ != nullptr, "state hash: out of memory");
     XXH3_64bits_reset(state_.get());
   }
   void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
@@ -37,8 +37,8 @@ class Hash {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
 };
 
-/// The elements of an array that are in a piece. The array begins at `offset` among the bytes that
-/// the piece is one of; each element has `width` bytes. No piece ends within an element.
+/// The elements of an array that are in a piece. The array begins at `offset` of this rank's part;
+/// each element has `width` bytes. No piece ends within an element.
 struct Overlap {
   Overlap(const HomePiece& piece, Bytes offset, Bytes width, Elems elements) {
     const Bytes begin = std::max(piece.offset, offset);
@@ -48,7 +48,6 @@ struct Overlap {
     count = (end - begin) / width;
     bytes = piece.bytes.subspan(begin - piece.offset, end - begin);
   }
-  /// Element `i` of those that are here.
   template <class T>
   [[nodiscard]] T get(Elems i) const {
     T value;
@@ -60,12 +59,12 @@ struct Overlap {
     std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
   }
 
-  Elems first = 0;  ///< number of the first one in the array
+  Elems first = 0;  ///< index of the first one in the array
   Elems count = 0;
   HostBytes bytes;
 };
 
-/// A block as this rank holds it.
+/// This rank's part of a block.
 struct HeldBlock {
   HeldBlock(const Blueprint& blueprint, std::size_t block)
       : sizes(blueprint.workload),
@@ -75,7 +74,7 @@ struct HeldBlock {
         shard(rank_shard(blueprint, block)),
         weights(weights_here(blueprint, block)) {}
 
-  /// The elements whose weights are here; those of the states are among them.
+  /// The elements whose weights are here; they include `shard`.
   [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
     const Elems whole = blueprint.model.blocks[block].elements;
     if (!splits_weights) return {0, whole, whole};
@@ -125,7 +124,7 @@ class Filler {
   }
 
   /// Calls `put(i, master)` for element `first + i` of the block, for those of `count` elements
-  /// that are in a tensor. What pads tensors stays zero.
+  /// that are in a tensor. Padding between tensors stays zero.
   template <class Put>
   void for_masters(std::size_t block, Elems first, Elems count, Put put) {
     for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
@@ -138,8 +137,7 @@ class Filler {
     }
   }
 
-  /// Some of `tensor` from its element `first` on, at least one and at most `most`; valid until the
-  /// next call.
+  /// 1 to `most` values of `tensor` from element `first` on; valid until the next call.
   std::span<const float> masters(const model::TensorSpec& tensor, Elems first, Elems most) {
     if (source_) {
       if (loaded_ != &tensor) {
@@ -164,7 +162,7 @@ class Filler {
 /// Collects masters of the elements whose states are here.
 class MasterReader {
  public:
-  /// `first`: number of the first one in the rank's shard.
+  /// `first`: index of the first element in the rank's shard.
   MasterReader(const HeldBlock& held, Elems first, std::span<float> masters)
       : held_(held),
         first_(first),
@@ -198,14 +196,14 @@ class MasterReader {
   std::vector<Bf16> high_;  ///< the weights, which come before the remainders
 };
 
-/// Hashes weights and states as they come.
+/// Hashes pieces of weights and states.
 class StateHash {
  public:
   explicit StateHash(const Blueprint& blueprint) : blueprint_(blueprint) {}
 
   void add(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block);
-    // What is this rank's shard where states are split: the same bytes in every stage.
+    // This rank's shard when states are split: the same bytes in every stage.
     const ShardRange own = even_shard(blueprint_, piece.block);
     if (!piece.states) {
       const Bytes at = (own.first - held.weights.first) * held.width;
@@ -227,7 +225,7 @@ class StateHash {
     }
   }
 
-  /// Of this rank's shard, and of the weights that every rank has.
+  /// Digests of this rank's shard and of the weights that every rank has.
   [[nodiscard]] std::array<std::uint64_t, 2> digests() const {
     return {own_.digest(), common_.digest()};
   }
@@ -292,7 +290,7 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
     together.add(&all[2 * r], sizeof all[0]);
     if (all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,
-                "rank " + std::to_string(r) + " has other weights than this one");
+                "rank " + std::to_string(r) + " has different weights than this rank");
   }
   return together.digest();
 }

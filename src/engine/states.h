@@ -11,8 +11,8 @@
 
 namespace ballast::engine {
 
-/// Runs a plan that fills or reads homes, to its end, and calls the visitor with their pieces.
-/// Throws Error. Nothing else may be running.
+/// Runs a plan that fills or reads homes and calls the visitor with their pieces. Nothing else may
+/// run. Throws Error.
 using Perform = std::function<void(const schedule::Plan& plan, const Visitor& visitor)>;
 
 /// Writes the initial states of every block to their homes: weights from `source` (from `seed` when
@@ -21,12 +21,12 @@ using Perform = std::function<void(const schedule::Plan& plan, const Visitor& vi
 void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
                  const Perform& perform);
 
-/// fp32 master weights of `tensor` in block `block`, from all `ranks` (nullptr for one alone).
+/// fp32 master weights of `tensor` in `block`, from all `ranks` (nullptr with one rank).
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                const model::TensorSpec& tensor, const Perform& perform);
 
-/// XXH3 over weights and states of all blocks in order, the same on all `ranks` (nullptr for one
-/// alone) and in every stage and placement. Throws Error(state) when ranks have different weights.
+/// XXH3 over weights and states of all blocks in order, equal on all `ranks` (nullptr with one
+/// rank) and in every stage and placement. Throws Error(state) when ranks have different weights.
 std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const Perform& perform);
 
 }  // namespace ballast::engine

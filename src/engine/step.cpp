@@ -33,7 +33,8 @@ class Lanes::Step {
   void perform() {
     switch (operation_.lane) {
       case Lane::compute:
-        return compute();
+      case Lane::update:
+        return run_on_lane();
       case Lane::upload:
         return modules_.device.copy_to_device(stream(), device(target(), operation_.bytes),
                                               host(source(), operation_.bytes));
@@ -44,10 +45,8 @@ class Lanes::Step {
         return gather_weights();
       case Lane::reduce:
         return reduce_gradient();
-      case Lane::update:
-        return update();
       case Lane::fetch: {
-        // States are read ahead of their update; the weights of a pass are wanted sooner.
+        // States are read ahead of their update; a pass needs its weights sooner.
         const bool ahead = operation_.action == Action::fetch_states;
         return lanes_.fetches_.add(
             modules_.store.fetch(source().buffer, host(target(), operation_.bytes), ahead));
@@ -59,7 +58,7 @@ class Lanes::Step {
   }
 
  private:
-  void compute() {
+  void run_on_lane() {
     switch (operation_.action) {
       case Action::forward:
         return forward();
@@ -73,33 +72,21 @@ class Lanes::Step {
         return backward();
       case Action::pack_gradient:
         return pack_gradient();
-      case Action::update_on_device:
-        return update_on_device();
-      default:
-        refuse();
-    }
-  }
-
-  void update() {
-    switch (operation_.action) {
       case Action::gate:
         return gate();
+      case Action::update_on_device:
       case Action::update_on_host:
-        return update_on_host();
+        return update();
       case Action::initialize:
       case Action::read:
         return visit();
       default:
-        refuse();
+        throw Error(ErrorCategory::state, "the operation's action does not belong to its lane");
     }
   }
 
-  [[noreturn]] void refuse() const {
-    throw Error(ErrorCategory::state, "an operation that its lane does not know");
-  }
-
-  /// Split weights come from the ranks that have a copy of them together; weights that a rank
-  /// keeps, from all ranks that keep them too.
+  /// Split weights are gathered from the ranks that share a copy; updated shards of weights that a
+  /// rank keeps, from all ranks that keep the same weights.
   void gather_weights() {
     if (has(Role::workspace)) return gather_weights_as_codes();
     auto& stream = *lanes_.channels_.gather_stream;
@@ -117,7 +104,7 @@ class Lanes::Step {
     stream.synchronize();
   }
 
-  /// This rank's share is decoded too: all ranks compute with the same weights.
+  /// Decodes this rank's share too, so that all ranks compute with the same weights.
   void gather_weights_as_codes() {
     auto& stream = *lanes_.channels_.gather_stream;
     const std::uint32_t block = operation_.block;
@@ -136,8 +123,8 @@ class Lanes::Step {
     stream.synchronize();
   }
 
-  /// The sum over ranks, or this rank's shard of it, and the statistics of that shard in any case:
-  /// so they are the same in every stage.
+  /// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard,
+  /// so that they are the same in every stage.
   void reduce_gradient() {
     auto& stream = *lanes_.channels_.reduce_stream;
     const Bytes shard = sizes().gradient_shard(operation_.block);
@@ -203,15 +190,15 @@ class Lanes::Step {
   void pack_gradient() {
     const DeviceBytes whole = device(Role::gradient, sizes().whole_gradient(operation_.block));
     const DeviceBytes packed = whole.subview(0, work().gradient_bytes);
-    // What pads it to equal shards of all ranks counts as a gradient there.
+    // The reduction includes the padding to equal shards.
     const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
     if (!padding.empty()) modules_.compute.zero(stream(), view_as<float>(padding));
     modules_.compute.pack_gradient(stream(), accumulator(), tied_accumulator(), packed,
                                    gradient_statistics());
   }
 
-  /// Loss, global norm (blocks in order, in double) and what follows from it: the clip coefficient
-  /// of DeepSpeed, norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
+  /// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
+  /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
     Findings all = findings();
     context_.result.loss = all.loss / static_cast<double>(tokens_in_step());
@@ -226,27 +213,21 @@ class Lanes::Step {
     context_.hyper.gradient_scale = excess > 1.0 ? static_cast<float>(1.0 / excess) : 1.0F;
   }
 
-  void update_on_host() {
+  void update() {
     if (!allowed()) return;
-    const cpu_adam::Shard shard =
-        make_shard(blueprint_, operation_.block,
-                   host(Role::weights, sizes().updated_weights(operation_.block)).data(),
-                   host(Role::states, work().state_bytes).data(),
-                   host(Role::gradient, sizes().updated_gradient(operation_.block)).data());
-    modules_.updater.step(context_.hyper, shard);
-  }
-
-  void update_on_device() {
-    if (!allowed()) return;
-    const cpu_adam::Shard shard =
-        make_shard(blueprint_, operation_.block,
-                   device(Role::weights, sizes().updated_weights(operation_.block)).raw(),
-                   device(Role::states, work().state_bytes).raw(),
-                   device(Role::gradient, sizes().updated_gradient(operation_.block)).raw());
+    const bool on_host = operation_.action == Action::update_on_host;
+    const auto at = [&](Role role, Bytes bytes) {
+      return on_host ? host(role, bytes).data() : device(role, bytes).raw();
+    };
+    const std::uint32_t block = operation_.block;
+    const cpu_adam::Shard shard = make_shard(
+        blueprint_, block, at(Role::weights, sizes().updated_weights(block)),
+        at(Role::states, work().state_bytes), at(Role::gradient, sizes().updated_gradient(block)));
+    if (on_host) return modules_.updater.step(context_.hyper, shard);
     modules_.device_update.step(stream(), context_.hyper, shard);
   }
 
-  /// The engine's visitor looks at a piece, or fills it; activations begin as zeros.
+  /// The visitor reads or fills a piece; activations begin as zeros.
   void visit() {
     const Use& use = operation_.uses.front();
     const HostBytes bytes = modules_.store.host(use.buffer, operation_.bytes);
@@ -268,14 +249,14 @@ class Lanes::Step {
   [[nodiscard]] schedule::RankSizes sizes() const {
     return schedule::RankSizes(blueprint_.workload);
   }
-  /// What a copy or transfer reads and writes.
+  /// The buffers that a copy or transfer reads and writes.
   [[nodiscard]] const Use& source() const { return use_that(false); }
   [[nodiscard]] const Use& target() const { return use_that(true); }
   [[nodiscard]] const Use& use_that(bool writes) const {
     return *std::find_if(operation_.uses.begin(), operation_.uses.end(),
                          [writes](const Use& use) { return use.writes == writes; });
   }
-  /// `bytes` of a buffer, or this rank's shard of so many.
+  /// The first `bytes` of a buffer, or this rank's shard of that size.
   [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
     const Bytes before = use.shard ? shard_in(use.role) * bytes : 0;
     return modules_.store.host(use.buffer, before + bytes).subspan(before);
@@ -283,7 +264,7 @@ class Lanes::Step {
   [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
     return host(operation_.use(role), bytes);
   }
-  /// The same on the device, where pieces of a home have an offset.
+  /// The same on the device, plus the operation's offset.
   [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
     const Bytes before = operation_.offset + (use.shard ? shard_in(use.role) * bytes : 0);
     return modules_.store.device(use.buffer, before + bytes).subview(before, bytes);
@@ -291,7 +272,7 @@ class Lanes::Step {
   [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
     return device(operation_.use(role), bytes);
   }
-  /// Numbers of this rank's shard: among all of a block, and among those of weights at home.
+  /// Index of this rank's shard: in the block, and in the weights that the rank keeps.
   [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint_.rank); }
   [[nodiscard]] std::uint32_t shard_at_home() const {
     return sizes().shard_at_home(operation_.block, blueprint_.rank);
@@ -306,7 +287,7 @@ class Lanes::Step {
   }
   [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
 
-  /// A layer's intermediates; empty where it keeps none.
+  /// A layer's intermediates; empty if it keeps none.
   [[nodiscard]] DeviceBytes kept() const {
     if (!has(Role::intermediates)) return {};
     return device(Role::intermediates, work().intermediate_bytes);
@@ -336,7 +317,7 @@ class Lanes::Step {
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
     return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
   }
-  /// Where the statistics of the block's gradient go; empty when nobody wants them.
+  /// Output for the statistics of the block's gradient; empty if the operation has none.
   [[nodiscard]] DeviceView<model::GradientStats> gradient_statistics() const {
     if (!has(Role::statistics)) return {};
     return view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats)));
@@ -347,14 +328,14 @@ class Lanes::Step {
     return found;
   }
 
-  /// What the gate judges by.
+  /// Inputs of the gate's decision.
   struct Findings {
     double loss = 0.0;
     double squares = 0.0;
     std::uint64_t non_finite = 0;
   };
 
-  /// Of this rank: its loss, then the statistics of each block's gradient.
+  /// This rank's loss, then the statistics of each block's gradient.
   [[nodiscard]] std::vector<model::GradientStats> own_findings() const {
     const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
     const auto* losses = reinterpret_cast<const double*>(bytes.data());
@@ -367,7 +348,7 @@ class Lanes::Step {
     return own;
   }
 
-  /// Over all ranks: losses in rank order, squares block by block and in the order of shards.
+  /// Sums over all ranks: losses in rank order, squares by block and in the order of shards.
   [[nodiscard]] Findings findings() const {
     const std::vector<model::GradientStats> own = own_findings();
     std::vector<model::GradientStats> all = own;
@@ -389,15 +370,14 @@ class Lanes::Step {
     return sums;
   }
 
-  /// Whether the update may happen. Behind the gate, that is the gate's decision. Without it
-  /// (eager) other blocks of the step are updated already when a gradient turns out not to be
-  /// finite, so that the step cannot be skipped as a whole.
+  /// Whether the update may run: the gate's decision. An eager update does not wait for the gate;
+  /// other blocks may already be updated, so a gradient that is not finite is an error.
   [[nodiscard]] bool allowed() const {
     if (!has(Role::statistics)) return !context_.result.skipped;
     if (statistics(operation_.buffer(Role::statistics)).non_finite == 0) return true;
     throw Error(ErrorCategory::numeric,
-                "the gradient is not finite, and blocks behind this one are updated already; use "
-                "ballast.update \"gated\", which skips such steps, or lower the learning rate");
+                "the gradient is not finite, and later blocks are already updated; set "
+                "ballast.update to \"gated\", which skips such steps, or lower the learning rate");
   }
 
   Lanes& lanes_;

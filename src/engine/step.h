@@ -19,15 +19,15 @@
 
 namespace ballast::engine {
 
-/// What one submitted plan carries besides tensors. Written by the caller before the plan is
-/// submitted and by the gate; read by operations behind the gate and, after it, by the caller.
+/// Scalar inputs and results of one submitted plan. Written by the caller before it submits the
+/// plan and by the gate; read by operations after the gate and then by the caller.
 struct StepContext {
   std::uint32_t micro_batches = 0;
   cpu_adam::Hyper hyper;
   StepResult result;
 };
 
-/// The modules that operations work with. All of them outlive the lanes.
+/// The modules that operations use. They outlive the lanes.
 struct Modules {
   const Blueprint& blueprint;
   device::Device& device;
@@ -35,15 +35,15 @@ struct Modules {
   state::Store& store;
   const cpu_adam::Updater& updater;
   update::DeviceUpdate& device_update;
-  comm::Ranks* ranks = nullptr;  ///< nullptr for one rank alone
+  comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   double gradient_clipping = 0.0;
 };
 
-/// A piece of what this rank keeps of a block's weights or states, in host memory.
+/// A piece of this rank's part of a block's weights or states, in host memory.
 struct HomePiece {
   std::uint32_t block = 0;
-  bool states = false;  ///< of the states; else of the weights
-  Bytes offset = 0;     ///< of its first byte among those that the rank keeps
+  bool states = false;  ///< states or weights
+  Bytes offset = 0;     ///< first byte within this rank's part
   HostBytes bytes;
 };
 
@@ -51,27 +51,25 @@ struct HomePiece {
 /// weights before its states, each in ascending order.
 using Visitor = std::function<void(const HomePiece&)>;
 
-/// Performs operations: has the streams of the device, the channels between ranks and the transfers
-/// under way that the lanes work with, and tells each lane what an operation means. Lanes are used
-/// at the same time; the plan's edges keep them apart.
+/// Performs operations. Owns the device streams, the channels between ranks and the pending
+/// transfers. Lanes run concurrently; the plan's edges synchronize them.
 class Lanes {
  public:
   explicit Lanes(const Modules& modules);
 
-  /// Performs one operation of the plan that was submitted as number `submission`, or starts it
-  /// where its lane is queued. Throws Error.
+  /// Performs one operation of submission number `submission`, or starts it if its lane is queued.
+  /// Throws Error.
   void start(const schedule::Operation& operation, std::uint64_t submission);
-  /// Returns when the first operation on the stream or lane of `operation` is over that was started
-  /// and not finished. Throws Error.
+  /// Returns when the first unfinished operation on the stream or lane of `operation` has finished.
+  /// Throws Error.
   void finish(const schedule::Operation& operation);
 
-  /// A gated update reads that of the submission before its own, which is under way until the next
-  /// one but two is submitted.
+  /// A gated update reads the previous submission's context, so four contexts suffice.
   StepContext& context(std::uint64_t submission) {
     return contexts_[submission % contexts_.size()];
   }
   void clear_contexts() { contexts_ = {}; }
-  /// Who is called by the operations `initialize` and `read` from now on. To be set when none runs.
+  /// Sets the function that operations `initialize` and `read` call. Call it when none runs.
   void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
@@ -79,13 +77,12 @@ class Lanes {
  private:
   class Step;
 
-  /// Each lane between ranks has a channel of its own: their orders are independent. Where ranks
-  /// have copies of the weights together in groups, gathers have one more for each of the two ways.
+  /// Gathers and reductions have their own channels, because their orders are independent.
   struct Channels {
-    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, by number of their shards
+    std::unique_ptr<comm::Communicator> gathering;  ///< all ranks, in order of their shards
     std::unique_ptr<comm::Communicator> reducing;   ///< the same
-    /// Those that have a copy of split weights together, and those with the same share of it; none
-    /// when that is `gathering` and nobody.
+    /// With several groups: the ranks that share one copy of split weights, and the ranks that hold
+    /// the same share of it; otherwise empty.
     std::unique_ptr<comm::Communicator> gathering_in_group;
     std::unique_ptr<comm::Communicator> gathering_share;
     std::unique_ptr<device::Stream> gather_stream;
@@ -102,7 +99,7 @@ class Lanes {
   QueuedStream offload_;
   TransferQueue fetches_;
   TransferQueue writebacks_;
-  Channels channels_;  ///< empty for one rank alone
+  Channels channels_;  ///< empty with one rank
   Visitor visitor_;
   std::array<StepContext, 4> contexts_;
 };

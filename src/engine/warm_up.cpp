@@ -17,7 +17,7 @@ bool needs_kernels(const Operation& operation) {
          operation.lane == Lane::reduce;
 }
 
-/// What decides which kernels an operation takes: layers are alike.
+/// The properties that select an operation's kernels. All layers use the same kernels.
 auto kind_of(const Operation& operation, std::uint32_t last_block) {
   const std::uint32_t block = operation.block;
   const int place = block == 0 ? 0 : block == last_block ? 2 : 1;

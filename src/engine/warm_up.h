@@ -4,11 +4,10 @@
 
 namespace ballast::engine {
 
-/// Performs one operation of each kind that computes or communicates, one after the other, for
-/// devices that load kernels when they are first wanted: loading one may wait for all work of a
-/// GPU, a collective too that waits for a rank which is loading itself. Here it waits for nobody,
-/// and what is missing shows before the first step. Changes nothing that a step reads. Before the
-/// lanes begin; all ranks together. Throws Error.
+/// Performs one operation of each kind that computes or communicates, so that the device loads all
+/// kernels before the first step. Loading a kernel may wait for all work of a GPU; during a step
+/// that work could be a collective that waits for another loading rank. Changes nothing that a step
+/// reads. All ranks call it together, before the lanes run. Throws Error.
 void warm_up(Lanes& lanes);
 
 }  // namespace ballast::engine

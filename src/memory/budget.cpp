@@ -11,7 +11,7 @@
 namespace ballast::memory {
 namespace {
 
-/// A line "Key:   123 kB" of a /proc file, in bytes; `fallback` when it is not there.
+/// A line "Key:   123 kB" of a /proc file, in bytes; `fallback` if there is none.
 Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -20,8 +20,7 @@ Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
   return fallback;
 }
 
-/// Of a device's own memory, for what is loaded there besides: contexts, kernels of cuBLASLt and
-/// cuDNN, the buffers of NCCL.
+/// Device memory for contexts, kernels of cuBLASLt and cuDNN, and buffers of NCCL.
 Bytes for_libraries(Bytes free) {
   constexpr Bytes kUsual = 1536 * kMiB;
   return std::max(free / 20, std::min(kUsual, free / 4));

@@ -10,7 +10,7 @@
 namespace ballast::memory {
 namespace {
 
-/// The budget of `tier`; NVMe has none (the disk's free space is checked when the file is made).
+/// The budget of `tier`; NVMe has none (the disk's free space is checked by plan_swap).
 std::optional<Bytes> budget_of(Tier tier, const Budgets& budgets) {
   if (tier == Tier::device) return budgets.device;
   if (tier == Tier::host) return budgets.host;
@@ -56,8 +56,8 @@ void Ledger::require_fit(const Budgets& budgets) const {
       }
     }
     throw Error(ErrorCategory::memory,
-                fmt::format("the {} budget of {} is {} too small: the run needs {}, most of it "
-                            "'{}' ({})",
+                fmt::format("the {} budget of {} is {} too small: the run needs {}; the largest "
+                            "part is '{}' ({})",
                             to_string(tier), format_bytes(budget), format_bytes(needed - budget),
                             format_bytes(needed), largest->kind, format_bytes(largest->bytes)));
   }

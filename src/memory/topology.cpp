@@ -7,24 +7,14 @@
 #include <hwloc.h>
 
 namespace ballast::memory {
-namespace {
-
-using Handle = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
-
-Handle load() {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return {nullptr, &hwloc_topology_destroy};
-  Handle handle(raw, &hwloc_topology_destroy);
-  if (hwloc_topology_load(raw) != 0) handle.reset();
-  return handle;
-}
-
-}  // namespace
 
 Topology read_topology() {
   Topology topology;
-  const Handle handle = load();
-  if (handle == nullptr) return topology;
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return topology;
+  const std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)> handle(
+      raw, &hwloc_topology_destroy);
+  if (hwloc_topology_load(raw) != 0) return topology;
   const auto count = [&](hwloc_obj_type_t type) {
     return std::max(0, hwloc_get_nbobjs_by_type(handle.get(), type));
   };

@@ -11,11 +11,11 @@
 namespace ballast::schedule {
 namespace {
 
-/// Spreads `count` events over `steps` steps: how many belong to step `at`.
+/// Spreads `count` events evenly over `steps` steps.
 class Spread {
  public:
   Spread(std::uint32_t count, std::uint32_t steps) : count_(count), steps_(steps) {}
-  /// The events up to and including step `at` that next() has not given yet, one at a time.
+  /// Takes the next event if it is due in step `at` or earlier.
   bool due(std::uint32_t at) {
     if (given_ >= count_ || std::uint64_t{given_} * steps_ > std::uint64_t{at} * count_)
       return false;
@@ -30,7 +30,7 @@ class Spread {
   std::uint32_t given_ = 0;
 };
 
-/// Tells a run operation by operation.
+/// Builds the plan of one run operation by operation.
 class StepBuilder {
  public:
   StepBuilder(const std::string& name, const Workload& workload, const Placement& placement,
@@ -42,7 +42,6 @@ class StepBuilder {
         move_(name, workload, placement, options, layout, micro_batches),
         inputs_(micro_batches, kNoBuffer) {}
 
-  /// `applies_updates`: begins with the updates of the step before.
   Plan training_step(bool applies_updates) {
     applies_updates_ = applies_updates;
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
@@ -152,13 +151,12 @@ class StepBuilder {
     if (applies_updates_) move_.update(block, 1);
   }
 
-  /// Reads states ahead for the updates of this step: eager, under its forward pass, for the
-  /// backward pass; gated, under its backward pass, for the next step.
+  /// Fetches states ahead of this step's updates: during the forward pass when eager, during the
+  /// backward pass when gated.
   void fetch_states_ahead(Spread& ahead, std::uint32_t at) {
     while (ahead.due(at)) move_.fetch_states_ahead(ahead.last());
   }
 
-  /// All micro-batches have added their part.
   void finish_gradient(std::uint32_t block, Spread& ahead) {
     move_.deliver_gradient(block);
     if (eager()) {
@@ -233,7 +231,7 @@ class StepBuilder {
     move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
   }
 
-  /// False when the block keeps none. The backward pass uses them up.
+  /// False when the block keeps none. The backward pass overwrites them.
   bool use_intermediates(std::vector<Use>& uses, std::uint32_t block, std::uint32_t m) {
     const BufferId kept = move_.intermediates(block, m);
     if (kept != kNoBuffer) uses.push_back({Role::intermediates, kept, true});
@@ -254,28 +252,28 @@ class StepBuilder {
 }
 
 void check_ranks(const Workload& workload) {
-  if (workload.world == 0) refuse("there is at least one rank");
+  if (workload.world == 0) refuse("world must be at least 1 rank");
   if (workload.weight_ranks > 0 && workload.world % workload.weight_ranks != 0) {
-    refuse(
-        fmt::format("groups of {} do not divide {} ranks", workload.weight_ranks, workload.world));
+    refuse(fmt::format("weight_ranks {} does not divide the {} ranks", workload.weight_ranks,
+                       workload.world));
   }
-  if (workload.stage > 3) refuse(fmt::format("ZeRO has stages 0 to 3, not {}", workload.stage));
+  if (workload.stage > 3) refuse(fmt::format("stage must be 0 to 3, got {}", workload.stage));
 }
 
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
-  if (workload.blocks.size() < 2) refuse("a model has at least an embedding and a head");
+  if (workload.blocks.size() < 2) refuse("the model needs an embedding and a head");
   if (placement.blocks.size() != workload.blocks.size()) {
-    refuse(fmt::format("the placement has {} blocks, the model {}", placement.blocks.size(),
+    refuse(fmt::format("the placement has {} blocks, but the model has {}", placement.blocks.size(),
                        workload.blocks.size()));
   }
-  if (workload.micro_batches == 0) refuse("a step has at least one micro-batch");
+  if (workload.micro_batches == 0) refuse("a step needs at least 1 micro-batch");
   if (workload.evaluation_micro_batches == 0 ||
       workload.evaluation_micro_batches > workload.micro_batches) {
-    refuse("an evaluation has between one and a step's number of micro-batches");
+    refuse("evaluation_micro_batches must be 1 to micro_batches");
   }
-  if (options.weight_slots < 2) refuse("weights in transit need at least 2 device buffers");
+  if (options.weight_slots < 2) refuse("weight_slots must be at least 2");
   if (options.weight_staging < 1 || options.state_staging < 1 || options.activation_staging < 1) {
-    refuse("NVMe transfers need at least 1 staging buffer");
+    refuse("weight_staging, state_staging and activation_staging must be at least 1");
   }
   check_ranks(workload);
 }
@@ -317,7 +315,7 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates) {
   check_arguments(workload, placement, options);
   if (micro_batches == 0 || micro_batches > workload.micro_batches) {
-    refuse(fmt::format("a partial step has 1 to {} micro-batches, not {}", workload.micro_batches,
+    refuse(fmt::format("a partial step needs 1 to {} micro-batches, got {}", workload.micro_batches,
                        micro_batches));
   }
   const Layout layout = make_layout(workload, placement, options);
@@ -335,8 +333,8 @@ Plan build_read(const Workload& workload, const Placement& placement, const Opti
                 std::uint32_t first, std::uint32_t count) {
   check_arguments(workload, placement, options);
   if (first > workload.blocks.size() || count > workload.blocks.size() - first) {
-    refuse(fmt::format("there are {} blocks, not {} from block {} on", workload.blocks.size(),
-                       count, first));
+    refuse(fmt::format("the model has {} blocks; cannot read {} from block {} on",
+                       workload.blocks.size(), count, first));
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count);

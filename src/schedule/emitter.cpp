@@ -5,15 +5,15 @@
 
 namespace ballast::schedule {
 
+void add_edge(std::vector<OpId>& edges, const Plan& plan, OpId from, const Operation& to) {
+  if (from == kNoOp || ordered_by_stream(plan.operations[from], to)) return;
+  if (std::find(edges.begin(), edges.end(), from) == edges.end()) edges.push_back(from);
+}
+
 Emitter::Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro_batches)
     : history_(buffer_count) {
   plan_.name = std::move(name);
   plan_.micro_batches = micro_batches;
-}
-
-void Emitter::add_edge(std::vector<OpId>& edges, OpId from, const Operation& to) const {
-  if (from == kNoOp || ordered_by_stream(plan_.operations[from], to)) return;
-  if (std::find(edges.begin(), edges.end(), from) == edges.end()) edges.push_back(from);
 }
 
 OpId Emitter::emit(Operation operation) {
@@ -21,9 +21,9 @@ OpId Emitter::emit(Operation operation) {
   operation.lane = lane_of(operation.action);
   for (const Use& use : operation.uses) {
     const Boundary& past = history_[use.buffer];
-    add_edge(operation.after, past.last_writer, operation);
+    add_edge(operation.after, plan_, past.last_writer, operation);
     if (!use.writes) continue;
-    for (const OpId reader : past.last_readers) add_edge(operation.after, reader, operation);
+    for (const OpId reader : past.last_readers) add_edge(operation.after, plan_, reader, operation);
   }
   for (const Use& use : operation.uses) {
     Boundary& past = history_[use.buffer];

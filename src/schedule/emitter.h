@@ -7,9 +7,13 @@
 
 namespace ballast::schedule {
 
+/// Adds an edge from operation `from` of `plan` to `to`, unless it is implied or already in
+/// `edges`.
+void add_edge(std::vector<OpId>& edges, const Plan& plan, OpId from, const Operation& to);
+
 /// Appends operations to a plan and derives their edges from what they read and write, so that no
-/// edge is ever written by hand: a read follows the last write, a write follows the last write and
-/// the reads since. Edges that the common stream implies are left out.
+/// edge is written by hand: a read follows the last write, a write follows the last write and the
+/// reads since. Edges that a common stream implies are left out.
 class Emitter {
  public:
   Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro_batches);
@@ -17,14 +21,12 @@ class Emitter {
   /// Adds `operation` (without lane and edges) and returns its id.
   OpId emit(Operation operation);
 
-  /// Adds the boundaries and hands the plan over.
+  /// Adds the boundaries and returns the plan.
   Plan finish();
 
  private:
-  void add_edge(std::vector<OpId>& edges, OpId from, const Operation& to) const;
-
   Plan plan_;
-  std::vector<Boundary> history_;  ///< of each buffer, as far as the plan has come
+  std::vector<Boundary> history_;  ///< by buffer: uses in the plan so far
 };
 
 }  // namespace ballast::schedule

@@ -28,7 +28,7 @@ double seconds_since(Clock::time_point start) {
 
 using Seam = std::vector<std::vector<OpId>>;
 
-enum class Progress : char { waiting, enqueued, over };
+enum class Progress : char { waiting, enqueued, finished };
 
 /// One submitted plan.
 struct Submission {
@@ -36,14 +36,14 @@ struct Submission {
   std::uint64_t number = 0;
   std::vector<Progress> progress;
   std::size_t remaining = 0;
-  std::shared_ptr<Submission> previous;  ///< until it is finished and a next one is submitted
+  std::shared_ptr<Submission> previous;  ///< reset when it has finished and a next one comes
   const Seam* seam = nullptr;            ///< between the previous one and this one
 
   [[nodiscard]] bool finished() const { return remaining == 0; }
 
-  /// Whether `next`, started now, comes behind operation `id` of this submission.
+  /// Whether `next`, if started now, runs after operation `id` of this submission.
   [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
-    return progress[id] == Progress::over ||
+    return progress[id] == Progress::finished ||
            (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
   }
 
@@ -68,11 +68,11 @@ struct Item {
   [[nodiscard]] const Operation& operation() const { return submission->plan->operations[id]; }
 };
 
-/// What a lane has before it, and how it has fared. Used with the executor's lock held.
+/// The queues of a lane. Used with the executor's lock held.
 struct LaneQueue {
   std::deque<Item> waiting;
-  std::deque<Item> enqueued;  ///< and not over
-  double free_since = 0.0;    ///< end of the last operation that is over
+  std::deque<Item> enqueued;  ///< and not finished
+  double free_since = 0.0;    ///< end of the last finished operation
   std::condition_variable may_start;
   std::condition_variable may_finish;
 
@@ -96,8 +96,8 @@ struct Executor::State {
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::size_t unfinished = 0;
   std::exception_ptr failure;
-  bool stopping = false;      ///< nothing is started any more
-  bool all_enqueued = false;  ///< and nothing enqueued
+  bool stopping = false;      ///< no further operation starts
+  bool all_enqueued = false;  ///< no further operation is enqueued
   LaneTotals totals;
   Clock::time_point birth = Clock::now();
   std::vector<std::thread> starting;
@@ -107,11 +107,14 @@ struct Executor::State {
     return options.finish != nullptr && is_queued(kLanes[lane]);
   }
 
-  [[nodiscard]] bool interrupted() const {
-    return options.interrupted != nullptr && options.interrupted->load();
+  /// With the lock held: turns an interrupt into a failure. True when there was one.
+  bool check_interrupt() {
+    if (options.interrupted == nullptr || !options.interrupted->load()) return false;
+    fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
+    return true;
   }
 
-  /// With the lock held: wakes the lanes that can go on, and callers.
+  /// With the lock held: wakes callers and the lanes that can proceed.
   void wake() {
     for (LaneQueue& lane : lanes) {
       if (stopping || failure || lane.can_start()) lane.may_start.notify_one();
@@ -120,15 +123,13 @@ struct Executor::State {
     progressed.notify_all();
   }
 
-  /// With the lock held: an interrupt becomes the failure; a failure is thrown.
+  /// With the lock held: throws the failure; an interrupt is one.
   void throw_failure() {
-    if (!failure && interrupted()) {
-      fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
-    }
+    if (!failure) check_interrupt();
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Waits on `lock` until `condition` or a failure, looking for interrupts now and then.
+  /// Waits on `lock` until `condition` or a failure; polls for interrupts.
   template <class Condition>
   void wait_for(std::unique_lock<std::mutex>& lock, Condition condition) {
     throw_failure();
@@ -154,11 +155,11 @@ struct Executor::State {
 
   [[nodiscard]] double now() const { return seconds_since(birth); }
 
-  /// Calls `what` without the lock; returns its failure, named.
-  std::exception_ptr call(const Handler& what, const Item& item) const {
+  /// Calls `handle` without the lock; returns its failure with the operation's name.
+  std::exception_ptr call(const Handler& handle, const Item& item) const {
     const Operation& operation = item.operation();
     try {
-      what(operation, item.submission->number);
+      handle(operation, item.submission->number);
     } catch (const Error& error) {
       return std::make_exception_ptr(error.with_context(namer(operation)));
     } catch (const std::exception& error) {
@@ -185,7 +186,7 @@ struct Executor::State {
     wake();
   }
 
-  /// With the lock held: books an operation that is over.
+  /// With the lock held: accounts for a finished operation.
   void complete(const Item& item) {
     const Operation& operation = item.operation();
     const auto number = static_cast<std::size_t>(operation.lane);
@@ -196,27 +197,22 @@ struct Executor::State {
     totals.busy_seconds[number] += span.end - span.start;
     totals.bytes[number] += operation.bytes;
     if (options.observer) options.observer(span);
-    item.submission->progress[item.id] = Progress::over;
+    item.submission->progress[item.id] = Progress::finished;
     if (--item.submission->remaining == 0) --unfinished;
     wake();
   }
 
-  /// With the lock held: waits until the lane can start its next operation. False when it never
-  /// will, or not now because of a failure.
+  /// With the lock held: waits until the lane can start its next operation. False when the executor
+  /// stops or has failed.
   bool await_inputs(std::unique_lock<std::mutex>& lock, std::size_t number) {
     LaneQueue& lane = lanes[number];
     const double since = now();
     lane.may_start.wait(lock, [&] { return stopping || failure || lane.can_start(); });
-    // What is enqueued keeps the lane busy.
+    // Enqueued operations keep the lane busy.
     if (lane.enqueued.empty()) {
       totals.stalled_seconds[number] += std::max(0.0, now() - std::max(since, lane.free_since));
     }
-    if (stopping || failure) return false;
-    if (interrupted()) {
-      fail(std::make_exception_ptr(Error(ErrorCategory::interrupted, "interrupted")));
-      return false;
-    }
-    return true;
+    return !stopping && !failure && !check_interrupt();
   }
 
   void start_operations(std::size_t number) {
@@ -244,7 +240,7 @@ struct Executor::State {
     }
   }
 
-  /// Until the very end: what is enqueued uses memory of whoever enqueued it.
+  /// Runs until nothing is enqueued, because enqueued operations use memory of the caller.
   void finish_operations(std::size_t number) {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
@@ -279,7 +275,7 @@ struct Executor::State {
     }
   }
 
-  /// Tells `threads` by `flag` to end, and waits for them.
+  /// Ends `threads` by setting `flag`, and waits for them.
   void join(std::vector<std::thread>& threads, bool& flag) {
     {
       const std::scoped_lock lock(mutex);
@@ -322,8 +318,8 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
   {
     std::unique_lock lock(state_->mutex);
     if (state_->last != nullptr) {
-      // A seam orders two neighbours only, so what came before the last submission must be over. It
-      // can outlast that one: an evaluation ends while states are still written back.
+      // A seam orders only two neighbours, so the last submission but one must have finished. It
+      // can outlast the last: an evaluation may end while states are still written back.
       std::shared_ptr<Submission>& before_last = state_->last->previous;
       state_->wait_for(lock, [&] { return before_last == nullptr || before_last->finished(); });
       before_last.reset();
@@ -346,8 +342,8 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
 void Executor::wait(OpId id) {
   std::unique_lock lock(state_->mutex);
   expects(state_->last != nullptr && id < state_->last->progress.size(),
-          "executor: waiting for an operation that was not submitted");
-  state_->wait_for(lock, [&] { return state_->last->progress[id] == Progress::over; });
+          "executor: cannot wait for an operation that was not submitted");
+  state_->wait_for(lock, [&] { return state_->last->progress[id] == Progress::finished; });
 }
 
 void Executor::drain() {

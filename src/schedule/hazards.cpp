@@ -28,14 +28,14 @@ class Set {
   std::vector<std::uint64_t> words_;
 };
 
-/// Operation `id` of the plan that is submitted as number `submission` (from 0).
+/// Operation `id` of the plan with submission number `submission` (from 0).
 struct Node {
   std::size_t submission;
   OpId id;
 };
 
-/// All operations of plans that are submitted one after the other, numbered in their order, and for
-/// each of them the set of those that are finished before it starts.
+/// All operations of successively submitted plans, numbered in order, and for each the set of
+/// operations that are finished before it starts.
 class Before {
  public:
   explicit Before(const std::vector<const Plan*>& plans) {
@@ -59,7 +59,7 @@ class Before {
     const auto& operations = plans[number]->operations;
     std::vector<std::vector<OpId>> joins(operations.size());
     if (number > 0) joins = seam(*plans[number - 1], *plans[number]);
-    // A plan is not submitted before the last but one is finished.
+    // A plan is submitted only after the last but one has finished.
     Set finished(before_.size());
     const std::size_t finished_count = number > 1 ? starts_[number - 1] : 0;
     for (std::size_t node = 0; node < finished_count; ++node) finished.add(node);
@@ -77,7 +77,7 @@ class Before {
   }
 
   void follow(std::size_t node, std::size_t earlier) {
-    if (earlier >= node) return;  // reported as an edge that does not point backwards
+    if (earlier >= node) return;  // find_hazards() reports such an edge
     before_[node].add(before_[earlier]);
     before_[node].add(earlier);
   }

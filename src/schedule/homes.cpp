@@ -2,17 +2,16 @@
 
 #include "src/schedule/movements.h"
 
-// The part of Movements that brings weights and states of a block from the host to their homes, and
-// from there to the host, outside of training steps.
+// The part of Movements that fills and reads weights and states outside of training steps.
 
 namespace ballast::schedule {
 
 struct Movements::Home {
   Role role;
-  Role source;  ///< the role of what is copied to the home or from it
+  Role source;  ///< the role of the source of a copy
   Tier tier;
   BufferId buffer;
-  Bytes bytes;  ///< that this rank keeps
+  Bytes bytes;  ///< kept by this rank
   Action upload;
   Action offload;
 };
@@ -30,7 +29,7 @@ Movements::Home Movements::state_home(std::uint32_t block) const {
       rank_.states(block), Action::upload_states, Action::offload_states};
 }
 
-/// Calls `move(offset, bytes)` for what passes through the passing place at a time.
+/// Calls `move(offset, bytes)` for each piece that fits into the passing place.
 template <class Move>
 void Movements::in_pieces(const Home& home, Move move) const {
   if (home.bytes == 0) return;
@@ -38,17 +37,6 @@ void Movements::in_pieces(const Home& home, Move move) const {
   for (Bytes offset = 0; offset < home.bytes; offset += most) {
     move(offset, std::min(most, home.bytes - offset));
   }
-}
-
-void Movements::emit_piece(Action action, std::uint32_t block, std::vector<Use> uses, Bytes offset,
-                           Bytes bytes) {
-  Operation operation;
-  operation.action = action;
-  operation.block = block;
-  operation.bytes = bytes;
-  operation.offset = offset;
-  operation.uses = std::move(uses);
-  emitter_.emit(std::move(operation));
 }
 
 void Movements::fill(std::uint32_t block) {
@@ -59,7 +47,11 @@ void Movements::fill(std::uint32_t block) {
 void Movements::fill_home(std::uint32_t block, const Home& home) {
   const bool weights = home.role == Role::weights;
   const auto initialize = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit_piece(Action::initialize, block, {{home.role, place, true}}, offset, bytes);
+    emit({.action = Action::initialize,
+          .block = block,
+          .bytes = bytes,
+          .offset = offset,
+          .uses = {{home.role, place, true}}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -73,9 +65,12 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
     case Tier::device:
       in_pieces(home, [&](Bytes offset, Bytes bytes) {
         initialize(layout_.passing_place, offset, bytes);
-        emit_piece(home.upload, block,
-                   {{home.source, layout_.passing_place, false}, {home.role, home.buffer, true}},
-                   offset, bytes);
+        emit({.action = home.upload,
+              .block = block,
+              .bytes = bytes,
+              .offset = offset,
+              .uses = {{home.source, layout_.passing_place, false},
+                       {home.role, home.buffer, true}}});
       });
   }
 }
@@ -90,7 +85,7 @@ void Movements::fill_activations() {
     for (std::uint32_t micro = 0; micro < homes.size(); ++micro) {
       if (layout_.buffers[homes[micro]].tier != Tier::nvme) continue;
       if (!std::exchange(zero, true)) {
-        emit_piece(Action::initialize, block, {{Role::output, staging, true}}, 0, bytes);
+        emit(Action::initialize, block, 0, {{Role::output, staging, true}}, bytes);
       }
       emit(Action::writeback_activation, block, micro,
            {{Role::input, staging, false}, {Role::output, homes[micro], true}}, bytes);
@@ -106,7 +101,11 @@ void Movements::read(std::uint32_t block) {
 void Movements::read_home(std::uint32_t block, const Home& home) {
   const bool weights = home.role == Role::weights;
   const auto read = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit_piece(Action::read, block, {{home.role, place, false}}, offset, bytes);
+    emit({.action = Action::read,
+          .block = block,
+          .bytes = bytes,
+          .offset = offset,
+          .uses = {{home.role, place, false}}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -116,9 +115,12 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
       return read(weights ? weights_in_staging(block) : state_slot(block), 0, home.bytes);
     case Tier::device:
       in_pieces(home, [&](Bytes offset, Bytes bytes) {
-        emit_piece(home.offload, block,
-                   {{home.source, home.buffer, false}, {home.role, layout_.passing_place, true}},
-                   offset, bytes);
+        emit({.action = home.offload,
+              .block = block,
+              .bytes = bytes,
+              .offset = offset,
+              .uses = {{home.source, home.buffer, false},
+                       {home.role, layout_.passing_place, true}}});
         read(layout_.passing_place, offset, bytes);
       });
   }

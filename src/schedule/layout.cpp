@@ -9,10 +9,10 @@
 namespace ballast::schedule {
 namespace {
 
-/// Most that the gradients of other ranks take while they are summed; larger ones come in rounds.
+/// Largest buffer for gradients received from other ranks; larger gradients are summed in rounds.
 constexpr Bytes kArriving = 32 * kMiB;
-/// A host buffer of a step serves to fill and read the device if it has as many bytes as this; else
-/// there is one for that purpose alone, of at most kPassing.
+/// A host buffer of a step with at least kServes bytes also serves to fill and read the device;
+/// else a buffer of at most kPassing bytes is added.
 constexpr Bytes kServes = 256 * kKiB;
 constexpr Bytes kPassing = 1 * kMiB;
 
@@ -60,12 +60,12 @@ class LayoutMaker {
     std::size_t count = 0;  ///< of blocks
   };
 
-  /// What the blocks for which `wanted` holds need, `size` being the bytes of one.
-  template <class Size, class Wanted>
-  [[nodiscard]] Need need(Size size, Wanted wanted) const {
+  /// The number of blocks for which `counts` holds and the largest `size` of one.
+  template <class Size, class Counts>
+  [[nodiscard]] Need need(Size size, Counts counts) const {
     Need found;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (!wanted(b)) continue;
+      if (!counts(b)) continue;
       found.bytes = std::max(found.bytes, size(b));
       ++found.count;
     }
@@ -102,7 +102,7 @@ class LayoutMaker {
       const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
                               [this](std::uint32_t b) { return rank_.splits_weights(b); });
       if (codes.bytes > 0) {
-        layout_.codes = add("codes of weights", Tier::device, Kind::workspace, codes.bytes);
+        layout_.codes = add("weight codes", Tier::device, Kind::workspace, codes.bytes);
       }
     }
     const auto on_host = [this](std::uint32_t b) {
@@ -151,7 +151,7 @@ class LayoutMaker {
     if (rank_.several()) {
       const Need all = need(whole, [](std::uint32_t) { return true; });
       const Bytes least = work_.world * kPage;
-      layout_.arriving = add("gradients of other ranks", Tier::device, Kind::workspace,
+      layout_.arriving = add("gradients from other ranks", Tier::device, Kind::workspace,
                              std::clamp(all.bytes, least, std::max(least, kArriving)));
     }
     accumulators();
@@ -242,8 +242,8 @@ class LayoutMaker {
         return;
       }
     }
-    layout_.passing_place = add("passing place for what lives on the device", Tier::host,
-                                Kind::staging, std::min(largest, kPassing));
+    layout_.passing_place = add("staging for data on the device", Tier::host, Kind::staging,
+                                std::min(largest, kPassing));
   }
 
   const Workload& work_;

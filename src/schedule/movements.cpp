@@ -23,15 +23,13 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
 
 OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
                      Bytes bytes, double flops, Bytes traffic) {
-  Operation operation;
-  operation.action = action;
-  operation.block = block;
-  operation.micro = micro;
-  operation.bytes = bytes;
-  operation.flops = flops;
-  operation.traffic = traffic;
-  operation.uses = std::move(uses);
-  return emitter_.emit(std::move(operation));
+  return emit({.action = action,
+               .block = block,
+               .micro = micro,
+               .bytes = bytes,
+               .flops = flops,
+               .traffic = traffic,
+               .uses = std::move(uses)});
 }
 
 void Movements::upload_batch(std::uint32_t micro) {
@@ -51,29 +49,29 @@ BufferId Movements::weights_on_device(std::uint32_t block) {
   if (split) {
     gather_weights(block, share_on_device(block), slot);
   } else {
-    upload_weights(block, {.buffer = weights_on_host(block)}, {.buffer = slot},
-                   rank_.weights(block));
+    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block)},
+                 {.buffer = slot}, rank_.weights(block));
   }
   return slot;
 }
 
-/// What this rank keeps of split weights, on the device.
+/// The device buffer with this rank's share of split weights; moves it there if necessary.
 BufferId Movements::share_on_device(std::uint32_t block) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
   const auto [slot, fill] = share_slots_.take(block);
   if (fill) {
-    upload_weights(block, {.buffer = weights_on_host(block)}, {.buffer = slot},
-                   rank_.weights(block));
+    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block)},
+                 {.buffer = slot}, rank_.weights(block));
   }
   return slot;
 }
 
-/// Weights that do not live on the device, on the host.
+/// The host buffer with weights that live on the host or on NVMe.
 BufferId Movements::weights_on_host(std::uint32_t block) {
   return at(block).weights == Tier::nvme ? weights_in_staging(block) : layout_.weight_home[block];
 }
 
-/// Weights that live on NVMe, on the host: what an update or an earlier fetch left there serves.
+/// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
 BufferId Movements::weights_in_staging(std::uint32_t block) {
   const auto [staging, fill] = weight_staging_.take(block);
   if (fill) {
@@ -85,23 +83,15 @@ BufferId Movements::weights_in_staging(std::uint32_t block) {
   return staging;
 }
 
-void Movements::upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
-  emit(Action::upload_weights, block, 0,
+void Movements::copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes) {
+  emit(action, block, 0,
        {{Role::weights_source, from.buffer, false, from.shard},
         {Role::weights, to.buffer, true, to.shard}},
        bytes);
 }
 
-void Movements::offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes) {
-  emit(Action::offload_weights, block, 0,
-       {{Role::weights_source, from.buffer, false, from.shard},
-        {Role::weights, to.buffer, true, to.shard}},
-       bytes);
-}
-
-/// Of split weights, from the ranks of this one's group. Else `from` is `to`: every rank's shard is
-/// in its place already, and comes from all ranks or, of a share, from those that keep it too.
-/// Those are weights that the next update starts from, so that they are never gathered as codes.
+/// Gathers split weights from this rank's group. If `from` is `to`, gathers updated shards in place
+/// from all ranks that keep the same weights; never as codes, because the next update reads them.
 void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
   std::vector<Use> uses = {{Role::weights, to, true}};
   Bytes traffic = 0;
@@ -174,7 +164,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
   std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], false},
                            {Role::gradient, packed, true}};
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
-  // Of several ranks' gradients, those of the sum count.
+  // With several ranks, reduce_gradient() computes the statistics of the sum.
   if (!rank_.several()) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
   if (work_.tied && block == 0) {
@@ -195,8 +185,8 @@ void Movements::deliver_gradient(std::uint32_t block) {
        work_.statistics_bytes);
 }
 
-/// Sums `packed` over the ranks: in place, unless its home on the device is for this rank's shard
-/// alone. Returns where the sum is.
+/// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's
+/// shard. Returns the buffer with the sum.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients();
   const BufferId reduced = moves ? layout_.gradient[block] : packed;

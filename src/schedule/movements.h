@@ -14,48 +14,50 @@
 
 namespace ballast::schedule {
 
-/// Everything of a plan that is not the passes themselves: how weights, states, gradients and
-/// activations come to where an operation needs them and go back to where they live.
+/// Emits the operations that move weights, states, gradients and activations between their homes
+/// and the places where the passes and updates need them.
 class Movements {
  public:
   Movements(std::string name, const Workload& workload, const Placement& placement,
             const Options& options, const Layout& layout, std::uint32_t micro_batches);
 
+  /// Adds `operation` (without lane and edges) and returns its id.
+  OpId emit(Operation operation) { return emitter_.emit(std::move(operation)); }
   OpId emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
             Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
   Plan finish() { return emitter_.finish(); }
 
   void upload_batch(std::uint32_t micro);
 
-  /// The device buffer that holds the whole weights of `block` now, brought there if need be.
+  /// The device buffer with the whole weights of `block`; moves them there if necessary.
   BufferId weights_on_device(std::uint32_t block);
 
-  /// Where the intermediates of `block` stay for its backward pass; kNoBuffer where they do not.
+  /// The buffer that keeps the intermediates of `block` for its backward pass, or kNoBuffer.
   [[nodiscard]] BufferId intermediates(std::uint32_t block, std::uint32_t micro) const;
-  /// Where the forward pass puts the input of `block` (>= 1): its home, or a passing place.
+  /// The buffer for the input of `block` (>= 1) in the forward pass: its home, or one in transit.
   BufferId place_for_input(std::uint32_t block, std::uint32_t micro);
-  /// Sends the input of `block`, in `place`, away if that is where it waits.
+  /// Offloads the input of `block` from `place` if its home is not on the device.
   void store_input(std::uint32_t block, std::uint32_t micro, BufferId place);
   /// The input of `block` on the device again.
   BufferId input_for_backward(std::uint32_t block, std::uint32_t micro);
 
-  /// Packs the finished gradient of `block` and brings it, reduced over ranks, to where the update
-  /// will read it; its statistics go to the host.
+  /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
+  /// where the update reads it; copies its statistics to the host.
   void deliver_gradient(std::uint32_t block);
-  /// Losses to the host, and what follows from them and all statistics.
+  /// Copies the losses to the host and emits the gate, in training with all statistics.
   OpId gate(bool training);
 
-  /// Reads the states of the first NVMe blocks in update order ahead of their updates, one by one.
+  /// Number of NVMe blocks, first in update order, whose states are fetched ahead of their updates.
   [[nodiscard]] std::uint32_t states_ahead() const;
   void fetch_states_ahead(std::uint32_t ordinal);
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order.
   void update(std::uint32_t block, std::uint32_t lag);
 
-  /// First values of the weights and states of `block`, made on the host and brought home.
+  /// Initializes the weights and states of `block` on the host and moves them to their homes.
   void fill(std::uint32_t block);
-  /// Zeros to the NVMe homes of activations: what is written later only overwrites.
+  /// Writes zeros to the NVMe homes of activations, so that later writes only overwrite.
   void fill_activations();
-  /// Weights and states of `block` to the host, where they are read.
+  /// Copies the weights and states of `block` to the host and reads them there.
   void read(std::uint32_t block);
 
  private:
@@ -66,8 +68,7 @@ class Movements {
   BufferId weights_on_host(std::uint32_t block);
   BufferId weights_in_staging(std::uint32_t block);
   BufferId share_on_device(std::uint32_t block);
-  void upload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
-  void offload_weights(std::uint32_t block, Use from, Use to, Bytes bytes);
+  void copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes);
   void gather_weights(std::uint32_t block, BufferId from, BufferId to);
 
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
@@ -85,8 +86,6 @@ class Movements {
   [[nodiscard]] Home state_home(std::uint32_t block) const;
   template <class Move>
   void in_pieces(const Home& home, Move move) const;
-  void emit_piece(Action action, std::uint32_t block, std::vector<Use> uses, Bytes offset,
-                  Bytes bytes);
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 

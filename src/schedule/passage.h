@@ -9,7 +9,7 @@
 
 namespace ballast::schedule {
 
-/// Takes buffers in turn.
+/// Hands out buffers in turn.
 class Ring {
  public:
   explicit Ring(const std::vector<BufferId>& buffers) : buffers_(buffers) {}
@@ -20,8 +20,8 @@ class Ring {
   std::size_t position_ = 0;
 };
 
-/// Passing places for one kind of data of blocks and what they hold: the least recently used one is
-/// taken for the next block, a block that is still there is not moved again.
+/// An LRU cache of buffers for data of blocks in transit: the least recently used one is taken for
+/// the next block, and a block that is still there is not moved again.
 class Passage {
  public:
   explicit Passage(const std::vector<BufferId>& buffers) {

@@ -7,7 +7,7 @@
 namespace ballast::schedule {
 namespace {
 
-/// What tells operations of one action apart in messages.
+/// The part of a message that identifies one operation of an action.
 enum class Subject : std::uint8_t { none, micro_batch, block, block_and_micro_batch };
 
 struct Traits {
@@ -21,7 +21,7 @@ struct Traits {
 constexpr auto kMicro = Subject::micro_batch;
 constexpr auto kBlockAndMicro = Subject::block_and_micro_batch;
 
-/// By number of the action.
+/// Indexed by action.
 constexpr Traits kActions[] = {
     {Action::upload_batch, "upload batch", Lane::upload, kMicro, true},
     {Action::fetch_weights, "fetch weights", Lane::fetch},

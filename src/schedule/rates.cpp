@@ -8,7 +8,7 @@
 namespace ballast::schedule {
 
 double rate_at(const Curve& curve, double tokens) {
-  if (curve.empty()) throw Error(ErrorCategory::config, "rates: a curve without points");
+  if (curve.empty()) throw Error(ErrorCategory::config, "rates: a curve has no points");
   const auto right = std::find_if(curve.begin(), curve.end(),
                                   [&](const CurvePoint& point) { return point.tokens >= tokens; });
   if (right == curve.end()) return curve.back().flops_per_second;

@@ -14,16 +14,12 @@
 namespace ballast::schedule {
 namespace {
 
-constexpr std::size_t index(Lane lane) {
-  return static_cast<std::size_t>(lane);
-}
-
-/// For each of a number of operations those that wait for it.
+/// For each operation, the operations that wait for it.
 class Followers {
  public:
   Followers() = default;
 
-  /// `each(id, visit)` visits what a waiting operation waits for, all below `count`.
+  /// `each(id, visit)` visits the inputs of waiting operation `id`, all below `count`.
   template <class Each>
   Followers(std::size_t count, std::size_t waiting, Each each) : begin_(count + 1, 0) {
     for (OpId id = 0; id < waiting; ++id) {
@@ -47,7 +43,7 @@ class Followers {
   std::vector<OpId> ids_;
 };
 
-/// Visits what operation `id` of `plan` waits for, but for what its stream orders.
+/// Visits the inputs of operation `id` of `plan` that its stream does not order.
 template <class Visit>
 void visit_inputs(const Plan& plan, OpId id, Visit visit) {
   for (const OpId before : plan.operations[id].after) {
@@ -55,7 +51,7 @@ void visit_inputs(const Plan& plan, OpId id, Visit visit) {
   }
 }
 
-/// What does not change between submissions of a plan.
+/// The data of a plan that all of its submissions share.
 struct PlanTable {
   PlanTable(const Plan& source, const Workload& workload, const Rates& rates)
       : plan(&source),
@@ -74,7 +70,7 @@ struct PlanTable {
   const Plan* plan;
   Followers followers;
   std::vector<Cost> costs;
-  std::vector<std::uint32_t> inputs;  ///< operations of the plan that each one waits for
+  std::vector<std::uint32_t> inputs;  ///< number of inputs of each operation within the plan
   std::array<std::vector<OpId>, kLaneCount> queues;
 };
 
@@ -87,10 +83,10 @@ struct Submission {
         remaining(source.inputs.size()) {}
 
   const PlanTable* table;
-  std::vector<std::uint32_t> missing;  ///< inputs that are not there yet
+  std::vector<std::uint32_t> missing;  ///< unfinished inputs of each operation
   std::vector<char> done;
   std::size_t remaining;
-  const Followers* next = nullptr;  ///< those of the next run, once it is submitted
+  const Followers* next = nullptr;  ///< followers in the next run, once that is submitted
 
   [[nodiscard]] bool passed_gate() const {
     const OpId gate = table->plan->gate;
@@ -98,22 +94,16 @@ struct Submission {
   }
 };
 
-/// A lane's place in its queue, and the operation it is at.
+/// A lane's position in its queue and its current operation.
 struct LaneState {
   std::size_t run = 0;
   std::size_t position = 0;
   bool busy = false;
-  bool enqueued = false;  ///< the operation, while the one before it was under way
+  bool enqueued = false;  ///< the operation was enqueued while its predecessor ran
   double start = 0.0;
   Cost left;
 };
 
-struct Totals {
-  std::array<double, kLaneCount> busy{};
-  std::array<double, kLaneCount> stalled{};
-};
-
-/// The run of events.
 class Simulation {
  public:
   Simulation(const Schedule& schedule, const Workload& workload, const Rates& rates,
@@ -128,7 +118,6 @@ class Simulation {
     if (total_ > 2) behind_steady_ = join(steady_, steady_);
   }
 
-  /// Until every operation of every run is done.
   void play() {
     if (options_.warm_up == 0) window_begin_ = 0.0;
     while (true) {
@@ -144,8 +133,8 @@ class Simulation {
     const double steps = options_.measured;
     result.step_seconds = (window_end_ - window_begin_) / steps;
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      result.busy_seconds[lane] = totals_.busy[lane] / steps;
-      result.stalled_seconds[lane] = totals_.stalled[lane] / steps;
+      result.busy_seconds[lane] = busy_[lane] / steps;
+      result.stalled_seconds[lane] = stalled_seconds_[lane] / steps;
       Bytes bytes = 0;
       for (std::size_t run = options_.warm_up; run < total_; ++run) {
         bytes += runs_[run].table->plan->bytes_on(kLanes[lane]);
@@ -169,8 +158,8 @@ class Simulation {
             }};
   }
 
-  /// Like a caller who waits for each run's gate before submitting the next, while the executor
-  /// takes it as soon as no more than one other is unfinished.
+  /// Submits a run when the previous one has passed its gate and at most one other is unfinished,
+  /// as the engine and the executor do.
   void submit() {
     while (runs_.size() < total_) {
       const std::size_t number = runs_.size();
@@ -187,7 +176,7 @@ class Simulation {
     }
   }
 
-  /// Whether `lane` has an operation before it; moves on to the next run at the end of one.
+  /// Whether `lane` has a next operation; moves on to the next run at the end of one.
   bool has_next(LaneState& lane, std::size_t number) const {
     while (lane.run < runs_.size()) {
       if (lane.position < runs_[lane.run].table->queues[number].size()) return true;
@@ -220,8 +209,7 @@ class Simulation {
     }
   }
 
-  /// To the next time at which an operation ends, or goes from its lead to its work. False when
-  /// none is running.
+  /// Advances to the next time at which an operation ends or its lead does. False when none runs.
   bool step() {
     LaneSet running = 0;
     LaneSet working = 0;
@@ -254,11 +242,10 @@ class Simulation {
   }
 
   void account(double seconds, LaneSet running) {
-    const bool inside = now_ >= window_begin_ && now_ < window_end_;
-    if (!inside) return;
+    if (now_ < window_begin_ || now_ >= window_end_) return;
     for (std::size_t number = 0; number < kLaneCount; ++number) {
-      if ((running & lane_bit(number)) != 0) totals_.busy[number] += seconds;
-      if ((stalled_ & lane_bit(number)) != 0) totals_.stalled[number] += seconds;
+      if ((running & lane_bit(number)) != 0) busy_[number] += seconds;
+      if ((stalled_ & lane_bit(number)) != 0) stalled_seconds_[number] += seconds;
     }
   }
 
@@ -283,8 +270,8 @@ class Simulation {
     lane.enqueued = next_enqueued;
   }
 
-  /// Whether the operation behind the one that `lane` is at waits for nothing any more, not for
-  /// that one either: it has been enqueued by then.
+  /// Whether the lane's next operation has all inputs before the current one ends, so that it is
+  /// already enqueued.
   [[nodiscard]] bool enqueues_next(LaneState next, std::size_t number) const {
     ++next.position;
     return is_queued(kLanes[number]) && has_next(next, number) &&
@@ -304,7 +291,7 @@ class Simulation {
       if ((stalled_ & lane_bit(number)) == 0) continue;
       const LaneState& lane = lanes_[number];
       throw Error(ErrorCategory::state,
-                  fmt::format("simulator: operation {} of '{}' waits for ever on lane {}",
+                  fmt::format("simulator: operation {} of '{}' waits forever on lane {}",
                               operation_of(lane, number), runs_[lane.run].table->plan->name,
                               to_string(kLanes[number])));
     }
@@ -325,15 +312,16 @@ class Simulation {
   std::vector<Submission> runs_;
   std::array<LaneState, kLaneCount> lanes_{};
   LaneSet stalled_ = 0;
-  std::size_t gates_ = 0;  ///< runs that have passed theirs
+  std::size_t gates_ = 0;  ///< runs that have passed their gate
   double window_begin_ = std::numeric_limits<double>::infinity();
   double window_end_ = std::numeric_limits<double>::infinity();
-  Totals totals_;
+  std::array<double, kLaneCount> busy_{};
+  std::array<double, kLaneCount> stalled_seconds_{};
   Timeline timeline_;
 };
 
-/// Each lane by what it does in a step; of those that share a resource the one that takes most of
-/// it stands for all, if together they take longer.
+/// The lower bound of each lane alone. The largest user of a shared resource stands for the total
+/// time of all lanes on it, if that is longer.
 std::vector<Prediction::Bound> Simulation::bounds() const {
   const PlanTable& table = total_ > 1 ? steady_ : first_;
   std::array<double, kLaneCount> alone{};
@@ -360,8 +348,8 @@ std::vector<Prediction::Bound> Simulation::bounds() const {
 
 Prediction simulate(const Schedule& schedule, const Workload& workload, const Rates& rates,
                     const SimulationOptions& options) {
-  expects(options.measured > 0, "simulator: at least one step must count");
-  expects(!schedule.steady.operations.empty(), "simulator: a step without operations");
+  expects(options.measured > 0, "simulator: measured must be at least 1 step");
+  expects(!schedule.steady.operations.empty(), "simulator: the steady step has no operations");
   check_sharing(schedule, rates);
   Simulation simulation(schedule, workload, rates, options);
   simulation.play();

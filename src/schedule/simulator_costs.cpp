@@ -17,7 +17,7 @@ namespace {
               fmt::format("rates '{}': {} is missing, but {}", rates.name, key, reason));
 }
 
-/// A rate and what a rates file calls it.
+/// A rate and its key in a rates file.
 struct Rate {
   double per_second;
   std::string_view key;
@@ -30,7 +30,7 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
   return amount / rate.per_second;
 }
 
-/// Whether ranks of several nodes take part. Split weights are gathered from this rank's group.
+/// Whether ranks of several nodes take part. Split weights are gathered within this rank's group.
 bool leaves_node(const Operation& operation, const Workload& workload, const Rates& rates) {
   if (workload.world <= rates.ranks_per_node) return false;
   const bool in_group = operation.action == Action::gather_weights &&
@@ -38,8 +38,8 @@ bool leaves_node(const Operation& operation, const Workload& workload, const Rat
   return !in_group || rates.ranks_per_node % RankSizes(workload).group() != 0;
 }
 
-/// Bytes per second that one rank receives. A collective over several nodes crosses the fabric of
-/// each as well: the slower of the two bounds it.
+/// Bytes per second that one rank receives. A collective over several nodes also crosses the fabric
+/// of each node; the slower of the two bounds it.
 Rate between_ranks(const Operation& operation, const Workload& workload, const Rates& rates) {
   const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
                        "the ranks of a node exchange weights or gradients"};
@@ -66,14 +66,14 @@ Rate of_bytes(const Operation& operation, const Workload& workload, const Rates&
 }
 
 Rate of_traffic(const Operation& operation, const Rates& rates) {
-  // On the host device it is the same code that updates, with the same threads.
+  // The host device updates with the same code and threads.
   const bool same = rates.shared_cores > 0 && rates.update_per_second > 0.0 &&
                     operation.action == Action::update_on_device;
   if (operation.lane == Lane::update || same) {
     return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
   }
   return {rates.device_memory_per_second, "device_memory_gbps",
-          "the plan clears, packs, codes or updates on the device"};
+          "the plan clears, packs, encodes or updates on the device"};
 }
 
 Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {

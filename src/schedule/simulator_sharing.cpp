@@ -6,10 +6,6 @@
 namespace ballast::schedule {
 namespace {
 
-constexpr std::size_t index(Lane lane) {
-  return static_cast<std::size_t>(lane);
-}
-
 constexpr LaneSet set_of(Lane a, Lane b) {
   return lane_bit(index(a)) | lane_bit(index(b));
 }
@@ -18,7 +14,7 @@ constexpr LaneSet kDisk = set_of(Lane::fetch, Lane::writeback);
 constexpr LaneSet kLink = set_of(Lane::upload, Lane::offload);
 constexpr LaneSet kNetwork = set_of(Lane::gather, Lane::reduce);
 
-/// From which part of a core on a thread is taken to want a whole one.
+/// Threads that use at least this fraction of a core count as using a whole core.
 constexpr double kWhole = 0.75;
 
 bool contains(LaneSet set, std::size_t lane) {
@@ -36,7 +32,7 @@ Sharing::Sharing(const Rates& rates) : cores_(rates.shared_cores) {
   }
 }
 
-/// A lane alone gets whatever it can use: its rate was measured so.
+/// A lane alone gets all that it can use: its rate was measured alone.
 void Sharing::set_threads(const Rates& rates) {
   if (rates.shared_cores == 0) return;
   const auto set = [this](Lane lane, double count, double busy) {
@@ -55,7 +51,7 @@ void Sharing::set_threads(const Rates& rates) {
   }
 }
 
-/// Reading and writing get their shares, and what the other one cannot use of its own.
+/// Reading and writing get their shares plus the unused rest of the other's share.
 void Sharing::set_disk(const Rates& rates) {
   const double read = rates.read_per_second;
   const double write = rates.write_per_second;
@@ -67,8 +63,8 @@ void Sharing::set_disk(const Rates& rates) {
   write_speed_ = std::min(write, std::max(write_part, mixed - read)) / write;
 }
 
-/// The part of a core that every thread gets if it can use it: as the kernel deals cores out, those
-/// that want less leave the rest to the others.
+/// The largest fraction of a core that a thread gets. Cores are shared fairly, as by the kernel:
+/// threads that need less leave the rest to the others.
 double Sharing::core_share(LaneSet working) const {
   std::vector<Threads> wanting;
   double wanted = 0.0;
@@ -93,8 +89,8 @@ double Sharing::core_share(LaneSet working) const {
   return core;
 }
 
-/// A team of compute threads is as fast as the one that shares its core with most others: the work
-/// is cut in equal parts beforehand.
+/// A team of compute threads is as fast as the thread that shares its core with most others,
+/// because the work is divided equally in advance.
 double Sharing::team_speed(LaneSet working) const {
   if (cores_ == 0.0) return 1.0;
   double others = 0.0;
@@ -106,8 +102,7 @@ double Sharing::team_speed(LaneSet working) const {
   return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
 }
 
-/// What copies and transfers leave of compute beyond what they take of the cores: they use memory
-/// and caches too.
+/// Speed of compute beside copies and transfers, which also use memory bandwidth and caches.
 double Sharing::measured_speed(LaneSet working) const {
   return ((working & kLink) != 0 ? beside_copy_ : 1.0) *
          ((working & kDisk) != 0 ? beside_io_ : 1.0);
@@ -139,7 +134,7 @@ std::vector<Sharing::Demand> Sharing::demands(const std::array<double, kLaneCoun
   const double writing = work[index(Lane::writeback)];
   const double both = std::min(reading / read_speed_, writing / write_speed_);
   const double rest = std::max(reading - both * read_speed_, writing - both * write_speed_);
-  // As much as possible at once, unless one after the other is quicker even so.
+  // Both at once as far as possible, unless one after the other is faster.
   const double disk = std::min(both + rest, reading + writing);
   const double gathering = work[index(Lane::gather)];
   const double reducing = work[index(Lane::reduce)];

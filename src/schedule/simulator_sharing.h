@@ -9,30 +9,33 @@
 
 namespace ballast::schedule {
 
+constexpr std::size_t index(Lane lane) {
+  return static_cast<std::size_t>(lane);
+}
+
 /// One bit per lane.
 using LaneSet = std::uint32_t;
 inline constexpr LaneSet lane_bit(std::size_t lane) {
   return LaneSet{1} << lane;
 }
 
-/// Speeds of the lanes at work, 1 for one that gets all it can use.
+/// Speed of each lane relative to running alone; 0 for an idle lane.
 using Speeds = std::array<double, kLaneCount>;
 
-/// How lanes that work at the same time slow each other down. What a lane asks of a resource does
-/// not depend on the operation, so that the speeds depend on nothing but the lanes at work.
+/// The slowdown of lanes that work at the same time. A lane's use of a resource does not depend on
+/// the operation, so the speeds depend only on the set of active lanes.
 class Sharing {
  public:
   explicit Sharing(const Rates& rates);
 
-  /// Speeds of the lanes of `working`; of the others: 0.
   [[nodiscard]] const Speeds& speeds(LaneSet working) const { return table_[working]; }
 
-  /// What the lanes of one resource take of it together.
+  /// Time for which the lanes of one resource occupy it in total.
   struct Demand {
-    Lane lane = Lane::compute;  ///< the one that takes most
+    Lane lane = Lane::compute;  ///< the largest user
     double seconds = 0.0;
   };
-  /// In a step in which each lane works for `work` seconds at full speed; no schedule is quicker.
+  /// For a step in which each lane works for `work` seconds at full speed; lower bounds.
   [[nodiscard]] std::vector<Demand> demands(const std::array<double, kLaneCount>& work) const;
 
  private:
@@ -51,10 +54,10 @@ class Sharing {
 
   double cores_ = 0.0;  ///< 0: not shared
   std::array<Threads, kLaneCount> threads_{};
-  double beside_copy_ = 1.0;  ///< speed of compute with a copy at work, as measured
-  double beside_io_ = 1.0;    ///< speed of compute with a transfer at work, as measured
-  double read_speed_ = 1.0;   ///< with a write at work
-  double write_speed_ = 1.0;  ///< with a read at work
+  double beside_copy_ = 1.0;  ///< measured speed of compute during a copy
+  double beside_io_ = 1.0;    ///< measured speed of compute during a transfer
+  double read_speed_ = 1.0;   ///< during a write
+  double write_speed_ = 1.0;  ///< during a read
   std::vector<Speeds> table_;
 };
 

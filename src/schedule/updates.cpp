@@ -19,24 +19,21 @@ void Movements::fetch_states_ahead(std::uint32_t ordinal) {
 }
 
 void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
-  Operation operation;
-  operation.action = Action::fetch_states;
-  operation.block = block;
-  operation.lag = lag;
-  operation.bytes = rank_.states(block);
-  operation.uses = {{Role::states_source, layout_.state_home[block], false},
-                    {Role::states, state_slot(block), true}};
-  emitter_.emit(std::move(operation));
+  emit({.action = Action::fetch_states,
+        .block = block,
+        .lag = lag,
+        .bytes = rank_.states(block),
+        .uses = {{Role::states_source, layout_.state_home[block], false},
+                 {Role::states, state_slot(block), true}}});
 }
 
-/// The states of `block` in host memory: at home, read ahead, or fetched now.
 BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t lag) {
   if (at(block).optimizer == Tier::host) return layout_.state_home[block];
   if (ordinal_[block] >= states_ahead()) fetch_states(block, lag);
   return state_slot(block);
 }
 
-/// What an update waits for besides its data: the gate, or just its own block's statistics.
+/// The condition of an update: the gate's verdict, or its own block's statistics (eager).
 Use Movements::permission(std::uint32_t block) const {
   if (options_.update == Update::gated) return {Role::verdict, layout_.verdict, false};
   return {Role::statistics, layout_.statistics_host[block], false};
@@ -60,30 +57,31 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   if (home != Tier::device && split) {
     const auto [slot, fill] = share_slots_.take(block);
     weights = slot;
-    // Of a share, this rank's shard is all that its update reads.
+    // The update reads only this rank's shard of the share.
     if (fill) {
-      upload_weights(block, {.buffer = weights_on_host(block), .shard = shard},
-                     {.buffer = slot, .shard = shard}, rank_.updated_weights(block));
+      copy_weights(Action::upload_weights, block,
+                   {.buffer = weights_on_host(block), .shard = shard},
+                   {.buffer = slot, .shard = shard}, rank_.updated_weights(block));
     }
   }
-  Operation operation;
-  operation.action = Action::update_on_device;
-  operation.block = block;
-  operation.lag = lag;
-  operation.traffic = work_.blocks[block].update_traffic;
   const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  operation.uses = {{Role::weights, weights, true, shard},
-                    {Role::states, layout_.state_home[block], true},
-                    {Role::gradient, layout_.gradient[block], false, shard_of_gradient},
-                    permission(block)};
-  emitter_.emit(std::move(operation));
+  emit({.action = Action::update_on_device,
+        .block = block,
+        .lag = lag,
+        .traffic = work_.blocks[block].update_traffic,
+        .uses = {{Role::weights, weights, true, shard},
+                 {Role::states, layout_.state_home[block], true},
+                 {Role::gradient, layout_.gradient[block], false, shard_of_gradient},
+                 permission(block)}});
   if (shard) gather_weights(block, weights, weights);
   if (home == Tier::host) {
-    offload_weights(block, {.buffer = weights}, {.buffer = home_buffer}, rank_.weights(block));
+    copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = home_buffer},
+                 rank_.weights(block));
   }
   if (home == Tier::nvme) {
     const BufferId staging = weight_staging_.take(block).first;
-    offload_weights(block, {.buffer = weights}, {.buffer = staging}, rank_.weights(block));
+    copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = staging},
+                 rank_.weights(block));
     writeback(Action::writeback_weights, block, staging, lag);
   }
 }
@@ -97,51 +95,50 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   if (home.weights == Tier::nvme) weights = weights_in_staging(block);
   if (borrowed) {
     weights = weight_staging_.take(block).first;
-    offload_weights(block, {.buffer = home_buffer, .shard = rank_.updates_shard(block)},
-                    {.buffer = weights}, rank_.updated_weights(block));
+    copy_weights(Action::offload_weights, block,
+                 {.buffer = home_buffer, .shard = rank_.updates_shard(block)}, {.buffer = weights},
+                 rank_.updated_weights(block));
   }
-  Operation operation;
-  operation.action = Action::update_on_host;
-  operation.block = block;
-  operation.lag = lag;
-  operation.traffic = work_.blocks[block].update_traffic;
-  operation.uses = {{Role::weights, weights, true, rank_.updates_shard(block) && !borrowed},
-                    {Role::states, states, true},
-                    {Role::gradient, layout_.gradient[block], false},
-                    permission(block)};
-  emitter_.emit(std::move(operation));
+  emit({.action = Action::update_on_host,
+        .block = block,
+        .lag = lag,
+        .traffic = work_.blocks[block].update_traffic,
+        .uses = {{Role::weights, weights, true, rank_.updates_shard(block) && !borrowed},
+                 {Role::states, states, true},
+                 {Role::gradient, layout_.gradient[block], false},
+                 permission(block)}});
   return_weights(block, weights);
   if (home.weights == Tier::nvme) writeback(Action::writeback_weights, block, weights, lag);
   if (home.optimizer == Tier::nvme) writeback(Action::writeback_states, block, states, lag);
 }
 
-/// Weights `updated` on the host to their home if that is on the device; and every rank's shard to
-/// every other that keeps it too, wherever that is.
+/// Copies the weights `updated` on the host to a home on the device, and gathers the shards of all
+/// ranks that keep the same weights.
 void Movements::return_weights(std::uint32_t block, BufferId updated) {
   const bool borrowed = at(block).weights == Tier::device;
   if (!borrowed && !rank_.updates_shard(block)) return;
   Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
   const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block).first;
-  upload_weights(block, {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
-                 {.buffer = device, .shard = rank_.updates_shard(block)},
-                 rank_.updated_weights(block));
+  copy_weights(Action::upload_weights, block,
+               {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
+               {.buffer = device, .shard = rank_.updates_shard(block)},
+               rank_.updated_weights(block));
   if (!rank_.updates_shard(block)) return;
   gather_weights(block, device, device);
   if (borrowed) return;
-  offload_weights(block, {.buffer = device}, {.buffer = updated}, rank_.weights(block));
+  copy_weights(Action::offload_weights, block, {.buffer = device}, {.buffer = updated},
+               rank_.weights(block));
 }
 
 void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag) {
   const bool weights = action == Action::writeback_weights;
   const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
-  Operation operation;
-  operation.action = action;
-  operation.block = block;
-  operation.lag = lag;
-  operation.bytes = weights ? rank_.weights(block) : rank_.states(block);
-  operation.uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
-                    {weights ? Role::weights : Role::states, home, true}};
-  emitter_.emit(std::move(operation));
+  emit({.action = action,
+        .block = block,
+        .lag = lag,
+        .bytes = weights ? rank_.weights(block) : rank_.states(block),
+        .uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
+                 {weights ? Role::weights : Role::states, home, true}}});
 }
 
 }  // namespace ballast::schedule

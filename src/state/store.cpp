@@ -10,7 +10,7 @@
 namespace ballast::state {
 namespace {
 
-/// Sum of the buffers of `tier` as allocators round them: to whole pages.
+/// Sum of the buffers of `tier`, each rounded up to whole pages as the allocators do.
 Bytes paged_bytes(const schedule::Schedule& schedule, Tier tier) {
   Bytes sum = 0;
   for (const auto& buffer : schedule.buffers) {
@@ -23,7 +23,7 @@ bool moves_to_or_from_nvme(const schedule::Operation& operation) {
   return operation.lane == schedule::Lane::fetch || operation.lane == schedule::Lane::writeback;
 }
 
-/// The host side of every transfer to and from NVMe; neighbours in one piece.
+/// The host buffers of all transfers to and from NVMe; adjacent ones are merged.
 std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
                                       const std::function<HostBytes(schedule::BufferId)>& place) {
   std::set<schedule::BufferId> ids;
@@ -81,7 +81,8 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
     allocations_.push_back(allocation);
   }
   if (extents == 0) return;
-  expects(swap && swap->stripe.extents() == extents, "store: no swap plan for this schedule");
+  expects(swap && swap->stripe.extents() == extents,
+          "store: the swap plan does not match the schedule");
   const auto staging =
       staging_memory(schedule, [this](schedule::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
@@ -91,13 +92,13 @@ Store::~Store() = default;
 
 HostBytes Store::host(schedule::BufferId id, Bytes bytes) const {
   const HostBytes whole = allocations_.at(id).host;
-  expects(bytes <= whole.size(), "store: not a host buffer of that size");
+  expects(bytes <= whole.size(), "store: the host buffer is too small or on another tier");
   return whole.first(bytes);
 }
 
 DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
   const DeviceBytes whole = allocations_.at(id).device;
-  expects(bytes <= whole.size(), "store: not a device buffer of that size");
+  expects(bytes <= whole.size(), "store: the device buffer is too small or on another tier");
   return whole.subview(0, bytes);
 }
 

@@ -10,18 +10,17 @@ namespace ballast::state {
 
 Stripe::Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes)
     : file_bytes_(weights.size(), 0) {
-  expects(!weights.empty(), "stripe: no paths");
+  expects(!weights.empty(), "stripe: at least 1 path is needed");
   for (const double weight : weights) {
-    expects(weight > 0.0 && std::isfinite(weight), "stripe: a weight is not above 0");
+    expects(weight > 0.0 && std::isfinite(weight), "stripe: weights must be finite and above 0");
   }
   const Bytes segment = round_up(std::max<Bytes>(segment_bytes, 1), kChunk);
   const auto load_with_another = [&](std::size_t path) {
     return static_cast<double>(file_bytes_[path] + segment) / weights[path];
   };
-  for (const Bytes wanted : extents) {
-    Extent extent{.bytes = round_up(wanted, kPage),
-                  .first_chunk = chunks_,
-                  .first_segment = segments_.size()};
+  for (const Bytes asked : extents) {
+    Extent extent{
+        .bytes = round_up(asked, kPage), .first_chunk = chunks_, .first_segment = segments_.size()};
     for (Bytes start = 0; start < extent.bytes; start += segment) {
       std::size_t path = 0;
       for (std::size_t p = 1; p < weights.size(); ++p) {

@@ -18,10 +18,10 @@
 namespace ballast::state {
 namespace {
 
-/// Most that is written and read to find out how fast a path is.
+/// Most bytes that are written and read to measure a path.
 constexpr Bytes kTrial = 64 * kMiB;
 
-/// The directory itself, or the nearest one above it while it is not made yet.
+/// The directory itself, or its nearest existing parent if it is made later.
 std::filesystem::path existing(const SwapPath& path) {
   std::filesystem::path place = path.directory;
   std::error_code ignored;
@@ -31,7 +31,7 @@ std::filesystem::path existing(const SwapPath& path) {
   return place;
 }
 
-/// What create_anonymous would say about `path`, which is named even while it is not made yet.
+/// Throws the Error of aio::File::create_anonymous; it names `path` even if that is made later.
 void check(const SwapPath& path, Bytes size, aio::File::Access access) {
   const auto place = existing(path);
   try {
@@ -68,7 +68,7 @@ void measure(SwapPath& path, aio::File::Access access, HostBytes memory) {
     const double seconds = std::max(time_transfer(*queue, direction, file, memory), 1e-9);
     return static_cast<double>(memory.size()) / seconds / kGiga;
   };
-  // The first pass takes the blocks into use; what overwrites them is what a run will see.
+  // The first pass allocates the blocks; a run only overwrites.
   static_cast<void>(rate(aio::Direction::write));
   const double write = rate(aio::Direction::write);
   const double read = rate(aio::Direction::read);
@@ -93,7 +93,7 @@ void measure_unknown(SwapOptions& options, Bytes total) {
   log(LogLevel::info, "swap: " + line);
 }
 
-/// Every byte that is read is written, so the times add up.
+/// Every byte is read and written, so the times add up.
 double weight(const SwapPath& path) {
   if (path.read_gbps <= 0.0 || path.write_gbps <= 0.0) return 1.0;
   return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
@@ -109,7 +109,7 @@ void require_suited(const SwapOptions& options) {
   }
 }
 
-/// What the paths on one file system need together.
+/// Bytes that the paths on one file system need together.
 struct Need {
   std::string paths;
   std::size_t count = 0;
@@ -149,7 +149,7 @@ void require_space(const SwapPlan& plan) {
 }  // namespace
 
 SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents) {
-  expects(!options.paths.empty(), "swap: no paths");
+  expects(!options.paths.empty(), "swap: at least 1 path is needed");
   const Bytes total = std::accumulate(extents.begin(), extents.end(), Bytes{0});
   require_suited(options);
   for (const SwapPath& path : options.paths) {

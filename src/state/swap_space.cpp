@@ -35,12 +35,13 @@ HostBytes chunk_of(HostBytes data, Bytes start) {
 
 }  // namespace
 
-/// Requests of one extent. All of them have ended when it is destroyed.
+/// The requests of one extent. The destructor waits for them.
 class SwapSpace::ExtentTransfer : public Transfer {
  public:
   ExtentTransfer(SwapSpace& space, std::size_t extent, HostBytes data, std::uint64_t version)
       : space_(space), extent_(extent), data_(data), version_(version) {
-    expects(data.size() == space.stripe_.extent_bytes(extent), "swap space: not the extent's size");
+    expects(data.size() == space.stripe_.extent_bytes(extent),
+            "swap space: the data does not have the extent's size");
     pending_.reserve(space.stripe_.segments(extent).size());
   }
   ~ExtentTransfer() override {
@@ -64,7 +65,7 @@ class SwapSpace::ExtentTransfer : public Transfer {
   }
   [[nodiscard]] std::uint64_t version() const { return version_; }
 
-  /// Hands `segments` over, to each path at once what is its.
+  /// Submits `segments`, one batch per path.
   void submit(std::span<const Segment> segments, aio::Direction direction, bool ahead) {
     for (std::size_t path = 0; path < space_.devices_.size(); ++path) {
       SwapDevice& device = *space_.devices_[path];
@@ -85,11 +86,11 @@ class SwapSpace::ExtentTransfer : public Transfer {
     }
   }
 
-  /// Waits for all, hands each segment that has come to `then` while others are under way, and
-  /// throws the first failure last.
+  /// Waits for all requests, calls `then` for each finished segment and throws the first failure at
+  /// the end.
   template <class Then>
   void wait_for_all(std::string_view stage, Then then) {
-    // In the order of the extent: the paths take turns, as their segments do.
+    // In the order of the extent, in which the paths alternate.
     std::sort(pending_.begin(), pending_.end(), [](const Pending& a, const Pending& b) {
       return a.segment->start < b.segment->start;
     });
@@ -131,7 +132,7 @@ class SwapSpace::Writing final : public ExtentTransfer {
  public:
   using ExtentTransfer::ExtentTransfer;
 
-  /// Segment by segment: the device has work while the next checksum is computed.
+  /// Submits each segment at once, so that the disk works while the next checksum is computed.
   void start() {
     for (const Segment& segment : segments()) {
       seal(segment);
@@ -182,11 +183,13 @@ class SwapSpace::Reading final : public ExtentTransfer {
                                 segment.offset + start, chunk.size(), what));
       };
       if (!seal.written || seal.version != version()) {
-        fail(fmt::format("holds version {}, version {} was wanted",
+        fail(fmt::format("holds version {}, expected version {}",
                          seal.written ? std::to_string(seal.version) : "none", version()));
       }
       if (XXH3_64bits(chunk.data(), chunk.size()) != seal.checksum) {
-        fail("checksum mismatch, the disk returned other bytes than were written; check the drive");
+        fail(
+            "checksum mismatch, the disk returned different bytes than were written; check the "
+            "drive");
       }
       start += kChunk;
     }
@@ -198,14 +201,15 @@ SwapSpace::SwapSpace(const SwapPlan& plan, std::span<const HostBytes> staging)
 
 SwapSpace::SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> devices)
     : stripe_(std::move(stripe)), devices_(std::move(devices)), seals_(stripe_.chunks()) {
-  expects(devices_.size() == stripe_.paths(), "swap space: a device per path");
+  expects(devices_.size() == stripe_.paths(), "swap space: needs one device per path");
   for (std::size_t p = 0; p < devices_.size(); ++p) {
     const aio::File& file = devices_[p]->file;
     expects(file.size() >= stripe_.file_bytes(p), "swap space: the file is too small");
     if (kPage % file.alignment() != 0) {
       throw Error(ErrorCategory::io,
-                  fmt::format("{}: direct I/O there is in multiples of {} bytes, swapping in "
-                              "multiples of {}; choose another path or set aio.buffered to true",
+                  fmt::format("{}: direct I/O needs multiples of {} bytes, but swapping uses "
+                              "multiples of {} bytes; give another nvme_path or set aio.buffered "
+                              "to true",
                               file.name(), file.alignment(), kPage));
     }
     const std::string_view name = devices_[p]->queue->backend();
@@ -216,7 +220,7 @@ SwapSpace::SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> dev
 }
 
 SwapSpace::~SwapSpace() {
-  // Nobody waits for anything any more: what is queued need not be carried out.
+  // Queued requests are no longer needed.
   for (const auto& device : devices_) device->queue->cancel();
 }
 

@@ -14,48 +14,45 @@
 
 namespace ballast::state {
 
-/// The file of one path and what carries transfers to and from it.
+/// The file of one path and its I/O queue.
 struct SwapDevice {
   aio::File file;
-  std::unique_ptr<aio::Queue> queue;  ///< declared behind the file, which must outlive it
+  std::unique_ptr<aio::Queue> queue;  ///< declared after the file, which must outlive it
 };
 
-/// Extents on fast disks: one preallocated, nameless file and one queue per path. Data is written
-/// in chunks; the XXH3 checksum and the version of every chunk stay in memory and are compared at
-/// each read, so a lost, torn, stale or flipped write cannot pass. Several transfers may be under
-/// way at a time, also of different threads, each of another extent.
+/// Extents on disks: one preallocated, unnamed file and one queue per path. The XXH3 checksum and
+/// the version of every chunk stay in memory and are compared at each read, which detects lost,
+/// torn, stale and corrupted writes. Several transfers may run at a time, also from different
+/// threads, each of another extent.
 ///
-/// Blocks of the files are allocated when they are created and taken into use by the first write of
-/// each extent, which is always the whole of it: later writes only overwrite, so that they cannot
-/// run out of space and the file system has nothing to record for them.
+/// Blocks of the files are allocated at creation, and the first write of an extent covers all of
+/// it. Later writes only overwrite, so they cannot run out of space and need no metadata updates.
 class SwapSpace {
  public:
   /// Creates the files. `staging` is the memory that most transfers will use; it is registered with
   /// the queues and must outlive this. Throws Error(io): see aio::File::create_anonymous and
   /// aio::make_queue.
   SwapSpace(const SwapPlan& plan, std::span<const HostBytes> staging);
-  /// The same over files and queues of the caller's, a device per path (tests put faulty ones
-  /// here).
+  /// The same over the given files and queues, one device per path.
   SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> devices);
   ~SwapSpace();
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
-  /// Starts to write all of an extent (page-aligned `data` of its size) as `version`: computes the
-  /// checksum of one segment after the other and submits each at once. `data` must stay as it is
-  /// until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
-  /// reading the extent fails from then on. Throws Error(state) for another size.
+  /// Starts to write a whole extent (page-aligned `data` of its size) as `version`. `data` must not
+  /// change until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
+  /// reading the extent then fails. Throws Error(state) for another size.
   [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
                                                 std::uint64_t version);
 
-  /// Starts to read what was written last; no write of the extent may be under way. `ahead`: nobody
-  /// waits for it yet (aio::Request). Transfer::finish() throws Error(io) for a failed request and
-  /// Error(state) when a checksum or the version is not what was written; `data` is of no use then.
+  /// Starts to read the last write, which must have ended. `ahead`: see aio::Request.
+  /// Transfer::finish() throws Error(io) for a failed request and Error(state) when a checksum or
+  /// the version differs from the write; `data` is then invalid.
   [[nodiscard]] std::unique_ptr<Transfer> read(std::size_t extent, HostBytes data,
                                                std::uint64_t version, bool ahead = false);
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
-  /// Per path, since the start.
+  /// One entry per path.
   [[nodiscard]] std::vector<aio::QueueCounters> counters() const;
   /// "io_uring" or "threads", or "io_uring and threads".
   [[nodiscard]] const std::string& backend() const { return backend_; }

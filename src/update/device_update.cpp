@@ -8,8 +8,7 @@
 namespace ballast::update {
 namespace {
 
-/// Works with the threads of the updater, not with those of the stream: there is one team of
-/// threads for updates on the host and on the device.
+/// Uses the threads of the updater, not those of the stream: host and device updates share them.
 class HostUpdate final : public DeviceUpdate {
  public:
   explicit HostUpdate(const cpu_adam::Updater& updater) : updater_(updater) {}
@@ -28,7 +27,7 @@ class HostUpdate final : public DeviceUpdate {
 std::unique_ptr<DeviceUpdate> make_device_update(device::Device& device,
                                                  const cpu_adam::Updater& updater) {
   if (device.kind() == "host") return std::make_unique<HostUpdate>(updater);
-  expects(device.kind() == "cuda", "there is no update for this device");
+  expects(device.kind() == "cuda", "update: unknown kind of device");
   return make_cuda_update(device);
 }
 

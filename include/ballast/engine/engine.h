@@ -22,25 +22,24 @@
 
 namespace ballast::engine {
 
-/// What a run needs besides its blueprint. All ranks have the same, but for the update's threads
-/// and the swap paths.
+/// Options of a run besides its blueprint. Equal on all ranks, except for the update's threads and
+/// the swap paths.
 struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
   int compute_threads = 0;      ///< host device: threads of a kernel; 0: all CPUs
-  double link_gbps = 0.0;       ///< host device: copies take bytes / link_gbps GB/s; 0: not slowed
+  double link_gbps = 0.0;       ///< host device: limits copies to so many GB/s; 0: no limit
   model::AttentionBackend attention = model::AttentionBackend::best;
   cpu_adam::UpdaterOptions update;
-  /// Of the optimizer that the blueprint names. The engine sets optimizer, learning rate, step and
-  /// gradient scale of each update itself.
+  /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale itself.
   cpu_adam::Hyper hyper;
   double gradient_clipping = 1.0;           ///< largest L2 norm of all gradients; 0: no clipping
   std::uint64_t seed = 1234;                ///< of the initial weights
-  state::SwapOptions swap;                  ///< for what the blueprint places on NVMe, if anything
+  state::SwapOptions swap;                  ///< for data that the blueprint places on NVMe
   bool serial = false;                      ///< one operation at a time
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
 };
 
-/// What one training step did.
+/// Results of one training step.
 struct StepResult {
   double loss = 0.0;       ///< mean cross-entropy per token over the whole batch, nats
   double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
@@ -50,25 +49,24 @@ struct StepResult {
 /// Running totals since start().
 struct EngineTotals {
   schedule::LaneTotals lanes;
-  std::array<Bytes, 3> allocated{};       ///< per tier; nothing is given back, so also the peak
+  std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
   std::vector<Bytes> nvme_bytes_by_path;  ///< written, initial fill included
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
-/// Initial fp32 values of one tensor into `out` (its size). Throws Error when it has none.
+/// Writes the initial fp32 values of one tensor to `out`. Throws Error when it has none.
 using WeightSource = std::function<void(const model::TensorSpec& tensor, std::span<float> out)>;
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
-/// operations to the modules. Not thread-safe; one caller. With several ranks every call below that
-/// is not const is collective: all ranks make it, in the same order.
+/// operations to the modules. Not thread-safe. With several ranks every non-const call is
+/// collective: all ranks make it, in the same order.
 class Engine {
  public:
-  /// Makes the device and its kernels, and plans the swap paths (state::plan_swap); allocates
-  /// nothing of the ledger yet. `blueprint` is sized and placed. When `interrupted` is set and
-  /// becomes true, a step under way ends with Error(interrupted). `ranks`: the processes of the
-  /// run, as many as the blueprint's world, which must outlive the engine and have equal blueprints
-  /// but for the rank; nullptr: this one alone. Throws Error(config), Error(io), Error(device) or
-  /// Error(comm).
+  /// Makes the device and its kernels and plans the swap paths (state::plan_swap). `blueprint` is
+  /// sized and placed. When `*interrupted` becomes true, a running step ends with
+  /// Error(interrupted). `ranks`: the run's processes, as many as the blueprint's world; must
+  /// outlive the engine; nullptr: one process. Blueprints differ only in the rank. Throws
+  /// Error(config), Error(io), Error(device) or Error(comm).
   explicit Engine(Blueprint blueprint, EngineOptions options = {},
                   const std::atomic<bool>* interrupted = nullptr, comm::Ranks* ranks = nullptr);
   ~Engine();
@@ -87,15 +85,14 @@ class Engine {
   void start(const WeightSource& source = {});
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next
-  /// call; nullptr stops it. To be read when nothing runs, or behind the next call.
+  /// call; nullptr stops it. Read it after the next call of record() or when nothing runs.
   void record(schedule::Timeline* timeline);
 
   /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab),
-  /// this rank's part of the batch: the blueprint's number of micro-batches or, for a last, partial
-  /// batch, fewer, equally many on all ranks. The gradient is the mean over the tokens of all
-  /// ranks, and so are the results, the same on every rank. `learning_rate` applies to this step's
-  /// update. Returns when loss and norm are known; gated updates run under the next step's forward
-  /// pass.
+  /// this rank's part of the batch: the blueprint's number of micro-batches or, for a partial
+  /// batch, fewer, equally many on all ranks. Gradient and results are means over the tokens of all
+  /// ranks. `learning_rate` applies to this step's update. Returns when loss and norm are known;
+  /// gated updates run during the next step's forward pass.
   StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                         double learning_rate);
 
@@ -115,8 +112,8 @@ class Engine {
   /// fp32 master weights of one tensor. Waits like finish().
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
 
-  /// XXH3 over all weights and states in block order: equal for every placement and stage that
-  /// trained the same with as many ranks. Waits like finish().
+  /// XXH3 over all weights and states in block order: equal for every placement and stage with the
+  /// same number of ranks. Waits like finish().
   std::uint64_t state_hash();
 
  private:

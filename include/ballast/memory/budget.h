@@ -4,24 +4,22 @@
 
 namespace ballast::memory {
 
-/// Memory that this process may still take: the smallest of the machine's available memory and the
-/// room left in the process's cgroup (v1 or v2), in bytes.
+/// Bytes that this process may still allocate: the smaller of the machine's available memory and
+/// the rest of the process's cgroup limit (v1 or v2).
 Bytes available_memory();
 
-/// Largest resident size of this process so far (VmHWM), in bytes; 0 if /proc does not tell.
+/// Largest resident size of this process so far (VmHWM), in bytes; 0 if /proc has no value.
 Bytes peak_resident_bytes();
 
-/// How much each memory tier may hold.
 struct Budgets {
   Bytes device = 0;
   Bytes host = 0;
 };
 
-/// Fills in budgets that are 0 ("auto"); named ones are kept as they are. A device with memory of
-/// its own, of which `on_device` bytes are free, gets them but for 1.5 GiB, or a twentieth of them,
-/// for its libraries (a quarter at most), and the host tier four fifths of `available`. On the host
-/// device (0) both tiers share the machine's memory: together they take at most those four fifths,
-/// a named budget first, the other half and half.
+/// Fills in budgets that are 0 ("auto"). A device with `on_device` bytes of free memory of its own
+/// gets them minus a reserve for libraries (1.5 GiB, at least 5% and, below 6 GiB, 25%); the host
+/// tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share this 80%: a
+/// named budget is deducted first; two automatic ones get half each.
 Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0);
 
 }  // namespace ballast::memory

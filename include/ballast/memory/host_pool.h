@@ -18,11 +18,11 @@ class HostPool {
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  /// The next piece: zeroed, aligned to 4 KiB. Throws Error(memory) naming `what` when the pool is
-  /// used up.
+  /// The next piece: zeroed, aligned to 4 KiB. Throws Error(memory) naming `what` if too little is
+  /// left.
   HostBytes allocate(Bytes bytes, std::string_view what);
 
-  /// All of it, cut or not.
+  /// The whole mapping.
   [[nodiscard]] HostBytes memory() const { return mapping_.bytes(); }
   [[nodiscard]] Bytes capacity() const { return mapping_.bytes().size(); }
   [[nodiscard]] Bytes allocated() const { return allocated_; }

@@ -9,15 +9,15 @@
 
 namespace ballast::memory {
 
-/// How many bytes of what lie where, at peak.
+/// Peak bytes of one kind of data on one tier.
 struct LedgerLine {
   Tier tier = Tier::device;
   std::string kind;
   Bytes bytes = 0;
 };
 
-/// The memory of a run before it is allocated. Made from the very list of buffers that the
-/// allocators then serve, so it is exact by construction.
+/// The memory of a run before allocation. Exact, because it is made from the same list of buffers
+/// that is then allocated.
 class Ledger {
  public:
   /// Adds to the line of (tier, kind).
@@ -32,7 +32,7 @@ class Ledger {
   /// and by how much.
   void require_fit(const Budgets& budgets) const;
 
-  /// A table for people, one line per entry and a total per tier against its budget.
+  /// A table with one row per line and each tier's total and budget.
   [[nodiscard]] std::vector<std::string> table(const Budgets& budgets) const;
 
  private:

@@ -6,12 +6,12 @@
 
 namespace ballast::memory {
 
-/// The machine as hwloc sees it. Members are 0 where it does not tell.
+/// The machine's topology from hwloc; unknown members are 0.
 struct Topology {
   int packages = 0;
   int numa_nodes = 0;
   int cores = 0;
-  Bytes last_level_cache = 0;  ///< of one cache of the last level
+  Bytes last_level_cache = 0;  ///< of one L3 cache
 };
 
 Topology read_topology();

@@ -14,8 +14,8 @@
 namespace ballast::schedule {
 
 /// Seconds and bytes per lane since the executor was made. Busy: an operation was running. Stalled:
-/// the next operation waited for its inputs. Enqueueing: what a queued lane's thread needed to hand
-/// operations to the device or the disks, most of it under the operation before.
+/// the next operation waited for its inputs. Enqueueing: time in which the thread of a queued lane
+/// handed operations to the device or the disks, mostly while the previous operation was running.
 struct LaneTotals {
   std::array<double, kLaneCount> busy_seconds{};
   std::array<double, kLaneCount> stalled_seconds{};
@@ -23,19 +23,18 @@ struct LaneTotals {
   std::array<Bytes, kLaneCount> bytes{};
 };
 
-/// Does something about one operation of the plan that was submitted as number `submission`; throws
-/// Error on failure. Called from several threads, for one operation per lane at a time.
+/// Starts or finishes one operation of submission number `submission`; throws Error on failure.
+/// Called from several threads, for one operation per lane at a time.
 using Handler = std::function<void(const Operation& operation, std::uint64_t submission)>;
 
-/// Most operations of a lane that are enqueued and not over: one runs, the next is there when it
-/// ends. More would have to be waited for after an interrupt.
+/// Most unfinished operations of a queued lane: one runs, the next can start when it ends. More
+/// would delay the end of the run after an interrupt.
 inline constexpr std::size_t kMostEnqueued = 2;
 
 struct ExecutorOptions {
-  /// Where it is set, the handler of the executor only enqueues operations of queued lanes
-  /// (is_queued) on their stream, or submits their requests to the disks; this returns when one of
-  /// them is over, called in the order in which they were started. So device and disks go from one
-  /// operation to the next without the host.
+  /// If set, the executor's handler only enqueues operations of queued lanes (is_queued) on their
+  /// stream or submits their disk requests; `finish` returns when one of them has finished. It is
+  /// called in start order. Device and disks then go on to the next operation without the host.
   Handler finish = nullptr;
   /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
   bool serial = false;
@@ -48,26 +47,25 @@ struct ExecutorOptions {
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Runs plans: one thread per lane, a second one for each that is queued, completion per operation,
-/// no barrier between steps. A plan may be submitted while the one before still runs; its
-/// operations then wait for just those they follow.
+/// Runs plans: one thread per lane, two per queued lane, no barrier between steps. A plan may be
+/// submitted while the previous one still runs; each operation waits only for its inputs.
 class Executor {
  public:
   /// Names an operation in error messages.
   using Namer = std::function<std::string(const Operation&)>;
 
-  /// `handler`: performs one operation and returns when it is over (but see
-  /// ExecutorOptions::finish).
+  /// `handler`: performs one operation and returns when it has finished, unless
+  /// ExecutorOptions::finish is set.
   Executor(Handler handler, Namer namer, const ExecutorOptions& options);
-  /// Abandons what has not started and waits for what has.
+  /// Abandons operations that have not started and waits for those that have.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Queues `plan` (which must outlive the executor) as submission number `number`, above all
-  /// before. Any plan of the schedule may follow any other: what orders their operations is seam().
-  /// Waits until the last submission but one is finished. Throws what an operation threw, with the
-  /// operation named; the executor runs nothing more after that.
+  /// Queues `plan` (which must outlive the executor) as submission number `number`; numbers
+  /// increase. Any plan of the schedule may follow any other: seam() orders their operations. Waits
+  /// until the last submission but one has finished. Rethrows the Error of an operation with its
+  /// name; the executor runs nothing after that.
   void submit(const Plan& plan, std::uint64_t number);
 
   /// Blocks until operation `id` of the last submission is finished. Throws like submit().

@@ -10,11 +10,10 @@ inline constexpr double kFlopsPerParameterAndToken = 8.0;
 /// (2 bytes) and two fp32 moments are read and written back.
 inline constexpr double kNvmeStateBytesPerParameter = 20.0;
 
-/// T*, the tokens per step from which moving `bytes_per_parameter` per step takes no longer than
-/// the computation that it is hidden behind: bytes / 8 x F / B. The size of the model does not
-/// matter. `flops_per_second` (F): what the computation achieves. `bytes_per_second` (B): what the
-/// tier moves, both directions counted if `bytes_per_parameter` counts both. All above 0; throws
-/// Error(state) otherwise.
+/// T*, the least tokens per step at which computation hides moving `bytes_per_parameter` per step:
+/// bytes / 8 x F / B, for every model size. `flops_per_second` (F): achieved by the computation.
+/// `bytes_per_second` (B): bandwidth of the tier; counts both directions if `bytes_per_parameter`
+/// does. All must be above 0, else throws Error(state).
 double tokens_to_hide(double bytes_per_parameter, double flops_per_second, double bytes_per_second);
 
 }  // namespace ballast::schedule

@@ -14,7 +14,7 @@
 
 namespace ballast::schedule {
 
-/// A resource that starts operations one by one, in plan order. Each carries its stage's name.
+/// A resource that starts operations one by one, in plan order, named after its pipeline stage.
 enum class Lane : std::uint8_t {
   compute,
   upload,
@@ -35,9 +35,9 @@ std::string_view to_string(Lane lane) noexcept;
 
 /// How a lane runs its operations.
 enum class Mode : std::uint8_t {
-  one_at_a_time,  ///< the lane's thread performs each to its end
-  streamed,       ///< enqueued on a stream of the device, which runs them in that order
-  submitted       ///< requests to the disks, which may run and end in any order
+  one_at_a_time,  ///< the lane's thread performs each one synchronously
+  streamed,       ///< enqueued on a device stream, which runs them in order
+  submitted       ///< disk requests, which may run and end in any order
 };
 
 constexpr Mode mode_of(Lane lane) noexcept {
@@ -57,13 +57,13 @@ constexpr Mode mode_of(Lane lane) noexcept {
   return Mode::one_at_a_time;
 }
 
-/// Whether an operation of the lane may be started while those before it are still under way.
+/// Whether operations of the lane may be enqueued before their predecessors finish.
 constexpr bool is_queued(Lane lane) noexcept {
   return mode_of(lane) != Mode::one_at_a_time;
 }
 
-/// What an operation does; the roles of its buffers say with what. plan.cpp has a table with the
-/// name and the lane of each.
+/// The kind of an operation; the roles of its buffers are its arguments. plan.cpp has a table with
+/// the name and the lane of each.
 enum class Action : std::uint8_t {
   upload_batch,          ///< tokens and targets of one micro-batch, host to device
   fetch_weights,         ///< NVMe to host staging
@@ -97,20 +97,19 @@ enum class Action : std::uint8_t {
 };
 
 std::string_view to_string(Action action) noexcept;
-/// The lane that performs `action`.
 Lane lane_of(Action action) noexcept;
-/// Whether its work depends on the number of tokens in a step.
+/// Whether its amount of work depends on the number of tokens in a step.
 bool grows_with_batch(Action action) noexcept;
 
-/// What a buffer holds; with the tier, a line of the ledger.
+/// The kind of data in a buffer. Kind and tier make one line of the ledger.
 enum class Kind : std::uint8_t {
   weights,        ///< weights where they live between uses
   states,         ///< remainder and moments where they live between updates
   gradients,      ///< packed gradients waiting for their update
   accumulators,   ///< fp32 gradient sums
   activations,    ///< inputs of blocks, and their gradients
-  intermediates,  ///< of layers between forward and backward, where they are kept
-  staging,        ///< passing places for weights and states
+  intermediates,  ///< kept by layers from the forward to the backward pass
+  staging,        ///< buffers for weights and states in transit
   batch,          ///< tokens, targets, losses, statistics
   workspace       ///< intermediates of one block's kernels
 };
@@ -122,8 +121,7 @@ using OpId = std::uint32_t;
 inline constexpr BufferId kNoBuffer = std::numeric_limits<BufferId>::max();
 inline constexpr OpId kNoOp = std::numeric_limits<OpId>::max();
 
-/// One range of memory or disk for the life of the run. Buffers with overlapping use in time are
-/// different buffers; one that is reused is ordered by edges.
+/// One range of memory or disk for the life of the run. Edges order the uses of a buffer.
 struct Buffer {
   std::string name;
   Tier tier = Tier::device;
@@ -131,28 +129,28 @@ struct Buffer {
   Bytes bytes = 0;
 };
 
-/// What a buffer is to an operation.
+/// The part that a buffer plays in an operation.
 enum class Role : std::uint8_t {
-  weights,           ///< on the side where the operation works
-  weights_source,    ///< what weights are copied or gathered from
+  weights,           ///< in the memory where the operation runs
+  weights_source,    ///< source of copied or gathered weights
   tied_weights,      ///< block 0's weights, for the head
   batch,             ///< tokens and targets of a micro-batch, device
   batch_source,      ///< the same, host
   input,             ///< activation read
   output,            ///< activation written
   gradient_flow,     ///< gradient of an activation
-  intermediates,     ///< of a layer that keeps them
+  intermediates,     ///< kept by a layer for its backward pass
   accumulator,       ///< fp32 gradient sums of the block
   tied_accumulator,  ///< fp32 gradient sums of the tied matrix from the head
   gradient,          ///< packed gradient
-  gradient_source,   ///< what it is copied or reduced from
+  gradient_source,   ///< source of a copied or reduced gradient
   states,            ///< remainder and moments
   states_source,
-  statistics,         ///< of the block's packed gradient; of several ranks, of this one's shard
-  statistics_source,  ///< what they are copied from
+  statistics,         ///< of the packed gradient, or of this rank's shard of it
+  statistics_source,  ///< source of copied statistics
   losses,             ///< of all micro-batches
-  losses_source,      ///< what they are copied from
-  verdict,            ///< what the gate decided; no bytes, an order only
+  losses_source,      ///< source of copied losses
+  verdict,            ///< the gate's decision; has no bytes, only orders operations
   workspace
 };
 
@@ -161,7 +159,7 @@ struct Use {
   Role role = Role::workspace;
   BufferId buffer = kNoBuffer;
   bool writes = false;
-  bool shard = false;  ///< only this rank's shard of what is whole in there; see RankSizes
+  bool shard = false;  ///< uses only this rank's shard of the buffer; see RankSizes
 };
 
 /// One operation of a step.
@@ -171,62 +169,59 @@ struct Operation {
   std::uint8_t stream = 0;  ///< number among the lane's streams of the device
   std::uint32_t block = 0;
   std::uint32_t micro = 0;  ///< micro-batch, where it matters
-  /// 1 when it is done on behalf of the run before: the updates that a gated step leaves behind.
+  /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   Bytes bytes = 0;  ///< moved by copies, transfers and collectives, on this rank
-  /// Where they begin in the block's home, when a piece of it passes through a smaller place.
+  /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
   double flops = 0.0;  ///< of matrix products
-  Bytes traffic = 0;   ///< memory read and written by what is no matrix product
+  Bytes traffic = 0;   ///< memory read and written outside of matrix products
   std::vector<Use> uses;
   /// Operations of the same plan that must be finished first; all smaller than this one's id.
-  std::vector<OpId> after;
+  std::vector<OpId> after = {};
 
-  /// The use in `role`, one of no buffer when there is none.
+  /// The use in `role`; its buffer is kNoBuffer when there is none.
   [[nodiscard]] Use use(Role role) const;
-  /// The buffer in `role`, kNoBuffer when there is none.
   [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
 };
 
-/// A queue whose operations begin and end in plan order: a stream of the device, or the thread of a
-/// lane that performs one operation at a time.
+/// A queue that runs its operations in plan order: a device stream, or the thread of a lane with
+/// Mode::one_at_a_time.
 struct Stream {
   Lane lane = Lane::compute;
-  std::uint8_t number = 0;  ///< among those of the lane
+  std::uint8_t number = 0;  ///< among the lane's streams
   friend constexpr bool operator==(const Stream&, const Stream&) = default;
 };
 
-/// The stream on which `operation` runs; nothing for requests to the disks, which have no order.
+/// The stream on which `operation` runs; none for disk requests, which have no order.
 constexpr std::optional<Stream> stream_of(const Operation& operation) noexcept {
   if (mode_of(operation.lane) == Mode::submitted) return std::nullopt;
   return Stream{operation.lane, operation.stream};
 }
 
-/// Whether operations that follow each other in plan order are ordered by the stream that they run
-/// on. All others need an edge.
+/// Whether a common stream orders two operations, given in plan order. All others need an edge.
 constexpr bool ordered_by_stream(const Operation& before, const Operation& next) noexcept {
   const std::optional<Stream> stream = stream_of(before);
   return stream.has_value() && stream == stream_of(next);
 }
 
-/// How a plan begins and ends with one buffer: what the order across two runs is derived from.
+/// The first and last uses of one buffer in a plan. seam() derives edges between runs from them.
 struct Boundary {
   BufferId buffer = kNoBuffer;
   OpId first_writer = kNoOp;
   std::vector<OpId> first_readers;  ///< before the first write
   OpId last_writer = kNoOp;
-  std::vector<OpId> last_readers;  ///< behind the last write
+  std::vector<OpId> last_readers;  ///< after the last write
 };
 
-/// One run's operations as data, in an order that respects all edges; each lane runs its operations
-/// in that order.
+/// One run's operations in an order that respects all edges. Each lane starts its own in it.
 struct Plan {
   std::string name;  ///< "training step", "evaluation"
   std::vector<Operation> operations;
-  std::vector<Boundary> boundaries;  ///< by buffer id, the buffers in use only
+  std::vector<Boundary> boundaries;  ///< by buffer id, used buffers only
   std::uint32_t micro_batches = 0;
-  OpId gate = kNoOp;             ///< results are known when this one is done; kNoOp: it has none
-  bool applies_updates = false;  ///< begins with the updates that the run before left
+  OpId gate = kNoOp;             ///< its end makes the results known; kNoOp: no results
+  bool applies_updates = false;  ///< begins with the updates that the previous run left
   bool leaves_updates = false;   ///< the next run must apply this one's updates
 
   /// Sum of bytes over the operations of `lane`.
@@ -234,13 +229,11 @@ struct Plan {
   [[nodiscard]] double flops() const;
 };
 
-/// For each operation of `next` the operations of `before` that must be finished first when the two
-/// run one after the other without a barrier between them. Empty for most operations; those that
-/// the common stream implies are left out.
+/// For each operation of `next`, the operations of `before` that must finish first when the two run
+/// back to back without a barrier. Edges that a common stream implies are left out.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
-/// How large everything about one block is: weights and gradients whole, states and their update
-/// as one rank has them.
+/// Sizes of one block: weights and gradients in full, states and their update per rank.
 struct BlockWork {
   std::string name;
   Bytes weight_bytes = 0;       ///< in the training type
@@ -248,14 +241,14 @@ struct BlockWork {
   Bytes gradient_bytes = 0;     ///< packed
   Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
-  /// Of that, what a backward pass computes again where intermediates are not kept.
+  /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
   double recomputed_flops = 0.0;
   Bytes update_traffic = 0;      ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;      ///< every rank has all of its weights in stage 3 too
-  Bytes intermediate_bytes = 0;  ///< of a layer and one micro-batch, where they are kept
+  bool keeps_whole = false;      ///< stage 3 does not split its weights
+  Bytes intermediate_bytes = 0;  ///< per micro-batch, if the layer keeps them
 };
 
-/// A model and a batch, as the schedule sees them: sizes only.
+/// Sizes of a model and its batch.
 struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
   bool tied = false;              ///< the head also reads block 0's weights
@@ -269,12 +262,11 @@ struct Workload {
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t world = 1;                     ///< ranks
-  std::uint32_t stage = 0;                     ///< of ZeRO, 0 to 3; means nothing to one rank
-  /// Stage 3: ranks that have one copy of the split weights together (hpZ of ZeRO++), a divisor of
+  std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect with one rank
+  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of
   /// `world`; 0: all of them.
   std::uint32_t weight_ranks = 0;
-  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes; 0: they move the
-  /// weights.
+  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes, else 0.
   Bytes coded_weight = 0;
 
   [[nodiscard]] std::uint64_t tokens_per_step() const {
@@ -282,7 +274,7 @@ struct Workload {
   }
 };
 
-/// Whether number `block` of so many is a layer, neither the embedding nor the head.
+/// Whether `block` of `blocks` is a layer, neither the embedding (first) nor the head (last).
 constexpr bool is_layer(std::size_t block, std::size_t blocks) noexcept {
   return block > 0 && block + 1 < blocks;
 }
@@ -292,8 +284,7 @@ struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
   Tier activations = Tier::device;  ///< the block's input between forward and backward
-  /// Of a layer: its intermediates stay on the device from forward to backward; else the backward
-  /// pass computes them again.
+  /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
   bool keeps_intermediates = false;
   friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
 };
@@ -308,8 +299,8 @@ enum class Order : std::uint8_t {
 };
 
 enum class Update : std::uint8_t {
-  gated,  ///< once the norm of all gradients is known: under the next step's forward pass
-  eager   ///< as soon as the block's own gradient is complete: inside the backward pass
+  gated,  ///< after the global gradient norm is known: during the next step's forward pass
+  eager   ///< as soon as the block's own gradient is complete: during the backward pass
 };
 
 struct Options {
@@ -322,56 +313,55 @@ struct Options {
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// The whole schedule of a run: every buffer it will ever use, and its plans over them.
+/// The schedule of a run: all of its buffers and the plans that use them.
 ///
 /// A run of gated steps is: first, steady, steady, ..., flush. A steady step applies the updates of
-/// the step before under its own forward pass; flush applies them without a step, before an
-/// evaluation, a checkpoint and the end. Eager steps leave nothing behind: steady is all there is.
+/// the previous step during its forward pass; flush applies them without a step, before an
+/// evaluation and at the end. Eager runs need only steady.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan first;                               ///< a training step that finds no updates waiting
-  Plan steady;                              ///< a training step behind another one
-  Plan flush;                               ///< only the waiting updates; no operations when eager
-  Plan evaluation;                          ///< comes behind flush
+  Plan first;                               ///< a training step without pending updates
+  Plan steady;                              ///< a training step after another one
+  Plan flush;                               ///< only the pending updates; empty when eager
+  Plan evaluation;                          ///< comes after flush
   std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
   std::vector<BufferId> state_home;         ///< per block: where states live between steps
   std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
   BufferId workspace = kNoBuffer;           ///< device
-  BufferId weight_staging = kNoBuffer;      ///< a host passing place for NVMe weights, if any
-  BufferId state_staging = kNoBuffer;       ///< a host passing place for NVMe states, if any
-  BufferId activation_staging = kNoBuffer;  ///< a host passing place for NVMe activations, if any
+  BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
+  BufferId state_staging = kNoBuffer;       ///< a host staging buffer for NVMe states, if any
+  BufferId activation_staging = kNoBuffer;  ///< a host staging buffer for NVMe activations, if any
 
   /// Sum of the buffers of `tier`.
   [[nodiscard]] Bytes bytes(Tier tier) const;
 };
 
-/// Builds the schedule. A pure function: no clock, no hardware. Throws Error(config) when the
-/// placement or the options make no sense (wrong number of blocks, too few slots).
+/// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
+/// invalid (wrong number of blocks, too few slots).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
 
-/// The buffers that build() gives, without its plans: what a placement costs.
+/// The buffers of build() without its plans: the memory that a placement needs.
 std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
                                  const Options& options);
 
 /// A training step over the same buffers with fewer micro-batches (1 to the workload's): the last,
-/// partial batch of an epoch. `applies_updates`: behind another gated step.
+/// partial batch of an epoch. `applies_updates`: it follows another gated step.
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates);
 
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
-/// weights and states, piece by piece in ascending order, which go home from there. Takes all NVMe
-/// homes into use, those of activations too.
+/// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
+/// all NVMe homes, including those of activations.
 Plan build_fill(const Workload& workload, const Placement& placement, const Options& options);
 
-/// Brings weights and states of `count` blocks from block `first` on to the host, where the
-/// operation `read` looks at them: a block's weights, then its states, each piece by piece in
-/// ascending order. Changes nothing.
+/// Copies weights and states of `count` blocks, starting with block `first`, to the host for the
+/// operation `read`: a block's weights, then its states, each in pieces in ascending order.
 Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
                 std::uint32_t first, std::uint32_t count);
 
 /// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
-/// any two operations that use a buffer, one of them writing, are ordered by edges, by seams or by
-/// their common stream. Returns one line per breach.
+/// any two operations that use a buffer, one of them writing, are ordered by edges, seams or a
+/// common stream. Returns one line per breach.
 std::vector<std::string> find_hazards(const Schedule& schedule,
                                       const std::vector<const Plan*>& plans);
 

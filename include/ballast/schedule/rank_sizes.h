@@ -7,16 +7,15 @@
 
 namespace ballast::schedule {
 
-/// How large everything of a block is on one rank under ZeRO's stages (arXiv 1910.02054, section
-/// 5): optimizer states are split from stage 1, the gradients that wait for them from stage 2,
-/// weights in stage 3, but for those of blocks that keep them whole. A shard is one of `world`
-/// equal parts of whole pages, so that the whole is padded behind the block's own bytes; rank r's
-/// shard is the r-th (but see below). One rank's shard is exactly the block.
+/// Sizes of a block's data on one rank under ZeRO's stages (arXiv 1910.02054, section 5): optimizer
+/// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
+/// blocks that keep them whole. A shard is one of `world` equal parts of whole pages; padding
+/// follows the block's bytes. Rank r owns shard r (but see below). One rank has no padding.
 ///
-/// Weights may be split over fewer ranks than all (hpZ of ZeRO++, arXiv 2306.10209, section 3.2):
-/// ranks [k * group, (k + 1) * group) have a copy of them together, one equal share of it each. A
-/// rank's share is then that of the ranks at its place in the other groups, and theirs are the
-/// shards that it is made of: so numbers of shards go by place first, then by group.
+/// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2): ranks
+/// [k * group, (k + 1) * group) hold one copy, an equal share each. Ranks at the same place in
+/// their groups hold the same share, and the shards that they own make up that share: shards are
+/// numbered by place first, then by group.
 class RankSizes {
  public:
   explicit RankSizes(const Workload& workload) : work_(workload) {}
@@ -27,26 +26,25 @@ class RankSizes {
   [[nodiscard]] bool splits_weights(std::uint32_t block) const {
     return several() && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
   }
-  /// Whether a rank updates just its shard of the weights that it keeps.
+  /// Whether a rank updates only its shard of the weights that it keeps.
   [[nodiscard]] bool updates_shard(std::uint32_t block) const {
     return splits_states() && (!splits_weights(block) || shards_in_share() > 1);
   }
 
-  /// Ranks that have a copy of split weights together.
+  /// Ranks that share one copy of split weights.
   [[nodiscard]] std::uint32_t group() const {
     return work_.stage >= 3 && work_.weight_ranks > 0 ? work_.weight_ranks : work_.world;
   }
-  /// Parts of which a rank's share of split weights is made; also the number of groups.
+  /// Shards in a rank's share of split weights; also the number of groups.
   [[nodiscard]] std::uint32_t shards_in_share() const { return work_.world / group(); }
-  /// Number of the shard that is `rank`'s.
+  /// The shard that `rank` owns.
   [[nodiscard]] std::uint32_t shard_of(std::uint32_t rank) const {
     return rank % group() * shards_in_share() + rank / group();
   }
-  /// The rank whose shard is number `shard`.
   [[nodiscard]] std::uint32_t owner_of(std::uint32_t shard) const {
     return shard % shards_in_share() * group() + shard / shards_in_share();
   }
-  /// Where `rank`'s shard is among those of the weights that it keeps.
+  /// Index of `rank`'s shard among the shards of the weights that it keeps.
   [[nodiscard]] std::uint32_t shard_at_home(std::uint32_t block, std::uint32_t rank) const {
     return splits_weights(block) ? shard_of(rank) % shards_in_share() : shard_of(rank);
   }
@@ -64,7 +62,7 @@ class RankSizes {
     return work_.world * gradient_shard(block);
   }
 
-  /// What a rank keeps of split weights.
+  /// The part of split weights that a rank keeps.
   [[nodiscard]] Bytes weight_share(std::uint32_t block) const {
     return shards_in_share() * weight_shard(block);
   }
@@ -74,7 +72,6 @@ class RankSizes {
   }
   /// Whether gathers of split weights move codes.
   [[nodiscard]] bool codes_weights() const { return work_.coded_weight > 0; }
-  /// One rank's share as codes.
   [[nodiscard]] Bytes share_codes(std::uint32_t block) const {
     return WeightCodes::bytes_of(weight_share(block) / work_.coded_weight);
   }
@@ -91,9 +88,9 @@ class RankSizes {
   }
   [[nodiscard]] Bytes states(std::uint32_t block) const { return work_.blocks[block].state_bytes; }
 
-  /// What this rank receives when `whole` bytes are gathered from, or scattered to, all ranks.
+  /// Bytes that this rank receives when `whole` bytes are gathered or scattered over all ranks.
   [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / work_.world; }
-  /// What it receives when they are gathered from the ranks of its group.
+  /// Bytes that it receives when `whole` bytes are gathered from the ranks of its group.
   [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
 
  private:

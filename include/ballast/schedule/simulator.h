@@ -10,15 +10,14 @@
 
 namespace ballast::schedule {
 
-/// What a run of training steps will be like once it has settled.
+/// Predicted behaviour of training steps in steady state.
 struct Prediction {
   double step_seconds = 0.0;                         ///< from gate to gate
   std::array<double, kLaneCount> busy_seconds{};     ///< per step
   std::array<double, kLaneCount> stalled_seconds{};  ///< per step: waiting for inputs
   std::array<Bytes, kLaneCount> bytes{};             ///< per step
-  /// Lanes by the time that a step would take if only they mattered, the largest first: the first
-  /// is the bottleneck. Lanes that share a resource (reads and writes a disk, compute and update
-  /// cores) count with what they take of it together.
+  /// Lower bound of each lane on the step's time, the largest first: the first lane is the
+  /// bottleneck. The use of a shared resource (disk, cores) is summed over its lanes.
   struct Bound {
     Lane lane = Lane::compute;
     double seconds = 0.0;
@@ -33,16 +32,15 @@ struct SimulationOptions {
   bool timeline = false;       ///< keep every operation's span
 };
 
-/// A discrete-event run of `schedule` (first, then steady steps) on a machine of those rates. The
-/// executor's rules hold: one operation per lane at a time in plan order, none before what it
-/// follows. Running operations share resources fairly. Throws Error(config) naming the rate that
-/// the schedule needs and `rates` lacks.
+/// A discrete-event simulation of `schedule` (first, then steady steps) on a machine with `rates`.
+/// It follows the executor's rules: one operation per lane at a time in plan order, each after its
+/// inputs. Running operations share resources fairly. Throws Error(config) naming a missing rate.
 Prediction simulate(const Schedule& schedule, const Workload& workload, const Rates& rates,
                     const SimulationOptions& options = {});
 
 /// Seconds that `operation` takes when nothing else runs.
 double seconds_alone(const Operation& operation, const Workload& workload, const Rates& rates);
-/// The same where its lane has no time to lose: a queued one has the operation enqueued by then.
+/// The same when its lane is never idle: on a queued lane, launch and latency are then hidden.
 double seconds_in_turn(const Operation& operation, const Workload& workload, const Rates& rates);
 
 }  // namespace ballast::schedule

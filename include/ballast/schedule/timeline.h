@@ -7,8 +7,8 @@
 
 namespace ballast::schedule {
 
-/// When one operation of one run took place, measured by the executor or predicted by the
-/// simulator. Seconds since the executor or the simulation began.
+/// Start and end of one operation, measured by the executor or predicted by the simulator, in
+/// seconds since the executor or the simulation began.
 struct Span {
   const Plan* plan = nullptr;
   OpId op = kNoOp;
@@ -19,7 +19,7 @@ struct Span {
   [[nodiscard]] const Operation& operation() const { return plan->operations[op]; }
 };
 
-/// What happened, in the order of completion. The plans must outlive it.
+/// Operations in the order of completion. The plans must outlive it.
 struct Timeline {
   std::vector<Span> spans;
 };

@@ -19,27 +19,25 @@ struct Segment {
   Bytes bytes = 0;
 };
 
-/// How extents (the NVMe homes of a run) are laid out over the files of several paths. A pure
-/// function of its arguments: each extent is cut into segments of `segment_bytes`, and each
-/// goes to the path that then has the least bytes for its weight, so that any stretch of segments
-/// keeps all paths busy for about as long.
+/// Layout of extents (the NVMe homes of a run) over the files of several paths, a pure function of
+/// its arguments. Extents are cut into segments of `segment_bytes`. Each segment goes to the path
+/// with the fewest bytes relative to its weight, so that all paths are busy for about as long.
 class Stripe {
  public:
   Stripe() = default;
-  /// `extents`: sizes, each rounded up to whole pages. `weights`: of the paths, above 0, only their
-  /// proportions matter. `segment_bytes` is rounded up to whole chunks. Throws Error(state) without
-  /// paths or for a weight that is not above 0 and finite.
+  /// `extents`: sizes, rounded up to whole pages. `weights`: relative, one per path.
+  /// `segment_bytes` is rounded up to whole chunks. Throws Error(state) without paths or for a
+  /// weight that is not finite and above 0.
   Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes);
 
   [[nodiscard]] std::size_t extents() const { return extents_.size(); }
   [[nodiscard]] std::size_t paths() const { return file_bytes_.size(); }
-  /// Parts of an extent in order; together they are all of it.
+  /// All parts of an extent in order.
   [[nodiscard]] std::span<const Segment> segments(std::size_t extent) const;
   [[nodiscard]] Bytes extent_bytes(std::size_t extent) const { return extents_.at(extent).bytes; }
-  /// Number of the extent's first chunk among all chunks.
+  /// Index of the extent's first chunk among all chunks.
   [[nodiscard]] std::size_t first_chunk(std::size_t extent) const;
   [[nodiscard]] std::size_t chunks() const { return chunks_; }
-  /// Exact size of a path's file.
   [[nodiscard]] Bytes file_bytes(std::size_t path) const { return file_bytes_.at(path); }
   /// Sum over all files.
   [[nodiscard]] Bytes bytes() const;

@@ -36,7 +36,7 @@ class CudaUpdate final : public DeviceUpdate {
 }  // namespace
 
 std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device) {
-  // Loading takes the calling thread's current GPU; a stream knows which one that has to be.
+  // Kernels are loaded onto the thread's current GPU; native() makes that the stream's GPU.
   const auto stream = device.make_stream("update");
   static_cast<void>(device::as_cuda(*stream).native());
   device::check_cuda(cuda::load_updates(), "loading the kernels of updates");

@@ -10,8 +10,7 @@
 
 namespace ballast::update::cuda {
 
-/// A float whose operators are rounded one by one: with plain ones nvcc would fuse a product and
-/// the sum that it goes into.
+/// A float whose operations round separately; nvcc would fuse plain products and sums.
 struct Rounded {
   float value;
 };
@@ -25,9 +24,8 @@ __host__ __device__ inline Rounded operator*(Rounded a, Rounded b) {
   return {device::rounded_product(a.value, b.value)};
 }
 
-/// One lane of a GPU as cpu_adam/kernel.h wants it: what that file computes on processors is what
-/// runs here. Denormals count, as nvcc has it unless told otherwise. NaNs come out of arithmetic
-/// with a payload and a sign of the GPU's own.
+/// One GPU lane with the interface that cpu_adam/kernel.h requires. Denormals are kept (nvcc's
+/// default). Payload and sign of NaNs are those of the GPU.
 struct ThreadLanes {
   using Float = Rounded;
   using Bits = std::uint32_t;

@@ -8,9 +8,9 @@
 
 // Each warp updates a tile of 256 elements, the block of 8-bit moments, in one pass: everything is
 // loaded, then decoded, updated by the rules of cpu_adam, encoded and stored. A lane has two runs
-// of four elements, one in each half of the tile, so that a warp's accesses are gapless in every
+// of four elements, one in each half of the tile, so that a warp's accesses are contiguous in every
 // width: 16 bytes per lane of an fp32 array, 8 of a 16-bit one. Optimizer and format of the moments
-// are compiled in; how weights and gradient are stored is asked once per tile.
+// are template arguments; the formats of weights and gradient are tested once per tile.
 namespace ballast::update::cuda {
 namespace {
 
@@ -27,10 +27,10 @@ constexpr unsigned kWarps = 8;
 /// A tile as one lane sees it.
 struct Place {
   std::size_t start;  ///< the tile's first element
-  unsigned count;     ///< elements of the tile that there are
-  bool in_runs;       ///< all of them, aligned to runs
+  unsigned count;     ///< number of elements in the tile
+  bool in_runs;       ///< the tile is full and aligned to runs
 
-  /// Number in the tile of this lane's element `own`.
+  /// Index in the tile of this lane's element `own`.
   static __device__ unsigned element(unsigned own) {
     const unsigned lane = threadIdx.x % device::kWarp;
     return own / kRun * (kTile / 2) + lane * kRun + own % kRun;
@@ -38,8 +38,8 @@ struct Place {
   __device__ bool has(unsigned own) const { return element(own) < count; }
 };
 
-/// This lane's elements of an array as they lie in memory, in words: so a load is waited for where
-/// its elements are wanted and not where they would be taken apart. `Bits`: pattern of an element.
+/// This lane's elements of an array in words as in memory, so that the code waits for a load where
+/// it uses the elements. `Bits`: bit pattern of an element.
 template <class Bits>
 struct Packed {
   static constexpr unsigned kInWord = sizeof(std::uint32_t) / sizeof(Bits);
@@ -53,14 +53,14 @@ struct Packed {
   __device__ Bits get(unsigned own) const {
     return static_cast<Bits>(words[own / kInWord] >> (own % kInWord * 8 * sizeof(Bits)));
   }
-  /// In order: the first element of a word clears it.
+  /// Call it in order of `own`: the first element of a word clears it.
   __device__ void set(unsigned own, Bits bits) {
     std::uint32_t& word = words[own / kInWord];
     const std::uint32_t before = own % kInWord == 0 ? 0U : word;
     word = before | (std::uint32_t{bits} << (own % kInWord * 8 * sizeof(Bits)));
   }
 
-  /// Zeros for elements that there are not.
+  /// Elements after the end are zero.
   __device__ void load(const void* array, Place at) {
     const Bits* const tile = static_cast<const Bits*>(array) + at.start;
     if (at.in_runs) {
@@ -93,7 +93,7 @@ using Halves = Packed<std::uint16_t>;
 __device__ void unpack(const Floats& packed, float (&numbers)[kOwn]) {
   for (unsigned i = 0; i < kOwn; ++i) numbers[i] = std::bit_cast<float>(packed.get(i));
 }
-/// `Format`: of these 16-bit numbers, as gradients have it.
+/// `Format`: one of the 16-bit gradient formats.
 template <class Format>
 __device__ void unpack_as(const Halves& packed, float (&numbers)[kOwn]) {
   for (unsigned i = 0; i < kOwn; ++i) {
@@ -102,7 +102,7 @@ __device__ void unpack_as(const Halves& packed, float (&numbers)[kOwn]) {
   }
 }
 
-/// The masters, however they are stored.
+/// The masters in any storage format.
 struct Masters {
   Floats whole;
   Halves upper;  ///< split weights: the weight
@@ -180,8 +180,7 @@ struct Gradients {
 /// Random bits for each element.
 using Draws = std::uint32_t[kOwn];
 
-// Moments, one type per format; exponents are those of codes. Encoding is the warp's work: all its
-// lanes do it together.
+// Moments, one type per format; only codes have exponents. All lanes of a warp encode together.
 
 struct FloatMoment {
   Floats packed;
@@ -243,7 +242,7 @@ struct CodedMoment {
   }
 
  private:
-  /// Of the tile; all lanes get it. Elements that there are not were zeros and still are.
+  /// The tile's exponent, returned to all lanes. Elements after the end are zero.
   static __device__ std::uint32_t shared_exponent(const float (&numbers)[kOwn]) {
     std::uint32_t largest = 0;
     for (unsigned i = 0; i < kOwn; ++i) {
@@ -294,7 +293,7 @@ __device__ void apply_either(const Coefficients& coefficients, Numbers numbers) 
   apply<Rule>(coefficients, numbers);
 }
 
-/// `first`: number of the tile's first element.
+/// `first`: index of the tile's first element.
 __device__ void draw(Draws& draws, const Coefficients& coefficients, std::uint32_t first) {
   for (unsigned i = 0; i < kOwn; ++i) {
     draws[i] = cpu_adam::draw<ThreadLanes>(coefficients.draw_key, first + Place::element(i));
@@ -347,7 +346,7 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
   }
 }
 
-/// Whether runs of every array are as aligned as their loads ask for.
+/// Whether all arrays have the alignment that loads of runs need.
 bool all_aligned(const Streams& s) {
   std::uintptr_t addresses = 0;
   for (const void* array :

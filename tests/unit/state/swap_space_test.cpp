@@ -179,7 +179,7 @@ TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
   const std::string place = directories[second.path].path().string() +
                             " offset=" + std::to_string(second.offset) + " length=1048576";
   EXPECT_EQ(text, "fetch: read " + place +
-                      ": checksum mismatch, the disk returned other bytes than were written; "
+                      ": checksum mismatch, the disk returned different bytes than were written; "
                       "check the drive");
 }
 
@@ -194,10 +194,10 @@ TEST_F(SwapSpaceTest, ALostWriteIsFound) {
 }
 
 TEST_F(SwapSpaceTest, AnotherVersionThanWantedIsRefused) {
-  EXPECT_NE(failure(1, 0, ErrorCategory::state).find("holds version none, version 0 was wanted"),
+  EXPECT_NE(failure(1, 0, ErrorCategory::state).find("holds version none, expected version 0"),
             std::string::npos);
   write(1, 6, 7);
-  EXPECT_NE(failure(1, 8, ErrorCategory::state).find("holds version 7, version 8 was wanted"),
+  EXPECT_NE(failure(1, 8, ErrorCategory::state).find("holds version 7, expected version 8"),
             std::string::npos);
   expect(1, 6, 7);
 }
