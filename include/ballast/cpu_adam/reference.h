@@ -22,7 +22,7 @@ Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
 
 /// The error of one update against the same update computed in double: the largest distance of the
 /// weight and of the moments, each divided by its bound in README.md. 1 or less is correct. NaN
-/// where exactly one of the two is not finite, or neither is and they differ. `before` and `after`
+/// where only one of the two is finite, or neither is and they differ. `before` and `after`
 /// are the element before and after Updater::step(hyper, shard) with moments in that format.
 double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
                        const Element& after);
