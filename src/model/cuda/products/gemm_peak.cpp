@@ -1,5 +1,3 @@
-#include "src/model/cuda/products/gemm_peak.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -13,6 +11,7 @@
 #include "ballast/device/cuda_stream.h"
 
 #include "src/device/cuda/errors.h"
+#include "src/model/cuda/factories.h"
 #include "src/model/cuda/products/products.h"
 
 namespace ballast::model::cuda {
