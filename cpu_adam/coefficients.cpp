@@ -13,7 +13,7 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// torch.lerp: starts from the end that is nearer.
+/// Interpolates from the nearer end, like torch.lerp.
 void set_first_weight(Coefficients& k, double weight) {
   k.first_weight = static_cast<float>(weight);
   k.first_from_end = k.first_weight >= 0.5F;

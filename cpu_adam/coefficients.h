@@ -6,7 +6,6 @@
 
 namespace ballast::cpu_adam {
 
-/// The scalars of one update. Formulas: README.md.
 Coefficients coefficients_of(const Hyper& hyper);
 
 /// Sets the key of stochastic rounding for the elements whose number has these upper 32 bits.

@@ -4,7 +4,7 @@
 
 namespace ballast::cpu_adam {
 
-/// Rounding to nearest with denormals for the life of the object, whatever the thread had set.
+/// Sets this thread to round to nearest with denormals while the object lives.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {

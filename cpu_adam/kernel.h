@@ -15,24 +15,23 @@
 #error "-ffast-math would let instruction sets differ in their results"
 #endif
 
-/// The update, written once over `Lanes`: a few numbers side by side. Each kernel_*.cpp includes
+/// The update, written once over `Lanes`, a vector of numbers. Each kernel_*.cpp includes
 /// this with its own compiler flags, so nothing here may have external linkage: the linker keeps
-/// one copy of an inline function, and it might be the one that this CPU cannot run.
+/// one copy of an inline function, possibly one that this CPU cannot run.
 ///
-/// What `Lanes` has:
-/// - kWidth: numbers side by side; Float and Bits: kWidth floats or 32-bit patterns, with
+/// Members of `Lanes`:
+/// - kWidth: number of lanes; Float and Bits: kWidth floats or 32-bit patterns, with
 ///   + - * and + - * & | ^ << >>
 /// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
 /// - load(p), store(p, Float): floats, aligned to their own size only
-/// - stream(p, Float): a store past the caches to whole lines; end_streams(): they are in order
+/// - stream(p, Float): a store that bypasses the caches; end_streams(): orders such stores
 /// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
 /// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
 /// - fma(a, b, c), sqrt(a), divide(a, b): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
-/// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes,
-/// no):
-///   Bits by lane; larger(Bits, Bits): unsigned maximum
+/// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
+///   selects Bits by lane; larger(Bits, Bits): unsigned maximum
 /// - Squares: 16 sums of squares in double, see kernel_squares.h
 namespace ballast::cpu_adam {
 namespace {
@@ -47,7 +46,7 @@ struct Arrays {
   const typename Grad::Stored* gradient;
 };
 
-/// The kWidth elements from number `i` on, as a rule sees them. By value throughout: references
+/// The kWidth elements from index `i` on, for a rule. Everything is passed by value: references
 /// would keep the compiler from holding addresses and constants in registers across the stores.
 template <class Lanes, class Weight, class Grad>
 struct Group {
@@ -77,8 +76,8 @@ constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays,
   Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i});
 }
 
-/// The elements that do not fill the lanes go through this buffer, so that they meet the same
-/// instructions as all others.
+/// Buffer for the last elements when they do not fill the lanes, so that the same instructions
+/// process all elements.
 template <class Lanes, class T>
 struct Padded {
   T values[Lanes::kWidth] = {};
@@ -94,8 +93,8 @@ inline Arrays<Weight, Grad> arrays_of(const Streams& s) {
           static_cast<float*>(s.second), static_cast<const typename Grad::Stored*>(s.gradient)};
 }
 
-/// The last elements, from number `i` on. It takes nothing of run's by reference, so that there the
-/// compiler keeps constants and addresses in registers.
+/// Updates the last elements, from index `i` on. It takes none of run()'s constants by reference,
+/// so that the compiler keeps those in registers.
 template <class Lanes, class Rule, class Weight, class Grad>
 inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
   const std::size_t rest = s.size - i;
@@ -162,7 +161,6 @@ constexpr void fill_weights(FusedKernel (&table)[Weights::kFormats][kGradientTyp
   fill_gradients<Lanes, Rule, F16Copy>(table[static_cast<int>(Weights::Format::copy_f16)]);
 }
 
-/// All kernels over `Lanes`.
 template <class Lanes>
 constexpr Variant make_variant(Isa isa) {
   Variant v{};

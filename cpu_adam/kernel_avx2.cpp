@@ -68,7 +68,7 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   static void store8(std::uint16_t* to, __m128i value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
   }
-  /// The low halves of eight numbers below 2^16.
+  /// The low 16 bits of eight numbers below 2^16.
   static __m128i packed(__m256i low) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08));
   }

@@ -6,8 +6,7 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// Where the halves of 16 patterns come from when all low halves lie before all high ones, and
-/// back.
+/// Permutations between 16 patterns and their 16 low halves followed by their 16 high halves.
 alignas(64) constexpr std::uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};

@@ -36,8 +36,8 @@ struct F32Gradient {
   }
 };
 
-/// join_master and split_master of core/dtype.h. The NaN that comes out of an operation is quiet
-/// already.
+/// join_master() and split_master() of core/dtype.h. A NaN that an operation returns is already
+/// quiet.
 struct SplitWeights {
   using Main = std::uint16_t;
   using Companion = std::uint16_t;
@@ -104,17 +104,16 @@ struct F16Copy : PlainWeights {
 constexpr std::size_t kBlock = 32;
 static_assert(kBlock * sizeof(std::uint16_t) == kCacheLine);
 
-/// Asks for the lines that the block some hundred elements further on will need; past the end of an
-/// array that is harmless. The hardware does not keep up with so many streams by itself. The
-/// distances are measured: README.md.
+/// Prefetches the lines of a later block; past the end of an array that is harmless. The hardware
+/// prefetcher does not keep up with so many streams. The distances are measured (README.md).
 class Prefetch {
  public:
   explicit Prefetch(bool wide_weights) : wide_(wide_weights ? 384 : 2560) {
-    // Were the distances known to it, gcc would rebase every address on them: 3% slower.
+    // Hides the distances from gcc, which would rebase every address on them: 3% slower.
     asm("" : "+r"(narrow_), "+r"(wide_));
   }
 
-  /// How far ahead in an array of 16-bit numbers, or in any other.
+  /// Prefetch distance in bytes for an array of 16-bit numbers (`narrow`) or of others.
   [[nodiscard]] std::size_t bytes(bool narrow) const { return narrow ? narrow_ : wide_; }
 
   template <class T>

@@ -8,7 +8,7 @@
 #include "cpu_adam/variant.h"
 
 /// Compressed moments, tile by tile: expand to floats in the first-level cache, update with a fused
-/// kernel, compress. The coding is told in README.md. What is constexpr is also what GPUs run
+/// kernel, compress. README.md describes the codes. GPUs run the constexpr functions too
 /// (src/update/cuda), as in the other headers.
 namespace ballast::cpu_adam {
 namespace {
@@ -26,7 +26,7 @@ constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t
   return x ^ (x >> 15);
 }
 
-/// bf16 by stochastic rounding: up with the probability of the bits that are cut off.
+/// Rounds to bf16 stochastically: up with a probability proportional to the bits that are cut off.
 template <class Lanes>
 constexpr typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
                                              typename Lanes::Bits random) {
@@ -38,12 +38,12 @@ constexpr typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
   return Lanes::where_zero(exponent, special, finite) >> 16;
 }
 
-/// What tells the two kinds of codes apart. A code c >= 1 stands for the float whose upper 12 bits
-/// are (exponent * 8 + 7) - (kLargest - c); 0 stands for zero.
+/// The two kinds of codes. A code c >= 1 stands for the float whose upper 12 bits are
+/// (exponent * 8 + 7) - (kLargest - c); 0 stands for zero.
 struct SignedCodes {
   static constexpr std::uint32_t kLargest = 127;
   static constexpr bool kSigned = true;
-  static constexpr int kRandomShift = 0;  ///< which half of the random bits rounds these
+  static constexpr int kRandomShift = 0;  ///< selects the random bits for rounding
 };
 struct UnsignedCodes {
   static constexpr std::uint32_t kLargest = 255;
@@ -51,8 +51,8 @@ struct UnsignedCodes {
   static constexpr int kRandomShift = 16;
 };
 
-/// Bits below those that a code keeps, and the smallest shared exponent: small enough for any
-/// moment that matters, large enough that no code stands for a denormal.
+/// Number of bits that a code cuts off, and the smallest shared exponent: small enough for every
+/// relevant moment, large enough that no code stands for a denormal.
 constexpr int kCut = 20;
 constexpr std::uint32_t kLowestExponent = 48;
 
@@ -78,8 +78,8 @@ inline void expand_codes(const std::uint8_t* codes, std::uint32_t exponent, floa
   }
 }
 
-/// The shared exponent of a tile whose largest magnitude has this pattern: that of the magnitude,
-/// were it rounded up. 255 when it is an infinity or a NaN.
+/// The shared exponent of a tile whose largest magnitude has this pattern: the exponent of the
+/// magnitude rounded up. 255 for an infinity or a NaN.
 constexpr std::uint32_t exponent_for(std::uint32_t largest) {
   const std::uint32_t exponent = (largest + ((1U << kCut) - 1)) >> 23;
   if (exponent < kLowestExponent) return kLowestExponent;
@@ -103,12 +103,12 @@ inline std::uint32_t shared_exponent(const float* from) {
   return exponent_for(bits);
 }
 
-/// What a shared exponent makes of the rounding to codes, in every lane.
+/// Constants for rounding to codes under a shared exponent, in every lane.
 template <class Lanes, class Kind>
 struct CodeScale {
   typename Lanes::Bits base;
   typename Lanes::Float threshold;  ///< the smallest code's number
-  typename Lanes::Float unit;       ///< what a random bit is worth below it
+  typename Lanes::Float unit;       ///< value of one random bit below the threshold
   bool all_nan;
 
   explicit constexpr CodeScale(std::uint32_t exponent)
@@ -122,9 +122,9 @@ struct CodeScale {
         all_nan(exponent == 255) {}
 };
 
-/// Codes of numbers. Rounds up with the probability of the bits that are cut off. Below the
-/// smallest code a first moment becomes that code or zero, also without bias; a second moment never
-/// becomes zero, which would let the update explode. `draws`: of the elements.
+/// Rounds numbers to codes stochastically and without bias. Below the smallest code a first moment
+/// becomes that code or zero; a second moment never becomes zero, which would let the update
+/// explode. `draws`: random bits of the elements.
 template <class Lanes, class Kind>
 constexpr typename Lanes::Bits compress_code(const CodeScale<Lanes, Kind>& scale,
                                              typename Lanes::Float number,
@@ -156,7 +156,7 @@ inline void compress_codes(const float* from, std::uint32_t exponent, std::uint8
   }
 }
 
-/// A moment of a tile in floats, and its way from and to its array of codes.
+/// A moment of a tile in floats, expanded from and compressed to codes.
 template <class Lanes, class Kind>
 struct CodedTile {
   alignas(kCacheLine) float values[kTile];
@@ -213,7 +213,7 @@ inline void* forward(void* array, std::size_t bytes) {
   return array == nullptr ? nullptr : static_cast<std::byte*>(array) + bytes;
 }
 
-/// Elements [start, start + size) of `all`: weights and gradient. The caller sets the moments.
+/// Weights and gradient of elements [start, start + size) of `all`. The caller sets the moments.
 inline Streams tile_of(const Streams& all, std::size_t start, std::size_t size) {
   Streams tile = all;
   tile.main = forward(all.main, start * all.main_bytes);

@@ -2,11 +2,10 @@
 
 #include "cpu_adam/variant.h"
 
-/// What each optimizer does to one element, over `Lanes` (kernel.h). Formulas: README.md.
+/// The update rule of each optimizer, over `Lanes` (kernel.h). Formulas: README.md.
 namespace ballast::cpu_adam {
 namespace {
 
-/// The constants of one update in every lane.
 template <class Lanes>
 struct Constants {
   using Float = typename Lanes::Float;
@@ -28,12 +27,12 @@ struct Constants {
         nesterov(from.nesterov) {}
 };
 
-/// Each rule reads and writes one group of kWidth elements through `at`, which has gradient()
-/// (scaled), first(), second() and weight() to load, and set_first(), set_second() and set_weight()
-/// to store. Loads come late and stores early, as measured to be fastest.
+/// Each rule accesses one group of kWidth elements through `at`: gradient() (scaled), first(),
+/// second() and weight() load; set_first(), set_second() and set_weight() store. Late loads and
+/// early stores were measured to be fastest.
 
-/// Updates both moments; has the first one and the denominator of the step. `from_gradient` is
-/// Coefficients::first_from_end, here at compile time: selected in the loop it costs a twentieth.
+/// Updates both moments; keeps the first one and the denominator of the step. `from_gradient` is
+/// Coefficients::first_from_end at compile time: a selection in the loop costs 5%.
 template <class Lanes, bool from_gradient>
 struct AdamMoments {
   using Float = typename Lanes::Float;
@@ -107,7 +106,7 @@ struct LionRule {
   }
 
  private:
-  /// 1 with the sign of `x`; zero and NaN stay what they are.
+  /// 1 with the sign of `x`; zero and NaN are returned unchanged.
   template <class Lanes>
   static constexpr typename Lanes::Float sign(typename Lanes::Float x) {
     const auto bits = Lanes::bits_of(x);

@@ -5,8 +5,8 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// One lane of plain C++: the reference that the others are compared with. Where the target has no
-/// FMA instruction the C library supplies a correctly rounded one, which is slow.
+/// One lane of plain C++, the reference for the other variants. Without an FMA instruction the C
+/// library supplies a correctly rounded, slow one.
 struct ScalarLanes {
   using Float = float;
   using Bits = std::uint32_t;

@@ -11,8 +11,8 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// Loads and stores the lines of [from, from + bytes), as good as nothing computed: what is loaded
-/// is stored unchanged; an array that is only stored gets zeros.
+/// Loads and stores the cache lines of [from, from + bytes) almost without computing: loaded values
+/// are stored unchanged; an array that is only stored becomes zero.
 template <class Lanes, bool kLoads, bool kStores, bool kPrefetches, bool kStreams>
 void touch_lines(std::byte* from, std::size_t bytes, std::size_t ahead,
                  typename Lanes::Bits unchanged, typename Lanes::Bits& seen) {
@@ -41,7 +41,7 @@ void touch_stretch(const TouchedArray& array, std::byte* from, std::size_t bytes
   } else if (array.load) {
     touch_lines<Lanes, true, true, kPrefetches, kStreams>(from, bytes, ahead, unchanged, seen);
   } else {
-    // What streams out is not read before, so there is nothing to ask for.
+    // Streaming stores read nothing, so there is nothing to prefetch.
     touch_lines<Lanes, false, true, kPrefetches && !kStreams, kStreams>(from, bytes, ahead,
                                                                         unchanged, seen);
   }
@@ -51,7 +51,7 @@ template <class Lanes, bool kPrefetches, bool kStreams>
 void touch_arrays(const TouchedArray* arrays, std::size_t count, std::size_t rows,
                   std::size_t stretch) {
   constexpr std::size_t kPartsOfRow = TouchedArray::kRow / kCacheLine;
-  // Hides from the compiler that nothing changes.
+  // Hides from the compiler that the values do not change.
   std::uint32_t nothing = 0;
   asm volatile("" : "+r"(nothing));
   const auto unchanged = Lanes::pattern(nothing);
@@ -59,13 +59,13 @@ void touch_arrays(const TouchedArray* arrays, std::size_t count, std::size_t row
   const Prefetch distances(arrays[0].row_bytes == TouchedArray::kRow * sizeof(float));
   const std::size_t parts = rows * kPartsOfRow;
   for (std::size_t part = 0; part < parts; part += stretch) {
-    const std::size_t wanted = part + stretch < parts ? stretch : parts - part;
+    const std::size_t here = part + stretch < parts ? stretch : parts - part;
     for (std::size_t n = 0; n < count; ++n) {
       const TouchedArray& array = arrays[n];
       const std::size_t part_bytes = array.row_bytes / kPartsOfRow;
       const bool narrow = array.row_bytes == TouchedArray::kRow * sizeof(std::uint16_t);
       touch_stretch<Lanes, kPrefetches, kStreams>(array, array.data + part * part_bytes,
-                                                  wanted * part_bytes, distances.bytes(narrow),
+                                                  here * part_bytes, distances.bytes(narrow),
                                                   unchanged, seen);
     }
   }
@@ -75,8 +75,8 @@ void touch_arrays(const TouchedArray* arrays, std::size_t count, std::size_t row
   asm volatile("" : : "r"(sink) : "memory");
 }
 
-/// One way to move what an update moves. Streaming stores need whole lines: arrays that do not
-/// begin with one are stored as usual.
+/// Moves the data of an update in one way (TouchWay). Streaming stores need whole lines, so
+/// unaligned arrays turn them off.
 template <class Lanes>
 void run_touch(const TouchedArray* arrays, std::size_t count, std::size_t rows, std::size_t stretch,
                bool prefetches, bool streams) noexcept {

@@ -8,10 +8,9 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// The part of `Lanes` (kernel.h) that is the same for every xsimd architecture. Left to each
-/// kernel_*.cpp: fma, which xsimd 8.1 rounds twice on AVX-512 and SSE, conversions between widths,
-/// which it does through memory or not at all, and Squares. Its sqrt and division on NEON are
-/// approximations.
+/// The part of `Lanes` (kernel.h) that all xsimd architectures share. Each kernel_*.cpp adds fma,
+/// which xsimd 8.1 rounds twice on AVX-512 and SSE, conversions between widths, which xsimd does
+/// through memory or not at all, and Squares. Its sqrt and division on NEON are approximations.
 template <class Arch>
 struct VectorLanes {
   using Float = xsimd::batch<float, Arch>;
@@ -27,7 +26,6 @@ struct VectorLanes {
   }
   static Float load(const float* from) { return Float::load_unaligned(from); }
   static void store(float* to, Float value) { value.store_unaligned(to); }
-  /// Past the caches where the instruction set can (`to` is aligned then).
   static void stream(float* to, Float value) { store(to, value); }
   static void end_streams() {}
   static Float sqrt(Float value) { return xsimd::sqrt(value); }

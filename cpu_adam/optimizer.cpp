@@ -24,9 +24,8 @@ Optimizer parse_optimizer(std::string_view name) {
   for (std::size_t i = 0; i < names().size(); ++i) {
     if (names()[i] == name) return static_cast<Optimizer>(i);
   }
-  throw Error(ErrorCategory::usage, "'" + std::string(name) +
-                                        "' is no optimizer; choose adamw, adam, adagrad, lion or "
-                                        "sgd" +
+  throw Error(ErrorCategory::usage, "unknown optimizer '" + std::string(name) +
+                                        "'; choose adamw, adam, adagrad, lion or sgd" +
                                         did_you_mean(name, names()));
 }
 

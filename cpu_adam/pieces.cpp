@@ -10,7 +10,7 @@ ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
                             shard.moments.format);
 }
 
-/// `array` from element `start` on; null when its elements have no size.
+/// The address of element `start`; null when the array is not used (element_bytes 0).
 void* from_element(void* array, std::size_t element_bytes, Elems start) {
   return element_bytes == 0 ? nullptr : static_cast<std::byte*>(array) + start * element_bytes;
 }
@@ -42,13 +42,13 @@ void require_complete(Optimizer optimizer, const Shard& shard) {
   expects(shard.weights.main != nullptr && present(sizes.companion, shard.weights.companion) &&
               present(sizes.first, moments.first) && present(sizes.second, moments.second) &&
               exponents && shard.gradient.data != nullptr,
-          "update: a shard that is not empty has a null pointer");
+          "optimizer update: a non-empty shard has a null pointer");
   expects(!coded || shard.first_element % Codes::kBlock == 0,
-          "update: a shard with 8-bit moments does not start at a block of 256 elements");
+          "optimizer update: a shard with 8-bit moments must start at a multiple of 256 elements");
 }
 
 void require_complete(const Hyper& hyper, const Shard& shard) {
-  expects(hyper.step >= 1, "update: the step counts from 1");
+  expects(hyper.step >= 1, "optimizer update: the step must be at least 1");
   if (shard.size != 0) require_complete(hyper.optimizer, shard);
 }
 

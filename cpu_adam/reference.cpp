@@ -22,7 +22,7 @@ struct Number {
   double error = 0.0;
 };
 
-/// The result of one operation in float whose operands' errors make `carried`.
+/// The result of one operation in float, given the error `carried` over from its operands.
 Number rounded(double value, double carried) {
   if (std::fabs(value) >= kOverflow) value = std::copysign(INFINITY, value);
   if (!std::isfinite(value)) return {value, 0.0};
@@ -69,25 +69,25 @@ Number sqrt(Number a) {
   return rounded(root, root > steep ? a.error / root : steep);
 }
 
-/// What one update leaves, before the moments are stored in their format.
+/// The result of one update before the moments are rounded to their format.
 struct Expected {
   Number weight, first, second;
-  /// The weight may also be these: Lion's sign where rounding may turn it.
+  /// Also correct weights: where rounding may change the sign in Lion's rule.
   std::array<Number, 2> other_weights{};
   std::size_t others = 0;
 };
 
-/// Decay in L2 form: part of the gradient.
+/// The gradient with L2 weight decay.
 Number with_decay(const Hyper& hyper, Number weight, Number gradient) {
   return fma(coefficient(hyper.weight_decay), weight, gradient);
 }
 
-/// What decoupled decay leaves of the weight, as a factor.
+/// The factor of decoupled weight decay.
 Number decay(const Hyper& hyper) {
   return coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
 }
 
-/// Steps the way `from` towards `to` by 1 - `beta`.
+/// from + (1 - beta) * (to - from).
 Number interpolated(double beta, Number from, Number to) {
   return fma(coefficient(1.0 - beta), to - from, from);
 }
@@ -167,14 +167,14 @@ Expected updated(const Hyper& hyper, const Element& before) {
   return {};
 }
 
-/// The distance of neighbours around `magnitude` among numbers of `bits` significant bits of which
-/// `smallest` is the first above 0.
+/// The distance of neighbours around `magnitude` among numbers with `bits` significant bits, the
+/// smallest positive of which is `smallest`.
 double spacing(double magnitude, int bits, double smallest) {
   if (magnitude < smallest) return smallest;
   return std::ldexp(1.0, std::ilogb(magnitude) - (bits - 1));
 }
 
-/// `exact` after it was rounded, up or down, to one of its two neighbours of `spacing`.
+/// `exact` rounded up or down to one of its two neighbours (spacing()).
 Number stored(Number exact, int bits, double smallest) {
   if (!std::isfinite(exact.value)) return exact;
   const double most = std::fabs(exact.value) + exact.error;
@@ -192,9 +192,9 @@ double distance(Number expected, float actual) {
   return same ? 0.0 : std::numeric_limits<double>::quiet_NaN();
 }
 
-/// What a code byte says beside its sign: `magnitude_bits` bits of code under a shared exponent.
-/// A code is a float cut after three fraction bits: the largest one has the shared exponent and all
-/// three set, each smaller code is the next smaller such float, and 0 is zero.
+/// The magnitude of a code of `magnitude_bits` bits under a shared exponent. A code is a float cut
+/// after three fraction bits: the largest one has the shared exponent and all three set, each
+/// smaller code is the next smaller such float, and 0 is zero.
 float decoded(unsigned code, unsigned exponent, int magnitude_bits) {
   if (code == 0) return 0.0F;
   const int largest = (1 << magnitude_bits) - 1;

@@ -15,13 +15,11 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// What threads share out, and what the norm is summed by: small enough for small shards to keep
-/// all threads busy. A thread updates its neighbouring chunks in one go, which gains 4% over chunk
-/// by chunk.
+/// The unit of work of threads and of the norm's partial sums: small enough that small shards keep
+/// all threads busy. A thread updates neighbouring chunks in one call, which gains 4%.
 constexpr Elems kChunk = Elems{64} * 1024;
 static_assert(kChunk % Codes::kBlock == 0);
 
-/// The chunks of `size` elements.
 class Chunks {
  public:
   explicit Chunks(Elems size) : size_(size) {}
@@ -119,7 +117,7 @@ void Updater::touch(Optimizer optimizer, const Shard& shard, const TouchWay& way
 GradientStats Updater::gradient_stats(const Gradient& gradient, Elems size) const {
   GradientStats stats;
   if (size == 0) return stats;
-  expects(gradient.data != nullptr, "CPU update: a gradient that is not empty has a null pointer");
+  expects(gradient.data != nullptr, "CPU update: a non-empty gradient has a null pointer");
   const SquaresKernel squares = impl_->variant.squares[gradient_index(gradient.type)];
   const auto* bytes = static_cast<const std::byte*>(gradient.data);
   const Chunks chunks(size);

@@ -10,8 +10,8 @@
 
 namespace ballast::cpu_adam {
 
-/// The scalars of one update, computed in double and rounded to float once. Which of them a rule
-/// uses and what they mean there: kernel_rules.h.
+/// The scalars of one update, computed in double and rounded to float once; kernel_rules.h uses
+/// them.
 struct Coefficients {
   float gradient_scale;
   float decay;          ///< 1 - learning_rate * weight_decay (decoupled)
@@ -27,8 +27,8 @@ struct Coefficients {
   std::uint32_t draw_key[2];  ///< of this step's stochastic rounding
 };
 
-/// The arrays of one piece of a shard as addresses; null where there is none. `element` is the
-/// number of its first element, modulo 2^32; pieces do not cross multiples of 2^32. `*_bytes`: of
+/// The arrays of one piece of a shard; null for those that are not used. `element` is the number of
+/// its first element modulo 2^32; pieces do not cross multiples of 2^32. `*_bytes` is the size of
 /// one element.
 struct Streams {
   void* main;
@@ -45,7 +45,7 @@ struct Streams {
   std::uint32_t element;
 };
 
-/// One array as `touch` sees it: `row_bytes` for every kRow elements.
+/// One array for `touch`, with `row_bytes` for every kRow elements.
 struct TouchedArray {
   static constexpr std::size_t kRow = Codes::kBlock;
   std::byte* data;
@@ -54,13 +54,13 @@ struct TouchedArray {
   bool store;
 };
 
-/// An update whose moments are fp32.
+/// An update with fp32 moments.
 using FusedKernel = void (*)(const Coefficients& coefficients, const Streams& streams) noexcept;
-/// The same over compressed moments: tile by tile around a fused kernel.
+/// An update with compressed moments: runs a fused kernel on each tile.
 using CompressedKernel = void (*)(FusedKernel fused, const Coefficients& coefficients,
                                   const Streams& streams) noexcept;
-/// Loads and stores rows [0, rows) of `arrays`, `stretch` times 64 elements of one array before the
-/// next; see TouchWay.
+/// Loads and stores rows [0, rows) of `arrays`, `stretch` * 64 elements of each array in turn; see
+/// TouchWay.
 using TouchKernel = void (*)(const TouchedArray* arrays, std::size_t count, std::size_t rows,
                              std::size_t stretch, bool prefetches, bool streams) noexcept;
 /// The sum of squares of up to a chunk of gradients.
@@ -69,13 +69,13 @@ using SquaresKernel = double (*)(const void* gradient, std::size_t size) noexcep
 inline constexpr int kOptimizers = 5;
 inline constexpr int kGradientTypes = 3;
 
-/// The place of a gradient's type in the tables below.
+/// The index of a gradient's type in the tables below.
 constexpr int gradient_index(DType type) {
   return type == DType::bf16 ? 0 : type == DType::f16 ? 1 : 2;
 }
 
-/// The kernels of one instruction set: one thread, in the floating-point environment of the
-/// caller. To be called only where cpu_supports(isa).
+/// The single-threaded kernels of one instruction set. They run in the caller's floating-point
+/// environment; call them only where cpu_supports(isa).
 struct Variant {
   Isa isa;
   FusedKernel fused[kOptimizers][Weights::kFormats][kGradientTypes];

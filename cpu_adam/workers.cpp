@@ -34,22 +34,22 @@ Bitmap& saved_affinity() {
 
 }  // namespace
 
-/// The CPUs and the memory of one NUMA node. Binding is a wish: where the system refuses it, only
-/// speed is lost.
+/// The CPUs and the memory of one NUMA node. If the system refuses a binding, only speed is lost.
 class Workers::Node {
  public:
   explicit Node(int number) : topology_(nullptr, &hwloc_topology_destroy) {
     hwloc_topology_t topology = nullptr;
     if (hwloc_topology_init(&topology) == 0) topology_.reset(topology);
     if (topology == nullptr || hwloc_topology_load(topology) != 0) {
-      throw Error(ErrorCategory::config, "CPU update: the machine's NUMA nodes cannot be read");
+      throw Error(ErrorCategory::config,
+                  "CPU update: cannot read the NUMA topology of this machine");
     }
     const int nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
     if (number < 0 || number >= nodes) {
-      throw Error(ErrorCategory::config, "CPU update: NUMA node " + std::to_string(number) +
-                                             " does not exist; this machine has " +
-                                             std::to_string(nodes) +
-                                             (nodes == 1 ? " node, number 0" : " nodes, from 0"));
+      throw Error(ErrorCategory::config,
+                  "CPU update: NUMA node " + std::to_string(number) +
+                      " does not exist; this machine has " + std::to_string(nodes) +
+                      (nodes == 1 ? " node, number 0" : " nodes, numbered from 0"));
     }
     object_ = hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(number));
   }
@@ -92,15 +92,15 @@ struct Workers::Arena {
 
   Arena(int threads, const Node* node) : tasks(threads) {
     using Control = tbb::global_control;
-    const auto wanted = static_cast<std::size_t>(threads);
-    if (wanted > Control::active_value(Control::max_allowed_parallelism)) {
-      limit = std::make_unique<Control>(Control::max_allowed_parallelism, wanted);
+    const auto needed = static_cast<std::size_t>(threads);
+    if (needed > Control::active_value(Control::max_allowed_parallelism)) {
+      limit = std::make_unique<Control>(Control::max_allowed_parallelism, needed);
     }
     tasks.initialize();
     if (node != nullptr) pinning = std::make_unique<Pinning>(tasks, *node);
   }
 
-  /// Set when `threads` is above oneTBB's own limit, which it would enforce with a warning.
+  /// Set when `threads` is above oneTBB's default limit, which it would enforce with a warning.
   std::unique_ptr<tbb::global_control> limit;
   tbb::task_arena tasks;
   std::unique_ptr<Pinning> pinning;
@@ -108,8 +108,8 @@ struct Workers::Arena {
 
 Workers::Workers(int threads, std::optional<int> numa_node) {
   if (threads < 0) {
-    throw Error(ErrorCategory::config,
-                "CPU update: " + std::to_string(threads) + " threads; give 0 (all) or more");
+    throw Error(ErrorCategory::config, "CPU update: " + std::to_string(threads) +
+                                           " threads; give 0 (all CPUs) or a positive number");
   }
   if (numa_node) node_ = std::make_unique<Node>(*numa_node);
   threads_ = threads > 0 ? threads : usable_cpus();
@@ -127,8 +127,8 @@ void Workers::for_ranges(Elems count,
   };
   if (count == 0) return;
   if (arena_ == nullptr || (count == 1 && !node_)) return run(0, count);
-  // oneTBB orders the ranges after what came before and before what follows. The two atomics say so
-  // once more where ThreadSanitizer, which does not see into the library, can read it.
+  // oneTBB orders the ranges after the code above and before the code below. The two atomics repeat
+  // that for ThreadSanitizer, which does not see into the library.
   std::atomic<bool> begun{false};
   std::atomic<Elems> done{0};
   const auto ordered = [&](const tbb::blocked_range<Elems>& chunks) {
@@ -139,7 +139,7 @@ void Workers::for_ranges(Elems count,
   arena_->tasks.execute([&] {
     tbb::parallel_for(tbb::blocked_range<Elems>(0, count), ordered, tbb::static_partitioner());
   });
-  expects(done.load(std::memory_order_acquire) == count, "CPU update: a chunk was left out");
+  expects(done.load(std::memory_order_acquire) == count, "CPU update: a chunk was not processed");
 }
 
 Mapping Workers::allocate(Bytes bytes) const {

@@ -12,13 +12,13 @@ namespace ballast::cpu_adam {
 /// The threads of an Updater: a oneTBB arena, pinned to a NUMA node on request.
 class Workers {
  public:
-  /// `threads` 0: usable_cpus(), or as many of them as belong to the node. Throws Error(config).
+  /// `threads` 0: usable_cpus(), at most the number of CPUs of the node. Throws Error(config).
   Workers(int threads, std::optional<int> numa_node);
   ~Workers();
 
-  /// Calls `range(first, last)` for ranges of chunks that together are [0, count), each chunk once,
-  /// with rounding to nearest and denormals whatever the caller's thread has set: a range as long
-  /// as possible for each thread. Returns when all are done.
+  /// Calls `range(first, last)` on the threads, one range as long as possible for each, covering
+  /// every chunk of [0, count) once, with rounding to nearest and denormals. Returns when all are
+  /// done.
   void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   /// See Updater::allocate.
@@ -30,8 +30,8 @@ class Workers {
   struct Arena;
   class Node;
 
-  std::unique_ptr<Node> node_;    ///< null when none was named
-  std::unique_ptr<Arena> arena_;  ///< null when the caller's thread does all
+  std::unique_ptr<Node> node_;    ///< null without a requested node
+  std::unique_ptr<Arena> arena_;  ///< null when the caller's thread does all the work
   int threads_ = 1;
 };
 

@@ -11,7 +11,6 @@
 #include "src/device/factories.h"
 
 namespace ballast::device {
-
 namespace {
 
 void log_cuda() {
@@ -19,11 +18,10 @@ void log_cuda() {
   if (refusal.empty()) {
     log(LogLevel::info,
         "device: using the host device; CUDA was found, but its kernels have not been run on a GPU "
-        "yet: set ballast.device to \"cuda\" to try them");
+        "yet: set ballast.device to \"cuda\" to use them");
   } else {
-    // News only to whom has built it with CUDA.
     log(cuda_built_in() ? LogLevel::info : LogLevel::debug,
-        "device: using the host device; no cuda: " + refusal);
+        "device: using the host device; CUDA is not available: " + refusal);
   }
 }
 
@@ -38,8 +36,8 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
     return make_host_device(options);
   }
   static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
-  throw Error(ErrorCategory::config, "ballast.device: '" + options.kind +
-                                         "' is no device; choose auto, host or cuda" +
+  throw Error(ErrorCategory::config, "ballast.device: unknown device '" + options.kind +
+                                         "'; choose auto, host or cuda" +
                                          did_you_mean(options.kind, choices));
 }
 
@@ -57,6 +55,11 @@ Bytes own_memory(const DeviceOptions& options) {
 
 std::string gpu_name(const DeviceOptions& options) {
   return kind_of(options) == "cuda" ? cuda_name(options) : "";
+}
+
+std::unique_ptr<PlainCopies> make_plain_copies(Device& device, Bytes bytes) {
+  return device.kind() == "cuda" ? make_cuda_plain_copies(device, bytes)
+                                 : make_host_plain_copies(bytes);
 }
 
 }  // namespace ballast::device

@@ -8,14 +8,13 @@
 
 namespace ballast::device {
 
-/// Hands out the memory of a device once, from its beginning to its end, in whole pages. Owns
-/// nothing. Thread-safe.
+/// Allocates from a device's memory in whole pages, from start to end, without freeing. Does not
+/// own the memory. Thread-safe.
 class DeviceMemory {
  public:
   /// `memory`: page-aligned, a whole number of pages.
   explicit DeviceMemory(DeviceBytes memory) : budget_(memory.size()), bump_(memory.raw()) {}
 
-  /// Device::allocate.
   DeviceBytes take(Bytes bytes, std::string_view what);
   [[nodiscard]] Bytes budget() const { return budget_; }
   [[nodiscard]] Bytes taken() const;

@@ -24,13 +24,12 @@ namespace {
 /// MADV_POPULATE_WRITE, which headers older than Linux 5.14 do not have. Source: Linux,
 /// include/uapi/asm-generic/mman-common.h.
 constexpr int kPopulateWrite = 23;
-/// What a thread takes at a time. Pieces end at multiples of it, so that no two threads make the
-/// same huge page.
+/// Bytes that a thread populates at a time, aligned so that no two threads make the same huge page.
 constexpr Bytes kPiece = 32 * kMiB;
-/// More hardly go faster: by then it is memory that is busy.
+/// More threads are hardly faster: memory bandwidth is saturated.
 constexpr unsigned kMostThreads = 16;
 
-/// As many nodes as a kernel can be configured for.
+/// The largest number of nodes that a kernel can be configured for.
 constexpr std::size_t kNodes = 1024;
 constexpr std::size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
 
@@ -72,7 +71,7 @@ bool prefer_numa_node(HostBytes memory, int node) {
   std::array<unsigned long, kNodes / kWordBits> nodes = {};
   const auto bit = static_cast<std::size_t>(node);
   nodes[bit / kWordBits] = 1UL << (bit % kWordBits);
-  // The kernel looks at one bit less than it is told.
+  // The kernel uses one bit fewer than this argument says.
   return syscall(SYS_mbind, memory.data(), memory.size(), MPOL_PREFERRED, nodes.data(), kNodes + 1,
                  0) == 0;
 }

@@ -44,7 +44,7 @@ void complete_heads(ModelConfig& c, const Refuse& refuse) {
 
 BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer) {
   BlockBuilder block(BlockKind::embedding, "embedding", "");
-  // First, because a tied gradient is added to the beginning of the block's.
+  // First, because a tied gradient is added to the start of the block's gradient.
   block.add(outer.tokens, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
   if (!outer.positions.empty()) {
     block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
@@ -139,7 +139,7 @@ ModelConfig default_config(std::string_view family_name) {
 
 double ModelConfig::number(std::string_view key) const {
   const auto found = numbers.find(key);
-  expects(found != numbers.end(), "a model without a number of its family");
+  expects(found != numbers.end(), "the model config lacks a key of its family");
   return found->second;
 }
 

@@ -12,11 +12,10 @@
 namespace ballast::model {
 namespace {
 
-/// Throws unless it is one of the two.
 bool is_cuda(std::string_view kind) {
   if (kind == "host" || kind == "cuda") return kind == "cuda";
   throw Error(ErrorCategory::device,
-              fmt::format("device '{}' has no model kernels; use device host or cuda", kind));
+              fmt::format("device '{}' has no model kernels; use host or cuda", kind));
 }
 
 void require_shape(const Architecture& model, MicroBatchShape shape) {
@@ -27,7 +26,7 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
   }
   if (!model.outer.positions.empty() && shape.length > model.config.max_sequence) {
     throw Error(ErrorCategory::config,
-                fmt::format("sequences of {} tokens, but the model has only {} positions; raise "
+                fmt::format("sequences have {} tokens, but the model has only {} positions; raise "
                             "model.max_sequence or shorten data.sequence_length",
                             shape.length, model.config.max_sequence));
   }
@@ -38,7 +37,7 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 AttentionBackend parse_attention_backend(std::string_view name) {
   if (name == "own") return AttentionBackend::own;
   if (name == "cudnn") return AttentionBackend::cudnn;
-  expects(name == "auto", "an unknown ballast.attention");
+  expects(name == "auto", "ballast.attention must be auto, own or cudnn");
   return AttentionBackend::best;
 }
 

@@ -16,14 +16,14 @@
 
 namespace ballast::model {
 
-/// Compute by the operations of one device (layer.h). `Ops::run(stream, work)` does or enqueues
-/// work, which calls operations; those that take a stream go there by themselves.
+/// Compute with the operations of one device (layer.h). `Ops::run(stream, work)` runs or enqueues
+/// work that calls operations; operations with a stream parameter enqueue themselves.
 template <class Ops>
 class ComputeBy final : public Compute {
  public:
   using T = typename Ops::Value;
 
-  /// `about_ops`: what an Ops is made of, behind the model and the shape.
+  /// `about_ops`: further constructor arguments of Ops.
   template <class... AboutOps>
   ComputeBy(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
       : model_(model),
@@ -52,7 +52,8 @@ class ComputeBy final : public Compute {
   }
   const KernelMemory& memory() const override { return memory_; }
   void set_workspace(DeviceBytes workspace) override {
-    expects(workspace.size() >= memory_.workspace, "the workspace is smaller than it has to be");
+    expects(workspace.size() >= memory_.workspace,
+            "the workspace is smaller than memory().workspace");
     lay_out(workspace.raw());
     ready_ = true;
   }
@@ -121,7 +122,7 @@ class ComputeBy final : public Compute {
                      DeviceView<GradientStats> stats) override {
     expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
                 packed.size() == gradient.size() * sizeof(T),
-            "pack_gradient: sizes do not belong together");
+            "pack_gradient: the sizes do not match");
     run(stream, [=, this] {
       ops_.pack(gradient.raw(), tied.raw(), tied.size(), as<T>(packed), gradient.size(),
                 reinterpret_cast<GradientStats*>(scratch_), stats.empty() ? nullptr : stats.raw());
@@ -132,7 +133,7 @@ class ComputeBy final : public Compute {
                         DeviceView<GradientStats> stats) override {
     const std::size_t size = packed.size() / sizeof(T);
     expects(scratch.size() >= chunks_of(size) * sizeof(GradientStats),
-            "measure_gradient: not enough scratch");
+            "measure_gradient: the scratch memory is too small");
     ops_.measure(stream, as<T>(packed), size, as<GradientStats>(scratch), stats.raw());
   }
 
@@ -151,11 +152,10 @@ class ComputeBy final : public Compute {
   }
 
  private:
-  /// Blocks in weights and codes that belong together.
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
     expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
-            "weights and the place for their codes do not fit together");
+            "the sizes of weights and codes do not match");
     return elements / WeightCodes::kBlock;
   }
   static std::size_t chunks_of(std::size_t values) {
@@ -173,13 +173,13 @@ class ComputeBy final : public Compute {
 
   template <class Work>
   void run(device::Stream& stream, Work work) {
-    expects(ready_, "set_workspace() comes before the first kernel");
+    expects(ready_, "set_workspace() must precede the first kernel");
     ops_.run(stream, std::move(work));
   }
   void expect_layer(std::size_t block, DeviceBytes kept) const {
-    expects(block >= 1 && block <= model_.config.num_layers, "no such layer");
+    expects(block >= 1 && block <= model_.config.num_layers, "the block is not a layer");
     expects(kept.empty() || kept.size() >= memory_.intermediates[block],
-            "less room for intermediates than memory() says");
+            "the memory for intermediates is smaller than memory().intermediates");
   }
   [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
   /// [V, H], of the head or of the embedding.
@@ -188,9 +188,8 @@ class ComputeBy final : public Compute {
     return tied() ? as<T>(tied_weights) + token_table_ : as<T>(weights) + output_;
   }
 
-  /// Places everything in `base` (null: only counts) and returns the bytes used. A layer, the head,
-  /// and a pack or an embedding never need their memory at the same time, but for what a layer
-  /// keeps for its next call.
+  /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
+  /// head, and packs or embeddings share memory, except for a layer's lasting memory.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.take_memory(shared);
@@ -212,15 +211,15 @@ class ComputeBy final : public Compute {
   Ops ops_;
   Head<Ops> head_;
   std::unique_ptr<Layer<Ops>> layer_;
-  // Where tensors are in their blocks (elements).
+  // Offsets of tensors in their blocks (elements).
   NormAt final_norm_;
   Elems token_table_;
   std::optional<Elems> position_table_;
-  Elems output_ = 0;  ///< of the head; not where it is tied
+  Elems output_ = 0;  ///< of the head, unless tied
   std::size_t largest_block_ = 0;
   KernelMemory memory_;
   bool ready_ = false;
-  std::byte* scratch_ = nullptr;  ///< of a pack or an embedding
+  std::byte* scratch_ = nullptr;  ///< for packs and embeddings
 };
 
 }  // namespace ballast::model

@@ -8,8 +8,8 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw Error(ErrorCategory::device,
-              "this program was built without CUDA: reconfigure with -Dcuda=enabled, or use "
-              "ballast.device \"host\"");
+              "this program was built without CUDA: reconfigure with -Dcuda=enabled or set "
+              "ballast.device to \"host\"");
 }
 
 }  // namespace

@@ -22,7 +22,6 @@ using MakeLayer = std::unique_ptr<Layer<Ops>> (*)(const Architecture&, const Att
 template <class Ops>
 using LayerMakers = std::map<std::string, MakeLayer<Ops>, std::less<>>;
 
-/// The layer of a family, which is called LayerOf<Ops> there.
 template <class F, class Ops>
 std::unique_ptr<Layer<Ops>> make_layer_of(const Architecture& model, const AttentionShape& shape,
                                           Ops& ops) {
@@ -42,18 +41,18 @@ struct FamilyList {
   }
 };
 
-/// The families that every program has. A new one is added here, the default of configs first.
+/// The built-in families, the default first.
 using BuiltInFamilies = FamilyList<Gpt2, Llama>;
 
-/// For the operations of one device, by the name of the family.
+/// Layers for the operations of one device, by the name of the family.
 template <class Ops>
 LayerMakers<Ops>& layer_makers() {
   static LayerMakers<Ops> makers = BuiltInFamilies::layers<Ops>();
   return makers;
 }
 
-/// Adds a family of the program's own, with its layer for the operations `Ops`. To be called before
-/// any other thread uses models.
+/// Registers another family with its layer for the operations `Ops`. Call it before other threads
+/// use models.
 template <class F, class... Ops>
 void register_family() {
   add_family(std::make_unique<const F>());
@@ -68,7 +67,7 @@ std::unique_ptr<Layer<Ops>> make_layer(const Architecture& model, const Attentio
   if (found == layer_makers<Ops>().end()) {
     throw Error(
         ErrorCategory::config,
-        fmt::format("model.family: {} has no kernels for this device", model.config.family));
+        fmt::format("model.family: '{}' has no kernels for this device", model.config.family));
   }
   return found->second(model, shape, ops);
 }

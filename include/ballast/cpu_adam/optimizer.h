@@ -29,7 +29,7 @@ constexpr bool has_second_moment(Optimizer optimizer) {
   return optimizer != Optimizer::lion && optimizer != Optimizer::sgd;
 }
 
-/// Hyper-parameters of one update. Members that the optimizer does not know are ignored.
+/// Hyper-parameters of one update. Members that the optimizer does not use are ignored.
 struct Hyper {
   Optimizer optimizer = Optimizer::adamw;
   double learning_rate = 1e-3;

@@ -16,15 +16,14 @@ struct Element {
   float second_smallest = 0.0F;
 };
 
-/// Element `index` (< size) of a shard as numbers, for checks and inspection: slow. A second
-/// implementation of the formats, which shares nothing with the kernels.
+/// Decodes element `index` (< size) of a shard, for checks and inspection; slow. This second
+/// implementation of the formats shares no code with the kernels.
 Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
 
-/// How far one update is from the same update computed in double: the largest distance of the
-/// weight and of the moments, each divided by the bound that README.md states for it. 1 or less is
-/// correct. NaN where exactly one of the two is not finite, or both are and differ. `before` and
-/// `after` are the element before and after Updater::step(hyper, shard) with moments in that
-/// format.
+/// The error of one update against the same update computed in double: the largest distance of the
+/// weight and of the moments, each divided by its bound in README.md. 1 or less is correct. NaN
+/// where only one of the two is finite, or neither is and they differ. `before` and `after`
+/// are the element before and after Updater::step(hyper, shard) with moments in that format.
 double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
                        const Element& after);
 

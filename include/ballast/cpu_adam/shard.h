@@ -7,22 +7,21 @@
 
 namespace ballast::cpu_adam {
 
-/// How far to move each array of a shard from where it would meet the others at a distance that is
-/// a power of two; every array a multiple of it further. An update that walks along arrays so
-/// apart can run at a third of its speed on AMD's Zen: its first cache tells the lines of a set
-/// apart by bits 12 to 27 of the address, in which bit 12 is combined with 27, 13 with 26, 14 with
-/// 25 and so on (Lipp et al., "Take A Way", AsiaCCS 2020). Seven pages keep arrays of 1, 3, 5 and 7
-/// times a power of two apart there, which fewer pages do not; 13 lines spread five arrays evenly
-/// over the sets.
+/// Offset between the starts of a shard's arrays (array k is moved by k times this), so that their
+/// distances are not powers of two. With such distances an update can run at a third of its speed
+/// on AMD Zen, whose L1 cache selects the way by bits 12 to 27 of the address, hashed as 12 with
+/// 27, 13 with 26, 14 with 25 and so on (Lipp et al., "Take A Way", AsiaCCS 2020). Seven pages are
+/// the least that separates distances of 1, 3, 5 and 7 times a power of two there; 13 lines spread
+/// five arrays evenly over the sets.
 inline constexpr Bytes kArraySkew = 7 * kPage + 13 * kCacheLine;
 
-/// Where the weights of a shard are and how they are stored. Views: the caller owns the arrays.
+/// The weights of a shard: format and arrays, which the caller owns.
 struct Weights {
   enum class Format : std::uint8_t {
     split,      ///< bf16 weight + the 16-bit remainder of its fp32 master (core/dtype.h)
     plain,      ///< fp32
-    copy_bf16,  ///< fp32 master, and a bf16 copy that is written only (to nearest, ties to even)
-    copy_f16,   ///< fp32 master, and an IEEE binary16 copy that is written only (likewise)
+    copy_bf16,  ///< fp32 master and a write-only bf16 copy (to nearest, ties to even)
+    copy_f16,   ///< fp32 master and a write-only IEEE binary16 copy (likewise)
   };
   static constexpr int kFormats = 4;
 
@@ -34,7 +33,7 @@ struct Weights {
 
   Format format;
   void* main;
-  void* companion = nullptr;  ///< remainder or copy; null: plain
+  void* companion = nullptr;  ///< remainder or copy; null for plain
 };
 
 /// The gradient of a shard, read only.
@@ -47,24 +46,24 @@ struct Gradient {
   const void* data;
 };
 
-/// A moment in 8 bits: for every 256 elements (the last block may be shorter) one shared power of
-/// two and a code per element that is a small float relative to it, so that values far below the
-/// largest of their block survive. README.md has the coding. All zeros means zero.
+/// A moment in 8 bits: one shared power of two for every 256 elements (the last block may be
+/// shorter) and a code per element, a small float relative to it, so that values far below the
+/// largest of their block survive. README.md describes the codes. All zeros means zero.
 struct Codes {
   static constexpr Elems kBlock = 256;
-  /// Shared exponents of `elements` elements, one byte each.
+  /// Number of shared exponents of `elements` elements, one byte each.
   static constexpr Elems exponents_of(Elems elements) { return (elements + kBlock - 1) / kBlock; }
 
   std::uint8_t* codes = nullptr;      ///< one per element
   std::uint8_t* exponents = nullptr;  ///< exponents_of(size)
 };
 
-/// The optimizer's states of a shard; those that the optimizer does not keep are ignored.
+/// The moments of a shard; those that the optimizer does not keep are ignored.
 struct Moments {
   enum class Format : std::uint8_t {
     f32,         ///< both fp32
-    bf16_first,  ///< first moment bf16, rounded stochastically; second fp32. Other arithmetic!
-    blockwise8,  ///< both Codes, rounded stochastically. Other arithmetic!
+    bf16_first,  ///< first moment bf16, rounded stochastically; second fp32; changes results
+    blockwise8,  ///< both Codes, rounded stochastically; changes results
   };
 
   Moments(float* first_moment, float* second_moment)
@@ -85,15 +84,15 @@ struct Moments {
   std::uint8_t* second_exponents = nullptr;
 };
 
-/// What one update works on: host memory, every array `size` elements long and aligned to its
-/// element, updated in place except `gradient`. The arrays do not overlap.
+/// The arrays of one update, in host memory, each `size` elements long and aligned to its element.
+/// All but `gradient` are updated in place. The arrays do not overlap.
 struct Shard {
   Weights weights;
   Moments moments;
   Gradient gradient;
   Elems size = 0;
-  /// Number of the first element in the whole of the model's parameters: stochastic rounding is
-  /// keyed by (step, element). With Codes a multiple of Codes::kBlock.
+  /// Number of the first element among all parameters of the model; stochastic rounding is keyed by
+  /// (step, element). With Codes, a multiple of Codes::kBlock.
   Elems first_element = 0;
 };
 

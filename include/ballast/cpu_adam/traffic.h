@@ -9,12 +9,12 @@
 
 namespace ballast::cpu_adam {
 
-/// What one update moves between memory and CPU, per element. The shared exponents of Codes (1/256
-/// byte per moment) are not counted, as Updater::touch leaves them out, and neither are the lines
-/// that a cache reads before it overwrites them.
+/// The memory traffic of one update, per element. Not counted: the shared exponents of Codes (1/256
+/// byte per moment; Updater::touch omits them too) and lines that a cache reads before it
+/// overwrites them.
 struct Traffic {
   struct Array {
-    /// "w" weight or fp32 master, "r" its remainder, "c" a copy that is written only, "m" first
+    /// "w" weight or fp32 master, "r" its remainder, "c" a write-only copy, "m" first
     /// moment, "v" second moment or sum of squares, "g" gradient.
     std::string_view name;
     Bytes bytes = 0;  ///< of one element
@@ -24,11 +24,11 @@ struct Traffic {
 
   std::vector<Array> arrays;  ///< those that the update uses, in the order of their kernel
 
-  /// Of one element of the array called `name`; 0 when the update has none.
+  /// Bytes of one element of the array called `name`; 0 when the update has none.
   [[nodiscard]] Bytes bytes_of(std::string_view name) const;
-  /// Read plus written.
+  /// Bytes read plus bytes written.
   [[nodiscard]] Bytes bytes_per_element() const;
-  /// What the arrays take in memory.
+  /// Bytes of memory that the arrays take.
   [[nodiscard]] Bytes stored_per_element() const;
   /// "read w2 r2 m4 v4 g2 + write w2 r2 m4 v4 = 26 bytes/parameter".
   [[nodiscard]] std::string formula() const;

@@ -33,15 +33,16 @@ struct GradientStats {
   std::uint64_t non_finite = 0;
 };
 
-/// A way to load and store what an update does; which one is the fastest depends on the processor.
+/// A memory access pattern with the loads and stores of an update; the fastest one depends on the
+/// processor.
 struct TouchWay {
-  Elems stretch = kCacheLine;  ///< elements of an array before the next one's: a multiple of this
-  bool prefetches = true;      ///< asks for lines as far ahead as the update does
-  bool streams = false;        ///< stores past the caches, where instruction set and array allow it
+  Elems stretch = kCacheLine;  ///< elements of an array before the next array's; a multiple of this
+  bool prefetches = true;      ///< prefetches as far ahead as the update does
+  bool streams = false;        ///< non-temporal stores where instruction set and array allow them
   friend bool operator==(const TouchWay&, const TouchWay&) = default;
 };
 
-/// All that are worth a try, the update's own way first.
+/// The patterns worth measuring, the update's own first.
 const std::vector<TouchWay>& touch_ways();
 
 /// Runs updates on a bounded number of threads. The result does not depend on the instruction set,
@@ -55,22 +56,21 @@ class Updater {
   Updater(Updater&&) noexcept;
   Updater& operator=(Updater&&) noexcept;
 
-  /// One update in a single pass over memory. Blocks until done. Throws Error(state) when a pointer
-  /// that is needed is null, hyper.step is below 1, or first_element is not a multiple of
+  /// One update in a single pass over memory. Blocks until done. Throws Error(state) when a
+  /// required pointer is null, hyper.step is below 1, or first_element is not a multiple of
   /// Codes::kBlock with Codes.
   void step(const Hyper& hyper, const Shard& shard) const;
 
-  /// Loads and stores every cache line that step() would and computes nothing: in the fastest of
-  /// touch_ways() the ceiling of step(). Nothing changes but a copy of the weights, which becomes
-  /// zero. Elements behind the last whole multiple of Codes::kBlock are left out, and so are the
-  /// shared exponents of Codes.
+  /// Loads and stores every cache line that step() would, without computing: the fastest of
+  /// touch_ways() bounds the speed of step(). Only a copy of the weights changes: it becomes zero.
+  /// Omits elements after the last multiple of Codes::kBlock and the shared exponents of Codes.
   void touch(Optimizer optimizer, const Shard& shard, const TouchWay& way = {}) const;
 
-  /// Sums in double, in an order that depends on nothing but `size`.
+  /// Sums in double, in an order that depends only on `size`.
   [[nodiscard]] GradientStats gradient_stats(const Gradient& gradient, Elems size) const;
 
-  /// Zeroed memory in huge pages where the kernel grants them, on the NUMA node when one was named,
-  /// each part first touched by a thread of this object. Throws Error(memory).
+  /// Zeroed memory in huge pages where the kernel grants them, on the NUMA node if one was
+  /// requested, each part first touched by a thread of this object. Throws Error(memory).
   [[nodiscard]] Mapping allocate(Bytes bytes) const;
 
   [[nodiscard]] Isa isa() const noexcept;

@@ -5,7 +5,7 @@
 
 #include "ballast/device/device.h"
 
-/// CUDA's own type behind cudaStream_t.
+/// The type that cudaStream_t points to.
 struct CUstream_st;
 
 namespace ballast::device {
@@ -13,26 +13,24 @@ namespace ballast::device {
 /// A stream of the CUDA device, for code that enqueues CUDA work itself (src/comm/nccl*).
 class CudaStream : public Stream {
  public:
-  /// For CUDA's functions. Makes the device of this stream the calling thread's current one, as
-  /// those functions expect. Throws Error(device).
+  /// The handle for CUDA calls. Also makes this stream's device the calling thread's current
+  /// device, as CUDA calls expect. Throws Error(device).
   virtual CUstream_st* native() = 0;
 
-  /// Called with the seconds that a synchronize() has been waiting.
   using Watch = std::function<void(double waited_seconds)>;
 
-  /// Has the next synchronize() call `watch` now and then while it waits, and once more when all
-  /// work is done. What `watch` throws synchronize() throws, without waiting any longer: it is for
-  /// work that may never end, such as a collective. Each owner has one watch, its last one, until
-  /// then.
+  /// The next synchronize() calls `watch` periodically while it waits, and once more when all work
+  /// is done. If `watch` throws, synchronize() throws the same at once: for work that may never
+  /// finish, such as a collective. An owner's new watch replaces its previous one.
   virtual void set_watch(const void* owner, Watch watch) = 0;
 
   using Verdict = std::function<void()>;
 
-  /// Has the next synchronize() of the stream, or of the next event recorded in it, call `verdict`
-  /// once the work before is done; what it throws synchronize() throws: for findings that kernels
-  /// leave in memory. Verdicts are called in turn, each once.
+  /// The next synchronize() of the stream, or of the next event recorded in it, calls `verdict`
+  /// after the preceding work and rethrows its exception: for errors that kernels report in memory.
+  /// Verdicts are called in order, each once.
   virtual void add_verdict(Verdict verdict) = 0;
-  /// Those that nobody has asked for yet; they are the caller's from now on.
+  /// Removes and returns the verdicts that have not been called yet.
   virtual std::vector<Verdict> take_verdicts() = 0;
 };
 

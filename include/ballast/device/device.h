@@ -19,8 +19,8 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Blocks until everything enqueued so far is done. Rethrows, once, the first Error that work on
-  /// this stream has raised; work behind a failed item is dropped until then.
+  /// Blocks until everything enqueued so far is done. Rethrows, once, the first Error of work on
+  /// this stream; until then work after a failed item is dropped.
   virtual void synchronize() = 0;
 };
 
@@ -32,17 +32,17 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
-  /// Marks the present end of `stream`. An event may be recorded again; waits refer to the last
-  /// record made before them.
+  /// Marks the current end of `stream`. An event may be recorded again; a wait refers to the last
+  /// record before it.
   virtual void record(Stream& stream) = 0;
   /// Work enqueued on `stream` after this call starts after the event.
   virtual void wait_on(Stream& stream) = 0;
-  /// Blocks the host until the event. Throws the first Error that work before it has raised, unless
-  /// the stream's synchronize() was there first.
+  /// Blocks the host until the event. Throws the first Error of work before it, unless the stream's
+  /// synchronize() has already thrown it.
   virtual void synchronize() = 0;
 };
 
-/// Host memory that is pinned for as long as this lives: see Device::pin.
+/// Keeps host memory pinned while it lives; see Device::pin.
 class Pin {
  public:
   virtual ~Pin() = default;
@@ -51,7 +51,7 @@ class Pin {
   Pin& operator=(const Pin&) = delete;
 };
 
-/// A compute device with its own memory of a fixed budget. Thread-safe.
+/// A compute device with a fixed memory budget. Thread-safe.
 class Device {
  public:
   virtual ~Device() = default;
@@ -61,28 +61,27 @@ class Device {
 
   /// "host" or "cuda".
   [[nodiscard]] virtual std::string_view kind() const = 0;
-  /// For people: "host device, AMD EPYC, 2 threads".
+  /// For messages: "host device, AMD EPYC, 2 threads".
   [[nodiscard]] virtual std::string description() const = 0;
 
-  /// Device memory for `what`, page-aligned, zeroed, owned by the device until its end. Throws
-  /// Error(memory) naming `what`, the request and what is left, when the budget does not hold it.
+  /// Page-aligned, zeroed device memory, owned by the device. Throws Error(memory) naming `what`,
+  /// the requested and the remaining bytes when it exceeds the budget.
   virtual DeviceBytes allocate(Bytes bytes, std::string_view what) = 0;
   [[nodiscard]] virtual Bytes budget() const = 0;
-  /// Bytes allocated now; nothing is given back before the device ends, so this is also the peak.
+  /// Bytes allocated so far, which is also the peak: memory is freed only with the device.
   [[nodiscard]] virtual Bytes allocated() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream(std::string_view name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
 
-  /// Makes copies to and from `memory` as fast as the link, and asynchronous, until the Pin ends;
-  /// copies are over by then, and memory and device are still there. `memory`: page-aligned, not
-  /// pinned already. Its pages become resident, which takes seconds per 10 GiB. `setting`: what
-  /// says how large it is, for messages. Throws Error(memory) or Error(interrupted), and then
-  /// nothing is pinned.
+  /// Pins `memory` (page-aligned, not pinned yet) while the Pin lives: copies run asynchronously at
+  /// full link speed. Copies must finish, and memory and device must outlive the Pin. Makes the
+  /// pages resident, which takes seconds per 10 GiB. `setting`: the config key that sets the size,
+  /// for messages. Throws Error(memory) or Error(interrupted); nothing is pinned then.
   virtual std::unique_ptr<Pin> pin(HostBytes memory, std::string_view setting) = 0;
 
-  /// Enqueues a copy; sizes are equal, both ranges stay valid and untouched until it is done. Host
-  /// memory that is not pinned may be copied too: slower, and the call may wait for the copy.
+  /// Enqueues a copy of equal sizes; both ranges must stay valid and unchanged until it is done.
+  /// Copies of unpinned host memory are slower, and the call may block until they are done.
   virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
   virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
 };
@@ -90,39 +89,36 @@ class Device {
 struct DeviceOptions {
   std::string kind = "auto";  ///< auto, host or cuda
   Bytes budget = 0;           ///< bytes of device memory
-  int compute_threads = 0;    ///< host device: threads of a kernel; 0: all CPUs, or OMP_NUM_THREADS
-  double link_gbps = 0.0;     ///< host device: copies take bytes / link_gbps GB/s; 0: not throttled
-  std::uint32_t local_rank = 0;  ///< cuda: which GPU, modulo the number of those that are visible
-  /// When set and true, pin() throws Error(interrupted) before it goes on to the next part.
+  int compute_threads = 0;    ///< host device: threads per kernel; 0: all CPUs, or OMP_NUM_THREADS
+  double link_gbps = 0.0;     ///< host device: speed of copies, GB/s; 0: not throttled
+  std::uint32_t local_rank = 0;  ///< cuda: GPU number, modulo the number of visible GPUs
+  /// When set and true, pin() throws Error(interrupted) before its next part.
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Makes the device. "auto" takes the host device, because no GPU has run the kernels of the other
-/// one yet, and logs once what it knows of CUDA; "cuda" by name throws Error(device) where
-/// cuda_refusal() has a reason.
+/// Makes the device. "auto" selects the host device, because no GPU has run the CUDA kernels yet,
+/// and logs once whether CUDA is available; "cuda" throws Error(device) with cuda_refusal() if it
+/// is not.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
-/// The kind() of the device that such options make, before there is one.
+/// The kind() of the device that make_device(options) returns.
 std::string_view kind_of(const DeviceOptions& options);
 
-/// Whether it is the host's cores that work for the device that such options make: its kernels and
-/// copies then take from what the rest of the program has of them, and there is no link but memory
-/// (which link_gbps slows down).
+/// Whether the device uses the host's cores: kernels and copies then compete with the rest of the
+/// program for them, and the only link is memory (throttled by link_gbps).
 bool shares_host_cores(const DeviceOptions& options);
 
 /// Whether this program was compiled with CUDA.
 bool cuda_built_in();
 
-/// Empty when device "cuda" can be made here; else the reason, one line. The first call may take
-/// seconds: it starts the driver.
+/// Why device "cuda" is not available, one line; empty if it is. The first call starts the driver,
+/// which may take seconds.
 std::string cuda_refusal();
 
-/// Free memory of the device that such options make, where it has memory of its own: 0 for the host
-/// device and where there is none.
+/// Free bytes of the device's own memory; 0 for the host device or without a GPU.
 Bytes own_memory(const DeviceOptions& options);
 
-/// What tells the GPU of such options from others, "" for the host device. "cuda" throws like
-/// make_device.
+/// Name and memory of the GPU, "" for the host device. Throws like make_device() for "cuda".
 std::string gpu_name(const DeviceOptions& options);
 
 }  // namespace ballast::device

@@ -13,31 +13,29 @@
 
 namespace ballast::device {
 
-/// Threads of a kernel on the host device when nobody says: the CPUs that this process may use,
-/// fewer if the user's OMP_NUM_THREADS says so.
+/// Default number of threads per kernel on the host device: the CPUs that this process may use, or
+/// OMP_NUM_THREADS if that is less.
 int default_compute_threads();
 
-/// A stream of the host device: one thread that runs enqueued functions in order. Host kernels
-/// (src/model/host) are enqueued here.
+/// A stream of the host device: one thread that runs enqueued functions, such as kernels, in order.
 class HostStream final : public Stream {
  public:
-  /// `name`: thread name, at most 15 characters. `compute_threads`: threads that a kernel enqueued
-  /// here may use (the OpenMP team of this stream's thread).
+  /// `name`: thread name, cut after 15 characters. `compute_threads`: size of the OpenMP team of
+  /// kernels enqueued here.
   HostStream(const std::string& name, int compute_threads);
-  /// Finishes what is enqueued.
+  /// Finishes the enqueued work.
   ~HostStream() override;
 
-  /// Runs `work` after everything enqueued before. An exception it throws is kept for
-  /// synchronize().
+  /// Runs `work` after everything enqueued before; synchronize() rethrows its exception.
   void enqueue(std::function<void()> work);
   void synchronize() override;
 
-  /// Number of items enqueued so far; with wait_until(), the basis of events.
+  /// Number of items enqueued so far.
   [[nodiscard]] std::uint64_t enqueued() const;
   /// Blocks the caller until `count` items are done. Does not rethrow.
   void wait_until(std::uint64_t count) const;
-  /// Rethrows the failure that synchronize() would, if one of the first `count` items has raised
-  /// it. It stays with the stream.
+  /// Rethrows the failure that synchronize() would if one of the first `count` items raised it; the
+  /// stream keeps it.
   void throw_failure_within(std::uint64_t count) const;
 
  private:
@@ -50,7 +48,7 @@ class HostStream final : public Stream {
   std::uint64_t finished_ = 0;
   bool stopping_ = false;
   std::exception_ptr failure_;
-  std::uint64_t failed_ = 0;  ///< number of the item that raised it, from 1
+  std::uint64_t failed_ = 0;  ///< number of the failed item, from 1
   std::thread thread_;
 };
 

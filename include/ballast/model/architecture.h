@@ -12,8 +12,8 @@
 
 namespace ballast::model {
 
-/// The `model` section of a config: what a transformer looks like. Keys have the names of Hugging
-/// Face's configs or ones close to them. A 0 stands for a default, which complete() fills in.
+/// The `model` section of a config. Keys are named as in Hugging Face's configs or similarly.
+/// complete() replaces 0 by the default.
 struct ModelConfig {
   std::string family = "gpt2";  ///< a registered family (family.h)
   std::uint64_t vocab_size = 256;
@@ -30,22 +30,22 @@ struct ModelConfig {
   /// Keys that only some families have, by name (Family::numbers).
   std::map<std::string, double, std::less<>> numbers;
 
-  /// Of `numbers`. Throws Error(state) when it is not there.
+  /// Looks up `numbers`. Throws Error(state) when the key is missing.
   [[nodiscard]] double number(std::string_view key) const;
 };
 
-/// Is called with a key of the model section and the rule that its value breaks, and throws.
+/// Called with a key of the model section and the rule that its value breaks; throws.
 using Refuse = std::function<void(std::string_view key, const std::string& rule)>;
 
-/// Fills in the defaults that depend on other keys, and checks all rules of the family and of
-/// models in general. Throws Error(config) for an unknown family.
+/// Fills in defaults that depend on other keys and checks the rules of all models and of the
+/// family. Throws Error(config) for an unknown family.
 void complete(ModelConfig& config, const Refuse& refuse);
 
 enum class BlockKind { embedding, layer, head };
 enum class Init { zeros, ones, normal };
 
-/// One tensor of a block. `offset` counts elements from the start of the block's flat buffer, the
-/// same for every kind of state (weight, remainder, moments, gradient).
+/// One tensor of a block. `offset`: elements from the start of the block's flat buffer, the same
+/// for every kind of state (weight, remainder, moments, gradient).
 struct TensorSpec {
   std::string name;  ///< Hugging Face's name
   std::vector<std::uint64_t> shape;
@@ -61,19 +61,19 @@ struct TensorSpec {
 struct BlockSpec {
   BlockKind kind = BlockKind::layer;
   std::string name;    ///< "embedding", "layer 0", "head"
-  std::string prefix;  ///< what the names of the tensors have in common: "model.layers.0."
+  std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
   Elems parameters = 0;  ///< without padding
   Elems elements = 0;    ///< with padding
-  /// Elements of all matrices that each token is multiplied with, and of the last of them where a
-  /// backward pass does not compute its result again.
+  /// Elements of all matrices that each token is multiplied by, and of the last of them, whose
+  /// product the backward pass does not recompute.
   Elems product_elements = 0;
   Elems last_product_elements = 0;
   std::uint64_t attention_width = 0;  ///< heads x head_dim; 0: no attention
 
-  /// The tensor of that name, with or without the prefix; nullptr when there is none.
+  /// The tensor of that name, with or without the prefix; nullptr if missing.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
-  /// The same. Throws Error(state) when there is none.
+  /// The same, but throws Error(state) if missing.
   [[nodiscard]] const TensorSpec& tensor(std::string_view tensor_name) const;
 };
 
@@ -81,7 +81,7 @@ struct BlockSpec {
 struct OuterTensors {
   std::string tokens;         ///< of the embedding: [vocab_size, hidden_size]
   std::string positions;      ///< of the embedding: [max_sequence, hidden_size], learned; "": none
-  std::string norm;           ///< of the head: NORM.weight, and NORM.bias where there is one
+  std::string norm;           ///< of the head: NORM.weight and optionally NORM.bias
   bool norm_has_bias = true;  ///< a LayerNorm; false: an RMSNorm
   std::string output = "lm_head.weight";  ///< of the head: [vocab_size, hidden_size] unless tied
 };
@@ -99,14 +99,14 @@ struct Architecture {
   /// executed (causal half).
   [[nodiscard]] double forward_flops(std::size_t index, std::uint64_t sequences,
                                      std::uint64_t length) const;
-  /// The part of it that the backward pass of block `index` computes again: for a layer all but the
-  /// last product, for other blocks nothing.
+  /// The part of forward_flops() that the backward pass recomputes: all but the last product of a
+  /// layer, nothing of other blocks.
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,
                                         std::uint64_t length) const;
 };
 
-/// Completes the numbers and lays out the blocks. Throws Error(config) naming the key and the rule
-/// that it breaks.
+/// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
+/// rule.
 Architecture build_architecture(ModelConfig config);
 
 /// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value

@@ -26,20 +26,19 @@ struct AttentionShape {
   [[nodiscard]] constexpr std::size_t kv_width() const { return kv_heads * head_dim; }
   /// Row length of [tokens, queries | keys | values].
   [[nodiscard]] constexpr std::size_t row() const { return width() + 2 * kv_width(); }
-  /// Numbers in the logarithms of all rows' sums.
+  /// Number of log-sums: one for each row of scores.
   [[nodiscard]] constexpr std::size_t log_sums() const { return tokens() * heads; }
 };
 
 enum class AttentionPass { own_forward, own_backward, cudnn_forward };
 
-/// Floating-point operations of a pass. A product of two matrices of all pairs of places takes 2
-/// sequences x heads x length^2 x head_dim, and a causal mask spares half of it; the forward pass
-/// has two of them (scores, results), the backward pass five (scores again, and the gradients of
-/// probabilities, values, queries and keys). Additions of the softmax do not count.
+/// Floating-point operations of a pass. One matrix product takes 2 x sequences x heads x length^2 x
+/// head_dim, half of that with the causal mask. The forward pass has two (scores, results), the
+/// backward pass five (recomputed scores, gradients of probabilities, values, queries and keys).
+/// The softmax does not count.
 double attention_flops(const AttentionShape& shape, AttentionPass pass);
 
-/// Attention in bf16 over random numbers of one shape on the CUDA device, to be timed: our own
-/// kernels beside cuDNN's.
+/// Benchmark of bf16 attention on random numbers on the CUDA device: own kernels and cuDNN's.
 class AttentionTrial {
  public:
   virtual ~AttentionTrial() = default;
@@ -47,19 +46,19 @@ class AttentionTrial {
   AttentionTrial(const AttentionTrial&) = delete;
   AttentionTrial& operator=(const AttentionTrial&) = delete;
 
-  /// Why cuDNN attention is unavailable, one line; empty where it is available. Without it
-  /// there is no cudnn_forward.
+  /// Why cuDNN attention is unavailable, one line; empty if it is available, which
+  /// cudnn_forward requires.
   [[nodiscard]] virtual std::string cudnn_refusal() const = 0;
-  /// Enqueues the pass `count` times and waits for all. own_backward goes on with the results of
-  /// the forward pass before it. Throws Error(device).
+  /// Runs the pass `count` times and waits. own_backward uses the results of the preceding forward
+  /// pass. Throws Error(device).
   virtual void run(AttentionPass pass, std::size_t count) = 0;
 };
 
-/// Memory of the device that make_attention_trial() allocates.
+/// Bytes of device memory that make_attention_trial() allocates.
 Bytes attention_trial_bytes(const AttentionShape& shape);
 
-/// `device`, a CUDA device, must outlive it. Throws Error(usage) for a shape that the kernels
-/// cannot do, Error(device) where this program has no CUDA, and what allocations throw.
+/// `device`, a CUDA device, must outlive the result. Throws Error(usage) for an unsupported shape,
+/// Error(device) in a build without CUDA, and the errors of allocations.
 std::unique_ptr<AttentionTrial> make_attention_trial(device::Device& device,
                                                      const AttentionShape& shape);
 

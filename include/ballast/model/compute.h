@@ -22,17 +22,18 @@ struct MicroBatchShape {
 
 /// Device memory that kernels need besides weights, activations and gradients.
 struct KernelMemory {
-  /// For the intermediates of the largest block, recompute included; linear in sequence length.
+  /// Bytes for the intermediates of the largest block, including recompute; linear in sequence
+  /// length.
   Bytes workspace = 0;
-  /// By block: the intermediates of one micro-batch, where they are kept; whole pages. 0 for blocks
-  /// that are not layers.
+  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; 0 for blocks other
+  /// than layers.
   std::vector<Bytes> intermediates;
 };
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
 /// valid until the stream is synchronised. One object has one workspace, so its calls go to one
-/// stream (but for what says that it works on any). Results depend only on inputs, shape and the
-/// number of compute threads.
+/// stream (unless a function says that it works on any). Results depend only on inputs, shape and
+/// the number of compute threads.
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
@@ -48,7 +49,7 @@ class Compute {
   /// Bytes of one activation [N, H].
   [[nodiscard]] virtual Bytes activation_bytes() const = 0;
   [[nodiscard]] virtual const KernelMemory& memory() const = 0;
-  /// The device memory to work in, at least memory().workspace. Before any other call.
+  /// Sets the workspace, at least memory().workspace bytes. Call it before the kernels.
   virtual void set_workspace(DeviceBytes workspace) = 0;
 
   /// Block 0: out = token embedding (+ position embedding).
@@ -58,14 +59,14 @@ class Compute {
   virtual void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
                                   ConstDeviceBytes dy, DeviceView<float> gradient) = 0;
 
-  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: device memory of
-  /// at least memory().intermediates[block] for what layer_backward() would have to compute again,
-  /// aligned to pages; empty: nothing is kept.
+  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: page-aligned
+  /// device memory of at least memory().intermediates[block] for intermediates that
+  /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                              ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) = 0;
   /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
-  /// gradients to `gradient`. `kept`: as layer_forward() of the same weights and `in` left it, used
-  /// up; empty: the block is computed again from `in` first. The bits are the same.
+  /// gradients to `gradient`. `kept`: as layer_forward() with the same weights and `in` left it; it
+  /// is overwritten. Empty: recomputes the block from `in` first, with the same bits.
   virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                               ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
                               DeviceBytes kept) = 0;
@@ -94,27 +95,27 @@ class Compute {
   virtual void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
                              DeviceView<const float> tied, DeviceBytes packed,
                              DeviceView<GradientStats> stats) = 0;
-  /// The statistics of packed values (of the training type) by themselves, as pack_gradient finds
-  /// them. On any stream: it uses `scratch` (device memory, a GradientStats per kStatsChunk values)
-  /// and nothing of the workspace.
+  /// The statistics of packed values (of the training type), equal to pack_gradient()'s. Works on
+  /// any stream: uses `scratch` (device memory, a GradientStats per kStatsChunk values) instead of
+  /// the workspace.
   virtual void measure_gradient(device::Stream& stream, ConstDeviceBytes packed,
                                 DeviceBytes scratch, DeviceView<GradientStats> stats) = 0;
 
   /// `codes` (WeightCodes::bytes_of the elements) = `weights` (of the training type, a multiple of
-  /// WeightCodes::kBlock elements) as codes. On any stream; uses nothing of the workspace.
+  /// WeightCodes::kBlock elements) as codes. Works on any stream, without the workspace.
   virtual void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
                               DeviceBytes codes) = 0;
-  /// `weights` = what `codes` stands for, rounded to the training type; otherwise as above.
+  /// `weights` = decoded `codes`, rounded to the training type; otherwise as above.
   virtual void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
                               DeviceBytes weights) = 0;
 };
 
-/// Who computes attention on the CUDA device: our own kernels, or in bf16 cuDNN in the forward
-/// pass. Only the same one gives the same bits.
+/// The attention implementation of the CUDA device: own kernels, or cuDNN for the bf16 forward
+/// pass. Results of different implementations differ in their bits.
 enum class AttentionBackend {
-  best,   ///< cuDNN where it is available
-  own,    ///< our own kernels
-  cudnn,  ///< cuDNN, else Error
+  best,   ///< cuDNN if available
+  own,    ///< own kernels
+  cudnn,  ///< cuDNN, or an Error
 };
 /// Reads ballast.attention: "auto" (best), "own" or "cudnn".
 AttentionBackend parse_attention_backend(std::string_view name);
@@ -126,13 +127,13 @@ std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture
                                       MicroBatchShape shape,
                                       AttentionBackend backend = AttentionBackend::best);
 
-/// Compute::memory() on a device of that kind, from the same kernels without a device or any of its
-/// memory. `compute_threads` as in device::DeviceOptions. Throws like make_compute().
+/// Compute::memory() for a device of that kind, computed without a device. `compute_threads` as in
+/// device::DeviceOptions. Throws like make_compute().
 KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShape shape,
                            std::string_view device_kind, int compute_threads = 0);
 
 /// Best matrix-multiply rate of this machine in `type`, FLOP/s: the fastest of a few square
-/// products on the device, measured for about `seconds`. What utilisation is a share of.
+/// products on the device, measured for about `seconds`. Utilisation is relative to it.
 double measure_gemm_peak(device::Device& device, DType type, double seconds = 0.5);
 
 }  // namespace ballast::model

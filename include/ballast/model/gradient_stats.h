@@ -5,13 +5,13 @@
 
 namespace ballast::model {
 
-/// What there is in a packed gradient, in device memory.
+/// Statistics of a packed gradient, in device memory.
 struct GradientStats {
   double sum_of_squares = 0.0;   ///< of the packed values, fixed order, double accumulators
   std::uint64_t non_finite = 0;  ///< packed values that are inf or NaN
 };
 
-/// Values of which one GradientStats is made before these are added up.
+/// Values per partial GradientStats.
 inline constexpr std::size_t kStatsChunk = 65536;
 
 }  // namespace ballast::model

@@ -24,23 +24,22 @@ std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-/// Why the runtime does not even count devices.
+/// Why the runtime reports no devices.
 std::string driver_refusal(cudaError_t code) {
   static_cast<void>(cudaGetLastError());
   int driver = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   if (driver == 0) return "there is no NVIDIA driver on this machine";
-  if (code == cudaErrorNoDevice) return "the NVIDIA driver finds no GPU that this process may use";
+  if (code == cudaErrorNoDevice) return "the NVIDIA driver reports no GPU to this process";
   if (code == cudaErrorInsufficientDriver) {
     return fmt::format(
-        "the NVIDIA driver is made for CUDA {}, older than the {} of this program: "
-        "update the driver",
+        "the NVIDIA driver supports CUDA {}, but this program needs CUDA {}: update the driver",
         version_text(driver), version_text(CUDART_VERSION));
   }
   return fmt::format("CUDA: {} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-/// The GPUs of this machine are dealt out to its processes in turn.
+/// Assigns the GPUs of this machine to its processes in turn.
 int ordinal_of(std::uint32_t local_rank) {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "counting CUDA devices");
@@ -50,7 +49,7 @@ int ordinal_of(std::uint32_t local_rank) {
 cudaDeviceProp properties_of(int ordinal) {
   cudaDeviceProp properties = {};
   check_cuda(cudaGetDeviceProperties(&properties, ordinal),
-             fmt::format("asking for the properties of CUDA device {}", ordinal));
+             fmt::format("querying the properties of CUDA device {}", ordinal));
   if (properties.major < kOldestMajor) {
     throw Error(
         ErrorCategory::device,
@@ -72,13 +71,14 @@ std::string name_of(const cudaDeviceProp& properties) {
   return fmt::format("{}, {}", properties.name, format_bytes(properties.totalGlobalMem));
 }
 
-/// All memory of a budget, zeroed.
+/// Device memory for the whole budget, zeroed.
 class Arena {
  public:
   Arena(int ordinal, Bytes budget) {
-    // Whoever waits sleeps: the cores are the update lane's.
-    check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
-    check_cuda(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "setting how threads wait");
+    // Waiting threads sleep, because the CPU update needs the cores.
+    check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
+    check_cuda(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync),
+               "setting the wait mode of threads");
     // CUDA promises an alignment of 256 bytes only.
     const Bytes size = round_up(budget, kPage) + kPage;
     refuse_beyond_free(ordinal, budget, size);
@@ -88,7 +88,7 @@ class Arena {
                            ordinal, format_bytes(size)));
     memory_.reset(start);
     check_cuda(cudaMemset(start, 0, size), "zeroing device memory");
-    // The memset runs on the default stream, which the streams of the device do not wait for.
+    // The memset runs on the default stream; other streams do not wait for it.
     check_cuda(cudaDeviceSynchronize(), "zeroing device memory");
     const auto address = reinterpret_cast<std::uintptr_t>(start);
     pages_ = {static_cast<std::byte*>(start) + (round_up(address, kPage) - address),
@@ -99,15 +99,15 @@ class Arena {
 
  private:
   static void refuse_beyond_free(int ordinal, Bytes budget, Bytes size) {
-    if (budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
+    if (budget == 0) throw Error(ErrorCategory::memory, "ballast.device_bytes is 0 bytes");
     std::size_t free = 0;
     std::size_t total = 0;
-    check_cuda(cudaMemGetInfo(&free, &total), "asking for free device memory");
+    check_cuda(cudaMemGetInfo(&free, &total), "querying free device memory");
     if (size <= free) return;
     throw Error(
         ErrorCategory::memory,
-        fmt::format("memory of CUDA device {} (ballast.device_bytes): {} asked for, but {} "
-                    "of {} are free; lower ballast.device_bytes",
+        fmt::format("memory of CUDA device {} (ballast.device_bytes): {} requested, but "
+                    "only {} of {} are free; lower ballast.device_bytes",
                     ordinal, format_bytes(budget), format_bytes(free), format_bytes(total)));
   }
 
@@ -192,10 +192,10 @@ std::string cuda_refusal() {
 
 Bytes free_cuda_memory(const DeviceOptions& options) {
   const int ordinal = ordinal_of(options.local_rank);
-  check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
+  check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
   std::size_t free = 0;
   std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&free, &total), "asking for free device memory");
+  check_cuda(cudaMemGetInfo(&free, &total), "querying free device memory");
   return free;
 }
 

@@ -8,19 +8,18 @@
 
 namespace ballast::device {
 
-// What kernels over rows do with memory: a thread reads and writes neighbouring elements at once,
-// float or Bf16, 16 bytes in one access, and computes with them in fp32. And sums over the threads
-// of a warp or a block, whose order is fixed.
+// Memory access of kernels over rows: a thread reads and writes neighbouring elements (float or
+// Bf16) in accesses of 16 bytes and computes in fp32. Also sums over the threads of a warp or a
+// block, in a fixed order.
 
-/// Elements that a thread reads and writes at once where nothing speaks against it: with as many of
-/// each type, threads have the same part of a row in all of them.
+/// Elements that a thread usually reads and writes at once, for any type.
 inline constexpr unsigned kEight = 8;
 
-/// Elements that one access reads or writes: neighbouring threads then leave no gaps.
+/// Elements of one 16-byte access.
 template <class T>
 inline constexpr unsigned kOneAccess = sizeof(uint4) / sizeof(T);
 
-/// `count` elements as they lie in memory.
+/// `count` elements in their memory format.
 template <class T, unsigned count>
 struct Packed {
   static_assert(count % kOneAccess<T> == 0);
@@ -29,7 +28,7 @@ struct Packed {
 template <class T>
 using Eight = Packed<T, kEight>;
 
-/// `from` is aligned to 16 bytes, and so is what write() writes to.
+/// read() and write() need addresses aligned to 16 bytes.
 template <unsigned count = kEight, class T>
 __device__ inline Packed<T, count> read(const T* from) {
   Packed<T, count> packed;
@@ -65,7 +64,6 @@ __device__ inline void widen(const Packed<Bf16, count>& packed, float (&values)[
     }
   }
 }
-/// widen(read(from)).
 template <class T, unsigned count>
 __device__ inline void read(const T* from, float (&values)[count]) {
   widen(read<count>(from), values);
@@ -86,7 +84,7 @@ __device__ inline void narrow(const float (&values)[count], Packed<Bf16, count>&
                        to_bf16_pair(eight[4], eight[5]), to_bf16_pair(eight[6], eight[7])};
   }
 }
-/// Writes the values, rounded to T.
+/// Writes the values rounded to T.
 template <class T, unsigned count>
 __device__ inline void write(const float (&values)[count], T* to) {
   Packed<T, count> packed;
@@ -115,8 +113,8 @@ __device__ inline T warp_sum(T value) {
 }
 
 /// Turns each of `values` into its sum over the threads of the block, which are whole warps, with
-/// the same bits in each thread. `shared` [count * kWarp] may not be that of the sum before this
-/// one, which some threads may still read.
+/// the same bits in each thread. `shared` [count * kWarp] must differ from the previous sum's,
+/// which some threads may still read.
 template <class T, unsigned count>
 __device__ inline void block_sum(T (&values)[count], T* shared) {
   const unsigned lane = threadIdx.x % kWarp;

@@ -8,14 +8,13 @@
 
 namespace ballast::device {
 
-/// Throws Error(device) "OPERATION: CUDA: TEXT (NAME)" unless `code` is cudaSuccess. Clears what
-/// the runtime remembers of a failed call, so that the next one does not report it again; an error
-/// that has ended the context comes back by itself.
+/// Throws Error(device) "OPERATION: CUDA: TEXT (NAME)" unless `code` is cudaSuccess. Clears the
+/// runtime's last error, so that the next call does not report it again; an error that destroyed
+/// the context returns anyway.
 void check_cuda(cudaError_t code, std::string_view operation,
                 SourceLocation where = SourceLocation::current());
 
-/// Ends a CUDA object in a destructor: at the end of the program the driver may be gone before it,
-/// and then there is nothing to end and nobody to tell.
+/// Deleter of a CUDA object. Ignores errors: at program exit the driver may already be unloaded.
 template <auto end>
 struct CudaEnd {
   template <class T>

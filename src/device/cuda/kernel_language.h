@@ -10,13 +10,11 @@
 
 namespace ballast::device {
 
-// What kernels are written in: CUDA C++ as far as <cuda_runtime.h> goes, launched by launch(), with
-// shared memory whose size is known at run time from dynamic_shared(), and tensor_core.h. Tests
-// compile the same kernels for the host, with headers of the same names (tests/support/emulation)
-// that carry them out thread by thread: what is used here must be there. Only kernels' sources
-// (*.cu) include it.
+// The language of kernels: CUDA C++ of <cuda_runtime.h>, launch(), dynamic_shared() and
+// tensor_core.h. Tests compile the kernels for the host with headers of the same names
+// (tests/support/emulation) that run them thread by thread and must offer the same functions.
+// Included only by kernels (*.cu).
 
-/// Threads of a warp.
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
@@ -27,8 +25,8 @@ struct Launch {
   std::size_t shared_bytes = 0;
 };
 
-/// Enqueues `kernel`. Returns what the launch was answered; failures of the kernel itself come out
-/// of the stream later.
+/// Enqueues `kernel` and returns the status of the launch; the stream reports failures of the
+/// kernel later.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
   if (how.shared_bytes > kFreelyShared) {
@@ -44,21 +42,21 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments..
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
-/// Brings a kernel onto the GPU, which its first launch does else. Returns what that was answered.
+/// Loads a kernel onto the GPU, which otherwise happens at its first launch.
 template <class... Parameters>
 cudaError_t load(void (*kernel)(Parameters...)) {
   cudaFuncAttributes attributes = {};
   return cudaFuncGetAttributes(&attributes, kernel);
 }
 
-/// Launch::shared_bytes of memory that the threads of a block share, aligned to 128 bytes.
+/// The shared memory of a block (Launch::shared_bytes), aligned to 128 bytes.
 template <class T>
 __device__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char memory[];
   return reinterpret_cast<T*>(memory);
 }
 
-/// The 16 bytes at an address aligned to that.
+/// Both addresses are aligned to 16 bytes.
 __device__ inline uint4 load_16(const void* from) {
   return *static_cast<const uint4*>(from);
 }
@@ -66,17 +64,16 @@ __device__ inline void store_16(void* to, const uint4& words) {
   *static_cast<uint4*>(to) = words;
 }
 
-/// Two bf16, `low` in the lower half, rounded as to_bf16 does it, but for which NaN a NaN becomes.
-/// Source: NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
+/// Two bf16, `low` in the lower half, rounded like to_bf16() except for the bits of a NaN. Source:
+/// NVIDIA, "PTX ISA 8.8", section 9.7.9.22 (cvt).
 __device__ inline std::uint32_t to_bf16_pair(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Arithmetic that is rounded once, as IEEE 754 has it, and that no compiler joins with its
-// neighbours. Also for constexpr functions that kernels share with the host's code: those must not
-// call what is there for the device alone.
+// IEEE 754 arithmetic that the compiler does not fuse, also for constexpr functions that kernels
+// share with host code and that therefore must not call device-only functions.
 __host__ __device__ inline float rounded_sum(float a, float b) {
   NV_IF_ELSE_TARGET(NV_IS_DEVICE, (return __fadd_rn(a, b);), (return a + b;))
 }

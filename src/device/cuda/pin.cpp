@@ -17,11 +17,10 @@
 namespace ballast::device {
 namespace {
 
-/// A registration is at most this large: a failure can say how far it came, -v shows progress, and
-/// an interrupt need not wait for all of it.
+/// Largest registration: parts give progress for -v, partial results for errors, and interrupts.
 constexpr Bytes kPart = kGiB;
-/// From here on it takes so long that a run says what it is waiting for.
-constexpr Bytes kWorthALine = 8 * kGiB;
+/// Pinning more than this takes long enough to log it.
+constexpr Bytes kLogAbove = 8 * kGiB;
 
 int numa_node_of_gpu(int ordinal) {
   std::array<char, 32> address = {};
@@ -39,9 +38,9 @@ class CudaPin final : public Pin {
           const std::atomic<bool>* interrupted)
       : ordinal_(ordinal) {
     if (memory.empty()) return;
-    check_cuda(cudaSetDevice(ordinal), fmt::format("taking CUDA device {}", ordinal));
+    check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
     place(memory);
-    if (memory.size() > kWorthALine) {
+    if (memory.size() > kLogAbove) {
       log(LogLevel::info,
           fmt::format("pinning {} of host memory ({}) for CUDA device {}: this takes a while",
                       format_bytes(memory.size()), setting, ordinal));
@@ -53,7 +52,7 @@ class CudaPin final : public Pin {
       }
       const Bytes size = pinned_part(memory.data() + done, memory.size() - done);
       const HostBytes part = memory.subspan(done, size);
-      // CUDA would make the pages itself, but by one thread.
+      // CUDA would populate the pages with one thread only.
       make_resident(part);
       const cudaError_t code = cudaHostRegister(part.data(), size, cudaHostRegisterPortable);
       if (code != cudaSuccess) refuse(code, done, memory.size(), setting);
@@ -68,13 +67,13 @@ class CudaPin final : public Pin {
   }
 
  private:
-  /// Comes before there are pages. Nothing but speed depends on it.
+  /// Called before the pages exist. Affects only speed.
   void place(HostBytes memory) const {
     const int node = numa_node_of_gpu(ordinal_);
     if (node < 0) return;
     const bool granted = prefer_numa_node(memory, node);
-    log(LogLevel::debug, fmt::format("host memory for CUDA device {}: NUMA node {}{}", ordinal_,
-                                     node, granted ? "" : " was refused"));
+    log(LogLevel::debug, fmt::format("host memory for CUDA device {}: {} NUMA node {}", ordinal_,
+                                     granted ? "prefers" : "the kernel refused", node));
   }
 
   [[noreturn]] void refuse(cudaError_t code, Bytes done, Bytes size,

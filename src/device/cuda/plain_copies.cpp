@@ -14,7 +14,7 @@
 namespace ballast::device {
 namespace {
 
-/// One way, on a stream of its own, between memory that CUDA has allocated on both sides.
+/// Copies in one direction, on their own stream, between buffers allocated by CUDA.
 class OneWay {
  public:
   OneWay(Device& device, Bytes bytes, cudaMemcpyKind kind)
@@ -43,7 +43,7 @@ class OneWay {
   cudaMemcpyKind kind_;
   std::unique_ptr<void, CudaEnd<cudaFreeHost>> host_;
   std::unique_ptr<void, CudaEnd<cudaFree>> device_;
-  std::unique_ptr<Stream> stream_;  ///< waits in its end, so it ends before the memory
+  std::unique_ptr<Stream> stream_;  ///< destroyed, and so synchronized, before the memory
 };
 
 class CudaPlainCopies final : public PlainCopies {

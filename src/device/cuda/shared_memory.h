@@ -6,12 +6,11 @@
 
 namespace ballast::device {
 
-/// Shared memory that a block may have without being allowed it.
+/// Shared memory of a block that needs no attribute.
 inline constexpr std::size_t kFreelyShared = std::size_t{48} << 10U;
 
-/// Lets blocks of `kernel` have so many bytes of shared memory on the device at hand. CUDA is asked
-/// once per kernel and device (and again for more): every launch comes by here. Thread-safe.
-/// Returns what CUDA answered.
+/// Allows blocks of `kernel` that many bytes of shared memory on the current device. Every launch
+/// calls this; CUDA is called only when the limit of a kernel and device rises. Thread-safe.
 cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes);
 
 }  // namespace ballast::device

@@ -25,7 +25,7 @@ using EventHandle = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, CudaEnd<
 
 void enter(int ordinal) {
   const cudaError_t code = cudaSetDevice(ordinal);
-  if (code != cudaSuccess) check_cuda(code, fmt::format("taking CUDA device {}", ordinal));
+  if (code != cudaSuccess) check_cuda(code, fmt::format("selecting CUDA device {}", ordinal));
 }
 
 class OwnedStream final : public CudaStream {
@@ -35,17 +35,17 @@ class OwnedStream final : public CudaStream {
     enter(ordinal_);
     cudaStream_t made = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
-               fmt::format("making stream {}", name));
+               fmt::format("creating stream {}", name));
     stream_.reset(made);
   }
-  /// Host buffers of copies that were not waited for may be gone afterwards. Nobody asks for a
-  /// verdict any more, and when an exception ends both, whoever would give it may be gone already.
+  /// Waits, because host buffers of pending copies may be freed next. Drops the verdicts: the
+  /// objects they use may already be destroyed.
   ~OwnedStream() override {
     try {
       static_cast<void>(take_verdicts());
       synchronize();
     } catch (const Error&) {
-      // Nobody asked for it by synchronising.
+      // A destructor must not throw.
     }
   }
 
@@ -86,10 +86,10 @@ class OwnedStream final : public CudaStream {
     Polling polling;
     while (true) {
       const cudaError_t state = cudaStreamQuery(stream);
-      // A failed collective says more about itself than the stream does, so watches come first.
+      // Watches come first: they describe a failed collective better than the stream does.
       for (const auto& [owner, watch] : watches) watch(polling.seconds());
       if (state != cudaErrorNotReady) return check_cuda(state, work_);
-      static_cast<void>(cudaGetLastError());  // "not ready" is remembered as well
+      static_cast<void>(cudaGetLastError());  // clears cudaErrorNotReady
       polling.pause();
     }
   }
@@ -107,9 +107,9 @@ class CudaEvent final : public Event {
   explicit CudaEvent(int ordinal) {
     enter(ordinal);
     cudaEvent_t made = nullptr;
-    // Waiting threads sleep: the cores are the update lane's.
+    // Waiting threads sleep, because the CPU update needs the cores.
     check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync),
-               "making an event");
+               "creating an event");
     event_.reset(made);
   }
 
@@ -120,7 +120,7 @@ class CudaEvent final : public Event {
   }
   void wait_on(Stream& stream) override {
     check_cuda(cudaStreamWaitEvent(as_cuda(stream).native(), event_.get(), 0),
-               "having a stream wait for an event");
+               "making a stream wait for an event");
   }
   void synchronize() override {
     check_cuda(cudaEventSynchronize(event_.get()), "work before an event");

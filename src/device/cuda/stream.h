@@ -7,11 +7,10 @@
 
 namespace ballast::device {
 
-/// A stream of GPU number `ordinal`, ordered with no other one. `name`: for error messages. Throws
-/// Error(device).
+/// A stream of GPU `ordinal`, not ordered with others. `name`: for messages. Throws Error(device).
 std::unique_ptr<CudaStream> make_cuda_stream(int ordinal, std::string_view name);
 
-/// An event of GPU number `ordinal`. Its synchronize() looks at no watches.
+/// An event of GPU `ordinal`. Its synchronize() calls no watches.
 std::unique_ptr<Event> make_cuda_event(int ordinal);
 
 }  // namespace ballast::device

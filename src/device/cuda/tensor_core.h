@@ -6,10 +6,10 @@
 
 namespace ballast::device {
 
-// Matrix instructions of a warp and copies behind the back of a thread, as PTX has them; all lanes
-// of the warp take part. Source: NVIDIA, "PTX ISA 8.8", sections 9.7.14.5.8 (mma.m16n8k16),
-// 9.7.14.5.15 (ldmatrix) and 9.7.9.25.3 (cp.async). Fragments, with g = lane / 4 and t = lane % 4,
-// two bf16 to a register, the lower column (or row, of B) in the lower half:
+// PTX matrix instructions of a warp, in which all lanes take part, and asynchronous copies. Source:
+// NVIDIA, "PTX ISA 8.8", sections 9.7.14.5.8 (mma.m16n8k16), 9.7.14.5.15 (ldmatrix) and 9.7.9.25.3
+// (cp.async). Fragments, with g = lane / 4 and t = lane % 4, two bf16 to a register, the lower
+// column (or row, of B) in the lower half:
 //   A [16, 16]: a[0] = (g, 2t..), a[1] = (g + 8, 2t..), a[2] = (g, 2t + 8..), a[3] = (g + 8, 2t +
 //   8..)
 //   B [16, 8]:  b[0] = (2t.., g), b[1] = (2t + 8.., g)
@@ -46,8 +46,8 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&r)[4], const voi
                : "memory");
 }
 
-/// Starts the copy of 16 bytes (both aligned to that) from global to shared memory; where `there`
-/// is false, of zeros, and `from` is not read.
+/// Starts an asynchronous copy of 16 aligned bytes from global to shared memory; if `there` is
+/// false, writes zeros and does not read `from`.
 __device__ inline void copy_ahead(void* to_shared, const void* from, bool there = true) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_shared));
   const int bytes = there ? 16 : 0;
@@ -58,18 +58,11 @@ __device__ inline void copy_ahead(void* to_shared, const void* from, bool there 
 __device__ inline void end_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Waits until at most the `pending` youngest groups of this thread are under way. Other threads
-/// see what was copied after a barrier.
+/// Waits until at most the `pending` youngest groups of this thread are incomplete. Other threads
+/// see the copied data after a barrier.
 template <int pending>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-/// Two bf16 in a register, rounded to nearest, ties to even. Section 9.7.9.21 (cvt).
-__device__ inline std::uint32_t pair_of(float lower, float upper) {
-  std::uint32_t pair = 0;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
-  return pair;
 }
 
 /// 2^x with a relative error below 2^-22; 0 for results below 2^-126. Section 9.7.3.21 (ex2).

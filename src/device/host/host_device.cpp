@@ -52,10 +52,10 @@ class HostEvent final : public Event {
   std::uint64_t count_ = 0;
 };
 
-/// Threads copy any memory alike.
+/// The host device copies any memory equally fast.
 class NothingPinned final : public Pin {};
 
-/// Plays a GPU: `budget` bytes of address space, handed out once and zeroed by the kernel.
+/// Stands in for a GPU: `budget` bytes of address space that the kernel zeroes.
 class HostDevice final : public Device {
  public:
   explicit HostDevice(const DeviceOptions& options)
@@ -63,7 +63,7 @@ class HostDevice final : public Device {
         memory_({arena_.bytes().data(), arena_.bytes().size()}),
         threads_(options.compute_threads > 0 ? options.compute_threads : default_compute_threads()),
         link_gbps_(options.link_gbps) {
-    if (options.budget == 0) throw Error(ErrorCategory::memory, "the device budget is 0 bytes");
+    if (options.budget == 0) throw Error(ErrorCategory::memory, "ballast.device_bytes is 0 bytes");
   }
 
   std::string_view kind() const override { return "host"; }

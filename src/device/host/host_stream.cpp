@@ -90,7 +90,7 @@ void HostStream::run(int compute_threads) {
 
 HostStream& as_host(Stream& stream) {
   auto* host = dynamic_cast<HostStream*>(&stream);
-  expects(host != nullptr, "a stream of another device was given to the host device");
+  expects(host != nullptr, "the host device was given a stream of another device");
   return *host;
 }
 

@@ -11,12 +11,12 @@
 namespace ballast::device {
 namespace {
 
-/// Two places that differ in nothing: the host device's memory is memory like any other.
+/// Copies between two buffers: the memory of the host device is ordinary memory.
 class Memcpy {
  public:
   explicit Memcpy(Bytes bytes)
       : bytes_(bytes), from_(bytes, "plain copies"), to_(bytes, "plain copies") {
-    // Pages that nobody has written are one page of zeros to who reads them.
+    // Unwritten pages would all be read from one page of zeros.
     std::fill(from_.bytes().begin(), from_.bytes().end(), std::byte{1});
     std::fill(to_.bytes().begin(), to_.bytes().end(), std::byte{2});
   }

@@ -12,15 +12,15 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// Elements of bf16 that are read at once.
+/// Elements of bf16 in one memory access.
 constexpr std::uint64_t kPack = 8;
 constexpr std::uint64_t kWidestHead = 256;
 
 void require_packs(std::string_view key, std::uint64_t value) {
   if (value % kPack == 0) return;
   throw Error(ErrorCategory::config,
-              fmt::format("{} is {}, but on device cuda it has to be a multiple of {}; use "
-                          "ballast.device \"host\" or another {}",
+              fmt::format("{} is {}, but device cuda needs a multiple of {}; change {} or set "
+                          "ballast.device to \"host\"",
                           key, value, kPack, key));
 }
 
@@ -30,8 +30,8 @@ void require_numbers(const ModelConfig& config) {
   require_packs("model.head_dim", config.head_dim);
   if (config.head_dim <= kWidestHead) return;
   throw Error(ErrorCategory::config,
-              fmt::format("model.head_dim is {}, but device cuda has attention for at most {}; "
-                          "give a smaller one or use ballast.device \"host\"",
+              fmt::format("model.head_dim is {}, but device cuda supports at most {}; lower it or "
+                          "set ballast.device to \"host\"",
                           config.head_dim, kWidestHead));
 }
 

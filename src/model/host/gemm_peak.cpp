@@ -3,7 +3,6 @@
 #include <chrono>
 #include <vector>
 
-#include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 
 #include "src/model/host/factories.h"
@@ -57,12 +56,11 @@ double best_of_sizes(double seconds) {
 
 double measure_host_gemm_peak(device::Device& device, DType type, double seconds) {
   const auto stream = device.make_stream("gemm peak");
-  auto* host = dynamic_cast<device::HostStream*>(stream.get());
-  expects(host != nullptr, "the host device made a stream of another kind");
+  device::HostStream& host = device::as_host(*stream);
   double best = 0.0;
   with_training_type(type, [&](auto value) {
-    host->enqueue([&] { best = best_of_sizes<decltype(value)>(seconds); });
-    host->synchronize();
+    host.enqueue([&] { best = best_of_sizes<decltype(value)>(seconds); });
+    host.synchronize();
   });
   return best;
 }

@@ -1,6 +1,5 @@
 #include <memory>
 
-#include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 
 #include "src/model/compute_by.h"
@@ -15,9 +14,7 @@ namespace {
 std::size_t threads_of(device::Device& device) {
   std::size_t threads = 1;
   const auto stream = device.make_stream("threads");
-  auto* const host = dynamic_cast<device::HostStream*>(stream.get());
-  expects(host != nullptr, "the host device has another device's streams");
-  host->enqueue([&] { threads = team_size(); });
+  device::as_host(*stream).enqueue([&] { threads = team_size(); });
   stream->synchronize();
   return threads;
 }

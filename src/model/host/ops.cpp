@@ -6,18 +6,18 @@
 #include <numeric>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
-#include "src/model/host/gradients.h"
 #include "src/model/host/team.h"
-#include "src/model/host/tokens.h"
 
 namespace ballast::model::host {
 namespace {
 
-/// Elements that a thread takes at a time: whole cache lines of any type.
+/// Granularity of a thread's elements: whole cache lines of any type.
 constexpr std::size_t kStep = 64;
 
 template <class T>
@@ -25,6 +25,110 @@ const TypeKernels<T>& best_kernels() {
   const auto tables = kernel_tables();
   expects(!tables.empty(), "no kernels for this CPU");
   return kernels_of<T>(*tables.back());
+}
+
+/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`: a
+/// GradientStats per kStatsChunk values.
+template <class Find>
+GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& find) {
+  const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
+  split(chunks, 1, [&](Range here) {
+    for (std::size_t chunk = here.begin; chunk < here.end; ++chunk) {
+      const std::size_t begin = chunk * kStatsChunk;
+      partial[chunk] = {};
+      find(Range{begin, std::min(size, begin + kStatsChunk)}, partial[chunk]);
+    }
+  });
+  GradientStats total;
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    total.sum_of_squares += partial[chunk].sum_of_squares;
+    total.non_finite += partial[chunk].non_finite;
+  }
+  return total;
+}
+
+/// Packs in each chunk the part that the tied gradient covers, then the rest.
+template <class T>
+GradientStats pack_gradient(const GradientKernels<T>& kernels, const float* gradient,
+                            const float* tied, std::size_t tied_size, T* packed, std::size_t size,
+                            GradientStats* partial) {
+  return by_chunks(size, partial, [&](Range range, GradientStats& stats) {
+    const std::size_t border = std::clamp(tied_size, range.begin, range.end);
+    if (border > range.begin) {
+      kernels.pack(gradient + range.begin, tied + range.begin, packed + range.begin,
+                   border - range.begin, &stats.sum_of_squares, &stats.non_finite);
+    }
+    if (border < range.end) {
+      kernels.pack(gradient + border, nullptr, packed + border, range.end - border,
+                   &stats.sum_of_squares, &stats.non_finite);
+    }
+  });
+}
+
+template <class T>
+GradientStats measure_gradient(const GradientKernels<T>& kernels, const T* packed, std::size_t size,
+                               GradientStats* partial) {
+  return by_chunks(size, partial, [&](Range range, GradientStats& stats) {
+    kernels.measure(packed + range.begin, range.size(), &stats.sum_of_squares, &stats.non_finite);
+  });
+}
+
+/// Columns of the embedding that a thread takes: a cache line of fp32.
+constexpr std::size_t kColumns = 16;
+
+void check_tokens(const std::int32_t* tokens, std::size_t count, std::size_t vocabulary) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (tokens[i] >= 0 && static_cast<std::size_t>(tokens[i]) < vocabulary) continue;
+    throw Error(ErrorCategory::data,
+                fmt::format("token {} of the micro-batch is {}, but model.vocab_size is {}", i,
+                            tokens[i], vocabulary));
+  }
+}
+
+template <class T>
+void embed(const RowKernels<T>& kernels, const T* table, const T* positions,
+           const std::int32_t* tokens, std::size_t count, std::size_t length, std::size_t width,
+           T* out) {
+  split(count, 1, [&](Range rows) {
+    for (std::size_t i = rows.begin; i < rows.end; ++i) {
+      const T* const row = table + static_cast<std::size_t>(tokens[i]) * width;
+      if (positions == nullptr) {
+        std::memcpy(out + i * width, row, width * sizeof(T));
+      } else {
+        kernels.add(row, positions + i % length * width, out + i * width, width);
+      }
+    }
+  });
+}
+
+/// Threads share the columns, so that each sum runs in token order.
+template <class T>
+void embed_backward(const RowKernels<T>& kernels, const std::int32_t* tokens, std::size_t count,
+                    std::size_t length, std::size_t width, const T* dy, float* table,
+                    float* positions) {
+  split(width, kColumns, [&](Range columns) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const T* const from = dy + i * width + columns.begin;
+      const std::size_t row = static_cast<std::size_t>(tokens[i]) * width;
+      kernels.accumulate(table + row + columns.begin, from, columns.size());
+      if (positions == nullptr) continue;
+      kernels.accumulate(positions + i % length * width + columns.begin, from, columns.size());
+    }
+  });
+}
+
+template <class T>
+void cross_entropy(const RowKernels<T>& kernels, float* logits, std::size_t rows,
+                   std::size_t stride, std::size_t vocabulary, const std::int32_t* targets,
+                   const float* scale, double* losses) {
+  split(rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      float* const row = logits + i * stride;
+      T* const gradient = scale == nullptr ? nullptr : reinterpret_cast<T*>(row);
+      losses[i] = kernels.cross_entropy(row, vocabulary, static_cast<std::size_t>(targets[i]),
+                                        scale == nullptr ? 0.0F : *scale, gradient);
+    }
+  });
 }
 
 }  // namespace

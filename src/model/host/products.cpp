@@ -174,7 +174,7 @@ bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
 [[noreturn]] void fail(const Extents& e, const dnnl::error& error) {
   throw Error(ErrorCategory::device, "matrix product " + std::to_string(e.m) + " x " +
                                          std::to_string(e.n) + " x " + std::to_string(e.k) +
-                                         ": oneDNN says: " + error.what());
+                                         ": oneDNN: " + error.what());
 }
 
 }  // namespace

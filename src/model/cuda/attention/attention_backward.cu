@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "src/model/cuda/attention/attention_rows.h"
 #include "src/model/cuda/attention/attention_tiles.h"
 
 namespace ballast::model::cuda {

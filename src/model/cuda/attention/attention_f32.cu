@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/attention/attention_places.h"
-#include "src/model/cuda/attention/attention_rows.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -105,13 +105,6 @@ __device__ float greatest_of_warp(float value) {
   }
   return value;
 }
-__device__ float sum_of_warp(float value) {
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    value += __shfl_xor_sync(device::kAllLanes, value, step);
-  }
-  return value;
-}
 
 /// Of one row, as attend() goes through its keys.
 struct RowState {
@@ -163,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   float factors[kForwardRows];
 #pragma unroll
   for (int r = 0; r < kForwardRows; ++r) {
-    const float sum = sum_of_warp(rows[r].sum);
+    const float sum = device::warp_sum(rows[r].sum);
     factors[r] = 1.0F / sum;
     if (lane() == 0 && first_row + r < length) {
       log_sums[place.row + static_cast<std::size_t>(first_row + r)] =

@@ -9,13 +9,13 @@ namespace ballast::model::cuda {
 
 inline constexpr float kLog2E = 1.44269504088896340736F;
 
-/// Whether the extents are those that AttentionShape asks for.
+/// Whether the kernels support the extents.
 inline bool has_kernels(const AttentionShape& shape) {
   return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= 256 &&
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 
-/// What scores are multiplied by.
+/// The factor of scores.
 inline float score_scale(const AttentionShape& shape) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
@@ -58,5 +58,21 @@ constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
   return {start, static_cast<unsigned>(shape.width()), static_cast<int>(shape.length),
           static_cast<int>(shape.head_dim)};
 }
+
+/// What the backward pass needs of a query. Rows [sequences, heads, padded_length()]; rows after
+/// the length are 0 and add nothing, because their queries and dout are 0 in a tile.
+struct alignas(8) QueryRow {
+  float log_sum = 0.0F;  ///< base 2, of the exponentials of scores
+  float delta = 0.0F;    ///< sum of dout * out: the part of the gradient that all keys share
+};
+
+/// The length rounded up to a multiple of every tile's rows.
+constexpr std::size_t padded_length(const AttentionShape& shape) {
+  return (shape.length + 127) / 128 * 128;
+}
+
+template <class T>
+cudaError_t gather_query_rows(cudaStream_t stream, const AttentionShape& shape, const T* out,
+                              const float* log_sums, const T* dout, QueryRow* rows);
 
 }  // namespace ballast::model::cuda

@@ -2,29 +2,22 @@
 
 #include "ballast/core/dtype.h"
 
+#include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/attention/attention_places.h"
-#include "src/model/cuda/attention/attention_rows.h"
 
 namespace ballast::model::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;
 
-__device__ float widened(float value) {
-  return value;
-}
-__device__ float widened(Bf16 value) {
-  return to_float(value);
-}
-
-/// What one thread reads at once: 8 elements.
+/// The 8 elements that one thread reads at once.
 template <class T>
 struct alignas(16) Part {
   T values[8];
 };
 
-/// `lanes`, a power of two, share a row; block x is of tokens, y of heads, z of sequences.
+/// `lanes`, a power of two, share a row. Blocks: x for tokens, y for heads, z for sequences.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gather(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums, const T* dout,
@@ -38,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto a = *reinterpret_cast<const Part<T>*>(out + at);
     const auto b = *reinterpret_cast<const Part<T>*>(dout + at);
     for (int i = 0; i < 8; ++i) {
-      sum = __fmaf_rn(widened(a.values[i]), widened(b.values[i]), sum);
+      sum = __fmaf_rn(device::widen(a.values[i]), device::widen(b.values[i]), sum);
     }
   }
   for (unsigned step = lanes / 2; step > 0; step /= 2) {

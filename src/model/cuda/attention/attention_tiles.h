@@ -143,7 +143,7 @@ __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, k
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const two = sums[m][2 * k + i / 2] + i % 2 * 2;
-        weights[m][k][i] = device::pair_of(two[0], two[1]);
+        weights[m][k][i] = device::to_bf16_pair(two[0], two[1]);
       }
     }
   }
@@ -165,7 +165,7 @@ __device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&fac
         const float* const two = sums[m][n] + 2 * half;
         Bf16* const at = staging + (16 * m + 8 * half + lane_row()) * kTileStep<kWidth> + 8 * n;
         *reinterpret_cast<std::uint32_t*>(at + lane_column()) =
-            device::pair_of(two[0] * factors[m][half], two[1] * factors[m][half]);
+            device::to_bf16_pair(two[0] * factors[m][half], two[1] * factors[m][half]);
       }
     }
   }

@@ -21,8 +21,7 @@ void require_kernels(const AttentionShape& s) {
   if (counted && sized && s.heads % s.kv_heads == 0) return;
   throw Error(
       ErrorCategory::usage,
-      "attention needs heads of a multiple of 8 values, at most 256, and heads of keys whose "
-      "number divides that of the others");
+      "attention needs head_dim to be a multiple of 8 up to 256 and kv_heads to divide heads");
 }
 
 class CudaAttentionTrial final : public AttentionTrial {
@@ -38,7 +37,7 @@ class CudaAttentionTrial final : public AttentionTrial {
     scratch_ =
         device.allocate(cuda::attention_scratch_bytes(shape_, sizeof(Bf16)), "scratch").raw();
     workspace_ = device.allocate(cuda::FusedAttention::kWorkspace, "workspace").raw();
-    static_cast<void>(native());  // takes the device for what is planned
+    static_cast<void>(native());  // selects the device for the plan
     try {
       fused_ = std::make_unique<cuda::FusedAttention>(shape_);
     } catch (const Error& error) {
@@ -58,7 +57,7 @@ class CudaAttentionTrial final : public AttentionTrial {
 
   void enqueue(AttentionPass pass) {
     if (pass == AttentionPass::cudnn_forward) {
-      expects(fused_ != nullptr, "attention by cuDNN, which is not there");
+      expects(fused_ != nullptr, "cuDNN attention is not available");
       return fused_->forward(native(), qkv_, out_, log_sums_, workspace_);
     }
     if (pass == AttentionPass::own_forward) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include <cudnn.h>
 
@@ -53,44 +54,19 @@ struct EndDescriptor {
 };
 using Descriptor = std::unique_ptr<void, EndDescriptor>;
 
-/// cuDNN's name for the type of an attribute that is given as a T.
+/// cuDNN's type of an attribute whose values are T.
 template <class T>
-constexpr cudnnBackendAttributeType_t attribute_type() = delete;
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<std::int64_t>() {
-  return CUDNN_TYPE_INT64;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<bool>() {
-  return CUDNN_TYPE_BOOLEAN;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<void*>() {
-  return CUDNN_TYPE_VOID_PTR;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnHandle_t>() {
-  return CUDNN_TYPE_HANDLE;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnDataType_t>() {
-  return CUDNN_TYPE_DATA_TYPE;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnPointwiseMode_t>() {
-  return CUDNN_TYPE_POINTWISE_MODE;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnReduceTensorOp_t>() {
-  return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnBackendHeurMode_t>() {
-  return CUDNN_TYPE_HEUR_MODE;
-}
-template <>
-constexpr cudnnBackendAttributeType_t attribute_type<cudnnBackendNumericalNote_t>() {
-  return CUDNN_TYPE_NUMERICAL_NOTE;
+consteval cudnnBackendAttributeType_t attribute_type() {
+  if (std::is_same_v<T, std::int64_t>) return CUDNN_TYPE_INT64;
+  if (std::is_same_v<T, bool>) return CUDNN_TYPE_BOOLEAN;
+  if (std::is_same_v<T, void*>) return CUDNN_TYPE_VOID_PTR;
+  if (std::is_same_v<T, cudnnHandle_t>) return CUDNN_TYPE_HANDLE;
+  if (std::is_same_v<T, cudnnDataType_t>) return CUDNN_TYPE_DATA_TYPE;
+  if (std::is_same_v<T, cudnnPointwiseMode_t>) return CUDNN_TYPE_POINTWISE_MODE;
+  if (std::is_same_v<T, cudnnReduceTensorOp_t>) return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
+  if (std::is_same_v<T, cudnnBackendHeurMode_t>) return CUDNN_TYPE_HEUR_MODE;
+  if (std::is_same_v<T, cudnnBackendNumericalNote_t>) return CUDNN_TYPE_NUMERICAL_NOTE;
+  throw "not a type of attributes";
 }
 
 /// Calls to cuDNN's backend interface. Errors: Error(device), one line with what was called, the

@@ -122,11 +122,11 @@ OperationGraph::Tensor OperationGraph::tensor(std::int64_t id, cudnnDataType_t t
 
 OperationGraph::Tensor OperationGraph::memory(std::int64_t id, cudnnDataType_t type,
                                               const TensorShape& shape) {
-  expects(id < kFirstOwn, "a graph's tensor of an id that it has itself");
+  expects(id < kFirstOwn, "the id of a tensor is reserved for the graph");
   return tensor(id, type, shape, Where::memory);
 }
 OperationGraph::Tensor OperationGraph::number(std::int64_t id) {
-  expects(id < kFirstOwn, "a graph's number of an id that it has itself");
+  expects(id < kFirstOwn, "the id of a number is reserved for the graph");
   return tensor(id, CUDNN_DATA_FLOAT, {{1, 1, 1, 1}, {1, 1, 1, 1}}, Where::host_number);
 }
 OperationGraph::Tensor OperationGraph::between(cudnnDataType_t type, const TensorShape& shape) {

@@ -1,5 +1,3 @@
-#include "src/model/cuda/products/gemm_peak.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -13,6 +11,7 @@
 #include "ballast/device/cuda_stream.h"
 
 #include "src/device/cuda/errors.h"
+#include "src/model/cuda/factories.h"
 #include "src/model/cuda/products/products.h"
 
 namespace ballast::model::cuda {
@@ -22,8 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kSmallest = 256;
 constexpr std::size_t kLargest = 8192;
-/// How long products are enqueued for before they are waited for: waking up takes a thread a good
-/// part of a millisecond.
+/// Seconds of products to enqueue before waiting, because waking a thread takes up to a
+/// millisecond.
 constexpr double kStretch = 0.02;
 constexpr int kMostAtOnce = 64;
 constexpr Bytes kWorkspaceAlignment = 256;
@@ -32,8 +31,8 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Device memory filled with 0x3f3f..., 0.75 or so in both types: zeros could be cheaper. Null
-/// where there is not enough.
+/// Device memory filled with 0x3f3f..., about 0.75 in both types: zeros could be faster. Null if
+/// there is not enough.
 class Filled {
  public:
   explicit Filled(Bytes size) {
@@ -43,7 +42,7 @@ class Filled {
       static_cast<void>(cudaGetLastError());
       return;
     }
-    device::check_cuda(code, "memory to measure products in");
+    device::check_cuda(code, "allocating matrices");
     memory_.reset(made);
     device::check_cuda(cudaMemset(made, 0x3f, size), "filling matrices");
     // The memset runs on the default stream, which other streams do not wait for.
@@ -68,7 +67,7 @@ class Square {
 
   [[nodiscard]] bool has_memory() const { return memory_.data() != nullptr; }
 
-  /// Shortest time of one, found in about `seconds`, after one that loads what it needs.
+  /// Shortest time of one product, measured for about `seconds` after a warm-up.
   double fastest(double seconds) {
     products_.set_workspace(workspace());
     run(1);
@@ -112,7 +111,7 @@ class Square {
 double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds) {
   const auto owned = device.make_stream("gemm peak");
   device::CudaStream& stream = device::as_cuda(*owned);
-  static_cast<void>(stream.native());  // takes the device for what is allocated below
+  static_cast<void>(stream.native());  // selects the device for the allocations below
   Products products;
   double best = 0.0;
   const auto start = Clock::now();
@@ -123,12 +122,12 @@ double measure_cuda_gemm_peak(device::Device& device, DType type, double seconds
     const double took = square.fastest(n == kLargest ? left : left / 8);
     const auto size = static_cast<double>(n);
     best = std::max(best, 2.0 * size * size * size / std::max(took, 1e-9));
-    // Larger matrices, which are faster, take eight times as long, and twice at least.
+    // The next size takes eight times as long and runs at least twice.
     if (2 * 8 * took > seconds - seconds_since(start)) break;
   }
   if (best == 0.0) {
     throw Error(ErrorCategory::memory,
-                fmt::format("measuring matrix products: {} of device memory are not free beside "
+                fmt::format("measuring matrix products: {} of device memory are needed beside "
                             "ballast.device_bytes",
                             format_bytes(Products::kWorkspace)));
   }

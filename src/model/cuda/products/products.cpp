@@ -65,8 +65,8 @@ class Calls {
   void check(cublasStatus_t status) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw Error(ErrorCategory::device,
-                fmt::format("product [{}, {}, {}] of {}: cuBLASLt: {}", extents_.m, extents_.n,
-                            extents_.k, to_string(type_), lt_.status_name(status)));
+                fmt::format("matrix product [{}, {}, {}] of {}: cuBLASLt: {}", extents_.m,
+                            extents_.n, extents_.k, to_string(type_), lt_.status_name(status)));
   }
 
   [[nodiscard]] Owned<cublasLtHandle_t> handle() const {
@@ -154,11 +154,12 @@ class Calls {
 
 void check_arguments(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& d,
                      const Extras& extras) {
-  expects(a.type == DType::f32 || a.type == DType::bf16, "a product of neither f32 nor bf16");
-  expects(a.type == b.type, "a product of matrices of two types");
+  expects(a.type == DType::f32 || a.type == DType::bf16,
+          "matrix product: the type must be f32 or bf16");
+  expects(a.type == b.type, "matrix product: a and b differ in type");
   expects(d.type == a.type || (d.type == DType::f32 && extras.bias == nullptr),
-          "a product whose type cannot be had");
-  expects(d.column_step == 1 && extents.k > 0, "a product of an impossible shape");
+          "matrix product: unsupported type of the result");
+  expects(d.column_step == 1 && extents.k > 0, "matrix product: unsupported shape or layout");
 }
 
 }  // namespace
@@ -193,7 +194,7 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
                         const Matrix& b, const Matrix& d, const Extras& extras) {
   if (extents.m == 0 || extents.n == 0) return;
   check_arguments(extents, a, b, d, extras);
-  expects(cache_->workspace != nullptr, "products without a workspace");
+  expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
   const CublasLt& lt = cache_->lt;
   const Calls calls(lt, extents, a.type);
   const Plan& plan = cache_->plan(calls, extents, a, b, d, extras);

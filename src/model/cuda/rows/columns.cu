@@ -2,7 +2,6 @@
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
-#include "src/model/cuda/rows/partials.h"
 #include "src/model/cuda/rows/rows.h"
 
 namespace ballast::model::cuda {

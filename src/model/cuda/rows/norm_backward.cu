@@ -1,4 +1,3 @@
-#include "src/model/cuda/rows/partials.h"
 #include "src/model/cuda/rows/row_team.h"
 #include "src/model/cuda/rows/rows.h"
 

@@ -40,6 +40,22 @@ cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride,
 /// Floats of `partials` that any of these needs for at most that many rows and columns.
 std::size_t partial_floats(Rows most);
 
+/// Largest number of groups of rows whose columns are summed separately: enough for the largest
+/// GPUs, few enough that the partial sums are small beside the rows. The extents alone determine
+/// the groups and the order of every sum.
+inline constexpr std::size_t kMostGroups = 256;
+
+/// Sums of columns by group of rows: [groups, width] or, with two gradients, [groups, 2, width].
+struct Partials {
+  const float* sums = nullptr;
+  std::size_t groups = 0;
+  std::size_t width = 0;
+};
+
+/// Adds the sums over the groups to `gradient` [width] and, unless it is null, `second` [width].
+cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
+                         float* second);
+
 /// y = gelu(x), `size` elements.
 template <class T>
 cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size);

@@ -58,7 +58,8 @@ TEST(CublasLtLoader, WithoutAGpuTheProductSaysSo) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::device);
-    EXPECT_STREQ(error.what(), "product [8, 8, 8] of f32: cuBLASLt: CUBLAS_STATUS_NOT_INITIALIZED");
+    EXPECT_STREQ(error.what(),
+                 "matrix product [8, 8, 8] of f32: cuBLASLt: CUBLAS_STATUS_NOT_INITIALIZED");
   }
 }
 

@@ -1,9 +1,8 @@
-#include "src/model/cuda/products/gemm_peak.h"
-
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
 
+#include "src/model/cuda/factories.h"
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
 

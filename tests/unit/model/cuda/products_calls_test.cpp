@@ -138,18 +138,18 @@ TEST_F(ProductsCalls, RefusalsNameTheProduct) {
   EXPECT_EQ(error_of([&] {
               multiply(products, {16, 8, 4});
             }),
-            "product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_NOT_SUPPORTED");
+            "matrix product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_NOT_SUPPORTED");
   FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;
   EXPECT_EQ(error_of([&] {
               multiply(products, {16, 8, 4});
             }),
-            "product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+            "matrix product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
   EXPECT_NO_THROW(multiply(products, {16, 8, 4}));
   // What is aligned to less than the search was told.
   EXPECT_EQ(error_of([&] {
               multiply(products, {4, 8, 4}, {.addend = values_.data() + 1});
             }),
-            "product [4, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+            "matrix product [4, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
 }
 
 }  // namespace

@@ -82,10 +82,6 @@ void await_copies() {
   test::emulation::await_copies(pending);
 }
 
-inline std::uint32_t pair_of(float lower, float upper) {
-  return std::uint32_t{to_bf16(lower).bits} | std::uint32_t{to_bf16(upper).bits} << 16U;
-}
-
 inline float power_of_two(float x) {
   return std::exp2(x);
 }
