@@ -110,7 +110,7 @@ TEST(FaultPlan, AMistakeIsNamedWithASuggestion) {
   EXPECT_EQ(mistake("flip:on=write"), "fault flip befalls reads only; leave on=write out");
   EXPECT_EQ(mistake("eio:bytes=4096"), "bytes belongs to fault short, not eio");
   EXPECT_EQ(mistake("eio:reaps=1"), "reaps belongs to fault late, not eio");
-  EXPECT_EQ(mistake("short:bytes=many").rfind("'many' is no size", 0), 0U);
+  EXPECT_EQ(mistake("short:bytes=many").rfind("'many' is not a size", 0), 0U);
   EXPECT_EQ(mistake("eio,").rfind("there is no fault ''", 0), 0U);
 }
 
