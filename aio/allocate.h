@@ -4,12 +4,12 @@
 
 namespace ballast::aio {
 
-/// Makes the empty file `descriptor` exactly `size` bytes long with all its blocks allocated: by
-/// fallocate, or by writing zeros where the file system has none. `alignment` is File::alignment().
+/// Makes the empty file `descriptor` exactly `size` bytes long with all its blocks allocated: with
+/// fallocate, or by writing zeros where the file system lacks it. `alignment` is File::alignment().
 /// Returns 0 or the errno.
 int allocate_blocks(int descriptor, Bytes size, Bytes alignment);
 
-/// The second way alone.
+/// allocate_blocks without fallocate: writes zeros.
 int write_zeros(int descriptor, Bytes size, Bytes alignment);
 
 }  // namespace ballast::aio

@@ -18,13 +18,13 @@ namespace {
 using Make = std::unique_ptr<Transport> (*)(unsigned depth, const QueueOptions& options,
                                             const Registration& registration);
 
-/// A way of carrying blocks. `probe` returns what was chosen or throws Error(io) with the reason.
+/// A backend. `probe` returns a description or throws Error(io) with the reason.
 struct Entry {
   std::string_view name;
   std::string (*probe)();
   Make make;
   unsigned max_depth;
-  bool moves_data;  ///< else never a choice for "auto"
+  bool moves_data;  ///< false: "auto" never chooses it
 };
 
 std::string probe_threads() {
@@ -54,7 +54,7 @@ constexpr std::array<Entry, 3> kBackends = {{
     {"null", probe_null, make_null, kAnyDepth, false},
 }};
 
-/// Whether the environment names it, alone or in a list with commas.
+/// Whether the comma-separated list BALLAST_IO_DISABLE contains `name`.
 bool disabled(std::string_view name) {
   const char* const value = std::getenv("BALLAST_IO_DISABLE");
   const std::string list = fmt::format(",{},", value == nullptr ? "" : value);

@@ -7,11 +7,11 @@
 
 namespace ballast::aio {
 
-/// What io_uring offers here ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN"). Throws Error(io) with the
-/// reason when it is not usable.
+/// Describes the usable io_uring ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN"). Throws Error(io) with
+/// the reason when it is not usable.
 std::string probe_uring();
 
-/// A transport over io_uring with room for `depth` blocks; of `options` it heeds sqpoll and iopoll.
+/// A transport over io_uring with room for `depth` blocks; it uses sqpoll and iopoll of `options`.
 /// Throws Error(io).
 std::unique_ptr<Transport> make_uring_transport(unsigned depth, const QueueOptions& options = {},
                                                 const Registration& registration = {});
@@ -23,11 +23,11 @@ inline constexpr unsigned kMaxThreads = 64;
 /// block in flight is at the device. Throws Error(io).
 std::unique_ptr<Transport> make_thread_transport(unsigned depth);
 
-/// A transport that says done to everything and moves nothing.
+/// A transport that completes every block without moving data.
 std::unique_ptr<Transport> make_null_transport();
 
-/// `transport` as it is or, in builds with tests, behind the faults that the environment variable
-/// BALLAST_IO_FAULTS asks for; a log line warns of them. Throws Error(config).
+/// Returns `transport`. In builds with tests, wraps it to inject the faults in the environment
+/// variable BALLAST_IO_FAULTS, with a warning in the log. Throws Error(config).
 std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport);
 
 }  // namespace ballast::aio

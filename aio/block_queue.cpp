@@ -56,7 +56,7 @@ void BlockQueue::serve(std::shared_ptr<Work> work) {
     work->transport.reset();
     return table.finish(RequestTable::Ending::complete);
   }
-  // The blocks that are still at the device refer to all of this: it stays for ever.
+  // Blocks still at the device refer to this state, so it is never freed.
   static auto* const parked = new std::vector<std::shared_ptr<Work>>;
   static std::mutex mutex;
   {
@@ -64,26 +64,6 @@ void BlockQueue::serve(std::shared_ptr<Work> work) {
     parked->push_back(std::move(work));
   }
   table.finish(RequestTable::Ending::parked);
-}
-
-Ticket BlockQueue::submit(Request request) {
-  return work_->table.submit({&request, 1}).front();
-}
-
-std::vector<Ticket> BlockQueue::submit(std::span<Request> requests) {
-  return work_->table.submit(requests);
-}
-
-Completion BlockQueue::wait(Ticket ticket) {
-  return work_->table.wait(ticket);
-}
-
-void BlockQueue::cancel() {
-  work_->table.cancel();
-}
-
-QueueCounters BlockQueue::counters() const {
-  return work_->table.counters();
 }
 
 }  // namespace ballast::aio

@@ -9,8 +9,8 @@
 
 namespace ballast::aio {
 
-/// The queue of every backend: a table that callers and owner thread share, a dispatcher on the
-/// owner thread, a transport below it.
+/// The queue of every backend: a request table shared by callers and owner thread, and a dispatcher
+/// and a transport on the owner thread.
 class BlockQueue final : public Queue {
  public:
   using MakeTransport = std::function<std::unique_ptr<Transport>(unsigned depth)>;
@@ -20,15 +20,17 @@ class BlockQueue final : public Queue {
   BlockQueue(std::string backend, const QueueOptions& options, MakeTransport make_transport);
   ~BlockQueue() override;
 
-  Ticket submit(Request request) override;
-  std::vector<Ticket> submit(std::span<Request> requests) override;
-  Completion wait(Ticket ticket) override;
-  void cancel() override;
+  Ticket submit(Request request) override { return work_->table.submit({&request, 1}).front(); }
+  std::vector<Ticket> submit(std::span<Request> requests) override {
+    return work_->table.submit(requests);
+  }
+  Completion wait(Ticket ticket) override { return work_->table.wait(ticket); }
+  void cancel() override { work_->table.cancel(); }
   [[nodiscard]] std::string_view backend() const override { return backend_; }
-  [[nodiscard]] QueueCounters counters() const override;
+  [[nodiscard]] QueueCounters counters() const override { return work_->table.counters(); }
 
  private:
-  /// What the owner thread works with. It outlives the queue when the device never answers.
+  /// State of the owner thread. It outlives the queue when the device never answers.
   struct Work {
     explicit Work(const QueueOptions& options) : dispatcher(table, options) {}
     RequestTable table;

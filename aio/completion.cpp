@@ -15,10 +15,9 @@ void Completion::check(std::string_view stage) const {
   const auto fail = [&](std::string_view cause) {
     throw Error(ErrorCategory::io, fmt::format("{}: {}", what, cause));
   };
-  if (end_of_file) fail("the file ends inside this range; something truncated it");
+  if (end_of_file) fail("the file ends inside this range; it was truncated");
   if (error_number == ETIMEDOUT) {
-    fail(
-        fmt::format("no answer from the device for {:.0f} s; is the drive well (dmesg)?", seconds));
+    fail(fmt::format("no answer from the device for {:.0f} s; check the drive (dmesg)", seconds));
   }
   if (error_number == ECANCELED) fail("cancelled");
   if (error_number != 0) throw Error(ErrorCategory::io, what, error_number);

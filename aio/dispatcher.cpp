@@ -16,24 +16,24 @@ namespace {
 
 /// Far below what one read or write call takes (2 GiB - 4 KiB), and fits io_uring's 32-bit length.
 constexpr Bytes kMaxBlockBytes = 1 * kGiB;
-/// Half of what an io_uring ring holds at most is plenty for any device.
+/// Half of the largest io_uring ring, more than any device needs.
 constexpr unsigned kMaxDepth = 16384;
-/// EAGAIN means the kernel is short of something right now: ask again at this pace, and call it an
-/// error after some seconds of nothing but refusals.
+/// EAGAIN means a temporary lack of kernel resources: retry at this interval, and fail after this
+/// many refusals in a row (some seconds).
 constexpr auto kRefusalPause = std::chrono::microseconds(100);
 constexpr unsigned kMaxRefusals = 20000;
-/// While more is queued than fits, this many blocks are awaited and replaced at a time: it saves
-/// system calls, and the others keep the device busy.
+/// While more is queued than fits, up to this many blocks are awaited and replaced at a time. That
+/// saves system calls while the other blocks keep the device busy.
 constexpr unsigned kBatch = 8;
 constexpr auto kLongestTick = std::chrono::milliseconds(1000);
 constexpr auto kForever = std::chrono::milliseconds(3'600'000);
 
-/// Calls back who wants to know that the memory of `request` is not used any more.
+/// Calls `returned` of a request whose memory is no longer used.
 void give_back_memory(Request& request) {
   if (const auto returned = std::exchange(request.returned, nullptr)) returned();
 }
 
-/// Keeps for ever what owns memory that the device may still write to although nobody waits.
+/// Never frees the owner of memory that the device may still write to.
 void park(std::function<void()> returned) {
   static auto* const parked = new std::vector<std::function<void()>>;
   static std::mutex mutex;
@@ -199,8 +199,8 @@ void Dispatcher::finish(Piece& piece, Transport& transport) {
   }
   piece.refusals = 0;
 
-  // The rest must start aligned, so what lies beyond the last granule is transferred again. Less
-  // than one granule is the end of the file, or a device that takes no more.
+  // The rest must start aligned, so a partial granule is transferred again. Progress of less than
+  // one granule means the end of the file or a full device.
   auto progress = static_cast<Bytes>(piece.result);
   if (progress < piece.length) progress -= progress % transfer.request.file->alignment();
   if (progress == 0) {
@@ -258,16 +258,15 @@ void Dispatcher::watch() {
     if (!piece.stalled) {
       piece.stalled = true;
       ++stalled_;
-      log(LogLevel::warning,
-          fmt::format("aio: {} has been at the device for {:.1f} s without an answer; is the drive "
-                      "well (dmesg)?",
-                      describe(piece.direction, piece.transfer->completion.file, piece.offset,
-                               piece.length),
-                      age.count()));
+      log(LogLevel::warning, fmt::format("aio: {} has been at the device for {:.1f} s without an "
+                                         "answer; check the drive (dmesg)",
+                                         describe(piece.direction, piece.transfer->completion.file,
+                                                  piece.offset, piece.length),
+                                         age.count()));
     }
     if (age >= abandon_) abandon(piece);
   }
-  // No place at the device will come free: what is queued would wait for ever.
+  // No block will complete, so queued requests would wait forever.
   if (!has_room() && only_abandoned_left()) end_backlog(ETIMEDOUT);
 }
 

@@ -9,25 +9,26 @@
 
 namespace ballast::aio {
 
-/// The owner thread's half of a queue: cuts requests into blocks, starts them in order of priority,
-/// mends what comes back, watches for blocks that do not. Used by one thread only.
+/// The owner thread's part of a queue: splits requests into blocks, starts them by priority,
+/// continues short transfers, retries, and watches for blocks that do not return. Used by one
+/// thread only.
 class Dispatcher {
  public:
   /// Throws Error(config) when an option is out of range.
   Dispatcher(RequestTable& table, const QueueOptions& options);
 
-  /// Serves the table over `transport` until it is stopped and everything is carried out. False
-  /// when it was stopped and only blocks are left that the device does not answer: these and the
-  /// transport must stay where they are; what owns their memory is kept for ever.
+  /// Serves the table over `transport` until it is stopped and all requests are done. Returns false
+  /// when only unanswered blocks are left: these and the transport must then stay alive; the owners
+  /// of their memory are never freed.
   bool run(Transport& transport);
 
  private:
-  /// A block in flight, advanced past what is transferred each time it is restarted.
+  /// A block in flight, advanced past the transferred bytes at each restart.
   struct Piece : Block {
     Transfer* transfer = nullptr;
     unsigned refusals = 0;  ///< EAGAIN in a row
     Clock::time_point started;
-    bool stalled = false;  ///< has been warned of
+    bool stalled = false;  ///< a warning was logged
   };
   using Backlog = std::deque<Transfer*>;
 
@@ -58,9 +59,9 @@ class Dispatcher {
   const Bytes in_flight_limit_;
   const std::chrono::duration<double> stall_;
   const std::chrono::duration<double> abandon_;
-  const std::chrono::milliseconds tick_;  ///< between two looks at what is in flight
+  const std::chrono::milliseconds tick_;  ///< interval between checks for stalled blocks
 
-  Backlog waited_;  ///< reads that somebody waits for
+  Backlog waited_;  ///< reads with a waiter
   Backlog ahead_;
   Backlog writes_;
   std::vector<Piece> pieces_;

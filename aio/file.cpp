@@ -37,7 +37,7 @@ Error file_too_large(const std::string& place, Bytes size, std::string_view limi
           EFBIG};
 }
 
-/// Refuses what the file-size limit would stop later, with SIGXFSZ.
+/// Checks the file-size limit, which would raise SIGXFSZ later.
 void require_size_limit(const std::string& place, Bytes size) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
@@ -49,19 +49,20 @@ void require_size_limit(const std::string& place, Bytes size) {
 }
 
 Error not_enough_space(const std::string& place, Bytes size, Bytes available) {
-  return {ErrorCategory::io,
-          fmt::format("{}: needs {} ({} bytes), free are {} ({} bytes); free some space or choose "
-                      "another path",
-                      place, format_bytes(size), size, format_bytes(available), available),
-          ENOSPC};
+  return {
+      ErrorCategory::io,
+      fmt::format("{}: needs {} ({} bytes), but only {} ({} bytes) are free; free space or choose "
+                  "another path",
+                  place, format_bytes(size), size, format_bytes(available), available),
+      ENOSPC};
 }
 
-/// What was free was enough, and yet it ran out.
+/// Allocation failed although enough space was free before.
 Error space_ran_out(const std::string& place, Bytes size, std::optional<Bytes> before,
                     int error_number) {
   return {ErrorCategory::io,
-          fmt::format("{}: needs {} ({} bytes), free were {}, but not all of it could be had: a "
-                      "quota, or another program; choose another path",
+          fmt::format("{}: cannot allocate {} ({} bytes) although {} were free: a quota or another "
+                      "program prevents it; choose another path",
                       place, format_bytes(size), size,
                       before ? format_bytes(*before) : "an unknown number of bytes"),
           error_number};
@@ -70,8 +71,8 @@ Error space_ran_out(const std::string& place, Bytes size, std::optional<Bytes> b
 void warn_of_buffering(const std::string& place) {
   static std::atomic<bool> warned = false;
   if (warned.exchange(true)) return;
-  log(LogLevel::warning, fmt::format("aio: {} is used through the page cache: slower than direct "
-                                     "I/O, and the cache takes memory",
+  log(LogLevel::warning, fmt::format("aio: I/O to {} goes through the page cache, which is "
+                                     "slower than direct I/O and takes memory",
                                      place));
 }
 
@@ -99,7 +100,7 @@ Bytes direct_alignment(const Descriptor& file, const std::string& place) {
   return std::max(status.stx_dio_offset_align, status.stx_dio_mem_align);
 }
 
-/// An empty nameless file and what is known about its place.
+/// An empty nameless file, the free space before it was made, and its alignment.
 struct Anonymous {
   Descriptor file;
   std::optional<Bytes> free;
@@ -108,7 +109,7 @@ struct Anonymous {
 
 Anonymous start_anonymous(const std::filesystem::path& directory, Bytes size, bool direct) {
   const std::string place = directory.string();
-  static_cast<void>(inspect_file_system(directory));  // is it a directory at all?
+  static_cast<void>(inspect_file_system(directory));  // throws unless it is a directory
   require_size_limit(place, size);
   static_cast<void>(remove_leftovers(directory));
   const std::optional<Bytes> free = inspect_file_system(directory).free;
@@ -142,7 +143,8 @@ File File::create_anonymous(const std::filesystem::path& directory, Bytes size, 
     case EDQUOT:
       throw space_ran_out(place, size, free, error_number);
     case EFBIG:
-      throw file_too_large(place, size, "what the file system can hold; choose a path on another");
+      throw file_too_large(place, size,
+                           "the file system's limit; choose a path on another file system");
     default:
       throw Error(ErrorCategory::io,
                   fmt::format("{}: cannot allocate {}", place, format_bytes(size)), error_number);
@@ -175,7 +177,7 @@ File File::open(const std::filesystem::path& path, bool writable, Access access)
   if (!direct) warn_of_buffering(place);
   struct stat status {};
   if (fstat(file.number(), &status) != 0) {
-    throw Error(ErrorCategory::io, place + ": cannot be looked up", errno);
+    throw Error(ErrorCategory::io, place + ": cannot read the file's status", errno);
   }
   if (!S_ISREG(status.st_mode)) {
     throw Error(ErrorCategory::io, place + " is not a regular file; choose one");

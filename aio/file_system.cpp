@@ -23,8 +23,8 @@ struct Known {
   std::string_view type;
 };
 
-// The numbers without a name are not in linux/magic.h (6.1); they are in the file system's own
-// source, below fs/ of the kernel where nothing else is said.
+// Literal numbers are not in linux/magic.h (6.1) but in the file systems' own sources, under fs/ of
+// the kernel unless noted otherwise.
 constexpr std::array kKnown = {
     Known{EXT4_SUPER_MAGIC, Kind::disk, "ext4"},  // ext2 and ext3 have the same number
     Known{XFS_SUPER_MAGIC, Kind::disk, "xfs"},
@@ -69,7 +69,7 @@ Error no_directory(const std::string& place, int error_number) {
     return {ErrorCategory::io, place + ": no such directory; create it or choose another",
             error_number};
   }
-  return {ErrorCategory::io, place + ": cannot be looked up", error_number};
+  return {ErrorCategory::io, place + ": cannot read the directory's status", error_number};
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ FileSystem inspect_file_system(const std::filesystem::path& directory) {
   }
   struct statfs found {};
   if (statfs(place.c_str(), &found) != 0) throw no_directory(place, errno);
-  // f_type is signed on some machines and wider than the numbers are.
+  // f_type is signed and wider than 32 bits on some machines.
   const auto magic = static_cast<std::uint32_t>(found.f_type);
   FileSystem result;
   result.device = status.st_dev;
@@ -112,11 +112,11 @@ std::string unsuited_for_swap(const FileSystem& file_system,
     case Kind::disk:
       return "";
     case Kind::memory:
-      return because("a", "its files are memory, so swapping to it saves none");
+      return because("a", "its files are in memory, so swapping to it saves no memory");
     case Kind::overlay:
-      return because("an", "a container's layers are slow to write and gone with the container");
+      return because("an", "container layers are slow to write and deleted with the container");
     case Kind::network:
-      return because("a", "another machine or process answers, too slowly and not always");
+      return because("a", "it depends on another machine or process, which is slow and unreliable");
   }
   return "";
 }

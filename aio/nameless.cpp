@@ -49,15 +49,15 @@ bool lock(const Descriptor& file) {
   return true;
 }
 
-/// Whether `name` in `directory` is still the file that is open as `status` tells.
+/// Whether `name` in `directory` is still the open file with `status`.
 bool is_same_file(int directory, const char* name, const struct stat& status) {
   struct stat now {};
   return fstatat(directory, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == status.st_ino &&
          now.st_dev == status.st_dev;
 }
 
-/// Removes `name` if its owner, one of this user's runs, is dead: then its lock is free. Adds to
-/// `found`. Held from the check to the unlink, the lock keeps two that sweep apart.
+/// Removes `name` and adds it to `found` if it belongs to a dead run of this user, whose lock is
+/// free. The lock is held from the check to the unlink to exclude concurrent sweeps.
 void sweep_one(int directory, const char* name, Leftovers& found) {
   const Descriptor file(
       openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -74,9 +74,8 @@ void sweep_one(int directory, const char* name, Leftovers& found) {
 
 }  // namespace
 
-// A sweep may come between the creation and the lock, and take the new file for a dead run's. So
-// the lock counts only if the name is still there once it is held; a sweep that has it lets go
-// soon.
+// A sweep between creation and lock may take the new file for a dead run's. So the file is used
+// only if its name still exists once the lock is held; otherwise creation is retried.
 NamedFile create_named(const std::string& directory, int flags) {
   static std::atomic<unsigned> serial = 0;
   while (true) {
@@ -86,7 +85,7 @@ NamedFile create_named(const std::string& directory, int flags) {
     const int error_number = errno;
     if (!file.is_open()) {
       if (error_number == EEXIST) continue;
-      // Some kernels create the file before they find that it has no O_DIRECT.
+      // Some kernels create the file before they reject O_DIRECT.
       unlink(path.c_str());
       errno = error_number;
       return {};
@@ -95,8 +94,7 @@ NamedFile create_named(const std::string& directory, int flags) {
     const bool busy = !locked && errno == EWOULDBLOCK;
     struct stat status {};
     const bool there = fstat(file.number(), &status) == 0 && status.st_nlink > 0;
-    // Where there are no locks at all, none can mislead a sweep: it takes a lock or leaves the
-    // file.
+    // On file systems without locks a sweep cannot lock the file either, so it leaves the file.
     if (there && !busy) return {std::move(file), std::move(path)};
     if (there) unlink(path.c_str());
   }
@@ -106,7 +104,7 @@ Descriptor open_nameless(const std::string& directory, int flags) {
   if (!named_files_are_forced) {
     Descriptor file(
         ::open(directory.c_str(), O_RDWR | O_TMPFILE | O_EXCL | O_CLOEXEC | flags, 0600));
-    // How kernels and file systems say that they have no O_TMPFILE.
+    // Errors of kernels and file systems without O_TMPFILE.
     const bool absent = errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT;
     if (file.is_open() || !absent) return file;
   }
@@ -131,7 +129,7 @@ void forbid_copy_on_write(const Descriptor& file) {
   if (ioctl(file.number(), FS_IOC_GETFLAGS, &attributes) != 0) return;
   attributes |= FS_NOCOW_FL;
   if (ioctl(file.number(), FS_IOC_SETFLAGS, &attributes) != 0) {
-    log(LogLevel::debug, "aio: btrfs goes on copying on write; swapping will be slower");
+    log(LogLevel::debug, "aio: cannot disable copy-on-write on btrfs; swapping will be slower");
   }
 }
 

@@ -6,26 +6,26 @@
 
 namespace ballast::aio {
 
-/// A file that its creator has locked (flock), under a name by which later runs know what it is.
+/// A file locked (flock) by its creator, with a name that later runs recognize.
 struct NamedFile {
   Descriptor descriptor;
   std::string path;
 };
 
-/// Creates DIRECTORY/.ballast-swap-PID-N with `flags` added to O_RDWR and locks it: from the moment
-/// that this returns until the descriptor is closed, by whatever end of the process, the file
-/// counts as in use. The descriptor is not open, and errno set, where that fails.
+/// Creates DIRECTORY/.ballast-swap-PID-N with `flags` added to O_RDWR and locks it. The
+/// file counts as in use until the descriptor is closed, also by the end of the process. On failure
+/// the descriptor is not open and errno is set.
 NamedFile create_named(const std::string& directory, int flags);
 
 /// A file without a name, open with O_RDWR and `flags`: O_TMPFILE, or create_named and an unlink at
-/// once where the file system has no O_TMPFILE. Not open, and errno set, where that fails.
+/// once where the file system has no O_TMPFILE. On failure it is not open and errno is set.
 Descriptor open_nameless(const std::string& directory, int flags);
 
-/// For tests: whether open_nameless goes the second way everywhere.
+/// For tests: makes open_nameless use create_named everywhere.
 void force_named_files(bool forced);
 
-/// Asks the file system not to copy on write (btrfs), which would move the file's blocks about and
-/// defeat their allocation. For an empty file; best effort.
+/// Disables copy-on-write on btrfs, which would move allocated blocks. For an empty file; best
+/// effort.
 void forbid_copy_on_write(const Descriptor& file);
 
 }  // namespace ballast::aio

@@ -27,7 +27,7 @@ void validate(const Request& request) {
   }
   const auto aligned = [&](std::uint64_t value, std::string_view what) {
     if (value % file.alignment() == 0) return;
-    require(false, fmt::format("{} is no multiple of the alignment {}", what, file.alignment()));
+    require(false, fmt::format("{} is not a multiple of the alignment {}", what, file.alignment()));
   };
   aligned(request.offset, "the offset");
   aligned(bytes.size(), "the length");
@@ -77,13 +77,13 @@ Completion RequestTable::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
   const auto found = transfers_.find(ticket.id);
   expects(found != transfers_.end() && !found->second->claimed,
-          "wait for an aio ticket that was never given out or was waited for already");
+          "wait for an aio ticket that was never issued or was already waited for");
   Transfer& transfer = *found->second;
   transfer.claimed = true;
-  // An owner thread that sleeps has started all there is or has no room: no need to wake it.
+  // A sleeping owner thread has started everything or has no room, so it need not wake up.
   if (!transfer.done && transfer.request.ahead) lifted_.push_back(ticket.id);
   done_.wait(lock, [&] { return transfer.done; });
-  // Copied: of an abandoned transfer the owner thread may still need the file's name.
+  // Copied, because the owner thread may still need the file name of an abandoned transfer.
   Completion completion = transfer.completion;
   auto node = transfers_.extract(ticket.id);
   if (!transfer.free) orphans_.insert(std::move(node));

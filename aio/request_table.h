@@ -11,7 +11,7 @@
 
 namespace ballast::aio {
 
-/// Where the threads that submit and wait meet the owner thread: what has arrived, what is done.
+/// Requests and results shared by the callers and the owner thread.
 class RequestTable {
  public:
   // Callers.
@@ -19,28 +19,28 @@ class RequestTable {
   Completion wait(Ticket ticket);
   void cancel();
   [[nodiscard]] QueueCounters counters() const;
-  /// Asks the owner thread to carry out the rest and end; returns when it has. False when it had to
-  /// leave blocks that the device does not answer.
+  /// Makes the owner thread finish all requests and end; returns when it has. False when it left
+  /// blocks that the device does not answer.
   bool stop();
 
   // The owner thread.
-  /// Who is woken; null before the transport is made and after it is gone.
+  /// The transport to wake; null before it is made and after it is destroyed.
   void set_transport(Transport* transport);
-  /// What changed since the last call.
+  /// Changes since the last take().
   struct Orders {
     std::vector<Transfer*> arrivals;
-    std::vector<Transfer*> lifted;  ///< reads ahead that somebody waits for now
+    std::vector<Transfer*> lifted;  ///< reads ahead that now have a waiter
     bool cancelled = false;
     bool stopping = false;
   };
   Orders take();
-  /// Whether the owner thread may sleep: not when something has arrived that it has room for. From
-  /// here until the next take() a submit wakes it, if it has room.
+  /// Whether the owner thread may sleep, which it may not when it has room for new requests. Until
+  /// the next take() a submit wakes it if it has room.
   bool may_sleep(bool has_room);
   /// Hands over ended transfers (their memory is back, or they are abandoned) and adds to the
   /// totals.
   void end(std::span<Transfer* const> transfers, const QueueCounters& progress);
-  /// The last block of an abandoned transfer came back.
+  /// Called when the last block of an abandoned transfer has come back.
   void forget(Transfer& transfer);
   enum class Ending { running, complete, parked };
   void finish(Ending ending);
@@ -53,7 +53,7 @@ class RequestTable {
   std::condition_variable done_;
   Transport* transport_ = nullptr;
   std::unordered_map<std::uint64_t, Owned> transfers_;
-  /// Waited for, but a block of theirs is still at the device.
+  /// Transfers already waited for that still have blocks at the device.
   std::unordered_map<std::uint64_t, Owned> orphans_;
   std::vector<Transfer*> arrivals_;
   std::vector<std::uint64_t> lifted_;

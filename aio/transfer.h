@@ -9,7 +9,7 @@ namespace ballast::aio {
 
 using Clock = std::chrono::steady_clock;
 
-/// A request under way. Until it is done it belongs to the owner thread, but for the fields that
+/// A request in progress. Until done it belongs to the owner thread, except for the fields that
 /// RequestTable guards.
 struct Transfer {
   std::uint64_t id = 0;
@@ -18,14 +18,14 @@ struct Transfer {
   Clock::time_point submitted;
   Bytes cut = 0;           ///< bytes handed out as blocks
   unsigned in_flight = 0;  ///< blocks
-  bool lifted = false;     ///< a read ahead that somebody waits for now
-  /// Ended by the watchdog while blocks of it are still at the device.
+  bool lifted = false;     ///< a read ahead that now has a waiter
+  /// Ended by the timeout while some of its blocks are still at the device.
   bool abandoned = false;
 
   // Guarded by RequestTable.
   bool done = false;     ///< from then on the completion belongs to the waiter
-  bool claimed = false;  ///< somebody waits for it
-  bool free = true;      ///< no block of it is in flight any more, or none ever was
+  bool claimed = false;  ///< has a waiter
+  bool free = true;      ///< no block of it is in flight
 };
 
 /// "read FILE offset=.. length=.."

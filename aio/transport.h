@@ -20,8 +20,9 @@ struct Block {
   long result = 0;
 };
 
-/// Carries single blocks between memory and files; knows nothing of requests or retries.
-/// BlockQueue's owner thread makes, uses and destroys it; only wake() may come from elsewhere.
+/// Transfers single blocks between memory and files, without requests or retries.
+/// BlockQueue's owner thread makes, uses and destroys it; only wake() may be called from other
+/// threads.
 class Transport {
  public:
   Transport() = default;
@@ -29,8 +30,8 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Begins `block`, which stays in place until reap() hands it back. Never blocks on I/O. A
-  /// failure to begin is the block's result too.
+  /// Starts `block`, which stays in place until reap() returns it. Never blocks on I/O. A failure
+  /// to start is reported as the block's result.
   virtual void start(Block& block) = 0;
 
   /// Blocks until `wanted` of the started blocks are finished (at least one is in flight for each

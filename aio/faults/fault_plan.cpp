@@ -29,7 +29,7 @@ std::string listed(const std::vector<std::string>& words) {
   return list;
 }
 
-/// What lies between the separators; one empty piece for an empty text.
+/// The parts of `text` between separators; one empty part for an empty text.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   while (true) {
@@ -104,7 +104,7 @@ FaultPlan::Rule FaultPlan::parse_rule(std::string_view text) {
             .error_number = found->error_number,
             .reads = found->reads,
             .writes = found->writes};
-  // Each retry is a start as well: were every one to fail, the transfer would never end.
+  // Retries are starts too: if every one failed, the transfer would never end.
   if (rule.error_number == EINTR || rule.error_number == EAGAIN) rule.every = 2;
   for (std::size_t i = 1; i < pieces.size(); ++i) parse_key(pieces[i], name, rule);
   return rule;
@@ -118,7 +118,7 @@ void FaultPlan::parse_key(std::string_view text, std::string_view kind, Rule& ru
                        did_you_mean(key, kKeys), listed(kKeys)));
   }
   if (equals == std::string_view::npos) {
-    refuse(fmt::format("fault {}: '{}' lacks its value; write {}=VALUE", kind, key, key));
+    refuse(fmt::format("fault {}: '{}' has no value; write {}=VALUE", kind, key, key));
   }
   const std::string_view value = text.substr(equals + 1);
   const auto only_for = [&](Kind owner, std::string_view name) {
@@ -151,7 +151,7 @@ void FaultPlan::parse_direction(std::string_view value, std::string_view kind, R
   }
   bool& chosen = value == "read" ? rule.reads : rule.writes;
   if (!chosen) {
-    refuse(fmt::format("fault {} befalls {} only; leave on={} out", kind,
+    refuse(fmt::format("fault {} applies to {} only; remove on={}", kind,
                        rule.reads ? "reads" : "writes", value));
   }
   (value == "read" ? rule.writes : rule.reads) = false;

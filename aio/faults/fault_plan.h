@@ -12,29 +12,29 @@
 
 namespace ballast::aio {
 
-/// What befalls one start of one block. Several of these at once are possible; a hang comes before
-/// an error, an error before the rest.
+/// Faults of one start of one block. Several can apply; a hang takes precedence over an error, and
+/// an error over the rest.
 struct Fault {
   /// The block fails with this errno and is not carried out.
   int error_number = 0;
-  /// Reported as transferred at most; whole pages are carried, so that direct I/O takes them.
+  /// Upper limit of the reported length; whole pages are transferred, as direct I/O requires.
   std::size_t at_most = std::numeric_limits<std::size_t>::max();
-  /// Other reaps that happen before this block is handed back.
+  /// Number of reaps before this block is returned.
   unsigned held_back = 0;
-  /// Handed back after a block that finished later.
+  /// Returned after a block that finished later.
   bool reordered = false;
-  /// Number of the bit that is wrong in what a read brings, modulo the bits there are.
+  /// Index of the bit to flip in the data read, modulo the number of bits.
   std::optional<std::uint64_t> flip;
   /// A write that reports success, but only its first half (whole pages) reaches the file.
   bool torn = false;
   /// A write that reports success, but nothing reaches the file.
   bool lost = false;
-  /// The block is neither carried out nor handed back.
+  /// The block is neither executed nor returned.
   bool hang = false;
 };
 
-/// Which blocks are to suffer what. Called for every start of a block, retries and continuations
-/// too; the same sequence of starts meets the same faults.
+/// Chooses the faults of blocks. Called for every start of a block, including retries and
+/// continuations; the same sequence of starts gets the same faults.
 class FaultPlan {
  public:
   /// Reads "eio:on=write:after=100:times=1,late:reaps=3" (aio/README.md). Throws Error(config) that
@@ -50,7 +50,7 @@ class FaultPlan {
   struct KindName;
   static const std::vector<KindName>& kinds();
 
-  /// One of the comma-separated faults, and how often it was asked.
+  /// One of the comma-separated faults and its counters.
   struct Rule {
     Kind kind = Kind::error;
     int error_number = 0;

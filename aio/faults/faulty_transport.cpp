@@ -63,7 +63,7 @@ void FaultyTransport::reap(std::vector<Block*>& finished, unsigned wanted,
 
 void FaultyTransport::reap_inner(unsigned wanted, std::chrono::milliseconds patience) {
   std::vector<Block*> shadows;
-  // With nothing carried this sleeps until it is woken or out of patience.
+  // Without blocks in flight this sleeps until wake() or the timeout.
   const auto most = std::max(1U, static_cast<unsigned>(carried_.size()));
   inner_->reap(shadows, held_.empty() ? std::min(wanted, most) : 1, patience);
   for (Block* block : shadows) {
@@ -74,7 +74,7 @@ void FaultyTransport::reap_inner(unsigned wanted, std::chrono::milliseconds pati
   }
 }
 
-/// The result to report; spoils the memory of a read that is to be wrong.
+/// The result to report. Flips a bit in the memory of a read if planned.
 long FaultyTransport::outcome(const Shadow& shadow) {
   const Fault& fault = shadow.fault;
   const bool whole = shadow.result == static_cast<long>(shadow.length);

@@ -10,8 +10,8 @@
 
 namespace ballast::aio {
 
-/// Carries blocks over another transport and spoils some of them on the way: `plan` decides, on the
-/// owner thread, at every start. Blocks that finish together come back in reverse order.
+/// Wraps another transport and injects faults, which `plan` chooses on the owner thread at every
+/// start. Blocks that finish together come back in reverse order.
 class FaultyTransport final : public Transport {
  public:
   using Plan = std::function<Fault(const Block&)>;
@@ -23,17 +23,16 @@ class FaultyTransport final : public Transport {
             std::chrono::milliseconds patience) override;
   void wake() noexcept override { inner_->wake(); }
 
-  /// The device answers again: blocks that hang are carried out, and none hangs any more.
-  /// Thread-safe.
+  /// Executes blocks that hang and disables hangs from then on. Thread-safe.
   void end_hangs() noexcept;
 
  private:
-  /// What the inner transport gets in place of a block.
+  /// Passed to the inner transport instead of a block.
   struct Shadow : Block {
     Block* original = nullptr;
     Fault fault;
   };
-  /// Finished, but not handed back yet.
+  /// A finished block that is not returned yet.
   struct Held {
     Block* block = nullptr;
     unsigned reaps_left = 0;

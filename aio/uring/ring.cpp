@@ -24,8 +24,7 @@ struct FlagSet {
   std::string_view names;
 };
 
-/// From the newest kernels (6.1) to the oldest. All keep completion work on the owner thread, where
-/// it interrupts nobody.
+/// From the newest kernels (6.1) to the oldest. All keep completion work on the owner thread.
 constexpr std::array<FlagSet, 4> kFlagSets = {{
     {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_COOP_TASKRUN,
      "SINGLE_ISSUER DEFER_TASKRUN COOP_TASKRUN"},
@@ -34,7 +33,7 @@ constexpr std::array<FlagSet, 4> kFlagSets = {{
     {0, "no setup flags"},
 }};
 
-/// A kernel thread submits, so there is no task work to keep anywhere.
+/// With a submitting kernel thread there is no task work for the owner thread.
 constexpr std::array<FlagSet, 2> kSubmissionPollingSets = {{
     {IORING_SETUP_SQPOLL | IORING_SETUP_SINGLE_ISSUER, "SQPOLL SINGLE_ISSUER"},
     {IORING_SETUP_SQPOLL, "SQPOLL"},
@@ -135,7 +134,8 @@ RegisteredResources::RegisteredResources(Ring& ring, const Registration& registr
     const int status =
         io_uring_register_files(ring.get(), files_.data(), static_cast<unsigned>(files_.size()));
     if (status < 0) {
-      log(LogLevel::info, fmt::format("aio: files are used unregistered: {}", strerror(-status)));
+      log(LogLevel::info,
+          fmt::format("aio: cannot register files with io_uring: {}", strerror(-status)));
       files_.clear();
     }
   }
@@ -160,8 +160,8 @@ RegisteredResources::RegisteredResources(Ring& ring, const Registration& registr
   if (status == 0) return;
   buffers_.clear();
   log(LogLevel::info,
-      fmt::format("aio: {} of buffers are not kept pinned for io_uring, which costs "
-                  "some CPU time: {}",
+      fmt::format("aio: cannot register {} of buffers with io_uring, which costs some CPU "
+                  "time: {}",
                   format_bytes(total), explain_unpinned(-status)));
 }
 

@@ -10,7 +10,7 @@
 
 namespace ballast::aio {
 
-/// An io_uring instance, set up with the best flags that the kernel has. To be made, used and
+/// An io_uring instance with the best setup flags that the kernel supports. Made, used and
 /// destroyed by one thread (IORING_SETUP_SINGLE_ISSUER).
 class Ring {
  public:
@@ -38,11 +38,11 @@ class Ring {
   std::string flags_;
 };
 
-/// Files and memory that a ring has been told of before (io_uring_register(2)), so that it need not
-/// look up the one and pin the other at every transfer.
+/// Files and memory registered with a ring (io_uring_register(2)), which saves looking up files and
+/// pinning memory at every transfer.
 class RegisteredResources {
  public:
-  /// Registers what the kernel takes; logs one line for what it refuses.
+  /// Registers files and memory; logs one line for each kind that the kernel refuses.
   RegisteredResources(Ring& ring, const Registration& registration);
 
   /// Number of the file in the ring's table, or -1.

@@ -20,11 +20,11 @@
 namespace ballast::aio {
 namespace {
 
-/// Before the kernel is asked again for something that it was short of.
+/// Pause before retrying when the kernel lacks resources.
 constexpr auto kPause = std::chrono::microseconds(100);
 constexpr auto kBrokenPoll = std::chrono::milliseconds(1);
 
-/// A descriptor that makes a sleeping owner thread return: a read of it stands in the ring.
+/// An eventfd that wakes the sleeping owner thread through a read queued in the ring.
 class WakeEvent {
  public:
   WakeEvent() : descriptor_(eventfd(0, EFD_CLOEXEC)) {
@@ -35,7 +35,7 @@ class WakeEvent {
   WakeEvent& operator=(const WakeEvent&) = delete;
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// Cannot fail but by a counter that is full, which wakes as well.
+  /// Fails only when the counter is full, which wakes as well.
   void set() noexcept { eventfd_write(descriptor_, 1); }
   /// Without a ring: whether it was set, after at most `patience`.
   bool wait(std::chrono::milliseconds patience) noexcept {
@@ -57,7 +57,7 @@ class UringTransport final : public Transport {
       : polls_(options.iopoll),
         ring_(depth + 1, {.submissions = options.sqpoll, .completions = options.iopoll}),
         registered_(ring_, registration) {
-    // Spares the kernel a descriptor look-up per call; works as well without.
+    // Optional: saves the kernel a descriptor lookup per call.
     io_uring_register_ring_fd(ring_.get());
     watch_wake();
   }
@@ -129,7 +129,7 @@ class UringTransport final : public Transport {
   }
 
   void watch_wake() {
-    if (polls_) return;  // such a ring takes nothing but direct I/O
+    if (polls_) return;  // a polled ring supports only direct I/O
     io_uring_sqe* sqe = next_entry();
     io_uring_prep_read(sqe, wake_.descriptor(), &wake_count_, sizeof wake_count_, 0);
     io_uring_sqe_set_data(sqe, nullptr);
@@ -143,7 +143,7 @@ class UringTransport final : public Transport {
     take_note(io_uring_submit_and_wait_timeout(ring_.get(), &first, wanted, &timeout, nullptr));
   }
 
-  /// With IORING_SETUP_IOPOLL completions appear only while somebody looks for them.
+  /// With IORING_SETUP_IOPOLL completions appear only while they are polled for.
   void poll_completions(unsigned wanted, std::chrono::milliseconds patience) {
     if (in_ring_ == 0) {
       wake_.wait(patience);
@@ -157,7 +157,7 @@ class UringTransport final : public Transport {
     }
   }
 
-  /// What the kernel said to a submission.
+  /// Handles the status of a submission.
   void take_note(int status) {
     const io_uring_sq& queue = ring_.get()->sq;
     const unsigned waiting = queue.sqe_tail - __atomic_load_n(queue.khead, __ATOMIC_ACQUIRE);
@@ -167,8 +167,8 @@ class UringTransport final : public Transport {
       std::this_thread::sleep_for(kPause);
       return;
     }
-    // The ring is of no use any more (a sandbox that closed, say): what the kernel has not seen
-    // fails, what it has is waited for, because it may still write to the memory.
+    // The ring is unusable (for example denied by a sandbox). Blocks that the kernel has not seen
+    // fail; the others are awaited, because the kernel may still write to their memory.
     broken_ = -status;
     for (Block* block : unsent_) {
       if (block == nullptr) continue;
@@ -202,7 +202,7 @@ class UringTransport final : public Transport {
   void explain_no_polling() {
     if (std::exchange(explained_, true)) return;
     log(LogLevel::warning,
-        "aio: completions cannot be polled for here: the file is not open for direct I/O, or the "
+        "aio: cannot poll for completions: the file is not open for direct I/O, or the "
         "device has no poll queues (NVMe: nvme.poll_queues at boot); set aio.iopoll to false");
   }
 
@@ -218,7 +218,7 @@ class UringTransport final : public Transport {
   WakeEvent wake_;
   std::uint64_t wake_count_ = 0;
   std::atomic<bool> woken_ = false;  ///< for a ring that is polled
-  /// What was handed to liburing but not yet to the kernel, in order; null for the wake event.
+  /// Blocks given to liburing but not yet to the kernel, in order; null for the wake event.
   std::vector<Block*> unsent_;
   unsigned in_ring_ = 0;  ///< blocks that were handed to liburing and have not come back
   /// Blocks that a broken ring could not take, for the next reap().

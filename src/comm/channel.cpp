@@ -11,11 +11,11 @@ namespace ballast::comm {
 namespace {
 
 void check_pages(Bytes bytes) {
-  expects(bytes % kPage == 0, "a collective was given a buffer of no whole number of pages");
+  expects(bytes % kPage == 0, "a collective's buffer size is not a multiple of the page size");
 }
 
 void check_sum(DType type, DeviceBytes scratch, std::uint32_t world) {
-  expects(type == DType::f32 || type == DType::bf16, "sums over ranks are of f32 or bf16");
+  expects(type == DType::f32 || type == DType::bf16, "sums over ranks need type f32 or bf16");
   expects(scratch.size() >= world * kPage, "a sum over ranks needs a page of scratch per rank");
 }
 
@@ -29,10 +29,11 @@ Members::Members(std::span<const std::uint32_t> ranks, std::uint32_t rank, std::
   }
   std::vector<bool> seen(world, false);
   for (const std::uint32_t member : ranks_) {
-    expects(member < world && !seen[member], "a channel's members are not distinct ranks");
+    expects(member < world && !seen[member],
+            "the members of a channel must be distinct ranks of the run");
     seen[member] = true;
   }
-  expects(seen[rank], "a rank is no member of the channel that it makes");
+  expects(seen[rank], "a rank must be a member of the channel that it makes");
   by_rank_.resize(ranks_.size());
   std::iota(by_rank_.begin(), by_rank_.end(), 0);
   std::sort(by_rank_.begin(), by_rank_.end(),
@@ -60,7 +61,7 @@ void CollectiveTimeout::give_up() {
     } catch (const std::exception& error) {
       cause = std::string(": ") + error.what();
     } catch (...) {
-      // Nothing that can be told.
+      // An exception without a message.
     }
   }
   const std::scoped_lock lock(mutex_);
@@ -79,11 +80,11 @@ void CollectiveTimeout::check(const Collective& what, double waited_seconds) con
   if (broken_) {
     const std::scoped_lock lock(mutex_);
     throw Error(ErrorCategory::comm,
-                to_text(what) + ": given up, because another collective failed before" + cause_);
+                to_text(what) + ": aborted because another collective failed earlier" + cause_);
   }
   if (waited_seconds > options_.timeout_seconds) {
     throw Error(ErrorCategory::comm,
-                fmt::format("{}: not all ranks took part within {}; see what became of the others, "
+                fmt::format("{}: not all ranks took part within {}; check the other ranks' logs "
                             "or raise ballast.comm_timeout_seconds",
                             to_text(what), format_seconds(options_.timeout_seconds)));
   }
@@ -91,14 +92,14 @@ void CollectiveTimeout::check(const Collective& what, double waited_seconds) con
 
 void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t world) {
   check_pages(shard.size());
-  expects(whole.size() == world * shard.size(), "all_gather: the whole is not one shard per rank");
+  expects(whole.size() == world * shard.size(), "all_gather: `whole` must hold one shard per rank");
 }
 
 void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
                           std::uint32_t world) {
   check_pages(shard.size());
   expects(whole.size() == world * shard.size(),
-          "reduce_scatter: the whole is not a shard per rank");
+          "reduce_scatter: `whole` must hold one shard per rank");
   check_sum(type, scratch, world);
 }
 
@@ -114,7 +115,7 @@ void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) 
 
 void check_host_device(const device::Device& device) {
   if (device.kind() == "host") return;
-  throw Error(ErrorCategory::comm, "ranks: no communicator of this program works on device \"" +
+  throw Error(ErrorCategory::comm, "ranks: this program has no communicator for device \"" +
                                        std::string(device.kind()) +
                                        "\"; set ballast.device to \"host\"");
 }

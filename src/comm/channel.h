@@ -14,27 +14,27 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
-// Shared by all communicators: the members of a channel, the shards of a buffer, the timeout, and
-// checks of arguments.
+// Shared by all communicators: members of a channel, shards of a buffer, the timeout, and argument
+// checks.
 namespace ballast::comm {
 
-/// Who is in a channel: each member has a place in it and a rank in the run.
+/// The members of a channel. Each has a place in the channel and a rank in the run.
 class Members {
  public:
-  /// `ranks` by place, `rank` among them; none: all `world` ranks in order. Throws Error(state) for
-  /// what is no such list.
+  /// `ranks` by place; they include `rank`. Empty: all `world` ranks in order. Throws Error(state)
+  /// for any other list.
   Members(std::span<const std::uint32_t> ranks, std::uint32_t rank, std::uint32_t world);
 
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(ranks_.size()); }
   /// This rank's place.
   [[nodiscard]] std::uint32_t place() const { return place_; }
-  /// The rank at place 0, which tells channels apart.
+  /// The rank at place 0, which identifies the channel.
   [[nodiscard]] std::uint32_t first_rank() const { return ranks_.front(); }
-  /// Whether these are all ranks, each at the place of its number.
+  /// Whether the members are all ranks in order.
   [[nodiscard]] bool all_in_order() const { return all_in_order_; }
-  /// Places in the order of their ranks: the order of sums.
+  /// Places in rank order, which is the order of sums.
   [[nodiscard]] std::span<const std::uint32_t> by_rank() const { return by_rank_; }
-  /// Where in that order a place is.
+  /// Index of a place in by_rank().
   [[nodiscard]] std::uint32_t turn(std::uint32_t place) const { return turns_[place]; }
 
  private:
@@ -45,19 +45,18 @@ class Members {
   bool all_in_order_ = false;
 };
 
-/// A buffer cut into one shard per rank, in whole pages. Shards are equal but for the last ones,
-/// which may be shorter or empty.
+/// A buffer split into one shard of whole pages per rank. The last shards may be shorter or empty.
 class Shards {
  public:
   Shards(Bytes bytes, std::uint32_t world)
       : pages_(bytes / kPage), longest_((pages_ + world - 1) / world) {}
 
   [[nodiscard]] std::uint64_t longest() const { return longest_; }
-  /// Where page `page` of rank's shard is, from the beginning of the buffer.
+  /// Page index in the buffer of page `page` of rank's shard.
   [[nodiscard]] std::uint64_t at(std::uint32_t rank, std::uint64_t page) const {
     return std::min(rank * longest_ + page, pages_);
   }
-  /// How many of the pages [page, page + count) of rank's shard there are.
+  /// Number of pages of [page, page + count) that exist in rank's shard.
   [[nodiscard]] std::uint64_t count(std::uint32_t rank, std::uint64_t page,
                                     std::uint64_t count) const {
     return at(rank, std::min(page + count, longest_)) - at(rank, page);
@@ -74,24 +73,24 @@ struct Collective {
   Bytes bytes;  ///< of the whole buffer
 };
 
-/// "all_gather of 3.00 MiB".
+/// "all_gather of 3.00 MiB", or the name alone for 0 bytes.
 std::string to_text(const Collective& what);
 
-/// How long the collectives of this process wait for other ranks, whatever carries them. Once one
-/// was given up, those in other threads end too and nothing new starts. Thread-safe.
+/// Timeout of all collectives of this process, over MPI and NCCL. Once one collective has failed,
+/// those in other threads end too and no new one starts. Thread-safe.
 class CollectiveTimeout {
  public:
   explicit CollectiveTimeout(const JoinOptions& options);
 
-  /// Throws when a wait of so many seconds must end: Error(interrupted), or Error(comm) when
+  /// Throws when a wait must end after `waited_seconds`: Error(interrupted), or Error(comm) when
   /// another collective failed or the timeout has passed.
   void check(const Collective& what, double waited_seconds) const;
 
-  /// From now on check() throws. The exception that is being handled here, if any, is named as the
-  /// cause: the first one that was.
+  /// Makes every later check() throw. The exception being handled at the first call, if any, is
+  /// reported as the cause.
   void give_up();
-  /// Whether what is left to do can wait for the other ranks: nothing was given up, and no
-  /// exception is under way in this thread that was not when this object was made.
+  /// Whether teardown may wait for the other ranks: no collective has failed, and this thread is
+  /// not unwinding because of an exception thrown since this object was made.
   [[nodiscard]] bool ends_quietly() const;
 
  private:
@@ -99,10 +98,10 @@ class CollectiveTimeout {
   int exceptions_at_start_;
   std::atomic<bool> broken_ = false;
   mutable std::mutex mutex_;
-  std::string cause_;  ///< of the first failure, "" when that is not known
+  std::string cause_;  ///< message of the first failure, "" when unknown
 };
 
-// The preconditions that Communicator documents; Error(state) when one is broken.
+// Check the preconditions documented at Communicator. Throw Error(state).
 void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t world);
 void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
                           std::uint32_t world);
@@ -114,12 +113,11 @@ using device::as_host;
 /// Throws Error(comm) unless `device` is the host device.
 void check_host_device(const device::Device& device);
 
-/// A run of several processes over MPI. Throws Error(comm): see join_ranks.
+/// Joins a run of several processes over MPI. Throws Error(comm); see join_ranks.
 std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& options);
 
-/// A channel of `members` of `ranks` for the CUDA device `device` over NCCL; they find each other
-/// through `ranks`, which may be gone afterwards. Collective. Throws Error(comm), also when the
-/// program was built without NCCL.
+/// Makes an NCCL channel of `members` for the CUDA device `device`. `ranks` is used only during the
+/// call. Collective. Throws Error(comm), also when the program was built without NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(
     Ranks& ranks, const Members& members, device::Device& device,
     const std::shared_ptr<CollectiveTimeout>& timeout);

@@ -13,8 +13,8 @@
 namespace ballast::comm {
 namespace {
 
-/// Slurm numbers the steps of a job from 0; the script of sbatch and the shell of salloc have
-/// numbers from here on, and there SLURM_NTASKS says what may be started, not what was.
+/// Slurm numbers job steps from 0. sbatch scripts and salloc shells have step numbers from here on;
+/// in them SLURM_NTASKS is the number of tasks that may be started, not of running ones.
 constexpr std::uint32_t kNamelessSlurmSteps = 0xfffffff0U;
 
 [[noreturn]] void refuse(std::string_view variable, std::string_view value, std::string_view why) {
@@ -33,7 +33,6 @@ bool is_set(const char* variable) {
   return text_of(variable).has_value();
 }
 
-/// The whole of `text` as a number.
 std::optional<std::uint32_t> parse(std::string_view text) {
   std::uint32_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -41,18 +40,18 @@ std::optional<std::uint32_t> parse(std::string_view text) {
   return number;
 }
 
-/// The number in `variable`, which must be there because `because` is.
+/// The number in `variable`, which must be set when `because` is.
 std::uint32_t number_in(const char* variable, const char* because) {
   const auto text = text_of(variable);
   if (!text) {
     refuse(because, *text_of(because), fmt::format("needs {}, which is not set", variable));
   }
   const auto number = parse(*text);
-  if (!number) refuse(variable, *text, "is no number");
+  if (!number) refuse(variable, *text, "is not a number");
   return *number;
 }
 
-/// One numbering of processes: the variables with the number of one and with how many there are.
+/// Names of the variables that hold a process's rank and the number of processes.
 struct Numbering {
   const char* rank;
   const char* world;
@@ -62,11 +61,10 @@ bool mentions(Numbering numbering) {
   return is_set(numbering.rank) || is_set(numbering.world);
 }
 
-/// Reads `numbering`, of which at least one variable is set, into `rank` and `world`.
 void read(Numbering numbering, std::uint32_t& rank, std::uint32_t& world) {
   world = number_in(numbering.world, numbering.rank);
   rank = number_in(numbering.rank, numbering.world);
-  if (world == 0) refuse(numbering.world, "0", "is no number of processes");
+  if (world == 0) refuse(numbering.world, "0", "is not a valid number of processes");
   if (rank >= world) {
     refuse(numbering.rank, std::to_string(rank),
            fmt::format("contradicts {}={}", numbering.world, world));
@@ -95,11 +93,11 @@ std::uint32_t tasks_on_node(const char* variable, std::uint32_t node) {
       entry = entry.substr(0, repeat);
     }
     const auto tasks = parse(entry);
-    if (!times || !tasks || *tasks == 0) refuse(variable, whole, "is no list of tasks per node");
+    if (!times || !tasks || *tasks == 0) refuse(variable, whole, "is not a list of tasks per node");
     nodes += *times;
     if (node < nodes) return *tasks;
   }
-  refuse(variable, whole, fmt::format("says nothing about node {} (SLURM_NODEID)", node));
+  refuse(variable, whole, fmt::format("has no entry for node {} (SLURM_NODEID)", node));
 }
 
 bool inside_srun() {
@@ -164,8 +162,8 @@ Launch read_srun() {
 }  // namespace
 
 Launch read_launch() {
-  // In this order: mpirun and mpiexec may have used srun to start helpers of their own, and then
-  // the processes of the run see its variables too.
+  // In this order: mpirun and mpiexec may start their own daemons with srun, so that the processes
+  // of the run see srun's variables too.
   if (mentions({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) return read_open_mpi();
   if (mentions({"PMI_RANK", "PMI_SIZE"})) return read_pmi();
   if (inside_srun()) return read_srun();

@@ -48,10 +48,11 @@ void start_mpi() {
   int granted = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "MPI_Init_thread");
   if (granted < MPI_THREAD_MULTIPLE) {
-    throw Error(ErrorCategory::comm,
-                fmt::format("{} grants no MPI_THREAD_MULTIPLE, which lanes that communicate at the "
-                            "same time need; use an MPI library with support for threads",
-                            library_name()));
+    throw Error(
+        ErrorCategory::comm,
+        fmt::format("{} does not grant MPI_THREAD_MULTIPLE, which concurrent lanes need; use "
+                    "an MPI library with thread support",
+                    library_name()));
   }
 }
 
@@ -59,126 +60,107 @@ void check(int code, const Collective& what) {
   if (code != MPI_SUCCESS) check(code, to_text(what));
 }
 
-/// `value` as MPI takes counts. Throws Error(comm) when it does not fit.
+/// `value` as an MPI count. Throws Error(comm) when it does not fit.
 int to_count(std::uint64_t value) {
   if (value > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-    throw Error(ErrorCategory::comm, fmt::format("a collective of {} elements is more than MPI "
-                                                 "takes at once",
+    throw Error(ErrorCategory::comm, fmt::format("a collective of {} elements exceeds MPI's limit "
+                                                 "of 2^31 - 1",
                                                  value));
   }
   return static_cast<int>(value);
 }
 
-/// MPI in this process, from its start to its end. Thread-safe.
+/// Owns MPI in this process, from MPI_Init to MPI_Finalize. Thread-safe.
 ///
-/// A collective that was given up leaves a request behind which MPI cannot cancel. From then on
-/// waits in other threads end, nothing new starts and MPI is not ended, because that would wait for
-/// the other ranks. The process can still end.
+/// A failed collective leaves a request that MPI cannot cancel. From then on waits in other threads
+/// end, no new collective starts and MPI is not finalized, because that would wait for the other
+/// ranks. The process can still exit.
 class MpiSession {
  public:
   /// Starts MPI; throws Error(comm) as join_ranks does. The calling thread destroys the session.
-  MpiSession(const Launch& launch, std::shared_ptr<CollectiveTimeout> timeout);
-  /// Ends MPI, unless a collective was given up or an exception is under way.
-  ~MpiSession();
+  MpiSession(const Launch& launch, std::shared_ptr<CollectiveTimeout> timeout)
+      : timeout_(std::move(timeout)) {
+    start_mpi();
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_agreement(launch);
+    check(MPI_Type_contiguous(static_cast<int>(kPage), MPI_BYTE, &page_), "MPI_Type_contiguous");
+    check(MPI_Type_commit(&page_), "MPI_Type_commit");
+  }
+  ~MpiSession() {
+    if (!timeout_->ends_quietly()) return;
+    MPI_Type_free(&page_);
+    MPI_Finalize();
+  }
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  /// kPage bytes as one element: counts of it fit an int up to 8 TiB.
+  /// kPage bytes as one element, so that counts of buffers up to 8 TiB fit an int.
   [[nodiscard]] MPI_Datatype page() const { return page_; }
 
-  /// Calls `start`, an MPI_I... call that fills a request and returns a code, and waits for the
-  /// request. Throws Error(comm), which names what failed or was not answered, or
+  /// Calls `start`, a nonblocking MPI call, and waits for its request. Throws Error(comm) or
   /// Error(interrupted); all later calls throw then.
-  void run(const Collective& what, const std::function<int(MPI_Request*)>& start);
+  void run(const Collective& what, const std::function<int(MPI_Request*)>& start) {
+    try {
+      timeout_->check(what, 0.0);
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(start(&request), what);
+      wait(what, request);
+    } catch (...) {
+      timeout_->give_up();
+      throw;
+    }
+  }
 
-  /// All ranks under a context of their own. Collective.
-  MPI_Comm duplicate_world();
-  /// Ranks with the same `color`, in the order of their `keys`, under a context of their own.
-  /// Collective of all ranks.
-  MPI_Comm split_world(int color, int key);
-  /// Ends what one of these made.
-  void release(MPI_Comm& communicator) const;
+  /// Makes a communicator of all ranks. Collective. The caller releases it.
+  MPI_Comm duplicate_world() {
+    MPI_Comm duplicate = MPI_COMM_NULL;
+    run({"setting up a channel", 0},
+        [&](MPI_Request* request) { return MPI_Comm_idup(MPI_COMM_WORLD, &duplicate, request); });
+    return duplicate;
+  }
+  /// Makes a communicator of the ranks with the same `color`, ordered by `key`. Collective of all
+  /// ranks. The caller releases it. MPI has no nonblocking split, so a barrier comes first.
+  MPI_Comm split_world(int color, int key) {
+    run({"setting up a channel", 0},
+        [&](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); });
+    MPI_Comm split = MPI_COMM_NULL;
+    check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &split), "MPI_Comm_split");
+    return split;
+  }
+  void release(MPI_Comm& communicator) const {
+    if (timeout_->ends_quietly()) MPI_Comm_free(&communicator);
+  }
 
  private:
-  void check_agreement(const Launch& launch) const;
-  void wait(const Collective& what, MPI_Request& request);
+  static void check_agreement(const Launch& launch) {
+    int rank = 0;
+    int world = 0;
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
+    if (to_count(launch.rank) == rank && to_count(launch.world) == world) return;
+    throw Error(
+        ErrorCategory::comm,
+        fmt::format("{} reports rank {} of {}, but {} reports rank {} of {}; start with the mpirun "
+                    "of that library",
+                    launch.launcher, launch.rank, launch.world, library_name(), rank, world));
+  }
+
+  void wait(const Collective& what, MPI_Request& request) {
+    Polling polling;
+    while (true) {
+      int done = 0;
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+      if (done != 0) return;
+      timeout_->check(what, polling.seconds());
+      polling.pause();
+    }
+  }
 
   std::shared_ptr<CollectiveTimeout> timeout_;
   MPI_Datatype page_ = MPI_DATATYPE_NULL;
 };
 
-MpiSession::MpiSession(const Launch& launch, std::shared_ptr<CollectiveTimeout> timeout)
-    : timeout_(std::move(timeout)) {
-  start_mpi();
-  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_agreement(launch);
-  check(MPI_Type_contiguous(static_cast<int>(kPage), MPI_BYTE, &page_), "MPI_Type_contiguous");
-  check(MPI_Type_commit(&page_), "MPI_Type_commit");
-}
-
-MpiSession::~MpiSession() {
-  if (!timeout_->ends_quietly()) return;
-  MPI_Type_free(&page_);
-  MPI_Finalize();
-}
-
-void MpiSession::check_agreement(const Launch& launch) const {
-  int rank = 0;
-  int world = 0;
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
-  if (to_count(launch.rank) == rank && to_count(launch.world) == world) return;
-  throw Error(
-      ErrorCategory::comm,
-      fmt::format("{} says that this is rank {} of {}, but {} says {} of {}: start with the "
-                  "mpirun of that library",
-                  launch.launcher, launch.rank, launch.world, library_name(), rank, world));
-}
-
-void MpiSession::run(const Collective& what, const std::function<int(MPI_Request*)>& start) {
-  try {
-    timeout_->check(what, 0.0);
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(start(&request), what);
-    wait(what, request);
-  } catch (...) {
-    timeout_->give_up();
-    throw;
-  }
-}
-
-void MpiSession::wait(const Collective& what, MPI_Request& request) {
-  Polling polling;
-  while (true) {
-    int done = 0;
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
-    if (done != 0) return;
-    timeout_->check(what, polling.seconds());
-    polling.pause();
-  }
-}
-
-MPI_Comm MpiSession::duplicate_world() {
-  MPI_Comm duplicate = MPI_COMM_NULL;
-  run({"setting up a channel", 0},
-      [&](MPI_Request* request) { return MPI_Comm_idup(MPI_COMM_WORLD, &duplicate, request); });
-  return duplicate;
-}
-
-/// MPI has no split that does not block; all ranks are known to be there when it begins.
-MPI_Comm MpiSession::split_world(int color, int key) {
-  run({"setting up a channel", 0},
-      [&](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); });
-  MPI_Comm split = MPI_COMM_NULL;
-  check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &split), "MPI_Comm_split");
-  return split;
-}
-
-void MpiSession::release(MPI_Comm& communicator) const {
-  if (timeout_->ends_quietly()) MPI_Comm_free(&communicator);
-}
-
-/// What goes to or comes from each rank, in pages: MPI's arguments.
+/// MPI's arguments of an exchange: counts and offsets per rank, in pages.
 struct Exchange {
   explicit Exchange(std::uint32_t world) : counts(world), places(world) {}
   std::vector<int> counts;
@@ -239,7 +221,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  /// Every rank's shard of `whole` from that rank: the second half of an all_reduce.
+  /// Gathers every rank's shard of `whole`: the second half of an all_reduce.
   void gather_in_place(DeviceBytes whole) {
     const Shards shards(whole.size(), world_);
     Exchange arriving(world_);
@@ -253,8 +235,8 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  /// `out` = the sum over ranks of this rank's shard of their `whole`. In rounds: as much of every
-  /// shard as the scratch holds from all ranks is exchanged, then added up in rank order.
+  /// `out` = the sum over ranks of this rank's shard of their `whole`. Each round exchanges as many
+  /// pages of every shard as `scratch` holds for all ranks, then adds them in rank order.
   void reduce(std::string_view name, DeviceBytes whole, std::byte* out, DType type,
               DeviceBytes scratch) {
     const Shards shards(whole.size(), world_);
@@ -272,15 +254,15 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// Pages [page, page + piece) of rank's shard go to it; what the others have of this rank's
-  /// arrives in `scratch`, `piece` pages for each rank.
+  /// Sends pages [page, page + piece) of each rank's shard to that rank; `scratch` receives the
+  /// others' pages of this rank's shard, `piece` pages per rank.
   void exchange(const Collective& what, DeviceBytes whole, DeviceBytes scratch, std::uint64_t page,
                 std::uint64_t piece) {
     const Shards shards(whole.size(), world_);
     Exchange leaving(world_);
     Exchange arriving(world_);
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      if (rank == rank_) continue;  // the sum reads it where it is
+      if (rank == rank_) continue;  // the sum reads it in place
       leaving.counts[rank] = to_count(shards.count(rank, page, piece));
       leaving.places[rank] = to_count(shards.at(rank, page));
       arriving.counts[rank] = to_count(shards.count(rank_, page, piece));
@@ -295,7 +277,7 @@ class MpiCommunicator final : public Communicator {
 
   std::shared_ptr<MpiSession> session_;
   Members members_;
-  std::uint32_t rank_;   ///< this one's place among the members, which is its rank in MPI
+  std::uint32_t rank_;   ///< place among the members; rank in the MPI communicator
   std::uint32_t world_;  ///< number of members
   MPI_Comm communicator_ = MPI_COMM_NULL;
 };
@@ -323,7 +305,7 @@ class MpiRanks final : public Ranks {
 
   void all_gather(ConstHostBytes shard, HostBytes whole) override {
     expects(whole.size() == world() * shard.size(),
-            "all_gather: the whole is not a shard per rank");
+            "all_gather: `whole` must hold one shard per rank");
     const int count = to_count(shard.size());
     session_->run({"all_gather", whole.size()}, [&](MPI_Request* request) {
       return MPI_Iallgather(shard.data(), count, MPI_BYTE, whole.data(), count, MPI_BYTE,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,149 +27,132 @@ namespace {
 constexpr Collective kSetUp = {"setting up a channel", 0};
 constexpr Collective kEnd = {"ending a channel", 0};
 
-/// Whether `code` is no failure: where nothing blocks, "in progress" is as good as success.
+/// Whether `code` is not a failure: nonblocking calls return "in progress".
 bool accepted(ncclResult_t code) {
   return code == ncclSuccess || code == ncclInProgress;
 }
 
-/// One NCCL communicator, of which no call blocks: what takes time is polled, so that other ranks
-/// are waited for no longer than CollectiveTimeout allows. A wait that ends otherwise aborts the
-/// communicator, which ends its kernels on the device. Used by one thread at a time.
+/// One nonblocking NCCL communicator. Its state is polled, so that waits for other ranks respect
+/// CollectiveTimeout. A failed wait aborts the communicator, which ends its kernels on the device.
+/// Used by one thread at a time.
 class NcclChannel {
  public:
-  /// Joins the members; the calling thread's current device becomes the channel's. Collective.
-  /// Throws Error(comm).
-  NcclChannel(Ranks& ranks, const Members& members, std::shared_ptr<CollectiveTimeout> timeout);
-  /// Ends the communicator together with the other ranks; aborts it when something has failed.
-  ~NcclChannel();
+  /// Joins the members on the calling thread's current device. Collective. Throws Error(comm).
+  NcclChannel(Ranks& ranks, const Members& members, std::shared_ptr<CollectiveTimeout> timeout)
+      : timeout_(std::move(timeout)) {
+    // Place 0 of each channel makes its identifier; every rank gathers all of them.
+    ncclUniqueId own = {};
+    if (members.place() == 0) require(ncclGetUniqueId(&own), kSetUp);
+    std::vector<ncclUniqueId> all(ranks.world());
+    ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+    const ncclUniqueId id = all[members.first_rank()];
+
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    try {
+      timeout_->check(kSetUp, 0.0);
+      require(ncclCommInitRankConfig(&communicator_, static_cast<int>(members.count()), id,
+                                     static_cast<int>(members.place()), &config),
+              kSetUp);
+      settle(kSetUp);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+  /// Ends the communicator together with the other ranks; aborts it after a failure.
+  ~NcclChannel() {
+    if (communicator_ == nullptr) return;
+    try {
+      if (timeout_->ends_quietly()) close();
+    } catch (const Error&) {
+      // The run's results are complete; the abort below cleans up.
+    }
+    if (communicator_ != nullptr) abort();
+  }
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
 
   [[nodiscard]] ncclComm_t get() const { return communicator_; }
 
-  /// Makes `calls`, which enqueue on a stream and return the first code that is not accepted, as
-  /// one group. The first collectives of a channel may wait here for other ranks. Throws
-  /// Error(comm) or Error(interrupted).
-  void run_group(const Collective& what, const std::function<ncclResult_t()>& calls);
+  /// Runs `calls`, which enqueue on a stream and return the first code that is not accepted, as one
+  /// group. The first collectives of a channel may wait here for other ranks. Throws Error(comm) or
+  /// Error(interrupted).
+  void run_group(const Collective& what, const std::function<ncclResult_t()>& calls) {
+    try {
+      timeout_->check(what, 0.0);
+      expects(communicator_ != nullptr, "a collective on a channel that has ended");
+      require(ncclGroupStart(), what);
+      const ncclResult_t made = calls();
+      const ncclResult_t ended = ncclGroupEnd();  // also after a failure, to leave the group
+      require(made, what);
+      require(ended, what);
+      settle(what);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
 
-  /// A look at what runs on the device. Throws Error(comm) when it failed or may not be waited for
-  /// any longer, Error(interrupted).
-  void look(const Collective& what, double waited_seconds);
+  /// Polls the work on the device. Throws Error(comm) when it failed or timed out,
+  /// Error(interrupted).
+  void poll(const Collective& what, double waited_seconds) {
+    if (communicator_ == nullptr) return;
+    try {
+      ncclResult_t state = ncclSuccess;
+      require(ncclCommGetAsyncError(communicator_, &state), what);
+      require(state, what);
+      timeout_->check(what, waited_seconds);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
 
  private:
-  void require(ncclResult_t code, const Collective& what) const;
-  void settle(const Collective& what);
-  void close();
-  void abort();
+  void require(ncclResult_t code, const Collective& what) const {
+    if (accepted(code)) return;
+    // The last error belongs to the whole process, but only it has details.
+    const char* const last = ncclGetLastError(communicator_);
+    std::string text = ncclGetErrorString(code);
+    if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    throw Error(ErrorCategory::comm, fmt::format("{}: NCCL: {}", to_text(what), text));
+  }
+
+  void settle(const Collective& what) {
+    Polling polling;
+    while (true) {
+      ncclResult_t state = ncclSuccess;
+      require(ncclCommGetAsyncError(communicator_, &state), what);
+      require(state, what);
+      if (state == ncclSuccess) return;
+      timeout_->check(what, polling.seconds());
+      polling.pause();
+    }
+  }
+
+  void close() {
+    require(ncclCommFinalize(communicator_), kEnd);
+    settle(kEnd);
+    require(ncclCommDestroy(std::exchange(communicator_, nullptr)), kEnd);
+  }
+
+  /// Ignores failures: the process ends, and the driver frees its resources.
+  void abort() {
+    timeout_->give_up();
+    if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
+  }
 
   std::shared_ptr<CollectiveTimeout> timeout_;
   ncclComm_t communicator_ = nullptr;
 };
 
-NcclChannel::NcclChannel(Ranks& ranks, const Members& members,
-                         std::shared_ptr<CollectiveTimeout> timeout)
-    : timeout_(std::move(timeout)) {
-  // One rank of each channel makes its identifier, and all see all of them.
-  ncclUniqueId own = {};
-  if (members.place() == 0) require(ncclGetUniqueId(&own), kSetUp);
-  std::vector<ncclUniqueId> all(ranks.world());
-  ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
-  const ncclUniqueId id = all[members.first_rank()];
-
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  try {
-    timeout_->check(kSetUp, 0.0);
-    require(ncclCommInitRankConfig(&communicator_, static_cast<int>(members.count()), id,
-                                   static_cast<int>(members.place()), &config),
-            kSetUp);
-    settle(kSetUp);
-  } catch (...) {
-    abort();
-    throw;
-  }
-}
-
-NcclChannel::~NcclChannel() {
-  if (communicator_ == nullptr) return;
-  try {
-    if (timeout_->ends_quietly()) close();
-  } catch (const Error&) {
-    // What the run was for is done.
-  }
-  if (communicator_ != nullptr) abort();
-}
-
-void NcclChannel::close() {
-  require(ncclCommFinalize(communicator_), kEnd);
-  settle(kEnd);
-  require(ncclCommDestroy(std::exchange(communicator_, nullptr)), kEnd);
-}
-
-void NcclChannel::abort() {
-  timeout_->give_up();
-  // Nothing can be done about its failure: the process ends, and the driver cleans up behind it.
-  if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
-}
-
-void NcclChannel::run_group(const Collective& what, const std::function<ncclResult_t()>& calls) {
-  try {
-    timeout_->check(what, 0.0);
-    expects(communicator_ != nullptr, "a collective on a channel that has ended");
-    require(ncclGroupStart(), what);
-    const ncclResult_t made = calls();
-    const ncclResult_t ended = ncclGroupEnd();  // also after a failure: the thread is in the group
-    require(made, what);
-    require(ended, what);
-    settle(what);
-  } catch (...) {
-    abort();
-    throw;
-  }
-}
-
-void NcclChannel::settle(const Collective& what) {
-  Polling polling;
-  while (true) {
-    ncclResult_t state = ncclSuccess;
-    require(ncclCommGetAsyncError(communicator_, &state), what);
-    require(state, what);
-    if (state == ncclSuccess) return;
-    timeout_->check(what, polling.seconds());
-    polling.pause();
-  }
-}
-
-void NcclChannel::look(const Collective& what, double waited_seconds) {
-  if (communicator_ == nullptr) return;
-  try {
-    ncclResult_t state = ncclSuccess;
-    require(ncclCommGetAsyncError(communicator_, &state), what);
-    require(state, what);
-    timeout_->check(what, waited_seconds);
-  } catch (...) {
-    abort();
-    throw;
-  }
-}
-
-void NcclChannel::require(ncclResult_t code, const Collective& what) const {
-  if (accepted(code)) return;
-  // The last error belongs to the process; it is NCCL's only word on what a code is about.
-  const char* const last = ncclGetLastError(communicator_);
-  std::string text = ncclGetErrorString(code);
-  if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
-  for (char& letter : text) {
-    if (letter == '\n') letter = ' ';
-  }
-  throw Error(ErrorCategory::comm, fmt::format("{}: NCCL: {}", to_text(what), text));
-}
-
-/// Bytes as NCCL's elements: what is only moved has no type.
+/// Collectives only move bytes, whatever the element type.
 constexpr ncclDataType_t kByte = ncclUint8;
 
-/// NCCL moves, a kernel of this program adds: in NCCL's own sums the order depends on the
-/// algorithm that it chooses.
+/// NCCL moves data and this program's kernel adds, because the order of NCCL's own sums depends on
+/// the algorithm that it chooses.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(Ranks& ranks, Members members, std::shared_ptr<CollectiveTimeout> timeout)
@@ -211,13 +195,13 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  /// `calls` as one group; from then on whoever waits for the stream looks after the channel.
+  /// Runs `calls` as one group. Later waits for the stream poll the channel.
   template <class Calls>
   void run(device::CudaStream& stream, const Collective& what, const Calls& calls) {
     const cudaStream_t queue = stream.native();
     channel_->run_group(what, [&] { return calls(queue); });
     stream.set_watch(channel_.get(), [channel = channel_, what](double waited_seconds) {
-      channel->look(what, waited_seconds);
+      channel->poll(what, waited_seconds);
     });
   }
 
@@ -228,7 +212,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// Every rank's shard of `whole` from that rank; NCCL's all-gather takes equal shards only.
+  /// Gathers every rank's shard of `whole`; ncclAllGather supports only equal shards.
   void gather_unequal(device::CudaStream& stream, const Collective& what, DeviceBytes whole) {
     const Shards shards(whole.size(), world_);
     run(stream, what, [&](cudaStream_t queue) {
@@ -244,8 +228,8 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// `out` = the sum over ranks of this rank's shard of their `whole`. In rounds: as much of every
-  /// shard as the scratch holds from all ranks is exchanged, then added up in rank order.
+  /// `out` = the sum over ranks of this rank's shard of their `whole`. Each round exchanges as many
+  /// pages of every shard as `scratch` holds for all ranks, then adds them in rank order.
   void reduce(device::CudaStream& stream, const Collective& what, DeviceBytes whole, std::byte* out,
               DType type, DeviceBytes scratch) {
     const Shards shards(whole.size(), world_);
@@ -263,15 +247,15 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  /// Pages [page, page + piece) of rank's shard go to it; what the others have of this rank's
-  /// arrives in `scratch`, `piece` pages for each rank, in the order in which they are added.
+  /// Sends pages [page, page + piece) of each rank's shard to that rank; `scratch` receives the
+  /// others' pages of this rank's shard, `piece` pages per rank, in the order of the sum.
   void exchange(device::CudaStream& stream, const Collective& what, DeviceBytes whole,
                 DeviceBytes scratch, std::uint64_t page, std::uint64_t piece) {
     const Shards shards(whole.size(), world_);
     const Bytes arriving = shards.count(rank_, page, piece) * kPage;
     run(stream, what, [&](cudaStream_t queue) {
       for (std::uint32_t rank = 0; rank < world_; ++rank) {
-        if (rank == rank_) continue;  // the sum reads it where it is
+        if (rank == rank_) continue;  // the sum reads it in place
         const ncclResult_t code = exchange_with(
             rank, queue,
             {whole.raw() + shards.at(rank, page) * kPage, shards.count(rank, page, piece) * kPage},
@@ -282,7 +266,6 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// Nothing to send is nothing to receive at the other end.
   ncclResult_t exchange_with(std::uint32_t rank, cudaStream_t queue, ConstDeviceBytes leaving,
                              DeviceBytes arriving) const {
     const int peer = static_cast<int>(rank);
@@ -297,27 +280,25 @@ class NcclCommunicator final : public Communicator {
 
   std::shared_ptr<NcclChannel> channel_;
   Members members_;
-  std::uint32_t rank_;   ///< this one's place among the members, which is its rank in NCCL
+  std::uint32_t rank_;   ///< place among the members; rank in the NCCL communicator
   std::uint32_t world_;  ///< number of members
 };
 
-/// NCCL is not made for two ranks on one GPU: it may hang.
+/// NCCL does not support two ranks on one GPU and may hang.
 void refuse_shared_gpus(Ranks& ranks) {
   int ordinal = 0;
   cudaDeviceProp properties = {};
-  device::check_cuda(cudaGetDevice(&ordinal), "asking for the current CUDA device");
-  device::check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking for the name of a GPU");
+  device::check_cuda(cudaGetDevice(&ordinal), "getting the current CUDA device");
+  device::check_cuda(cudaGetDeviceProperties(&properties, ordinal), "getting the GPU's properties");
   constexpr std::size_t kSize = sizeof properties.uuid.bytes;
   std::vector<std::byte> names(ranks.world() * kSize);
   ranks.all_gather(std::as_bytes(std::span(properties.uuid.bytes)), names);
   for (std::size_t first = 0; first < ranks.world(); ++first) {
     for (std::size_t second = first + 1; second < ranks.world(); ++second) {
       if (std::memcmp(&names[first * kSize], &names[second * kSize], kSize) != 0) continue;
-      throw Error(
-          ErrorCategory::comm,
-          fmt::format("ranks {} and {} have the same GPU; start one process for each GPU of "
-                      "a machine",
-                      first, second));
+      throw Error(ErrorCategory::comm,
+                  fmt::format("ranks {} and {} use the same GPU; start at most one process per GPU",
+                              first, second));
     }
   }
 }
@@ -331,11 +312,11 @@ std::string nccl_refusal() {
 std::unique_ptr<Communicator> make_nccl_communicator(
     Ranks& ranks, const Members& members, device::Device& device,
     const std::shared_ptr<CollectiveTimeout>& timeout) {
-  // NCCL takes the calling thread's current device; a stream knows which one that has to be.
+  // NCCL uses the calling thread's current device; native() makes the stream's device current.
   const auto stream = device.make_stream("nccl");
   static_cast<void>(device::as_cuda(*stream).native());
   refuse_shared_gpus(ranks);
-  device::check_cuda(static_cast<cudaError_t>(load_sum()), "loading the kernels of sums");
+  device::check_cuda(static_cast<cudaError_t>(load_sum()), "loading the sum kernels");
   return std::make_unique<NcclCommunicator>(ranks, members, timeout);
 }
 

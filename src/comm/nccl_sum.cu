@@ -10,7 +10,7 @@ namespace {
 using device::kEight;
 
 constexpr unsigned kThreads = 256;
-/// Enough blocks for any GPU; each goes on to the next part of the buffer.
+/// Enough blocks for any GPU; each loops over the buffer.
 constexpr Bytes kMostBlocks = 512;
 
 template <class T>
@@ -19,7 +19,7 @@ __device__ const T* elements_of(const SumTerms& terms, std::uint32_t turn) {
   return reinterpret_cast<const T*>(start);
 }
 
-/// One thread reads all terms of its elements before it writes them, so `out` may be a term.
+/// Each thread reads all terms of its elements before it writes, so `out` may be a term.
 template <class T>
 __global__ void sum_terms(SumTerms terms, T* out, Bytes size) {
   const Bytes step = Bytes{gridDim.x} * kThreads * kEight;

@@ -54,7 +54,7 @@ class SelfRanks final : public Ranks {
     return std::make_unique<SelfCommunicator>();
   }
   void all_gather(ConstHostBytes shard, HostBytes whole) override {
-    expects(whole.size() == shard.size(), "all_gather: the whole is not one shard per rank");
+    expects(whole.size() == shard.size(), "all_gather: `whole` must hold one shard per rank");
     copy_bytes(whole.data(), shard.data(), shard.size());
   }
   std::string broadcast(std::string text) override { return text; }
@@ -72,8 +72,8 @@ class SelfRanks final : public Ranks {
 }  // namespace
 
 std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& options) {
-  expects(launch.rank < launch.world, "join_ranks: the rank is outside of the world");
-  expects(options.timeout_seconds > 0.0, "join_ranks: the timeout is not above 0");
+  expects(launch.rank < launch.world, "join_ranks: the rank must be below the number of ranks");
+  expects(options.timeout_seconds > 0.0, "join_ranks: the timeout must be above 0");
   if (launch.world == 1) return std::make_unique<SelfRanks>(launch, options);
   if (const std::string refusal = mpi_refusal(); !refusal.empty()) {
     throw Error(ErrorCategory::comm, fmt::format("{} started {} processes, but this program was {}",

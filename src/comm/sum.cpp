@@ -10,14 +10,14 @@
 namespace ballast::comm {
 namespace {
 
-/// Elements summed before the next ones are looked at. They fit the first-level cache, and all
-/// sources have been read there before `out` is written.
+/// Elements summed at a time. They fit the L1 cache, and all sources are read before `out` is
+/// written.
 constexpr std::size_t kRun = 2048;
 
 using Run = std::array<float, kRun>;
 using Bf16Run = std::array<std::uint16_t, kRun>;
 
-// memcpy between bytes and arrays of elements, so that the loops see arrays that cannot overlap.
+// memcpy into local arrays tells the compiler that the loops' operands do not overlap.
 void load(Run& to, const std::byte* from, std::size_t count) {
   std::memcpy(to.data(), from, count * sizeof(float));
 }
@@ -42,7 +42,7 @@ void add(Run& sum, const Run& term, std::size_t count) {
 
 void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,
                   DType type) {
-  expects(type == DType::f32 || type == DType::bf16, "sums over ranks are of f32 or bf16");
+  expects(type == DType::f32 || type == DType::bf16, "sums over ranks need type f32 or bf16");
   const auto load_run = type == DType::f32 ? load : load_bf16;
   Run sum;
   Run term;

@@ -15,14 +15,14 @@
 namespace ballast::comm {
 namespace {
 
-/// How one rank's part went: what is gathered first, in one size for all.
+/// Result of one rank's work; gathered first because its size is fixed.
 struct Outcome {
   std::uint64_t category = 0;
   std::uint64_t message_bytes = 0;  ///< 0: it succeeded
   std::uint64_t host_bytes = 0;
 };
 
-/// The error that `work` ends with; none when it succeeds. What cannot be compared passes through.
+/// The error that `work` throws, if any. Errors that ranks cannot compare are rethrown.
 std::optional<Error> error_of(const std::function<void()>& work) {
   try {
     work();
@@ -40,7 +40,7 @@ std::optional<Error> error_of(const std::function<void()>& work) {
   return std::nullopt;
 }
 
-/// Message and host of every rank behind each other, in fields of `width` bytes.
+/// Message and host name of every rank, concatenated and padded to `width` bytes.
 std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std::size_t width) {
   std::string part = text;
   part.resize(width);
@@ -51,7 +51,7 @@ std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std
   return texts;
 }
 
-/// Throws when anything in `outcomes` is a failure. Collective.
+/// Throws the JointError for `outcomes`, which hold at least one failure. Collective.
 void throw_the_first(Ranks& ranks, const std::vector<Outcome>& outcomes, const std::string& text) {
   std::size_t width = 0;
   for (const auto& o : outcomes) width = std::max(width, o.message_bytes + o.host_bytes);
@@ -95,7 +95,7 @@ void together(Ranks* ranks, const std::function<void()>& work) {
   } catch (const JointError&) {
     throw;
   } catch (const Error&) {
-    if (error) throw Error(*error);  // says more than that the others do not answer
+    if (error) throw Error(*error);  // more specific than a timeout
     throw;
   }
 }

@@ -28,7 +28,7 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
     document.fail("train_batch_size",
                   fmt::format("missing; give it or {}, or both of them", kMicro));
   }
-  // Where two of the three are named, there is nothing to choose.
+  // Given train_batch and one of the other two, the third one follows.
   b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
   if (b.accumulation == 0) {
     b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
@@ -71,7 +71,7 @@ void check_data(const Config& c, const Document& document) {
   const auto& d = c.data;
   require(d.sequence_length > 0, document, "data.sequence_length", "the tokens of one sequence");
   if (d.text.empty() && d.tokens.empty()) {
-    document.fail("data", "nothing to train on; give data.text or data.tokens");
+    document.fail("data", "no training data; give data.text or data.tokens");
   }
   if (!d.text.empty() && !d.tokens.empty()) {
     document.fail("data.tokens", "data.text is given too; give one of them");
@@ -97,9 +97,10 @@ void complete_optimizer(Config& c, const Document& document) {
     document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
   }
   if (o.type == adagrad && c.ballast.optimizer_states == "bf16_first") {
-    document.fail("ballast.optimizer_states",
-                  "\"bf16_first\" is about the first moment, and Adagrad has none; use \"fp32\" or "
-                  "\"8bit\"");
+    document.fail(
+        "ballast.optimizer_states",
+        "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" or "
+        "\"8bit\"");
   }
 }
 
@@ -132,8 +133,8 @@ void complete_placement(Config& c, const Document& document) {
 void check_aio(const AioSection& a, const Document& document) {
   if (a.abandon_seconds < a.stall_seconds) {
     document.fail("aio.abandon_seconds",
-                  fmt::format("{} is below stall_seconds {}; a transfer is warned of before it is "
-                              "given up",
+                  fmt::format("{} is below stall_seconds {}; raise it, or lower "
+                              "stall_seconds",
                               a.abandon_seconds, a.stall_seconds));
   }
   if (a.buffered && a.iopoll) {
@@ -141,13 +142,13 @@ void check_aio(const AioSection& a, const Document& document) {
   }
 }
 
-/// An entry of aio.paths that no transfer will use is accepted, since one list may serve several
-/// configs, but not without a word.
+/// Notes entries of aio.paths that no transfer uses. They are not errors, since several configs may
+/// share one list.
 void note_unused_paths(Config& c) {
   std::vector<std::filesystem::path> used = c.zero.optimizer.nvme_path;
   const auto& more = c.zero.parameters.nvme_path;
   used.insert(used.end(), more.begin(), more.end());
-  if (used.empty()) return;  // then it is the run directory, which may not be known yet
+  if (used.empty()) return;  // swap files go to the run directory, which may be unknown here
   for (std::size_t i = 0; i < c.aio.paths.size(); ++i) {
     const auto& path = c.aio.paths[i].path;
     if (std::find(used.begin(), used.end(), path) != used.end()) continue;
@@ -158,20 +159,21 @@ void note_unused_paths(Config& c) {
 void check_zero(const ZeroSection& zero, const Document& document) {
   if (zero.stage == 3) return;
   if (zero.quantized_weights) {
-    document.fail("zero_optimization.zero_quantized_weights",
-                  fmt::format("is about the gathers of stage 3, but the stage is {}; set stage to "
-                              "3 or this to false",
-                              zero.stage));
+    document.fail(
+        "zero_optimization.zero_quantized_weights",
+        fmt::format("applies only to the gathers of stage 3, but the stage is {}; set stage to "
+                    "3 or this to false",
+                    zero.stage));
   }
   if (zero.hpz_partition_size > 1) {
     document.fail("zero_optimization.zero_hpz_partition_size",
-                  fmt::format("is about the weights that stage 3 splits, but the stage is {}; set "
+                  fmt::format("applies only to stage 3, but the stage is {}; set "
                               "stage to 3 or this to 1",
                               zero.stage));
   }
 }
 
-/// The two names of one setting.
+/// Rejects both names of one setting together.
 void check_persistence(const Json& root, const Document& document) {
   const Json* const zero = root.find("zero_optimization");
   if (zero == nullptr) return;
@@ -185,7 +187,7 @@ void check_persistence(const Json& root, const Document& document) {
   }
 }
 
-/// The two names of one setting must not contradict each other.
+/// Rejects contradicting values of the two names of one setting.
 void check_activations(const Json& root, const Document& document) {
   const auto given = [&](const char* outer, const char* inner) {
     const Json* const section = root.find(outer);

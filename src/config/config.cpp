@@ -24,7 +24,7 @@ Config parse(const std::string& text, const std::filesystem::path& base, const s
 }
 
 std::string print(const Config& config) {
-  Config copy = config;  // the table of keys is bound to fields that can be written
+  Config copy = config;  // the key table needs mutable fields
   return write_section(all_keys(copy)).pretty() + "\n";
 }
 

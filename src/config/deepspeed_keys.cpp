@@ -7,7 +7,7 @@ namespace ballast::config {
 namespace {
 
 enum class Treatment {
-  ignored,      ///< any value; noted with the sentence
+  ignored,      ///< any value is accepted and noted with the sentence
   off,          ///< false is accepted, true is an error with the sentence
   on,           ///< true is accepted, false is an error with the sentence
   off_section,  ///< an object whose `enabled` is off, its other keys ignored
@@ -24,190 +24,136 @@ struct Group {
 using enum Treatment;
 
 // The names are those of DeepSpeed 0.19 (runtime/config.py, runtime/constants.py,
-// runtime/zero/config.py and their neighbours).
-const std::vector<Group>& top_level() {
-  static const std::vector<Group> groups = {
-      {"",
-       ignored,
-       "metrics.jsonl has the times, traffic and memory of each step; --trace shows its operations",
-       {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}},
-      {"",
-       ignored,
-       "metrics go to metrics.jsonl in the run directory",
-       {"tensorboard", "wandb", "csv_monitor", "comet"}},
-      {"",
-       ignored,
-       "this version writes no checkpoints",
-       {"checkpoint", "nebula", "datastates_ckpt"}},
-      {"",
-       ignored,
-       "the optimizers are Ballast's own and run for states in every tier",
-       {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}},
-      {"",
-       ignored,
-       "gradients are exchanged in the type of the weights and averaged over all ranks",
-       {"communication_data_type", "seq_parallel_comm_data_type", "prescale_gradients",
-        "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}},
-      {"",
-       ignored,
-       "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
-       {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}},
-      {"",
-       ignored,
-       "sequences are cut from one stream of tokens; no training batch is partial",
-       {"dataloader_drop_last"}},
-      {"", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}},
-      {"",
-       ignored,
-       "has no counterpart here",
-       {"compile", "dump_state", "log_level", "hybrid_engine", "graph_harvesting", "pipeline",
-        "vocabulary_size", "use_data_before_expert_parallelism"}},
-      {"",
-       off_section,
-       "is not in this version; set bf16.enabled for 16-bit weights or remove it",
-       {"amp", "torch_autocast"}},
-      {"",
-       off_section,
-       "would change what is trained and is not in this version; remove it",
-       {"curriculum_learning", "data_efficiency", "progressive_layer_drop", "quantize_training",
-        "eigenvalue", "elasticity"}},
-      {"",
-       refused,
-       "would change what is trained and is not in this version; remove it",
-       {"compression_training", "sparse_attention", "weight_quantization"}},
-      {"",
-       refused,
-       "splitting the model inside a layer is not in this version; remove it",
-       {"tensor_parallel", "sequence_parallel_size", "expert_parallel"}}};
-  return groups;
+// runtime/zero/config.py and related files).
+Group group(std::string_view section, Treatment treatment, std::string_view sentence,
+            std::vector<std::string_view> names) {
+  return {section, treatment, sentence, std::move(names)};
 }
 
-const std::vector<Group>& zero_optimization() {
-  constexpr std::string_view kSection = "zero_optimization";
-  static const std::vector<Group> groups = {
-      {kSection,
-       ignored,
-       "data moves block by block; there are no buckets",
-       {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
-        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
-        "sub_group_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size"}},
-      {kSection,
-       ignored,
-       "transfers overlap with computation; ballast.serial switches that off",
-       {"overlap_comm"}},
-      {kSection,
-       ignored,
-       "the planner decides what stays resident; see ballast.placement",
-       {"stage3_model_persistence_threshold", "model_persistence_threshold",
-        "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance",
-        "max_reuse_distance", "stage3_module_granularity_threshold", "module_granularity_threshold",
-        "leaf_module"}},
-      {kSection,
-       ignored,
-       "this version writes no checkpoints",
-       {"load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint",
-        "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save"}},
-      {kSection,
-       ignored,
-       "states are split over all ranks; for weights see zero_hpz_partition_size",
-       {"mics_shard_size", "mics_hierarchical_params_gather"}},
-      {kSection,
-       ignored,
-       "has no counterpart here",
-       {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
-        "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
-        "legacy_stage1", "memory_efficient_linear", "override_module_apply",
-        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
-        "zeropp_loco_param"}},
-      {kSection,
-       off,
-       "gradients are not quantised in this version; set it to false",
-       {"zero_quantized_gradients"}},
-      {kSection,
-       off,
-       "all weights are trained; set it to false",
-       {"zero_quantized_nontrainable_weights"}},
-      {kSection,
-       refused,
-       "stale updates are not in this version: every update uses all gradients of its step; "
-       "remove it",
-       {"zenflow"}}};
-  return groups;
-}
-
-const std::vector<Group>& offload() {
-  static const std::vector<Group> groups = {
-      {"offload_optimizer",
-       ignored,
-       "host memory is pinned where the device and the system support it",
-       {"pin_memory"}},
-      {"offload_optimizer",
-       ignored,
-       "the plan reads ahead and writes behind by itself",
-       {"pipeline_read", "pipeline_write", "pipeline"}},
-      {"offload_optimizer", ignored, "see ballast.update_threads", {"cpuadam_cores_perc"}},
-      {"offload_optimizer", ignored, "has no counterpart here", {"fast_init", "super_offload"}},
-      {"offload_optimizer",
-       ignored,
-       "the planner decides block by block; use device \"auto\" or ballast.placement",
-       {"ratio"}},
-      {"offload_param",
-       ignored,
-       "host memory is pinned where the device and the system support it",
-       {"pin_memory"}},
-      {"offload_param",
-       ignored,
-       "a buffer holds one block; ballast.host_bytes limits them all",
-       {"buffer_size", "max_in_cpu"}}};
-  return groups;
-}
-
-const std::vector<Group>& other_sections() {
-  static const std::vector<Group> groups = {
-      {"aio",
-       ignored,
-       "each folder has one I/O queue; see aio.queue_depth",
-       {"intra_op_parallelism", "thread_count", "num_threads", "single_submit", "overlap_events"}},
-      {"aio", ignored, "transfers go through host memory", {"use_gds"}},
-      {"activation_checkpointing",
-       ignored,
-       "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
-       {"partition_activations", "number_checkpoints", "contiguous_memory_optimization",
-        "synchronize_checkpoint_boundary", "profile"}},
-      {"bf16",
-       ignored,
-       "gradients accumulate in fp32 and are always checked for values that are not finite",
-       {"immediate_grad_update", "check_grad_overflow"}},
-      {"bf16",
-       off,
-       "master weights are fp32 here; set it to false",
-       {"bf16_master_weights_and_grads"}},
-      {"bf16", off, "is ballast.optimizer_states here; set it to false", {"bf16_optimizer_states"}},
-      {"fp16", off, "fp16 is not in this version; use bf16.enabled", {"enabled"}},
-      {"fp16",
-       ignored,
-       "fp16 is off",
-       {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-        "consecutive_hysteresis", "min_loss_scale", "fused_mode", "fp16_master_weights_and_grads"}},
-      {"optimizer",
-       ignored,
-       "the optimizers are Ballast's own and run for states in every tier",
-       {"legacy_fusion"}},
-      {"optimizer.params",
-       ignored,
-       "the update is Ballast's own; for moments see ballast.optimizer_states",
-       {"torch_adam", "fp32_optimizer_states", "set_grad_none"}},
-      {"optimizer.params", off, "AMSGrad is not in this version; set it to false", {"amsgrad"}},
-      {"optimizer.params",
-       on,
-       "Adam without bias correction is not in this version; set it to true",
-       {"bias_correction"}},
-      {"optimizer.params",
-       refused,
-       "is not a parameter of an optimizer here; use gradient_clipping",
-       {"max_grad_norm"}}};
-  return groups;
+const std::vector<Group>& groups() {
+  static const std::vector<Group> all = {
+      group(
+          "", ignored,
+          "metrics.jsonl has the times, traffic and memory of each step; --trace shows its "
+          "operations",
+          {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}),
+      group("", ignored, "metrics go to metrics.jsonl in the run directory",
+            {"tensorboard", "wandb", "csv_monitor", "comet"}),
+      group("", ignored, "this version writes no checkpoints",
+            {"checkpoint", "nebula", "datastates_ckpt"}),
+      group("", ignored, "Ballast has its own optimizers, which support states in every tier",
+            {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}),
+      group("", ignored,
+            "gradients are exchanged in the type of the weights and averaged over all ranks",
+            {"communication_data_type", "seq_parallel_comm_data_type", "prescale_gradients",
+             "gradient_predivide_factor", "sparse_gradients", "disable_allgather"}),
+      group("", ignored,
+            "gradients accumulate in fp32, master weights are fp32; see ballast.optimizer_states",
+            {"data_types", "managed_gradient_accumulation", "coalesce_grad_reduction"}),
+      group("", ignored,
+            "sequences are cut from one stream of tokens; no training batch is partial",
+            {"dataloader_drop_last"}),
+      group("", ignored, "`ballast plan` and `ballast tune` do this", {"autotuning"}),
+      group("", ignored, "has no equivalent in Ballast",
+            {"compile", "dump_state", "log_level", "hybrid_engine", "graph_harvesting", "pipeline",
+             "vocabulary_size", "use_data_before_expert_parallelism"}),
+      group("", off_section,
+            "is not in this version; set bf16.enabled for 16-bit weights or remove it",
+            {"amp", "torch_autocast"}),
+      group("", off_section,
+            "would change training results and is not supported in this version; remove it",
+            {"curriculum_learning", "data_efficiency", "progressive_layer_drop",
+             "quantize_training", "eigenvalue", "elasticity"}),
+      group("", refused,
+            "would change training results and is not supported in this version; remove it",
+            {"compression_training", "sparse_attention", "weight_quantization"}),
+      group("", refused, "splitting the model inside a layer is not in this version; remove it",
+            {"tensor_parallel", "sequence_parallel_size", "expert_parallel"}),
+      group("zero_optimization", ignored, "data moves block by block; there are no buckets",
+            {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
+             "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
+             "sub_group_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size"}),
+      group("zero_optimization", ignored,
+            "transfers overlap with computation; ballast.serial switches that off",
+            {"overlap_comm"}),
+      group("zero_optimization", ignored,
+            "the planner decides what stays resident; see ballast.placement",
+            {"stage3_model_persistence_threshold", "model_persistence_threshold",
+             "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance",
+             "max_reuse_distance", "stage3_module_granularity_threshold",
+             "module_granularity_threshold", "leaf_module"}),
+      group("zero_optimization", ignored, "this version writes no checkpoints",
+            {"load_from_fp32_weights", "elastic_checkpoint", "pipeline_loading_checkpoint",
+             "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save",
+             "stage3_gather_fp16_weights_on_model_save"}),
+      group("zero_optimization", ignored,
+            "states are split over all ranks; for weights see zero_hpz_partition_size",
+            {"mics_shard_size", "mics_hierarchical_params_gather"}),
+      group("zero_optimization", ignored, "has no equivalent in Ballast",
+            {"stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params",
+             "stage3_allgather_sequential", "allgather_sequential", "ignore_unused_parameters",
+             "legacy_stage1", "memory_efficient_linear", "override_module_apply",
+             "log_trace_cache_warnings", "enable_sanity_checks",
+             "save_muon_momentum_buffer_in_memory", "zeropp_loco_param"}),
+      group("zero_optimization", off,
+            "gradients are not quantised in this version; set it to false",
+            {"zero_quantized_gradients"}),
+      group("zero_optimization", off, "all weights are trained; set it to false",
+            {"zero_quantized_nontrainable_weights"}),
+      group("zero_optimization", refused,
+            "stale updates are not in this version: every update uses all gradients of its step; "
+            "remove it",
+            {"zenflow"}),
+      group("offload_optimizer", ignored,
+            "host memory is pinned where the device and the system support it", {"pin_memory"}),
+      group("offload_optimizer", ignored, "the plan schedules reads and writes asynchronously",
+            {"pipeline_read", "pipeline_write", "pipeline"}),
+      group("offload_optimizer", ignored, "see ballast.update_threads", {"cpuadam_cores_perc"}),
+      group("offload_optimizer", ignored, "has no equivalent in Ballast",
+            {"fast_init", "super_offload"}),
+      group("offload_optimizer", ignored,
+            "the planner decides block by block; use device \"auto\" or ballast.placement",
+            {"ratio"}),
+      group("offload_param", ignored,
+            "host memory is pinned where the device and the system support it", {"pin_memory"}),
+      group("offload_param", ignored,
+            "a buffer holds one block; ballast.host_bytes limits them all",
+            {"buffer_size", "max_in_cpu"}),
+      group("aio", ignored, "each folder has one I/O queue; see aio.queue_depth",
+            {"intra_op_parallelism", "thread_count", "num_threads", "single_submit",
+             "overlap_events"}),
+      group("aio", ignored, "transfers go through host memory", {"use_gds"}),
+      group(
+          "activation_checkpointing", ignored,
+          "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
+          {"partition_activations", "number_checkpoints", "contiguous_memory_optimization",
+           "synchronize_checkpoint_boundary", "profile"}),
+      group("bf16", ignored,
+            "gradients accumulate in fp32 and are always checked for values that are not finite",
+            {"immediate_grad_update", "check_grad_overflow"}),
+      group("bf16", off, "master weights are fp32 here; set it to false",
+            {"bf16_master_weights_and_grads"}),
+      group("bf16", off, "is ballast.optimizer_states here; set it to false",
+            {"bf16_optimizer_states"}),
+      group("fp16", off, "fp16 is not in this version; use bf16.enabled", {"enabled"}),
+      group("fp16", ignored, "fp16 is off",
+            {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+             "consecutive_hysteresis", "min_loss_scale", "fused_mode",
+             "fp16_master_weights_and_grads"}),
+      group("optimizer", ignored,
+            "Ballast has its own optimizers, which support states in every tier",
+            {"legacy_fusion"}),
+      group("optimizer.params", ignored,
+            "the update is Ballast's own; for moments see ballast.optimizer_states",
+            {"torch_adam", "fp32_optimizer_states", "set_grad_none"}),
+      group("optimizer.params", off, "AMSGrad is not in this version; set it to false",
+            {"amsgrad"}),
+      group("optimizer.params", on,
+            "Adam without bias correction is not in this version; set it to true",
+            {"bias_correction"}),
+      group("optimizer.params", refused,
+            "is not a parameter of an optimizer here; use gradient_clipping", {"max_grad_norm"})};
+  return all;
 }
 
 void require_flag(const Value& value, bool wanted, std::string_view sentence) {
@@ -234,17 +180,6 @@ void read(const Value& value, const Group& group, std::vector<std::string>& log)
   }
 }
 
-void append(Section& table, std::string_view section, const std::vector<Group>& groups,
-            std::vector<std::string>& log) {
-  for (const auto& group : groups) {
-    if (group.section != section) continue;
-    for (const auto name : group.names) {
-      table.push_back(
-          {std::string(name), [&group, &log](const Value& value) { read(value, group, log); }, {}});
-    }
-  }
-}
-
 /// `zero_optimization.cpu_offload: true` of old configs becomes `offload_optimizer.device: cpu`.
 void map_cpu_offload(Document& document, const std::string& old_name, const std::string& new_name,
                      std::vector<std::string>& log) {
@@ -268,10 +203,13 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
 
 Section with_deepspeed_keys(Section table, std::string_view section,
                             std::vector<std::string>& log) {
-  append(table, section, top_level(), log);
-  append(table, section, zero_optimization(), log);
-  append(table, section, offload(), log);
-  append(table, section, other_sections(), log);
+  for (const auto& group : groups()) {
+    if (group.section != section) continue;
+    for (const auto name : group.names) {
+      table.push_back(
+          {std::string(name), [&group, &log](const Value& value) { read(value, group, log); }, {}});
+    }
+  }
   return table;
 }
 

@@ -74,7 +74,6 @@ void Document::apply(const std::string& assignment) {
     if (dot == path.size()) break;
     start = dot + 1;
   }
-  // JSON or, failing that, the text itself.
   const std::string value = assignment.substr(equals + 1);
   *node = text::is_json(value) ? text::parse_json(value, label) : Json(value);
   origins_[path] = assignment;

@@ -12,12 +12,12 @@ namespace ballast::config {
 using text::Json;
 using text::printable;
 
-/// A config file as a tree, overrides applied, together with what messages about it need.
+/// A config file as a JSON tree with overrides applied, and the context of its error messages.
 class Document {
  public:
   /// Throws Error(config), one line that starts with `name`, for text that is not UTF-8, not JSON
-  /// (comments apart), has a key twice in one object or is no object, and for an override that is
-  /// not path=value or whose path leads through something that is no object.
+  /// (comments are allowed), repeats a key in one object or is not an object, and for an override
+  /// that is not path=value or whose path leads through a value that is not an object.
   Document(const std::string& text, const std::filesystem::path& base, const std::string& name,
            std::span<const std::string> overrides);
 
@@ -25,7 +25,7 @@ class Document {
   [[nodiscard]] const Json& root() const { return root_; }
   /// The absolute directory of relative paths.
   [[nodiscard]] const std::filesystem::path& base() const { return base_; }
-  /// Throws Error(config) "NAME: PATH: MESSAGE"; says so when an override set the value at `path`.
+  /// Throws Error(config) "NAME: PATH: MESSAGE", with the override that set the value, if any.
   [[noreturn]] void fail(const std::string& path, const std::string& message) const;
 
  private:
@@ -34,7 +34,7 @@ class Document {
   std::string name_;
   std::filesystem::path base_;
   Json root_;
-  std::map<std::string, std::string> origins_;  ///< path: the override that put something there
+  std::map<std::string, std::string> origins_;  ///< path to the override that set it
 };
 
 }  // namespace ballast::config

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kIndent = "  ";
 constexpr auto kNone = std::string_view::npos;
 
-/// The white space at the start of the line of `at`.
+/// The indentation of the line that contains `at`.
 std::string_view indent_of(std::string_view text, std::size_t at) {
   const std::size_t line = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;  // npos + 1 is 0
   const std::size_t word = std::min(text.find_first_not_of(" \t", line), text.size());
@@ -33,7 +33,7 @@ std::string_view newline_of(std::string_view text) {
   return text.find("\r\n") == kNone ? "\n" : "\r\n";
 }
 
-/// `json` with its further lines indented.
+/// `json` with all lines but the first indented.
 std::string indented(std::string_view json, std::string_view indent, std::string_view newline) {
   std::string out;
   for (const char c : json) {
@@ -47,8 +47,7 @@ std::string indented(std::string_view json, std::string_view indent, std::string
   return out;
 }
 
-/// The first end of line from `at` on, in white space and comments up to `limit`; npos when all of
-/// it is on one line.
+/// The first end of line from `at` on in white space and comments before `limit`; npos if none.
 std::size_t end_of_line(std::string_view text, std::size_t at, std::size_t limit) {
   while (at < limit) {
     if (text[at] == '\n') return at > 0 && text[at - 1] == '\r' ? at - 1 : at;
@@ -73,7 +72,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   const std::size_t line_end = end_of_line(text, last, close);
   const std::string close_indent(indent_of(text, close));
   if (line_end == kNone) {
-    // The object ends on this line: before its brace, behind a comment that may stand there.
+    // The object ends on this line: insert after any comment, before the brace.
     const std::size_t at = text.find_last_not_of(" \t", close - 1) + 1;
     const std::string member =
         fmt::format("{}: {}", Json(key).compact(), indented(json, close_indent, newline));
@@ -85,8 +84,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   if (!first && starts_its_line(text, object.members().back().at)) {
     indent = indent_of(text, object.members().back().at);
   }
-  // Behind what is said about the last member on its line; in an empty object behind all that is
-  // said in it.
+  // Insert after the last member's line with its comment; in an empty object after all comments.
   std::size_t at = line_end;
   if (first) at = text.find_last_not_of(" \t\r\n", close - 1) + 1;
   text.insert(at, fmt::format("{}{}{}: {}", newline, indent, Json(key).compact(),
@@ -94,7 +92,7 @@ void insert_member(std::string& text, const Json& object, std::string_view key,
   if (!first) text.insert(last, ",");
 }
 
-/// {"a": {"b": json}} over several lines, for the keys that are missing.
+/// {"a": {"b": json}} on several lines, for missing `keys`.
 std::string nested(std::span<const std::string> keys, const std::string& json) {
   if (keys.empty()) return json;
   const std::string inner = nested(keys.subspan(1), json);

@@ -28,7 +28,7 @@ void check_range(const Value& value, std::uint64_t number, WholeRange range) {
     value.fail(fmt::format("must be at most {}, got {}", range.high, number));
 }
 
-/// The number as a non-negative whole number; none when it is no whole number.
+/// The value as a non-negative whole number; none when it is not a whole number.
 std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
   const Json& json = value.json();
   if (const auto whole = json.whole()) return whole;
@@ -59,7 +59,7 @@ std::string suggestion(const std::string& name, const Section& section) {
 
 Value Value::member(const std::string& name) const {
   const Json* const found = json_->find(name);
-  expects(found != nullptr, "a member is there before it is read");
+  expects(found != nullptr, "a config member must exist before it is read");
   return {*document_, *found, path_.empty() ? name : path_ + "." + name};
 }
 
@@ -130,7 +130,7 @@ void Value::fail_choice(const std::vector<std::string>& choices) const {
 std::string Value::path_text() const {
   const std::string found = text();
   if (found.empty()) fail("expected a path, got an empty string");
-  if (found.find('\0') != std::string::npos) fail("a path cannot have a zero byte in it");
+  if (found.find('\0') != std::string::npos) fail("a path cannot contain a zero byte");
   return (document_->base() / found).lexically_normal().string();
 }
 

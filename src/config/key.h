@@ -14,8 +14,7 @@
 
 namespace ballast::config {
 
-/// Bounds of a whole number, both inclusive. The upper one keeps sums of products of sizes far from
-/// overflow.
+/// Inclusive bounds of a whole number. The default upper bound avoids overflow in sums of products.
 struct WholeRange {
   std::uint64_t low = 0;
   std::uint64_t high = std::uint64_t{1} << 53U;
@@ -37,7 +36,7 @@ constexpr RealRange kShare = {.low = 0.0, .high = 1.0};
 constexpr RealRange kBelowOne = {.low = 0.0, .high = 1.0, .open_high = true};
 
 /// One value of the document and its path. Each reader throws Error(config), naming the path and
-/// what stands there, when the value is of another type or out of range.
+/// the value, for a wrong type or a value out of range.
 class Value {
  public:
   Value(const Document& document, const Json& json, std::string path)
@@ -55,7 +54,7 @@ class Value {
   /// A number of bytes or a string with a unit.
   [[nodiscard]] std::uint64_t bytes(WholeRange range) const;
   [[nodiscard]] std::string text() const;
-  /// One of `choices`, with a suggestion when it is none of them.
+  /// One of `choices`; the error for other values suggests the nearest one.
   [[nodiscard]] std::string choice(const std::vector<std::string>& choices) const;
   /// A path made absolute; globs are left as they are.
   [[nodiscard]] std::string path_text() const;
@@ -72,24 +71,24 @@ class Value {
   std::string path_;
 };
 
-/// One key of a section: what it is called, how it is read into the config and written from it.
-/// The table of keys is bound to one Config, whose fields the functions refer to.
+/// One key of a section: its name and functions that read and write it. The functions refer to the
+/// fields of one Config.
 struct Key {
   std::string name;
   std::function<void(const Value&)> read;
   std::function<Json()> write;                ///< none: a key that is accepted but not printed
-  std::vector<std::string> other_names = {};  ///< not accepted; lead the suggestion to `name`
+  std::vector<std::string> other_names = {};  ///< not accepted; used to suggest `name`
 };
 
 using Section = std::vector<Key>;
 
-/// Reads the keys in the table's order. A missing key and null leave the default. Unknown keys are
-/// an error.
+/// Reads the keys in the table's order. Missing keys and null keep the default. Throws
+/// Error(config) for unknown keys.
 void read_section(const Value& value, const Section& section);
 Json write_section(const Section& section);
 
-/// A section inside a section. `keys` is called when it is read or written, so that it may depend
-/// on keys that stand before it in the table.
+/// A nested section. `keys` is called when it is read or written, so that it may depend on keys
+/// before it in the table.
 Key section(std::string name, const std::function<Section()>& keys);
 
 template <typename T>
@@ -108,7 +107,7 @@ Key path(std::string name, std::filesystem::path& target);
 /// A string or an array of strings, each a path or a glob.
 Key path_list(std::string name, std::vector<std::string>& target);
 
-/// Also accepts "auto", which stands for the value zero (or none) of `target`.
+/// Also accepts "auto", which sets `target` to zero (or none).
 template <typename T>
 Key or_auto(Key key, T& target) {
   key.read = [read = std::move(key.read), &target](const Value& value) {
@@ -127,7 +126,7 @@ Key or_auto(Key key, T& target) {
 /// The same key, not printed.
 Key accepted_only(Key key);
 
-/// The same key with the names under which others know it.
+/// The same key with names that other programs use for it.
 Key also_called(Key key, std::vector<std::string> other_names);
 
 }  // namespace ballast::config

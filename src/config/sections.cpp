@@ -11,7 +11,7 @@
 namespace ballast::config {
 namespace {
 
-/// Choosing a family brings its defaults, so this is the first key.
+/// Choosing a family sets its defaults, so this key is read first.
 Key family_key(model::ModelConfig& m) {
   Key key = choice("family", m.family, model::family_names());
   key.read = [read = std::move(key.read), &m](const Value& value) {
@@ -21,7 +21,7 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// The keys that not every family has. One that the model's family lacks has no effect.
+/// Keys that only some families have. A key that the model's family lacks is noted and ignored.
 Section number_keys(Config& c) {
   Section keys;
   const auto is = [](const std::string& name) {
@@ -83,7 +83,7 @@ Section data_keys(DataSection& d) {
           flag("shuffle", d.shuffle)};
 }
 
-/// A block number that takes up all of `text`.
+/// `text` as a block number; none when it is not one.
 std::optional<std::uint64_t> block_number(std::string_view text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -101,7 +101,7 @@ void read_blocks(const Value& value, PlacementRule& rule) {
   const std::string text = value.json().text();
   if (text == "all") {
     rule.first_block = 0;
-    rule.last_block = std::numeric_limits<std::uint64_t>::max();  // complete() knows how many
+    rule.last_block = std::numeric_limits<std::uint64_t>::max();  // complete() replaces it
     return;
   }
   const std::size_t dash = text.find('-');
@@ -148,10 +148,10 @@ Key placement_key(std::vector<PlacementRule>& rules) {
       const Value item = value.element(i);
       PlacementRule rule;
       read_section(item, rule_keys(rule));
-      if (item.json().find("blocks") == nullptr) item.fail("names no blocks; add \"blocks\"");
+      if (item.json().find("blocks") == nullptr) item.fail("lacks \"blocks\"; add it");
       if (!rule.weights && !rule.optimizer && !rule.activations && !rule.recompute) {
         item.fail(
-            "places nothing; add \"weights\", \"optimizer\", \"activations\" or \"recompute\"");
+            "has no effect; add \"weights\", \"optimizer\", \"activations\" or \"recompute\"");
       }
       rules.push_back(rule);
     }
@@ -239,7 +239,7 @@ Section bf16_keys(Config& c) {
   return with_deepspeed_keys({std::move(enabled)}, "bf16", c.ignored);
 }
 
-/// DeepSpeed's name for ballast.activations on the host, which is the one that is printed.
+/// DeepSpeed's name for ballast.activations "host"; print() writes ballast.activations.
 Section activation_checkpointing_keys(Config& c) {
   Key key = {"cpu_checkpointing",
              [&c](const Value& value) {
@@ -262,7 +262,7 @@ Key batch_key(std::string name, std::uint64_t& target) {
   return or_auto(whole(std::move(name), target, {1, std::uint64_t{1} << 32U}), target);
 }
 
-/// A key of the two that the planner may decide: "auto" asks it to, and is what is printed.
+/// A batch key that the planner may choose: "auto" is read and printed as such.
 Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) {
   Key key = batch_key(std::move(name), target);
   key.read = [read = std::move(key.read), &automatic](const Value& value) {

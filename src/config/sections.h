@@ -10,32 +10,27 @@
 
 namespace ballast::config {
 
-/// The one table of all keys, bound to the fields of `config`, which it must not outlive.
+/// The table of all keys, which refers to the fields of `config` and must not outlive it.
 Section all_keys(Config& config);
 
-// Parts of that table. DeepSpeed's keys without a meaning here are noted in `log` as "path:
-// reason".
+// Parts of that table. DeepSpeed's keys without effect are noted in `log` as "path: reason".
 
-/// `optimizer`: the type, then the parameters of that type.
 Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& log);
-/// `scheduler`, likewise.
 Section scheduler_keys(SchedulerSection& scheduler);
-/// `zero_optimization`.
 Section zero_keys(ZeroSection& zero, std::vector<std::string>& log);
-/// `aio`.
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
 
-/// `table` plus the keys that DeepSpeed has in `section` ("" is the top level) and Ballast has not:
-/// those that change nothing are accepted and noted in `log`, those that would change what is
-/// trained are an error unless they are switched off.
+/// `table` plus DeepSpeed's keys of `section` ("" is the top level) that Ballast does not
+/// implement. Keys that do not affect results are accepted and noted in `log`; others are an error
+/// unless they are switched off.
 Section with_deepspeed_keys(Section table, std::string_view section, std::vector<std::string>& log);
 
-/// Rewrites DeepSpeed's deprecated spellings to the present ones and notes each in `log`. Throws
+/// Rewrites DeepSpeed's deprecated keys to the current ones and notes each in `log`. Throws
 /// Error(config) when both are given.
 void map_deprecated(Document& document, std::vector<std::string>& log);
 
-/// Derives what is missing (batch triplet, defaults that depend on other keys) and checks what
-/// several keys say together. Throws Error(config) naming the keys and their values.
+/// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys
+/// against each other. Throws Error(config) naming the keys and their values.
 void complete(Config& config, const Document& document, std::uint64_t world);
 
 }  // namespace ballast::config

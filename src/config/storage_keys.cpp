@@ -13,7 +13,7 @@ using Path = std::filesystem::path;
 
 constexpr RealRange kGigabytes = {.low = 0.0, .high = 1e6};
 
-/// A folder, without the slash at the end that would make two paths of one.
+/// A folder without a trailing slash, so that equal folders compare equal.
 Path folder(const Value& value) {
   Path found = value.path_text();
   return found.has_filename() ? found : found.parent_path();
@@ -22,12 +22,12 @@ Path folder(const Value& value) {
 void add_folder(const Value& value, std::vector<Path>& folders) {
   Path found = folder(value);
   if (std::find(folders.begin(), folders.end(), found) != folders.end()) {
-    value.fail(fmt::format("{} is in the list already; remove it", found.string()));
+    value.fail(fmt::format("{} is listed twice; remove one", found.string()));
   }
   folders.push_back(std::move(found));
 }
 
-/// A folder or an array of folders; null, "" and [] stand for none.
+/// A folder or an array of folders; null, "" and [] mean none.
 Key folders(std::string name, std::vector<Path>& target) {
   return {std::move(name),
           [&target](const Value& value) {
@@ -72,7 +72,7 @@ Section offload_keys(OffloadSection& o, std::string_view name, std::vector<std::
                              name, log);
 }
 
-/// "auto" comes from configs for transformers, which put a number there: the default.
+/// Configs for transformers contain "auto", which means the default here.
 Key persistence_key(std::string name, ZeroSection& zero) {
   Key key = whole(std::move(name), zero.persistence_threshold, {});
   key.read = [read = std::move(key.read), &zero](const Value& value) {
@@ -85,7 +85,7 @@ Key persistence_key(std::string name, ZeroSection& zero) {
   return key;
 }
 
-/// Keys that `aio` and each entry of `aio.paths` have.
+/// Keys of both `aio` and the entries of `aio.paths`.
 Section transfer_keys(Bytes& block_size, unsigned& queue_depth, std::string& backend) {
   Key block = bytes("block_size", block_size, {kPage, kGiB});
   block.read = [read = std::move(block.read), &block_size](const Value& value) {
@@ -107,7 +107,7 @@ Section path_keys(AioPath& entry) {
   return keys;
 }
 
-/// Stands behind the keys of `aio` that its entries inherit.
+/// Must be read after the keys of `aio` that the entries inherit.
 Key paths_key(AioSection& aio) {
   const auto read = [&aio](const Value& value) {
     if (!value.json().is_array()) value.fail_type("an array of objects");
@@ -120,7 +120,7 @@ Key paths_key(AioSection& aio) {
                        .queue_depth = aio.queue_depth,
                        .backend = aio.backend};
       read_section(item, path_keys(entry));
-      if (entry.path.empty()) item.fail("names no folder; add \"path\"");
+      if (entry.path.empty()) item.fail("lacks \"path\"; add it");
       add_folder(item.member("path"), seen);
       aio.paths.push_back(std::move(entry));
     }

@@ -9,11 +9,11 @@
 namespace ballast::config {
 namespace {
 
-/// A key that belongs to another type of `kind` than the one at hand, `type`.
+/// A key that the `kind` (optimizer or schedule) of this `type` lacks.
 Key foreign(std::string name, std::string_view kind, std::string_view type) {
   return {std::move(name),
           [kind, type](const Value& value) {
-            value.fail(fmt::format("is no parameter of the {} \"{}\"", kind, type));
+            value.fail(fmt::format("is not a parameter of the {} \"{}\"", kind, type));
           },
           {}};
 }
@@ -41,8 +41,8 @@ Key betas_key(OptimizerSection& o) {
           }};
 }
 
-/// With AdamW it can only be true. False turns "Adam" into Adam with its own defaults, so it must
-/// be read before the other parameters.
+/// AdamW accepts only true. False turns "Adam" into Adam with its own defaults, so this key is read
+/// before the other parameters.
 Key adam_w_mode_key(OptimizerSection& o) {
   const auto read = [&o](const Value& value) {
     if (value.flag()) return;
@@ -54,7 +54,7 @@ Key adam_w_mode_key(OptimizerSection& o) {
   return {"adam_w_mode", read, [] { return Json(false); }};
 }
 
-/// A parameter of torch.optim of which only the value 0 is in this version.
+/// A parameter of torch.optim that must be 0 in this version.
 Key zero_key(std::string name) {
   return {std::move(name),
           [](const Value& value) {
@@ -65,15 +65,29 @@ Key zero_key(std::string name) {
           {}};
 }
 
-/// The parameters of the optimizer at hand; those of the others are an error that says so.
+/// A key and the types of optimizer or schedule that have it.
+template <class Type>
+struct Row {
+  std::vector<Type> types;
+  Key key;
+};
+
+/// The keys of `type`, named `name`; reading any other key is an error that says so.
+template <class Type>
+Section keys_of(Type type, std::string_view kind, std::string_view name,
+                const std::vector<Row<Type>>& rows) {
+  Section keys;
+  for (const auto& [types, key] : rows) {
+    const bool own = std::find(types.begin(), types.end(), type) != types.end();
+    keys.push_back(own ? key : foreign(key.name, kind, name));
+  }
+  return keys;
+}
+
 Section optimizer_parameters(OptimizerSection& o) {
   using enum OptimizerSection::Type;
-  struct Row {
-    std::vector<Optimizer> optimizers;
-    Key key;
-  };
   const Key mode = adam_w_mode_key(o);
-  const std::vector<Row> rows = {
+  const std::vector<Row<Optimizer>> rows = {
       {{adamw, adam}, o.type == adam ? mode : accepted_only(mode)},
       {{adamw, adam, adagrad, lion, sgd},
        also_called(real("lr", o.lr, kPositive), {"learning_rate"})},
@@ -85,15 +99,7 @@ Section optimizer_parameters(OptimizerSection& o) {
       {{sgd}, zero_key("dampening")},
       {{adagrad}, zero_key("lr_decay")},
       {{adagrad}, zero_key("initial_accumulator_value")}};
-  Section keys;
-  for (const auto& [optimizers, key] : rows) {
-    if (std::find(optimizers.begin(), optimizers.end(), o.type) != optimizers.end()) {
-      keys.push_back(key);
-    } else {
-      keys.push_back(foreign(key.name, "optimizer", kOptimizers[static_cast<std::size_t>(o.type)]));
-    }
-  }
-  return keys;
+  return keys_of(o.type, "optimizer", kOptimizers[static_cast<std::size_t>(o.type)], rows);
 }
 
 using Schedule = SchedulerSection::Type;
@@ -126,14 +132,9 @@ Key last_batch_iteration_key() {
           {}};
 }
 
-/// The parameters of the schedule that `type` names; those of the others are an error that says so.
 Section schedule_keys(SchedulerSection& s) {
   using enum SchedulerSection::Type;
-  struct Row {
-    std::vector<Schedule> schedules;
-    Key key;
-  };
-  const std::vector<Row> rows = {
+  const std::vector<Row<Schedule>> rows = {
       {{warmup_decay, warmup_cosine},
        whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
       {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
@@ -144,15 +145,7 @@ Section schedule_keys(SchedulerSection& s) {
       {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
       {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
       {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
-  Section keys;
-  for (const auto& [schedules, key] : rows) {
-    if (std::find(schedules.begin(), schedules.end(), s.type) != schedules.end()) {
-      keys.push_back(key);
-    } else {
-      keys.push_back(foreign(key.name, "schedule", schedule_name(s.type)));
-    }
-  }
-  return keys;
+  return keys_of(s.type, "schedule", schedule_name(s.type), rows);
 }
 
 }  // namespace

@@ -45,13 +45,13 @@ Isa parse_isa(std::string_view name) {
   }
   throw Error(ErrorCategory::usage,
               "'" + std::string(name) +
-                  "' is no instruction set; choose scalar, neon, avx2 or avx512" +
+                  "' is not an instruction set; choose scalar, neon, avx2 or avx512" +
                   did_you_mean(name, isa_names()));
 }
 
 bool cpu_supports(Isa isa) noexcept {
 #if defined(__x86_64__)
-  // clang 14 does not know this feature by its name.
+  // __builtin_cpu_supports of clang 14 does not accept "f16c".
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   __builtin_cpu_init();

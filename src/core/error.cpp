@@ -1,33 +1,15 @@
 #include "ballast/core/error.h"
 
+#include <array>
 #include <system_error>
 
 namespace ballast {
 
 std::string_view to_string(ErrorCategory category) noexcept {
-  switch (category) {
-    case ErrorCategory::usage:
-      return "usage";
-    case ErrorCategory::config:
-      return "config";
-    case ErrorCategory::data:
-      return "data";
-    case ErrorCategory::io:
-      return "io";
-    case ErrorCategory::memory:
-      return "memory";
-    case ErrorCategory::device:
-      return "device";
-    case ErrorCategory::comm:
-      return "comm";
-    case ErrorCategory::state:
-      return "state";
-    case ErrorCategory::numeric:
-      return "numeric";
-    case ErrorCategory::interrupted:
-      return "interrupted";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 10> kNames = {"usage",   "config",     "data", "io",
+                                                       "memory",  "device",     "comm", "state",
+                                                       "numeric", "interrupted"};
+  return kNames[static_cast<std::size_t>(category)];
 }
 
 Error::Error(ErrorCategory category, const std::string& message, SourceLocation where)

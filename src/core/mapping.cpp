@@ -16,10 +16,10 @@ Mapping::Mapping(Bytes bytes, std::string_view what) {
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
-    throw Error(ErrorCategory::memory, std::string(what) + ": mapping " + format_bytes(size),
+    throw Error(ErrorCategory::memory, std::string(what) + ": cannot map " + format_bytes(size),
                 errno);
   }
-  // Huge pages are a wish: the kernel may have none, and nothing but speed depends on it.
+  // Huge pages are optional; only speed depends on them.
   static_cast<void>(madvise(memory, size, MADV_HUGEPAGE));
   bytes_ = {static_cast<std::byte*>(memory), size};
 }

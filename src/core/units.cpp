@@ -18,15 +18,16 @@ struct Suffix {
   double factor;
 };
 
-constexpr std::array<Suffix, 9> kScales = {{{"", 1},
-                                            {"k", 1e3},
-                                            {"K", 1e3},
-                                            {"M", 1e6},
-                                            {"G", 1e9},
-                                            {"T", 1e12},
-                                            {"Ki", 0x1p10},
-                                            {"Mi", 0x1p20},
-                                            {"Gi", 0x1p30}}};
+constexpr std::array<Suffix, 10> kScales = {{{"", 1},
+                                             {"k", 1e3},
+                                             {"K", 1e3},
+                                             {"M", 1e6},
+                                             {"G", 1e9},
+                                             {"T", 1e12},
+                                             {"Ki", 0x1p10},
+                                             {"Mi", 0x1p20},
+                                             {"Gi", 0x1p30},
+                                             {"Ti", 0x1p40}}};
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) {
@@ -38,7 +39,7 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-/// Number times suffix, or a negative value when `text` is neither.
+/// The number in `text` times its suffix, or a negative value when `text` is invalid.
 double parse_scaled(std::string_view text, bool unit_byte) {
   text = trim(text);
   double number = 0.0;
@@ -46,15 +47,14 @@ double parse_scaled(std::string_view text, bool unit_byte) {
   if (error != std::errc() || !std::isfinite(number)) return -1.0;
   std::string_view suffix = trim(text.substr(static_cast<std::size_t>(end - text.data())));
   if (unit_byte && !suffix.empty() && suffix.back() == 'B') suffix.remove_suffix(1);
-  if (suffix == "Ti") return number * 0x1p40;
   for (const auto& scale : kScales) {
     if (scale.text == suffix) return number * scale.factor;
   }
   return -1.0;
 }
 
-/// Three significant digits and one of `prefixes`, which are powers of 1000, behind `gap`. Below
-/// 1000 it is a whole number.
+/// Three significant digits, `gap` and one of `prefixes` (powers of 1000). Values below 1000 are
+/// rounded to whole numbers.
 std::string format_scaled(double value, std::initializer_list<std::string_view> prefixes,
                           std::string_view gap) {
   const auto* prefix = prefixes.begin();
@@ -74,7 +74,7 @@ Bytes parse_bytes(std::string_view text) {
   const double value = parse_scaled(text, true);
   if (!(value >= 0.0) || value >= 0x1p63) {
     throw Error(ErrorCategory::config,
-                fmt::format("'{}' is no size; write a number of bytes or use a unit such as "
+                fmt::format("'{}' is not a size; write a number of bytes or use a unit such as "
                             "\"512 MiB\" or \"3GiB\"",
                             text));
   }
@@ -85,7 +85,7 @@ std::uint64_t parse_count(std::string_view text) {
   const double value = parse_scaled(text, false);
   if (!(value >= 0.0) || value >= 0x1p63) {
     throw Error(ErrorCategory::config,
-                fmt::format("'{}' is no count; write a number such as 1000 or \"256Mi\"", text));
+                fmt::format("'{}' is not a count; write a number such as 1000 or \"256Mi\"", text));
   }
   return static_cast<std::uint64_t>(std::llround(value));
 }

@@ -22,12 +22,12 @@ constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 void sync(const Descriptor& file, const std::filesystem::path& path) {
   if (::fsync(file.number()) != 0) {
     const int error_number = errno;
-    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to its disk", path.string()),
+    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", path.string()),
                 error_number);
   }
 }
 
-/// Runs `action`; its failure names the file that the caller knows, not the temporary one.
+/// Runs `action`; errors name `path` instead of the temporary file.
 template <class Action>
 auto naming(const std::filesystem::path& path, Action&& action) {
   try {
@@ -80,8 +80,8 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
     }
     if (count == 0) {
       throw Error(ErrorCategory::data,
-                  fmt::format("{} ends at offset {}, {} bytes before what it should hold: it is "
-                              "truncated or was changed while in use",
+                  fmt::format("{} ends at offset {}, {} bytes too early: it is truncated or was "
+                              "changed while in use",
                               path.string(), offset, out.size()));
     }
     offset += static_cast<Bytes>(count);
@@ -132,17 +132,17 @@ ReplacedFile::ReplacedFile(std::filesystem::path path)
   const auto refuse = [&](std::string_view reason) {
     throw Error(ErrorCategory::io, fmt::format("cannot write {}: {}", path_.string(), reason));
   };
-  if (path_.filename().empty()) refuse("it names a directory");
+  if (path_.filename().empty()) refuse("the path names a directory");
   struct stat old = {};
   const bool exists = ::stat(path_.c_str(), &old) == 0;
-  // A rename would put a file in the place of a device, and cannot replace a directory.
+  // A rename would replace a device with a file, and cannot replace a directory.
   if (exists && !S_ISREG(old.st_mode)) refuse("exists but is not a regular file");
   constexpr unsigned kPermissions = 07777;
   naming(path_, [&] {
     descriptor_ = open_file(temporary_, O_WRONLY | O_CREAT | O_TRUNC, ErrorCategory::io,
                             exists ? old.st_mode & kPermissions : 0666);
   });
-  // What the umask has taken away.
+  // Restores mode bits that the umask cleared.
   if (exists && ::fchmod(descriptor_.number(), old.st_mode & kPermissions) != 0) {
     const int error_number = errno;
     ::unlink(temporary_.c_str());

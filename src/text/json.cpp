@@ -20,7 +20,7 @@ std::string in_quotes(std::string_view text) {
   return Library(text).dump(-1, ' ', false, Library::error_handler_t::replace);
 }
 
-/// Bytes of the well-formed UTF-8 character at `at` (RFC 3629), 0 when there is none.
+/// Length in bytes of the well-formed UTF-8 character at `at` (RFC 3629), or 0.
 std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
@@ -51,7 +51,7 @@ std::string position(const std::string& name, std::string_view text, std::size_t
   return fmt::format("{}:{}:{}", name, line, column);
 }
 
-/// Where the token behind white space, comments, commas and colons starts.
+/// Start of the next token after white space, comments, commas and colons.
 std::size_t next_token(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     if (text.substr(at, 2) == "//") {
@@ -68,7 +68,7 @@ std::size_t next_token(std::string_view text, std::size_t at) {
   return at;
 }
 
-/// Behind the string, number or word that starts at `at` of valid JSON.
+/// End of the string, number or word that starts at `at` in valid JSON.
 std::size_t scalar_end(std::string_view text, std::size_t at) {
   if (text[at] != '"') return std::min(text.find_first_of(",]}/ \t\r\n", at), text.size());
   for (++at; at < text.size() && text[at] != '"'; ++at) {
@@ -79,8 +79,8 @@ std::size_t scalar_end(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-/// Builds the tree from the library's events, and finds in the text where each value stands. The
-/// library's own builder keeps the last of two equal keys, and forgets the digits of numbers.
+/// Builds the tree from the library's events and records each value's position in the text. The
+/// library's own builder keeps the last of two equal keys and drops the digits of numbers.
 class TreeBuilder final : public nlohmann::json_sax<Library> {
  public:
   TreeBuilder(std::string_view text, const std::string& name, const JsonRules& rules)
@@ -121,7 +121,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     }
     const std::size_t at = end == 0 ? 0 : end - 1;
     fail(fmt::format("{}: not valid JSON: {}{}", position(name_, text_, at), printable(reason, 200),
-                     comma_before(at) ? " (is there a comma too many before it?)" : ""));
+                     comma_before(at) ? " (is there an extra comma before it?)" : ""));
   }
 
   [[noreturn]] void fail(const std::string& message) const {
@@ -158,7 +158,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     }
     const std::size_t begin = next_token(text_, at_);
     at_ = begin + 1;
-    // Only the innermost open value grows, so the addresses of the others stay.
+    // Only the innermost open value grows, so the addresses of the others stay valid.
     open_.push_back({&place(std::move(value), begin), {}});
     return true;
   }
@@ -188,7 +188,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
   std::string_view text_;
   const std::string& name_;
   JsonRules rules_;
-  std::size_t at_;  ///< behind the last token
+  std::size_t at_;  ///< end of the last token
   Json root_;
   std::vector<Frame> open_;
 };
@@ -244,7 +244,7 @@ Json* Json::find(std::string_view key) {
 
 Json& Json::operator[](std::string_view key) {
   if (is_null()) type_ = Type::object;
-  expects(is_object(), "a member is asked of an object");
+  expects(is_object(), "only a JSON object has members");
   if (Json* const found = find(key)) return *found;
   return members_.emplace_back(Member{std::string(key), {}}).value;
 }
@@ -259,7 +259,7 @@ void Json::add(std::string key, Json value) {
 
 void Json::push_back(Json element) {
   if (is_null()) type_ = Type::array;
-  expects(is_array(), "elements are added to an array");
+  expects(is_array(), "elements can be added only to a JSON array");
   elements_.push_back(std::move(element));
 }
 
@@ -362,7 +362,7 @@ double scaled_number(std::string_view digits, int power) {
 }
 
 Json scaled_json(double value, int power) {
-  expects(std::isfinite(value), "a number that is not finite cannot be written");
+  expects(std::isfinite(value), "JSON cannot represent a number that is not finite");
   if (value == 0.0) return 0;
   std::array<char, 40> buffer{};
   const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,

@@ -34,10 +34,9 @@ TEST_P(AioFailures, ReadingPastTheEndOfATruncatedFileSaysSo) {
     EXPECT_TRUE(completion.end_of_file);
     EXPECT_LE(completion.transferred, 8 * kKiB);
     EXPECT_FALSE(completion.ok());
-    EXPECT_EQ(
-        message_of(completion),
-        "writeback: read " + path.string() +
-            " offset=0 length=16384: the file ends inside this range; something truncated it");
+    EXPECT_EQ(message_of(completion),
+              "writeback: read " + path.string() +
+                  " offset=0 length=16384: the file ends inside this range; it was truncated");
   }
 }
 

@@ -64,7 +64,7 @@ class Faults(unittest.TestCase):
             self.assertIn(line, err.splitlines(), f"{way}: {out}{err}")
 
     def test_a_rank_that_does_not_come(self) -> None:
-        advice = ("not all ranks took part within 500ms; see what became of the others, or raise "
+        advice = ("not all ranks took part within 500ms; check the other ranks' logs or raise "
                   "ballast.comm_timeout_seconds")
         self.expect_failure("timeout", f"comm error: all_reduce of 32.0 KiB: {advice}", ranks=3)
         self.expect_failure("host_timeout", f"comm error: barrier: {advice}", ranks=3)
@@ -72,9 +72,9 @@ class Faults(unittest.TestCase):
     def test_nothing_works_after_a_timeout(self) -> None:
         self.expect_failure(
             "after_timeout",
-            "comm error: barrier: given up, because another collective failed before: all_reduce "
-            "of 32.0 KiB: not all ranks took part within 500ms; see what became of the others, or "
-            "raise ballast.comm_timeout_seconds")
+            "comm error: barrier: aborted because another collective failed earlier: all_reduce "
+            "of 32.0 KiB: not all ranks took part within 500ms; check the other ranks' logs or raise "
+            "ballast.comm_timeout_seconds")
 
     def test_an_interrupt_ends_a_wait(self) -> None:
         self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
@@ -93,7 +93,7 @@ class Faults(unittest.TestCase):
     def test_a_launcher_of_another_mpi_is_noticed(self) -> None:
         status, _, err = run("disagree", 2)
         self.assertNotEqual(status, 0)
-        self.assertRegex(err, r"comm error: .* says that this is rank \d of 3, but .* says \d of 2: "
+        self.assertRegex(err, r"comm error: .* reports rank \d of 3, but .* reports rank \d of 2; "
                               r"start with the mpirun of that library")
 
     def test_a_run_is_joined_once(self) -> None:

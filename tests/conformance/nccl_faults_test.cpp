@@ -83,9 +83,9 @@ TEST_F(NcclFaults, AWaitEndsWithTheTimeoutAndTakesTheOtherChannelsWithIt) {
     EXPECT_EQ(FakeNccl::aborted, 1);
     FakeCuda::busy_queries = 0;
     EXPECT_NO_THROW(rank.stream->synchronize()) << "an error is thrown once";
-    expect_error(ErrorCategory::comm, "given up, because another collective failed before",
+    expect_error(ErrorCategory::comm, "aborted because another collective failed earlier",
                  [&] { rank.gather(*rank.second); });
-    expect_error(ErrorCategory::comm, "given up, because another collective failed before",
+    expect_error(ErrorCategory::comm, "aborted because another collective failed earlier",
                  [&] { rank.gather(*rank.first); });
   }
   EXPECT_EQ(FakeNccl::aborted, 2);
@@ -143,7 +143,7 @@ class Twins final : public Ranks {
 
 TEST_F(NcclFaults, TwoRanksOnOneGpuAreRefusedBeforeNcclHangs) {
   const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
-  expect_error(ErrorCategory::comm, "ranks 0 and 1 have the same GPU",
+  expect_error(ErrorCategory::comm, "ranks 0 and 1 use the same GPU",
                [&] { Twins().make_communicator(*device); });
 }
 

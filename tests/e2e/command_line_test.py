@@ -203,7 +203,7 @@ class CommandLine(unittest.TestCase):
     def test_parameter_of_another_optimizer(self):
         self.assert_fails(
             self.train(optimizer={"type": "Lion", "params": {"lr": 1e-4, "eps": 1e-8}}), 2,
-            "optimizer.params.eps", "is no parameter of the optimizer \"Lion\"")
+            "optimizer.params.eps", "is not a parameter of the optimizer \"Lion\"")
 
     def test_dampening(self):
         self.assert_fails(

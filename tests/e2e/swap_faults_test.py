@@ -172,7 +172,7 @@ class BeforeTheFirstByte(SwapTest):
                                   "host_bytes": "512GiB"})
 
     def test_the_same_path_twice_is_a_config_error(self):
-        self.assert_fails(self.train(swap=[self.swap, f"{self.swap}/"]), "is in the list already",
+        self.assert_fails(self.train(swap=[self.swap, f"{self.swap}/"]), "is listed twice",
                           status=2)
 
 

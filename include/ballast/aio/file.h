@@ -18,19 +18,19 @@ class File {
 
   /// A nameless file of exactly `size` bytes in `directory` (O_TMPFILE, or created and unlinked at
   /// once where the file system has none), its blocks allocated. It vanishes with its last
-  /// descriptor, also after SIGKILL. Removes leftovers and checks free space first. The first
-  /// buffered file is warned of.
+  /// descriptor, also after SIGKILL. Removes leftovers and checks free space first. Logs a warning
+  /// for the first buffered file.
   /// Throws Error(io) that names the directory and says what to do: missing, not writable, not
   /// enough space (with both numbers), file-size limit, file system without O_DIRECT.
   static File create_anonymous(const std::filesystem::path& directory, Bytes size,
                                Access access = Access::direct);
 
-  /// Throws what create_anonymous would throw, as far as can be known; leaves nothing behind.
+  /// Throws the errors of create_anonymous that can be predicted; leaves no file.
   static void check_anonymous(const std::filesystem::path& directory, Bytes size,
                               Access access = Access::direct);
 
-  /// A file of `size` bytes in memory (memfd), which it takes as it is written: for measuring and
-  /// trying without a disk. Throws Error(io).
+  /// A file of `size` bytes in memory (memfd), allocated as it is written, for tests and benchmarks
+  /// without a disk. Throws Error(io).
   static File create_in_memory(Bytes size);
 
   /// An existing file for reading and, if `writable`, writing. Throws Error(io).
@@ -54,15 +54,15 @@ class File {
   Bytes alignment_ = 1;
 };
 
-/// What was removed, and the disk space that it had.
+/// Number of removed files and their disk space.
 struct Leftovers {
   unsigned files = 0;
   Bytes bytes = 0;
 };
 
-/// Removes the files of dead runs in `directory`, with one log line: those that a SIGKILL between
-/// creation and unlink left on a file system without O_TMPFILE. The lock that every run holds tells
-/// the living from the dead. Best effort; other files and other users' are left alone.
+/// Removes the files of dead runs in `directory`, with one log line: files that a
+/// SIGKILL between creation and unlink left on a file system without O_TMPFILE. A file is in use
+/// while its run holds a lock on it. Best effort; other files and other users' files are kept.
 Leftovers remove_leftovers(const std::filesystem::path& directory);
 
 }  // namespace ballast::aio

@@ -9,24 +9,25 @@
 
 namespace ballast::aio {
 
-/// What a directory lies on.
+/// The file system of a directory.
 struct FileSystem {
   enum class Kind {
     disk,     ///< ext4, xfs, btrfs, f2fs, zfs and others with a block device below
     memory,   ///< tmpfs, ramfs: swapping to it saves no memory
     overlay,  ///< a container's layers: writes go through another file system
-    network,  ///< NFS, CIFS, Ceph, FUSE, 9p and others: another machine or process answers
+    network,  ///< NFS, CIFS, Ceph, FUSE, 9p and others: served by another machine or process
   };
   Kind kind = Kind::disk;
   std::string type;           ///< as mount(8) calls it ("ext4"), or "0x..." when unknown
-  std::optional<Bytes> free;  ///< for this user; nothing when the file system does not say
+  std::optional<Bytes> free;  ///< for this user; unset when unknown
   std::uint64_t device = 0;   ///< equal for directories on the same file system
 };
 
-/// Looks at `directory` (statfs). Throws Error(io) when it is missing or no directory.
+/// Inspects `directory` (statfs). Throws Error(io) when it is missing or not a directory.
 FileSystem inspect_file_system(const std::filesystem::path& directory);
 
-/// "" when the file system suits swapping, else why not ("/dev/shm is a tmpfs: ...").
+/// "" when the file system is suitable for swapping, otherwise the reason ("/dev/shm is a tmpfs:
+/// ...").
 std::string unsuited_for_swap(const FileSystem& file_system,
                               const std::filesystem::path& directory);
 

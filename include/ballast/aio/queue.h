@@ -24,28 +24,28 @@ struct Request {
   const File* file = nullptr;
   Bytes offset = 0;
   HostBytes memory;
-  /// A read that nobody waits for yet: started after the reads that somebody does, before writes.
-  /// wait() lifts it.
+  /// A read without a waiter yet: started after reads with one and before writes. wait() raises its
+  /// priority.
   bool ahead = false;
-  /// Called once, on the queue's own thread, when no block of the request uses `memory` any more
-  /// and before wait() returns; later after ETIMEDOUT, never for blocks that do not come back. May
-  /// submit, must not wait. What it captures lives as long: so a request can own its memory.
+  /// Called once on the queue's own thread, when no block of the request uses `memory` any more and
+  /// before wait() returns. After ETIMEDOUT it is called later, or never if blocks do not come
+  /// back. May submit, must not wait. Its captures live as long, so a request can own its memory.
   std::function<void()> returned;
 };
 
-/// Names a submitted request; good for one wait().
+/// Identifies a submitted request; valid for one wait().
 struct Ticket {
   std::uint64_t id = 0;
 };
 
-/// How a request ended: a value, never an exception. Complete success is `error_number == 0` and
-/// `transferred` equal to the requested length; short transfers have been continued, EINTR and
-/// EAGAIN retried, so anything else is final. A read past the end of the file is EIO, a request
-/// that was cancelled ECANCELED, one that the device never answered ETIMEDOUT.
+/// Result of a request. Success means `error_number == 0` and `transferred` equal to the requested
+/// length. Short transfers have been continued and EINTR and EAGAIN retried, so any error is final:
+/// EIO for a read past the end of the file, ECANCELED after cancel(), ETIMEDOUT without an answer
+/// from the device.
 struct [[nodiscard]] Completion {
   Direction direction = Direction::read;
   int error_number = 0;
-  bool end_of_file = false;  ///< why EIO: the file ended (was truncated) inside the range
+  bool end_of_file = false;  ///< EIO because the file ends inside the range
   Bytes transferred = 0;
   Bytes offset = 0;
   Bytes length = 0;
@@ -62,17 +62,14 @@ struct QueueCounters {
   Bytes bytes_read = 0;
   Bytes bytes_written = 0;
   std::uint64_t blocks = 0;
-  /// Blocks that came back short and were continued.
-  std::uint64_t continued = 0;
-  /// Times that blocks were handed to the backend; `blocks` / `batches` is what one hand-over
-  /// carries on average.
-  std::uint64_t batches = 0;
+  std::uint64_t continued = 0;  ///< short transfers that were continued
+  std::uint64_t batches = 0;    ///< submissions to the backend, of one or more blocks each
 };
 
 /// Asynchronous transfers to and from the files of one device. Thread-safe: several lanes may share
-/// one queue. Queued requests are started in this order: reads that somebody waits for, reads
-/// ahead, writes; first come, first served among equals. The destructor carries out what was
-/// submitted; call cancel() before it for a quick end.
+/// one queue. Queued requests start in this order: reads with a waiter, reads ahead, writes; equal
+/// ones in order of submission. The destructor finishes all requests; call cancel() first for a
+/// quick end.
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -83,15 +80,15 @@ class Queue {
   /// Takes the request; never blocks on I/O. Throws Error(state) when offset, length or address
   /// break file.alignment(), or the range lies outside the file.
   [[nodiscard]] virtual Ticket submit(Request request) = 0;
-  /// All of them at once, for less; tickets in the same order. All or none: throws before any is
-  /// taken.
+  /// Takes all requests or, when it throws, none. Cheaper than single submits. Tickets are in the
+  /// same order.
   [[nodiscard]] virtual std::vector<Ticket> submit(std::span<Request> requests) = 0;
 
   /// Blocks until the request is finished. Each ticket is waited for once.
   virtual Completion wait(Ticket ticket) = 0;
 
-  /// Ends all requests with ECANCELED but for their blocks that are at the device already, which
-  /// are waited for. Later requests end so too. For shutdown; returns at once.
+  /// Ends all present and later requests with ECANCELED; blocks already at the device are awaited.
+  /// For shutdown; returns at once.
   virtual void cancel() = 0;
 
   /// "io_uring", "threads" or "null".
@@ -99,44 +96,45 @@ class Queue {
   [[nodiscard]] virtual QueueCounters counters() const = 0;
 };
 
-/// Settings of a queue; DeepSpeed's `aio` section and more.
+/// Settings of a queue.
 struct QueueOptions {
   std::string backend = "auto";       ///< auto, io_uring, threads or null
   Bytes block_bytes = 1 * kMiB;       ///< largest single transfer
   unsigned depth = 32;                ///< blocks in flight, at most
   Bytes in_flight_bytes = 64 * kMiB;  ///< bytes in flight, at most (but always one block)
-  double stall_seconds = 30.0;        ///< a block that takes longer is warned of
-  double abandon_seconds = 300.0;     ///< one that takes this long fails with ETIMEDOUT
+  double stall_seconds = 30.0;        ///< slower blocks cause a warning
+  double abandon_seconds = 300.0;     ///< slower blocks fail with ETIMEDOUT
   bool sqpoll = false;                ///< io_uring: a kernel thread submits (IORING_SETUP_SQPOLL)
   bool iopoll = false;                ///< io_uring: completions are polled for, not interrupts
 };
 
-/// What a queue may prepare once instead of for every transfer: io_uring keeps the files open and
-/// the memory pinned (IORING_REGISTER_FILES, IORING_REGISTER_BUFFERS). Other files and memory work
-/// too. Both must outlive the queue. Memory that cannot be registered (RLIMIT_MEMLOCK) is logged
-/// once and used unregistered.
+/// Files and memory that a queue prepares once instead of for every transfer: io_uring keeps files
+/// open and memory pinned (IORING_REGISTER_FILES, IORING_REGISTER_BUFFERS). Others work too. Both
+/// must outlive the queue. Memory that cannot be registered (RLIMIT_MEMLOCK) is logged once and
+/// used unregistered.
 struct Registration {
   std::vector<const File*> files;
   std::vector<HostBytes> memory;
 };
 
-/// One way of doing asynchronous I/O and whether this machine offers it.
+/// An implementation of asynchronous I/O and whether this machine supports it.
 struct Backend {
   std::string name;
   bool usable = false;
   bool moves_data = true;  ///< false: only measures the queue
-  std::string reason;  ///< why not, or what was chosen ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN")
+  std::string
+      reason;  ///< reason for refusal, or a description ("kernel 6.1, SINGLE_ISSUER DEFER_TASKRUN")
 };
 
 /// Every backend in order of preference, probed now: io_uring is refused with the reason when it is
 /// compiled out, denied by seccomp or sysctl, or lacks an opcode. The last one, "null", moves
-/// nothing and is never chosen by "auto": it shows what the queue itself costs. The environment
+/// no data and is never chosen by "auto": it measures the queue's own cost. The environment
 /// variable BALLAST_IO_DISABLE (names with commas between) makes probes fail, for tests.
 std::vector<Backend> probe_backends();
 
 /// Makes a queue. "auto" takes the first usable backend and logs why a better one was refused; a
 /// name that is not usable throws Error(io) with the reason. The environment variable
-/// BALLAST_IO_FAULTS (aio/README.md) makes the device misbehave, for tests; it is warned of.
+/// BALLAST_IO_FAULTS (aio/README.md) injects faults, for tests, with a warning in the log.
 std::unique_ptr<Queue> make_queue(const QueueOptions& options,
                                   const Registration& registration = {});
 

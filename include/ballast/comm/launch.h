@@ -5,7 +5,7 @@
 
 namespace ballast::comm {
 
-/// How this process was started, as its launcher says in the environment.
+/// How this process was started, according to the launcher's environment variables.
 struct Launch {
   std::string launcher;          ///< "mpirun (Open MPI)", "mpiexec (PMI)", "srun"; "" without one
   std::uint32_t rank = 0;        ///< among all processes of the run
@@ -16,9 +16,9 @@ struct Launch {
   [[nodiscard]] bool first() const { return rank == 0; }
 };
 
-/// Reads the environment that mpirun (Open MPI, MPICH) and srun give to their processes. Calls
-/// nothing of MPI. Without a launcher: rank 0 of 1. Throws Error(usage), one line that names the
-/// variable, for values that contradict each other or are no numbers.
+/// Reads the environment variables of mpirun (Open MPI, MPICH) and srun without calling MPI.
+/// Without a launcher: rank 0 of 1. Throws Error(usage), one line that names the variable, for
+/// values that contradict each other or are not numbers.
 Launch read_launch();
 
 }  // namespace ballast::comm

@@ -17,7 +17,7 @@ namespace ballast::config {
 /// A tier named in the config, or "auto": the planner decides block by block.
 using TierChoice = std::optional<Tier>;
 
-/// `data`: what to train it on. Exactly one of text and tokens.
+/// `data`: the training data. Exactly one of text and tokens.
 struct DataSection {
   std::vector<std::string> text;    ///< files, folders or globs, read byte by byte
   std::vector<std::string> tokens;  ///< token files (.bin)
@@ -32,8 +32,8 @@ struct DataSection {
 struct OptimizerSection {
   enum class Type { adamw, adam, adagrad, lion, sgd };
   Type type = Type::adamw;
-  /// Only while a config is read: "Adam" means AdamW unless adam_w_mode is false. Afterwards `type`
-  /// says which of the two it is, and this is true for all but adam.
+  /// Used only while reading: "Adam" means AdamW unless this is false. Afterwards `type` is the
+  /// result, and this is false only for adam.
   bool adam_w_mode = true;
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -43,7 +43,7 @@ struct OptimizerSection {
   double momentum = 0.0;
   bool nesterov = false;
 
-  /// The section of a config that says nothing but the type.
+  /// The section of a config that gives only the type.
   static OptimizerSection defaults(Type type);
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
@@ -66,8 +66,8 @@ struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
   std::uint64_t accumulation = 0;
-  /// "auto": how train_batch is cut into micro-batches is the planner's choice; what stands in
-  /// micro_batch and accumulation until then is one way that is right.
+  /// "auto": the planner chooses micro_batch and accumulation; until then they hold one valid
+  /// choice.
   bool automatic = false;
 };
 
@@ -79,16 +79,16 @@ struct OffloadSection {
 
 struct ZeroSection {
   int stage = 0;
-  /// Stage 3: blocks of at most so many parameters keep their weights whole on every rank.
+  /// Stage 3: blocks with at most this many parameters keep full weights on every rank.
   std::uint64_t persistence_threshold = 0;
-  /// Stage 3: ranks that have one copy of the split weights together; 1: all of them.
+  /// Stage 3: number of ranks that share one copy of the split weights; 1: all ranks.
   std::uint64_t hpz_partition_size = 1;
   bool quantized_weights = false;  ///< stage 3: gathers move 8-bit codes, which changes results
   OffloadSection optimizer;
   OffloadSection parameters;
 };
 
-/// An entry of `aio.paths`: how one folder is used. What it leaves out is that of `aio`.
+/// An entry of `aio.paths`: settings of one folder. The defaults are those of `aio`.
 struct AioPath {
   std::filesystem::path path;
   Bytes block_size = 1 * kMiB;
@@ -105,8 +105,8 @@ struct AioSection {
   unsigned queue_depth = 32;
   std::string backend = "auto";       ///< auto, io_uring or threads
   Bytes in_flight_bytes = 64 * kMiB;  ///< per path
-  double stall_seconds = 30.0;        ///< a transfer that takes longer is warned of
-  double abandon_seconds = 300.0;     ///< one that takes this long fails; at least stall_seconds
+  double stall_seconds = 30.0;        ///< slower transfers cause a warning
+  double abandon_seconds = 300.0;     ///< timeout of a transfer; at least stall_seconds
   bool sqpoll = false;
   bool iopoll = false;
   bool buffered = false;         ///< through the page cache instead of O_DIRECT
@@ -124,10 +124,10 @@ struct PlacementRule {
   std::optional<bool> recompute;    ///< of the layer's intermediates
 };
 
-/// `ballast`: what DeepSpeed has no name for.
+/// `ballast`: settings that DeepSpeed lacks.
 struct BallastSection {
   std::string device = "auto";  ///< auto, host or cuda
-  /// auto, own or cudnn: what attends on the CUDA device in the forward pass of bf16 training.
+  /// auto, own or cudnn: attention kernels of the bf16 forward pass on the CUDA device.
   std::string attention = "auto";
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
@@ -135,11 +135,11 @@ struct BallastSection {
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   bool serial = false;
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
-  /// Where blocks' inputs wait for the backward pass; activation_checkpointing.cpu_checkpointing
-  /// stands for host.
+  /// Tier that stores block inputs for the backward pass;
+  /// activation_checkpointing.cpu_checkpointing means host.
   TierChoice activations = Tier::device;
-  /// Whether the backward pass computes layers' intermediates again, or they are kept on the
-  /// device; unset ("auto"): kept where there is room.
+  /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
+  /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;
   std::uint64_t device_weight_buffers = 0;  ///< weights in transit; 0: the engine's default
   std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default

@@ -6,14 +6,14 @@
 
 namespace ballast {
 
-/// Hands out consecutive, aligned parts of a memory that it does not own, whole cache lines each.
-/// Without a memory it only counts. Does not check for an end.
+/// Allocates consecutive, aligned parts of whole cache lines from memory that it does not own.
+/// Without memory it only counts bytes. It does not check for the end of the memory.
 class Bump {
  public:
   /// `base`: aligned to the largest alignment that take() is called with.
   explicit Bump(std::byte* base = nullptr) : base_(base) {}
 
-  /// `count` elements, nullptr without a memory. `alignment`: bytes, at least a cache line.
+  /// `count` elements; nullptr without memory. `alignment`: bytes, at least a cache line.
   template <class T>
   T* take(std::size_t count, std::size_t alignment = kCacheLine) {
     used_ = round_up(used_, alignment);

@@ -7,14 +7,14 @@
 
 namespace ballast {
 
-/// How much the control groups of this process let it use.
+/// Resource limits that control groups impose on this process.
 struct CgroupLimits {
-  double cpus = std::numeric_limits<double>::infinity();  ///< CPU time per time
-  Bytes memory = std::numeric_limits<Bytes>::max();       ///< bytes that it may still take
+  double cpus = std::numeric_limits<double>::infinity();  ///< CPU seconds per second
+  Bytes memory = std::numeric_limits<Bytes>::max();       ///< bytes that it may still allocate
 };
 
-/// The smallest limits of the process's own group and of all groups around it, of cgroup v2 and v1.
-/// A missing file limits nothing. `root` stands for "/": the folder of proc and sys.
+/// The smallest limits of the process's own group and its ancestors, in cgroup v2 and v1. A missing
+/// file means no limit. `root`: directory that contains proc and sys.
 CgroupLimits read_cgroup_limits(const std::filesystem::path& root = "/");
 
 }  // namespace ballast

@@ -14,14 +14,14 @@ std::string_view to_string(Isa isa) noexcept;
 /// Inverse of to_string. Throws Error(usage) naming the choices.
 Isa parse_isa(std::string_view name);
 
-/// True when this CPU and its operating system run `isa` (CPUID and XCR0): neon is every
-/// 64-bit Arm CPU; avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL.
+/// True when this CPU and its operating system support `isa` (CPUID and XCR0). neon: every 64-bit
+/// Arm CPU; avx2: AVX2, FMA and F16C; avx512: F, BW, DQ and VL.
 bool cpu_supports(Isa isa) noexcept;
 
 /// Number of CPUs this process may run on (affinity mask and cgroup quota), at least 1.
 int usable_cpus();
 
-/// Model name of the CPU for reports, "unknown CPU" if /proc does not tell.
+/// Model name of the CPU for reports, "unknown CPU" if /proc/cpuinfo has none.
 std::string cpu_name();
 
 }  // namespace ballast

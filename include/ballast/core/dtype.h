@@ -46,7 +46,7 @@ struct F16 {
   friend bool operator==(F16, F16) = default;
 };
 
-/// Exact; a signalling NaN becomes quiet, as the F16C instructions do it.
+/// Exact; a signalling NaN becomes quiet, as with the F16C instructions.
 constexpr float to_float(F16 value) {
   const std::uint32_t sign = (std::uint32_t{value.bits} & 0x8000U) << 16;
   const std::uint32_t exponent = (std::uint32_t{value.bits} >> 10) & 0x1fU;
@@ -62,8 +62,8 @@ constexpr float to_float(F16 value) {
   return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (fraction << 13));
 }
 
-/// Rounds to nearest, ties to even, denormals included; from 65520 on it is infinity; NaN stays a
-/// (quiet) NaN.
+/// Rounds to nearest, ties to even, denormals included; 65520 and above become infinity; NaN stays
+/// a (quiet) NaN.
 constexpr F16 to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000U;
@@ -74,7 +74,7 @@ constexpr F16 to_f16(float value) {
   if (magnitude > 0x7f800000U) return pack(0x7e00U | ((magnitude >> 13) & 0x3ffU));
   if (magnitude >= 0x477ff000U) return pack(0x7c00U);
   if (magnitude < 0x38800000U) {
-    // Below 2^-14: the sum's last bit is worth 2^-24, so the addition does the rounding.
+    // Below 2^-14: the sum's last bit is worth 2^-24, so the addition rounds correctly.
     const float sum = std::bit_cast<float>(magnitude) + 0.5F;
     return pack(std::bit_cast<std::uint32_t>(sum) - 0x3f000000U);
   }
@@ -82,7 +82,7 @@ constexpr F16 to_f16(float value) {
   return pack((rounded - 0x38000000U) >> 13);
 }
 
-/// The DType of a C++ type; does not compile for a type that has none.
+/// The DType of a C++ type.
 template <class T>
 struct DTypeOf;
 template <>
@@ -94,7 +94,7 @@ struct DTypeOf<F16> : std::integral_constant<DType, DType::f16> {};
 template <class T>
 inline constexpr DType kTypeOf = DTypeOf<T>::value;
 
-/// `value` rounded to T, which has a DType: to nearest, ties to even.
+/// `value` rounded to T: to nearest, ties to even.
 template <class T>
 constexpr T from_float(float value) {
   if constexpr (kTypeOf<T> == DType::bf16) {
@@ -106,11 +106,11 @@ constexpr T from_float(float value) {
   }
 }
 
-/// Throws Error(config): models are not trained in `type`.
+/// Throws Error(config) saying that models are not trained in `type`.
 [[noreturn]] void refuse_training_type(DType type);
 
-/// work(T{}) with the C++ type of a training type: float or Bf16. Throws Error(config) for another
-/// type.
+/// Calls work(T{}) with the C++ type of a training type: float or Bf16. Throws Error(config) for
+/// other types.
 template <class Work>
 auto with_training_type(DType type, const Work& work) {
   switch (type) {

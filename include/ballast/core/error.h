@@ -6,8 +6,8 @@
 
 namespace ballast {
 
-/// What kind of thing went wrong; decides the exit status of the program (`usage` and `config`: 2,
-/// everything else: 1).
+/// Category of an error. It determines the program's exit status: 2 for `usage` and `config`, 1 for
+/// all others.
 enum class ErrorCategory {
   usage,
   config,
@@ -21,7 +21,7 @@ enum class ErrorCategory {
   interrupted
 };
 
-/// The place of a call. (std::source_location is not to be had with clang 14.)
+/// Source position of a call. (clang 14 lacks std::source_location.)
 struct SourceLocation {
   const char* file = "";
   unsigned line = 0;
@@ -34,15 +34,12 @@ struct SourceLocation {
 /// Name of a category as shown in messages, for example "config".
 std::string_view to_string(ErrorCategory category) noexcept;
 
-/// The one exception type at module edges. `what()` is one line that says what, where and what to
-/// do; it carries no stack trace. Thrown by value, caught by reference.
+/// The exception type of all modules. `what()` is one line: what failed, where, and what to do.
 class Error : public std::runtime_error {
  public:
-  /// `message`: one line. `where`: the throwing place, shown only in debug logs.
   Error(ErrorCategory category, const std::string& message,
         SourceLocation where = SourceLocation::current());
-
-  /// Same, for a failed system call: appends ": <strerror(error_number)>".
+  /// For a failed system call: appends ": <strerror(error_number)>".
   Error(ErrorCategory category, const std::string& message, int error_number,
         SourceLocation where = SourceLocation::current());
 
@@ -50,7 +47,7 @@ class Error : public std::runtime_error {
   /// errno of the failed system call, 0 if none.
   [[nodiscard]] int error_number() const noexcept { return error_number_; }
   [[nodiscard]] const SourceLocation& where() const noexcept { return where_; }
-  /// Same error with `context` put in front ("fetch block 3: ...").
+  /// The same error with `context` as a prefix ("fetch block 3: ...").
   [[nodiscard]] Error with_context(std::string_view context) const;
 
  private:
@@ -59,8 +56,8 @@ class Error : public std::runtime_error {
   SourceLocation where_;
 };
 
-/// Throws Error(state) with `what` when `condition` is false: a broken promise between modules.
-/// Always on; never used for I/O results, which are data.
+/// Throws Error(state) with `what` when `condition`, a precondition between modules, is false.
+/// Enabled in every build.
 void expects(bool condition, std::string_view what,
              SourceLocation where = SourceLocation::current());
 

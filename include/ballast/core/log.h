@@ -7,13 +7,13 @@ namespace ballast {
 
 enum class LogLevel { debug, info, warning };
 
-/// Receives every log line of the libraries; the libraries themselves never print.
+/// Receives every log line of the libraries, which never print themselves.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 /// Installs `sink` for the process (thread-safe; an empty sink drops all lines, the default).
 void set_log_sink(LogSink sink);
 
-/// Hands one line, without newline, to the sink. Thread-safe.
+/// Passes one line, without newline, to the sink. Thread-safe.
 void log(LogLevel level, std::string_view line);
 
 }  // namespace ballast

@@ -6,19 +6,18 @@
 
 namespace ballast {
 
-/// Private anonymous memory: address space at once, zeroed pages when first written, huge ones
-/// where the kernel grants them. Owns the mapping.
+/// Owns private anonymous memory. Address space is reserved at once; zeroed pages, huge ones where
+/// the kernel provides them, are allocated on first write.
 class Mapping {
  public:
   Mapping() = default;
-  /// At least `bytes`, rounded up to whole pages; the start is aligned to kPage. Throws
-  /// Error(memory) naming `what`.
+  /// Maps `bytes` rounded up to whole pages, aligned to kPage. Throws Error(memory) naming `what`.
   Mapping(Bytes bytes, std::string_view what);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
 
-  /// All of it; empty when moved from.
+  /// The whole mapping; empty when moved from.
   [[nodiscard]] HostBytes bytes() const { return bytes_; }
 
  private:

@@ -6,9 +6,8 @@
 
 namespace ballast {
 
-/// A wait that looks again and again at work that others do. Pauses between looks are short at
-/// first, so that small work is quick, then long, so that waiting threads do not take the cores
-/// from those that work.
+/// Pauses between polls of work that others do. Pauses start short, for low latency, and grow, so
+/// that waiting threads leave the cores to working ones.
 class Polling {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -18,14 +17,13 @@ class Polling {
   explicit Polling(Now now = &std::chrono::steady_clock::now)
       : now_(now), start_(now()), last_(start_) {}
 
-  /// After a look. One that took its time has itself moved something, and more will come: pauses
-  /// are short again.
+  /// Call after each poll. A long poll has made progress itself, so pauses become short again.
   void pause() {
-    if (advance() > kBusyLook) {
-      looks_ = 0;
+    if (advance() > kBusyPoll) {
+      polls_ = 0;
       sleep_ = kShortest;
     }
-    if (looks_++ < kYields) {
+    if (polls_++ < kYields) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(sleep_);
@@ -34,15 +32,15 @@ class Polling {
     advance();
   }
 
-  /// How long this has waited, up to the last pause. A gap as long as only those have that were
-  /// stopped (SIGSTOP, Ctrl-Z, a suspended machine) does not count: nobody else was late in it.
+  /// Seconds waited up to the last pause. Gaps above kStopped do not count: this process itself was
+  /// stopped then (SIGSTOP, Ctrl-Z, a suspended machine).
   [[nodiscard]] double seconds() const {
     return std::chrono::duration<double>(last_ - start_).count();
   }
 
  private:
   static constexpr int kYields = 20;
-  static constexpr Duration kBusyLook = std::chrono::microseconds(4);
+  static constexpr Duration kBusyPoll = std::chrono::microseconds(4);
   static constexpr Duration kShortest = std::chrono::microseconds(10);
   static constexpr Duration kLongest = std::chrono::milliseconds(1);
   static constexpr Duration kStopped = std::chrono::seconds(1);
@@ -58,7 +56,7 @@ class Polling {
   Now now_;
   TimePoint start_;
   TimePoint last_;
-  int looks_ = 0;
+  int polls_ = 0;
   Duration sleep_ = kShortest;
 };
 

@@ -28,7 +28,6 @@ constexpr std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t c
   return x;
 }
 
-/// A 64-bit word from (key, counter, stream).
 constexpr std::uint64_t random_u64(std::uint64_t key, std::uint64_t counter,
                                    std::uint64_t stream = 0) {
   const auto words = philox(key, counter, stream);

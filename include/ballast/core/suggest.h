@@ -6,8 +6,8 @@
 
 namespace ballast {
 
-/// The candidate nearest to `word` by Damerau-Levenshtein distance, or "" when none is near enough
-/// to be what was meant (distance above a third of the word, at least 2).
+/// The candidate nearest to `word` by Damerau-Levenshtein distance, ignoring case, or "" when every
+/// distance is above max(2, a third of the word's length).
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 /// " (did you mean 'x'?)" or "".

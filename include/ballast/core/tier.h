@@ -6,7 +6,7 @@
 
 namespace ballast {
 
-/// Where bytes live between uses, fastest first.
+/// Storage tiers of tensors between uses, fastest first.
 enum class Tier : std::uint8_t { device, host, nvme };
 
 inline constexpr std::array<Tier, 3> kTiers = {Tier::device, Tier::host, Tier::nvme};

@@ -6,7 +6,6 @@
 
 namespace ballast {
 
-/// A size or an amount of traffic in bytes.
 using Bytes = std::uint64_t;
 /// A number of tensor elements.
 using Elems = std::uint64_t;
@@ -14,7 +13,7 @@ using Elems = std::uint64_t;
 inline constexpr Bytes kKiB = 1024;
 inline constexpr Bytes kMiB = 1024 * kKiB;
 inline constexpr Bytes kGiB = 1024 * kMiB;
-/// Page size of files opened with O_DIRECT and granule of every block's flat buffer.
+/// Alignment of O_DIRECT transfers and of every block's flat buffer.
 inline constexpr Bytes kPage = 4096;
 /// Alignment of tensors inside a flat buffer: one cache line.
 inline constexpr Bytes kCacheLine = 64;
@@ -25,7 +24,7 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t granule) {
 }
 
 /// Reads "512", "64KiB", "1.5 GiB", "10GB" (powers of 1000 without the i). Throws Error(config)
-/// that quotes `text` when it is no size, negative, or above 2^63.
+/// that quotes `text` when it is not a size, negative, or not below 2^63.
 Bytes parse_bytes(std::string_view text);
 
 /// Reads a count with an optional binary or decimal suffix: "1000", "256Mi", "2k". Throws
@@ -35,11 +34,11 @@ std::uint64_t parse_count(std::string_view text);
 /// "1.50 GiB": three significant digits, binary unit.
 std::string format_bytes(Bytes bytes);
 
-/// "124.4M", "1.23B": a count for people.
+/// "124M", "1.23B": a count for messages.
 std::string format_count(double count);
 
-/// "414 GFLOP/s": a rate for people, with the decimal prefix that leaves three significant digits.
-/// `unit` is what is counted per second ("FLOP").
+/// "414 GFLOP/s": three significant digits with a decimal prefix. `unit`: the unit per second
+/// ("FLOP").
 std::string format_rate(double per_second, std::string_view unit);
 
 /// "1h02m", "3m20s", "12.3s", "45ms".

@@ -11,8 +11,8 @@ namespace ballast {
 template <class T>
 using HostView = std::span<T>;
 
-/// A non-owning range of `T` in device memory. Does not convert to or from HostView: on a GPU the
-/// pointer must not be followed by the host. The host device's own code reaches through `raw()`.
+/// A non-owning range of `T` in device memory. Does not convert to or from HostView, because the
+/// host cannot dereference GPU pointers. `raw()` is for the devices' own code.
 template <class T>
 class DeviceView {
  public:
@@ -22,7 +22,7 @@ class DeviceView {
   [[nodiscard]] constexpr std::size_t size() const { return size_; }
   [[nodiscard]] constexpr bool empty() const { return size_ == 0; }
   [[nodiscard]] constexpr T* raw() const { return data_; }
-  /// Elements [offset, offset + count). The caller keeps inside size().
+  /// Elements [offset, offset + count). Not checked against size().
   [[nodiscard]] constexpr DeviceView subview(std::size_t offset, std::size_t count) const {
     return {data_ + offset, count};
   }
@@ -35,7 +35,6 @@ class DeviceView {
 
 using HostBytes = HostView<std::byte>;
 using DeviceBytes = DeviceView<std::byte>;
-/// Read-only bytes.
 using ConstHostBytes = HostView<const std::byte>;
 using ConstDeviceBytes = DeviceView<const std::byte>;
 

@@ -22,7 +22,7 @@ Bytes regular_file_size(const Descriptor& file, const std::filesystem::path& pat
                         ErrorCategory category);
 
 /// Fills `out` from byte `offset`, retrying short and interrupted reads. Throws Error(io) naming
-/// the file and offset on a failed read, Error(data) when the file ends before.
+/// the file and offset on a failed read, Error(data) when the file is too short.
 void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes offset,
                 std::span<std::byte> out);
 
@@ -31,27 +31,27 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
 void write_fully(const Descriptor& file, const std::filesystem::path& path,
                  std::span<const std::byte> bytes);
 
-/// All of a file of settings, at most 1 MiB; a pipe will do. `kind` ("config") is what the messages
-/// call it. Throws Error(config).
+/// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
+/// messages. Throws Error(config).
 std::string read_settings(const std::filesystem::path& path, std::string_view kind);
 
-/// A file that appears under its name complete, or not at all: it is written as PATH.tmp-PID and
-/// renamed at the end. A file that it replaces passes on its mode.
+/// An atomically written file: written as PATH.tmp-PID and renamed by commit(). It keeps the mode
+/// of a file that it replaces.
 class ReplacedFile {
  public:
-  /// Throws Error(io) naming `path` when no regular file can be put there.
+  /// Throws Error(io) naming `path` when a regular file cannot be created there.
   explicit ReplacedFile(std::filesystem::path path);
-  /// Without commit(), nothing is left behind.
+  /// Removes the temporary file unless committed.
   ~ReplacedFile();
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
 
-  /// Where the content is until commit().
+  /// Path of the content until commit().
   [[nodiscard]] const std::filesystem::path& temporary() const { return temporary_; }
-  /// Append. Throw Error(io) naming the file.
+  /// Appends. Throws Error(io) naming the file.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  /// Puts the file in its place, on disk. Throws Error(io) naming it.
+  /// Flushes and renames the file. Throws Error(io) naming it.
   void commit();
 
  private:

@@ -14,8 +14,8 @@
 
 namespace ballast::text {
 
-/// A JSON value: built to be written, or read by parse_json. Members keep their order. A number
-/// keeps its digits, so nothing is lost between reading and writing, or by a change of unit.
+/// A JSON value, built for writing or read by parse_json. Members keep their order. Numbers keep
+/// their digits, so reading and writing them loses no precision.
 class Json {
  public:
   enum class Type { null, boolean, number, string, array, object };
@@ -58,23 +58,23 @@ class Json {
   [[nodiscard]] bool flag() const { return text_ == "true"; }
   /// The double nearest to a number.
   [[nodiscard]] double number() const;
-  /// A number without sign, fraction or exponent that fits; else none.
+  /// The value of a number without sign, fraction or exponent that fits; otherwise none.
   [[nodiscard]] std::optional<std::uint64_t> whole() const;
 
   [[nodiscard]] const std::vector<Json>& elements() const { return elements_; }
   [[nodiscard]] const std::vector<Member>& members() const { return members_; }
-  /// The member `key` of an object; nullptr when there is none, or when this is no object.
+  /// The member `key` of an object; nullptr when it is missing or this is not an object.
   [[nodiscard]] const Json* find(std::string_view key) const;
   [[nodiscard]] Json* find(std::string_view key);
-  /// The member `key`, which is added when it is missing. Null becomes an object.
+  /// The member `key`, added when it is missing. Null becomes an object.
   Json& operator[](std::string_view key);
   bool erase(std::string_view key);
-  /// Adds a member, which must not be there already, without looking.
+  /// Adds a member without checking for an existing one of the same key.
   void add(std::string key, Json value);
   /// Null becomes an array.
   void push_back(Json element);
 
-  /// Where a parsed value starts and ends in its text, in bytes.
+  /// Byte offsets of a parsed value in its text.
   [[nodiscard]] std::size_t begin_at() const { return begin_; }
   [[nodiscard]] std::size_t end_at() const { return end_; }
 
@@ -83,7 +83,7 @@ class Json {
 
   /// One line without white space. Bytes that are not UTF-8 are replaced by U+FFFD.
   [[nodiscard]] std::string compact() const;
-  /// The outer `levels` levels over several lines, two spaces deeper each; the others on one line.
+  /// The outer `levels` levels on several lines, indented by two spaces each; the rest on one line.
   [[nodiscard]] std::string pretty(unsigned levels = std::numeric_limits<unsigned>::max()) const;
 
  private:
@@ -103,16 +103,16 @@ class Json {
 struct Json::Member {
   std::string key;
   Json value;
-  std::size_t at = 0;  ///< where the key starts in the text
+  std::size_t at = 0;  ///< byte offset of the key in the text
 };
 
 struct JsonRules {
   ErrorCategory category = ErrorCategory::config;  ///< of the errors
   bool comments = false;
-  std::size_t deepest = 32;  ///< arrays and objects inside each other
+  std::size_t deepest = 32;  ///< maximum nesting of arrays and objects
 };
 
-/// The value that `text` holds. Throws Error, one line that starts with `name`, for text that is
+/// Parses `text`. Throws Error, one line that starts with `name`, for text that is
 /// not UTF-8 or not JSON (with line and column), for a key given twice in one object and for deeper
 /// nesting.
 Json parse_json(std::string_view text, const std::string& name, const JsonRules& rules = {});
@@ -123,7 +123,7 @@ bool is_json(std::string_view text);
 /// The first byte that is not UTF-8 (RFC 3629), or npos.
 std::size_t find_not_utf8(std::string_view text);
 
-/// `text` fit for a message: control characters escaped, cut after about `limit` bytes.
+/// `text` for use in a message: control characters escaped, cut after about `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit = 120);
 
 /// The double nearest to `digits` (a JSON number) times 10^`power`; infinite when it is too large.

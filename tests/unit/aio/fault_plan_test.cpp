@@ -100,17 +100,17 @@ TEST(FaultPlan, AMistakeIsNamedWithASuggestion) {
   EXPECT_EQ(mistake("eio:evry=2"),
             "fault eio has no key 'evry' (did you mean 'every'?); choose from on, after, every, "
             "times, bytes, reaps, seed, percent");
-  EXPECT_EQ(mistake("eio:times"), "fault eio: 'times' lacks its value; write times=VALUE");
+  EXPECT_EQ(mistake("eio:times"), "fault eio: 'times' has no value; write times=VALUE");
   EXPECT_EQ(mistake("eio:times=x"), "times=x: write a whole number from 1 up");
   EXPECT_EQ(mistake("eio:times=0"), "times=0: write a whole number from 1 up");
   EXPECT_EQ(mistake("eio:after=-1"), "after=-1: write a whole number from 0 up");
   EXPECT_EQ(mistake("eio:percent=101"), "percent=101: write a number from 0 to 100");
   EXPECT_EQ(mistake("eio:percent=nan"), "percent=nan: write a number from 0 to 100");
   EXPECT_EQ(mistake("eio:on=both"), "on=both: write on=read or on=write");
-  EXPECT_EQ(mistake("flip:on=write"), "fault flip befalls reads only; leave on=write out");
+  EXPECT_EQ(mistake("flip:on=write"), "fault flip applies to reads only; remove on=write");
   EXPECT_EQ(mistake("eio:bytes=4096"), "bytes belongs to fault short, not eio");
   EXPECT_EQ(mistake("eio:reaps=1"), "reaps belongs to fault late, not eio");
-  EXPECT_EQ(mistake("short:bytes=many").rfind("'many' is no size", 0), 0U);
+  EXPECT_EQ(mistake("short:bytes=many").rfind("'many' is not a size", 0), 0U);
   EXPECT_EQ(mistake("eio,").rfind("there is no fault ''", 0), 0U);
 }
 

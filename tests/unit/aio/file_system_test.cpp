@@ -92,8 +92,9 @@ TEST(FileSystem, SuitsSwappingOnlyIfItIsADisk) {
     return unsuited_for_swap({.kind = kind, .type = type, .free = {}, .device = 0}, "/x");
   };
   EXPECT_EQ(reason(Kind::disk, "ext4"), "");
-  EXPECT_EQ(reason(Kind::memory, "tmpfs"),
-            "/x is on a tmpfs file system: its files are memory, so swapping to it saves none");
+  EXPECT_EQ(
+      reason(Kind::memory, "tmpfs"),
+      "/x is on a tmpfs file system: its files are in memory, so swapping to it saves no memory");
   EXPECT_NE(reason(Kind::overlay, "overlay").find("/x is on an overlay file system: "),
             std::string::npos);
   EXPECT_NE(reason(Kind::network, "nfs").find("/x is on a nfs file system: "), std::string::npos);

@@ -124,7 +124,7 @@ TEST(File, MoreThanTheFreeSpaceIsRefusedWithBothNumbers) {
   expect_parts(
       creation_error(directory.path(), size),
       {directory.path(), "needs " + format_bytes(size), "(" + std::to_string(size) + " bytes)",
-       "free are ", "another path", std::strerror(ENOSPC)});
+       " are free; ", "another path", std::strerror(ENOSPC)});
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 

@@ -85,7 +85,7 @@ TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
     const Ticket ticket = queue->submit({Direction::read, &file_, 0, data_.view()});
     EXPECT_EQ(queue->wait(ticket).error_number, EOPNOTSUPP);
   }
-  EXPECT_NE(log.text().find("completions cannot be polled for here"), std::string::npos);
+  EXPECT_NE(log.text().find("cannot poll for completions"), std::string::npos);
   EXPECT_EQ(std::ranges::count(log.text(), '\n'), 1);
 }
 
@@ -118,7 +118,7 @@ TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
     if (geteuid() == kNobody) CHECK_OR_EXIT(seteuid(0) == 0);
   };
   EXPECT_EXIT((act(), std::exit(0)), testing::ExitedWithCode(0),
-              "4.00 MiB of buffers are not kept pinned for io_uring.*the limit on locked memory is "
+              "cannot register 4.00 MiB of buffers with io_uring.*the limit on locked memory is "
               "128 KiB; raise it \\(ulimit -l\\)");
 }
 

@@ -90,8 +90,8 @@ TEST(DeepSpeedConfig, QuantizedWeightsBelongToStageThree) {
   EXPECT_FALSE(parse_text(kMinimal).zero.quantized_weights);
   EXPECT_TRUE(parse_text(kMinimal, {on, "zero_optimization.stage=3"}).zero.quantized_weights);
   EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_quantized_weights": true})")),
-            "c.json: zero_optimization.zero_quantized_weights: is about the gathers of stage 3, "
-            "but the stage is 2; set stage to 3 or this to false");
+            "c.json: zero_optimization.zero_quantized_weights: applies only to the gathers of "
+            "stage 3, but the stage is 2; set stage to 3 or this to false");
 }
 
 TEST(DeepSpeedConfig, GroupsThatShareWeightsBelongToStageThree) {
@@ -106,8 +106,8 @@ TEST(DeepSpeedConfig, GroupsThatShareWeightsBelongToStageThree) {
   EXPECT_EQ(size(3, 8), 8U);
   EXPECT_EQ(size(2, 1), 1U);
   EXPECT_EQ(error_of(with(R"("zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8})")),
-            "c.json: zero_optimization.zero_hpz_partition_size: is about the weights that stage 3 "
-            "splits, but the stage is 2; set stage to 3 or this to 1");
+            "c.json: zero_optimization.zero_hpz_partition_size: applies only to stage 3, but the "
+            "stage is 2; set stage to 3 or this to 1");
 }
 
 TEST(DeepSpeedConfig, NullMeansTheDefault) {
@@ -129,9 +129,9 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
       {"amp.enabled=true", "is not in this version"},
-      {"curriculum_learning={\"enabled\": true}", "would change what is trained"},
-      {"sparse_attention={}", "would change what is trained"},
-      {"compression_training={}", "would change what is trained"},
+      {"curriculum_learning={\"enabled\": true}", "would change training results"},
+      {"sparse_attention={}", "would change training results"},
+      {"compression_training={}", "would change training results"},
       {"optimizer.params.amsgrad=1", "expected true or false, got 1"}};
   for (const auto& [override_text, part] : cases) {
     const std::string message = error_of(kMinimal, {override_text});

@@ -23,8 +23,8 @@ TEST(ConfigSyntax, CountsColumnsInCharacters) {
 }
 
 TEST(ConfigSyntax, HintsAtACommaTooMany) {
-  expect_in(error_of("{\"steps_per_print\": 1,\n}"), "a comma too many");
-  EXPECT_EQ(error_of("{\"steps_per_print\": }").find("a comma too many"), std::string::npos);
+  expect_in(error_of("{\"steps_per_print\": 1,\n}"), "an extra comma");
+  EXPECT_EQ(error_of("{\"steps_per_print\": }").find("an extra comma"), std::string::npos);
 }
 
 TEST(ConfigSyntax, SaysThatANumberIsOutOfRange) {

@@ -110,7 +110,7 @@ TEST(OptimizerConfig, AParameterOfAnotherTypeIsRefused) {
     EXPECT_EQ(optimizer_error(std::string(R"({"type": ")") + type + R"(", "params": {")" + name +
                               R"(": true}})"),
               std::string("c.json: optimizer.params.") + name +
-                  ": is no parameter of the optimizer \"" + type + "\"");
+                  ": is not a parameter of the optimizer \"" + type + "\"");
   }
 }
 
@@ -133,8 +133,8 @@ TEST(OptimizerConfig, StatesAreStoredAsTheKeySays) {
   }
   EXPECT_EQ(error_of(with(R"("optimizer": {"type": "Adagrad"},
                              "ballast": {"optimizer_states": "bf16_first"})")),
-            "c.json: ballast.optimizer_states: \"bf16_first\" is about the first moment, and "
-            "Adagrad has none; use \"fp32\" or \"8bit\"");
+            "c.json: ballast.optimizer_states: \"bf16_first\" applies to the first moment, which "
+            "Adagrad lacks; use \"fp32\" or \"8bit\"");
 }
 
 TEST(OptimizerConfig, TheUpdateRunsOnAnyNodeUnlessOneIsNamed) {

@@ -244,9 +244,9 @@ TEST(ConfigRefusal, OfPlacementRules) {
     return error_of(with("\"ballast\": {\"placement\": [" + rule + "]}"));
   };
   EXPECT_EQ(message(R"({"weights": "host"})"),
-            "c.json: ballast.placement[0]: names no blocks; add \"blocks\"");
+            "c.json: ballast.placement[0]: lacks \"blocks\"; add it");
   EXPECT_EQ(message(R"({"blocks": 1})"),
-            "c.json: ballast.placement[0]: places nothing; add \"weights\", \"optimizer\", "
+            "c.json: ballast.placement[0]: has no effect; add \"weights\", \"optimizer\", "
             "\"activations\" or \"recompute\"");
   EXPECT_EQ(message(R"({"blocks": "3-1", "weights": "host"})"),
             "c.json: ballast.placement[0].blocks: the range 3-1 ends before it starts");
@@ -269,7 +269,7 @@ TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
             "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
             "the model");
   EXPECT_EQ(error_of(R"({"data": {"sequence_length": 8}})"),
-            "c.json: data: nothing to train on; give data.text or data.tokens");
+            "c.json: data: no training data; give data.text or data.tokens");
   EXPECT_EQ(error_of(with(R"("scheduler": {"type": "WarmupDecayLR"})")),
             "c.json: scheduler.params.total_num_steps: missing; give the step at which the "
             "schedule ends");
@@ -278,10 +278,10 @@ TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
 TEST(ConfigRefusal, OfScheduleParametersOfAnotherSchedule) {
   EXPECT_EQ(
       error_of(with(R"("scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}})")),
-      "c.json: scheduler.params.total_num_steps: is no parameter of the schedule "
+      "c.json: scheduler.params.total_num_steps: is not a parameter of the schedule "
       "\"WarmupLR\"");
   EXPECT_EQ(error_of(with(R"("scheduler": {"params": {"warmup_num_steps": 5}})")),
-            "c.json: scheduler.params.warmup_num_steps: is no parameter of the schedule "
+            "c.json: scheduler.params.warmup_num_steps: is not a parameter of the schedule "
             "\"constant\"");
 }
 

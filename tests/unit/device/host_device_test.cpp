@@ -37,7 +37,7 @@ TEST(HostDevice, ARefusedMappingNamesTheDeviceAndTheKey) {
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::memory);
     const std::string text = error.what();
-    EXPECT_NE(text.find("the host device (ballast.device_bytes): mapping "), std::string::npos)
+    EXPECT_NE(text.find("the host device (ballast.device_bytes): cannot map "), std::string::npos)
         << text;
   }
 }

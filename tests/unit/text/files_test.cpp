@@ -73,7 +73,7 @@ TEST(ReplacedFile, NamesAPlaceThatCannotBeWritten) {
   EXPECT_EQ(error_of([] { ReplacedFile{"/dev/null"}; }),
             "cannot write /dev/null: exists but is not a regular file");
   EXPECT_EQ(error_of([&] { ReplacedFile{dir.path() / "a/"}; }),
-            "cannot write " + (dir.path() / "a/").string() + ": it names a directory");
+            "cannot write " + (dir.path() / "a/").string() + ": the path names a directory");
   EXPECT_EQ(entries(dir), 0);
 }
 
