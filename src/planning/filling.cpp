@@ -18,7 +18,6 @@ bool takes_optimizer(Movable kind) {
   return kind == Movable::optimizer || kind == Movable::both;
 }
 
-/// Number `count` of `blocks` as the pattern chooses them.
 std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::size_t count,
                                 Pattern pattern) {
   const std::size_t n = blocks.size();

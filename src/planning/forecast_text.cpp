@@ -17,7 +17,6 @@ std::string seconds_text(double seconds) {
   return seconds < 1.0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
-/// "2.4", "3.54k".
 std::string speed_text(double per_second) {
   return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
 }

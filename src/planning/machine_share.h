@@ -28,7 +28,6 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
-/// Resources of this process.
 RankPlace read_place(const comm::Launch& launch, const config::Config& config);
 
 /// A rank's share of its machine.

@@ -19,7 +19,6 @@ namespace ballast::planning {
 /// Error(config) for a batch that its ranks cannot share.
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-/// `config` with micro-batches of `size` sequences.
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
@@ -43,7 +42,6 @@ struct Setting {
   double best = 0.0;  ///< tokens per second
 };
 
-/// A point of the search space.
 struct Point {
   Setting* setting = nullptr;
   schedule::Options options;

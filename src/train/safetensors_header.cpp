@@ -29,7 +29,6 @@ Bytes size_of_dtype(std::string_view name) {
   return is_one_of({"F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"}) ? 1 : 0;
 }
 
-/// Throws errors about one file.
 struct Refusal {
   const std::string& file;
 

@@ -14,7 +14,6 @@
 
 namespace ballast::planning {
 
-/// Input of decide().
 struct PlanRequest {
   config::Config config;
   model::Architecture model;  ///< of the config
@@ -28,7 +27,6 @@ struct PlanRequest {
   std::size_t work_limit = 2'000'000;
 };
 
-/// The planner's choice.
 struct Decision {
   config::Config config;        ///< the given config with every "auto" decided
   engine::Blueprint blueprint;  ///< the simulated blueprint; `config` reproduces it

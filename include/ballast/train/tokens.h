@@ -44,9 +44,7 @@ class TokenSource {
   TokenSource& operator=(TokenSource&&) noexcept;
   ~TokenSource();
 
-  /// Number of tokens in all files.
   [[nodiscard]] std::uint64_t size() const;
-  /// The files in order.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
 
   /// Copies token ids [first, first + out.size()) to `out`. Throws Error(data) if an id is not
