@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kWidth = 80;
 
-/// "58.1M", "1.25G": a size in at most five characters.
+/// "58.1M", "1.25G".
 std::string short_bytes(Bytes bytes) {
   std::string text = format_bytes(bytes);
   text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
@@ -49,7 +49,6 @@ void print_ledger(const engine::Blueprint& blueprint) {
   for (const auto& row : blueprint.ledger.table(blueprint.budgets)) fmt::print("  {}\n", row);
 }
 
-/// What rank 0 exchanged with the others; nothing when it is alone.
 void print_exchange(const train::RunSummary& summary) {
   if (summary.blueprint.workload.world == 1) return;
   for (const schedule::Lane lane : {schedule::Lane::gather, schedule::Lane::reduce}) {
@@ -89,8 +88,8 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   fmt::print("  {:<17} {}\n", "device", device);
   const std::uint32_t world = blueprint.workload.world;
   if (world > 1) {
-    fmt::print("  {:<17} {} ranks, ZeRO stage {}; below, memory is that of rank 0\n", "ranks",
-               world, blueprint.workload.stage);
+    fmt::print("  {:<17} {} ranks, ZeRO stage {}; memory below is of rank 0\n", "ranks", world,
+               blueprint.workload.stage);
   }
   fmt::print("  {:<17} {}{} x {} x {} = {} tokens per step\n", "batch",
              world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches, shape.sequences,
@@ -117,7 +116,7 @@ void Console::stepped(const train::StepReport& report) {
   const bool keep = metrics.step % steps_per_print_ == 0 || metrics.step == report.steps ||
                     metrics.eval_loss.has_value() || metrics.skipped;
   if (terminal_) {
-    // Carriage return and "erase to end of line": the line is redrawn in place.
+    // Carriage return and "erase to end of line" redraw the line.
     fmt::print("\r{}\x1b[K", step_line(report));
   } else if (keep) {
     fmt::print("{}\n", step_line(report));

@@ -6,9 +6,8 @@
 
 namespace ballast::tools {
 
-/// Shows a run on standard output: on a terminal one line that is redrawn, elsewhere one line per
-/// step (every `steps_per_print` steps), also under a launcher, whose pipes look like terminals. At
-/// most 80 columns.
+/// Prints a run to standard output in at most 80 columns: a terminal gets one line that is redrawn;
+/// a pipe or a launched process gets one line every `steps_per_print` steps.
 class Console final : public train::Observer {
  public:
   Console(std::string title, std::uint64_t steps_per_print, bool launched);
@@ -24,7 +23,7 @@ class Console final : public train::Observer {
   bool terminal_;
 };
 
-/// Breaks `text` into lines of at most `width` columns, each behind `indent`.
+/// Breaks `text` into lines of at most `width` columns, each starting with `indent`.
 std::string wrap(const std::string& text, std::size_t width, const std::string& indent);
 
 }  // namespace ballast::tools

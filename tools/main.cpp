@@ -49,7 +49,7 @@ void install_signal_handlers() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-/// Of several ranks, rank 0 logs; what only another one has to warn of is printed with its number.
+/// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
 void install_log_sink(bool verbose, std::uint32_t rank) {
   set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
     if (level == LogLevel::warning) {
@@ -61,14 +61,14 @@ void install_log_sink(bool verbose, std::uint32_t rank) {
   });
 }
 
-/// Rank of this process among those that its launcher started; 0 until that is known.
+/// Rank of this process among those of its launcher; 0 until it is known.
 std::uint32_t& own_rank() {
   static std::uint32_t rank = 0;
   return rank;
 }
 
-/// Ranks that could not join the run have all failed in the same way, and rank 0 says how. Their
-/// launcher would end it before it does so if one of the others were faster.
+/// Ranks that could not join have failed alike, and rank 0 prints the error. The others wait, since
+/// the launcher kills rank 0 as soon as one of them exits.
 int fail(const std::string& message, int status) {
   if (own_rank() == 0) {
     fmt::print(stderr, "ballast: error: {}\n", message);
@@ -78,8 +78,7 @@ int fail(const std::string& message, int status) {
   return status;
 }
 
-/// The first word of the command line that is no command where one is wanted, with the nearest one;
-/// "" when the mistake is another.
+/// A message about the first word that is not a command where one is expected; "" if there is none.
 std::string unknown_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* place = &app;
   for (int i = 1; i < argc; ++i) {
@@ -92,7 +91,7 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
     if (known.empty()) return "";
     if (argv[i][0] == '-') continue;
     if (next == nullptr) {
-      return fmt::format("'{}' is no {} command{}", argv[i], place->get_name(),
+      return fmt::format("'{}' is not a {} command{}", argv[i], place->get_name(),
                          did_you_mean(argv[i], known));
     }
     place = next;
@@ -100,7 +99,7 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
   return "";
 }
 
-/// CLI11's words for a wrong command line, or ours where they say more, in one line.
+/// One line about a wrong command line: our own message, or else CLI11's.
 std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int argc,
                           char** argv) {
   std::string message = unknown_command(app, argc, argv);
@@ -109,7 +108,7 @@ std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int
   return message + "; see ballast --help";
 }
 
-/// A wrong command line, on which the ranks agree like on any other failure.
+/// Fails on all ranks together.
 [[noreturn]] void refuse(const std::string& message, const comm::Launch& launch) {
   const Error error(ErrorCategory::usage, message);
   if (launch.world > 1) {
@@ -125,8 +124,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);
   bool version = false;
   bool verbose = false;
-  app.add_flag("--version", version, "What this program was built with");
-  app.add_flag("-v,--verbose", verbose, "Log why backends were chosen");
+  app.add_flag("--version", version, "Print the version and what is built in");
+  app.add_flag("-v,--verbose", verbose, "Log details, such as why a backend was chosen");
   Action action;
   add_train(app, action);
   add_plan(app, action);
@@ -142,7 +141,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     refuse(usage_message(error, app, argc, argv), launch);
   }
-  // Only training is work for several ranks; of anything else one is enough.
+  // Only training uses several ranks.
   if (!launch.first() && !app.got_subcommand("train")) return 0;
   install_log_sink(verbose, launch.rank);
   install_signal_handlers();

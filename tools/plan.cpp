@@ -37,8 +37,8 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
   if (!arguments.rates.empty()) return planning::load_rates(arguments.rates);
   if (arguments.world > 1) {
     throw Error(ErrorCategory::usage,
-                "--world needs --rates FILE: what ranks exchange cannot be measured here "
-                "(configs/rates has machines)");
+                "--world needs --rates FILE: the network between ranks cannot be measured here "
+                "(configs/rates has files of machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
   return planning::machine_rates(config, model::build_architecture(config.model),
@@ -74,19 +74,19 @@ void run_plan(const PlanArguments& arguments) {
 void add_plan(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<PlanArguments>();
   CLI::App* command =
-      app.add_subcommand("plan", "Say whether CONFIG fits and how fast it will be, without a run");
+      app.add_subcommand("plan", "Predict memory and speed of CONFIG without running it");
   command->add_option("CONFIG", arguments->config, "JSON config (see configs/README.md)")
       ->required();
   command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
       ->allow_extra_args(false);
   CLI::Option* rates = command->add_option(
-      "--rates", arguments->rates, "Machine to plan for (configs/rates); default: this one");
+      "--rates", arguments->rates, "Rates file of the machine (default: measure this machine)");
   command->add_option("--world", arguments->world, "Ranks that share the batch")
       ->check(CLI::Range(1U, 1U << 20U))
       ->capture_default_str();
   command->add_option("--trace", arguments->trace,
                       "Write the simulated timeline, for ui.perfetto.dev");
-  command->add_flag("--recalibrate", arguments->recalibrate, "Measure this machine anew")
+  command->add_flag("--recalibrate", arguments->recalibrate, "Ignore cached rates, measure again")
       ->excludes(rates);
   command->add_flag("--json", arguments->json, "Print a JSON object");
   command->callback([&action, arguments] { action = [arguments] { run_plan(*arguments); }; });

@@ -7,8 +7,7 @@
 
 namespace ballast::tools {
 
-/// The value that `share` (0 to 1) of `values` are at or below, by the nearest rank; 0 when there
-/// are none. Reorders `values`.
+/// The `share` quantile (0 to 1) of `values` by the nearest rank; 0 if empty. Reorders `values`.
 template <class T>
 double quantile(std::vector<T>& values, double share) {
   if (values.empty()) return 0.0;

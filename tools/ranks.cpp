@@ -30,12 +30,11 @@ Error as_error(const std::exception_ptr& failure) {
   }
 }
 
-/// Ranks that fail together speak in the order of their numbers: the first one ends the others,
-/// which then have nothing to say. Those that wait for a rank that is gone do not notice it in the
-/// same moment.
+/// Ranks that fail together report in the order of their numbers: the first one ends the others.
+/// Ranks that wait for a lost rank do not notice it at the same time.
 void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   using namespace std::chrono_literals;
-  // A launcher needs half a second now and then to end the others.
+  // A launcher may need half a second to end the others.
   const auto turn = category == ErrorCategory::comm ? 2000ms : 1000ms;
   const auto end = std::chrono::steady_clock::now() + turn * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
@@ -43,13 +42,12 @@ void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   }
 }
 
-/// A launcher that ends the run sends SIGTERM, and whoever made it do so has said why; one that
-/// passes on a Ctrl-C sends SIGINT.
+/// A launcher sends SIGTERM after another rank has reported an error, and SIGINT for a Ctrl-C.
 [[noreturn]] void end_interrupted(std::uint32_t rank) {
   if (rank == 0 && interrupt_signal() == SIGINT) {
     fmt::print(stderr, "ballast: error: interrupted\n");
   }
-  std::_Exit(1);  // without a word of MPI, whose end would wait for the other ranks
+  std::_Exit(1);  // MPI_Finalize would wait for the other ranks
 }
 
 [[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
@@ -58,7 +56,7 @@ void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
              error.what());
   ranks.abort(status_of(error));
-  std::_Exit(1);  // gcc 12 does not see that a virtual function never returns
+  std::_Exit(1);  // gcc 12 ignores [[noreturn]] of a virtual function
 }
 
 }  // namespace
@@ -78,7 +76,7 @@ void run_as_rank(const comm::Launch& launch, const comm::JoinOptions& options,
       work(*ranks);
     } catch (const comm::JointError& error) {
       status = status_of(error);
-      // Before MPI ends: a launcher ends all processes as soon as one has failed.
+      // Print before MPI_Finalize: a launcher ends all processes as soon as one has failed.
       if (launch.first()) fmt::print(stderr, "ballast: error: {}\n", error.what());
     } catch (...) {
       end_all(*ranks, as_error(std::current_exception()));

@@ -9,7 +9,7 @@
 namespace ballast::tools {
 namespace {
 
-/// $XDG_STATE_HOME/ballast, or its usual place, or one for users without a home.
+/// $XDG_STATE_HOME/ballast, its default location, or /var/tmp for users without a home.
 std::filesystem::path state_home() {
   if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state == '/') {
     return std::filesystem::path(state) / "ballast";

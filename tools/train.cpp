@@ -44,9 +44,8 @@ config::Config load_config(const TrainArguments& arguments, std::uint32_t world)
 
 void require_steps(const TrainArguments& arguments, const config::Config& config) {
   if (config.ballast.steps > 0) return;
-  throw Error(
-      ErrorCategory::usage,
-      arguments.config.string() + ": ballast.steps: how many steps? Set it, or give --steps N");
+  throw Error(ErrorCategory::usage,
+              arguments.config.string() + ": ballast.steps is not set: set it or give --steps N");
 }
 
 void train_and_show(const TrainArguments& arguments, const config::Config& config,
@@ -63,8 +62,8 @@ void train_and_show(const TrainArguments& arguments, const config::Config& confi
   if (!arguments.trace.file.empty()) fmt::print("trace in {}\n", arguments.trace.file.string());
 }
 
-/// As one of several ranks. The config is read before they meet, since it says how long they wait
-/// for each other; whether it is right they compare afterwards.
+/// Trains as one of several ranks. Reads the config before joining, since it has the timeout; the
+/// ranks agree on errors in it after joining.
 void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) {
   std::optional<config::Config> config;
   std::exception_ptr mistake;
@@ -103,12 +102,12 @@ void run_train(const TrainArguments& arguments) {
 
 void add_train(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<TrainArguments>();
-  CLI::App* command = app.add_subcommand("train", "Train what CONFIG describes");
+  CLI::App* command = app.add_subcommand("train", "Train the model of CONFIG");
   command->add_option("CONFIG", arguments->config, "JSON config (see configs/README.md)")
       ->required();
   command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
       ->allow_extra_args(false);
-  command->add_option("--steps", arguments->steps, "Steps to train, in place of ballast.steps")
+  command->add_option("--steps", arguments->steps, "Steps to train; overrides ballast.steps")
       ->check(CLI::PositiveNumber);
   command->add_option("--out", arguments->out, "Run directory");
   CLI::Option* trace = command->add_option(
@@ -118,7 +117,7 @@ void add_train(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber)
       ->needs(trace);
   command->add_flag("--serial", arguments->serial,
-                    "One operation at a time; same results, for debugging");
+                    "Run one operation at a time, for debugging; results are the same");
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective config and stop");
   command->callback([&action, arguments] { action = [arguments] { run_train(*arguments); }; });

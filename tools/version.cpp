@@ -19,18 +19,18 @@ namespace {
 
 struct Part {
   std::string_view name;
-  bool there;
+  bool available;
 };
 
 /// "self, mpi; nccl: not built in".
 std::string built_in(const std::vector<Part>& parts) {
-  std::string there;
+  std::string available;
   std::string missing;
   for (const Part& part : parts) {
-    std::string& list = part.there ? there : missing;
+    std::string& list = part.available ? available : missing;
     list += fmt::format("{}{}", list.empty() ? "" : ", ", part.name);
   }
-  return missing.empty() ? there : there + "; " + missing + ": not built in";
+  return missing.empty() ? available : available + "; " + missing + ": not built in";
 }
 
 }  // namespace

@@ -26,11 +26,11 @@
 namespace ballast::planning {
 namespace {
 
-/// Most that the output matrix of the sample and its gradient take.
+/// Limit for the sample's output matrix and its gradient.
 constexpr Bytes kMatrixBytes = 224 * kMiB;
-/// Most that the buffers take that are to be cold.
+/// Limit for the buffers that are used in turn so that they are not in a cache.
 constexpr Bytes kMostCold = 256 * kMiB;
-/// Caches are taken to be this large where nobody tells.
+/// Assumed cache size where it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
 /// One layer and the head. The head's rate hardly depends on the size of a large vocabulary.
@@ -48,8 +48,8 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-/// Calls `work` again and again on a thread of its own, with pauses as long as the calls: in a step
-/// such work comes in bursts too, and a thread that wakes up is given a core at once.
+/// Calls `work` repeatedly on its own thread, with pauses as long as the calls: in a step such work
+/// comes in bursts too, and the scheduler favors a thread that wakes up.
 class Bursts {
  public:
   explicit Bursts(const std::function<void()>& work)
@@ -70,7 +70,7 @@ class Bursts {
   Bursts(const Bursts&) = delete;
   Bursts& operator=(const Bursts&) = delete;
 
-  /// Seconds in which `work` ran until `end`. Throws what it threw. To be called once.
+  /// Seconds in which `work` ran until `end`. Rethrows its exception. Call once.
   double finish(Clock::time_point end) {
     join();
     if (failure_) std::rethrow_exception(failure_);
@@ -90,8 +90,8 @@ class Bursts {
   std::thread thread_;
 };
 
-/// Speed of the compute lane while `work` runs beside it, 1 for as fast as alone: by how much
-/// passes through a layer take longer for each second of work. Both are measured in turn, since the
+/// Relative speed of the compute lane while `work` runs concurrently; 1 means no slowdown. Computed
+/// from the extra time of layer passes per second of work. Alternates both measurements, since the
 /// machine may change its speed.
 double speed_beside(const std::function<void()>& work, const Sample& sample,
                     const schedule::Rates& rates) {
@@ -122,11 +122,11 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
   return std::clamp(speeds[1], kSlowest, 1.0);
 }
 
-/// Whether a tier of the config is one for which `wanted` holds.
-template <class Wanted>
-bool any_tier(const config::Config& config, Wanted wanted) {
-  if (wanted(config.zero.parameters.tier) || wanted(config.zero.optimizer.tier) ||
-      wanted(config.ballast.activations)) {
+/// Whether `matches` holds for a tier of the config, or a placement rule names NVMe.
+template <class Matches>
+bool any_tier(const config::Config& config, Matches matches) {
+  if (matches(config.zero.parameters.tier) || matches(config.zero.optimizer.tier) ||
+      matches(config.ballast.activations)) {
     return true;
   }
   const auto& rules = config.ballast.placement;
@@ -136,8 +136,8 @@ bool any_tier(const config::Config& config, Wanted wanted) {
   });
 }
 
-/// Measures the paths to swap to, and what using them costs compute. Where a run may do without
-/// them, they may be unfit.
+/// Measures the swap paths and how much their use slows compute. Unusable paths are an error only
+/// if the config names NVMe.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
   const bool needed =
       any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
@@ -147,7 +147,9 @@ void try_swap(const Sample& sample, schedule::Rates& rates) {
     rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
     if (needed || error.category() != ErrorCategory::io) throw;
-    log(LogLevel::warning, fmt::format("rates: nothing is planned on NVMe: {}", error.what()));
+    log(LogLevel::warning,
+        fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
+                    error.what()));
   }
 }
 
@@ -156,7 +158,7 @@ std::string describe_paths(const config::Config& config) {
   const state::SwapOptions options = swap_options(config);
   std::string text;
   for (const state::SwapPath& path : options.paths) {
-    // A run directory has another name in every run.
+    // The name of the run directory differs in every run.
     const auto place = path.made_later ? path.directory.parent_path() : path.directory;
     text +=
         fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place.string(),
@@ -179,11 +181,11 @@ double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
     if (prepare) prepare();
     const auto start = Clock::now();
     work();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    seconds.push_back(seconds_between(start, Clock::now()));
     total += seconds.back();
   }
-  // A step is a sum of operations, so their mean counts and no median: where most of them take a
-  // little longer than usual, steps do. What takes twice as long met something else.
+  // Mean instead of median: a step's time is the sum of its operations' times. Calls that took more
+  // than twice the median were disturbed by other work.
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
   seconds.erase(std::upper_bound(seconds.begin(), seconds.end(), 2.0 * median), seconds.end());

@@ -18,19 +18,19 @@
 namespace ballast::planning {
 namespace {
 
-/// Once an operation takes this long, larger micro-batches are no faster.
+/// Operations of at least so many seconds do not get faster with larger micro-batches.
 constexpr double kLong = 0.5;
-/// The config's own micro-batch is left out when an operation would take longer.
+/// The config's own micro-batch is skipped if an operation would take longer, in seconds.
 constexpr double kTooLong = 2.0;
-/// Such operations need no call to warm up.
+/// Longer operations need no warm-up call.
 constexpr double kWarm = 0.1;
-/// Shorter kernels are timed several at a time, one enqueued behind the other as in a step. Where
-/// something comes between them, only those are that are too short for a clock.
+/// Shorter kernels are enqueued and timed several at a time, as in a step. If other work comes
+/// between them, only kernels shorter than kVeryShort are, since a clock cannot resolve them.
 constexpr double kShort = 0.02;
 constexpr double kVeryShort = 0.002;
 constexpr std::size_t kMostTogether = 64;
 
-/// Values around zero, not in step with any row of a matrix.
+/// Values around zero; the prime length prevents equal rows of a matrix.
 template <class T>
 std::vector<std::byte> pattern(float scale) {
   constexpr std::size_t kValues = 65521;
@@ -43,7 +43,7 @@ std::vector<std::byte> pattern(float scale) {
   return bytes;
 }
 
-/// The kernels of the sample with micro-batches of one size, on a device of their own.
+/// The kernels of the sample with micro-batches of one size, on their own device.
 class Kernels {
  public:
   Kernels(const Sample& sample, std::uint64_t sequences)
@@ -57,7 +57,7 @@ class Kernels {
             model::make_compute(*device_, model_, type_, shape_,
                                 model::parse_attention_backend(sample.config.ballast.attention))),
         layers_(copies_) {
-    // Everything is written to first: new pages cost more than most kernels.
+    // Touch all memory first: page faults cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->memory().workspace);
     fill(workspace, 1.0F);
     compute_->set_workspace(workspace);
@@ -106,7 +106,7 @@ class Kernels {
   double backward_seconds() {
     return seconds([&] { backward(); });
   }
-  /// Both passes through a layer, until they are over.
+  /// Runs both passes through a layer and waits for them.
   void layer_pass() {
     forward();
     backward();
@@ -119,7 +119,7 @@ class Kernels {
           view_as<float>(head_gradient_), view_as<float>(tied_gradient_), view_as<double>(loss_));
     };
     return seconds(head, [&] {
-      // The head is used once in a while only: everything else goes through the caches before.
+      // The head runs once per micro-batch: the layers evict its data from the caches.
       for (const Layer& layer : layers_) {
         compute_->zero(*stream_, view_as<float>(layer.gradient));
       }
@@ -183,7 +183,7 @@ class Kernels {
                              {});
   }
 
-  /// As in a step, where all other layers come between two uses of one.
+  /// In a step, too, all other layers come between two uses of a layer.
   const Layer& next_layer() { return layers_[turn_++ % layers_.size()]; }
 
   DeviceBytes allocate(Bytes bytes) { return device_->allocate(bytes, "calibration"); }
@@ -199,7 +199,7 @@ class Kernels {
     stream_->synchronize();
   }
 
-  /// Of one kernel, with `between` before it, which is not counted and may do nothing.
+  /// Seconds of one kernel; `between` (may be empty) runs before each measurement, uncounted.
   double seconds(const std::function<void()>& enqueue, const std::function<void()>& between = {}) {
     const auto several = [&](std::size_t count) {
       for (std::size_t i = 0; i < count; ++i) enqueue();
@@ -211,8 +211,8 @@ class Kernels {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
     double once = time();
-    if (once < kWarm) once = time();  // the first one made what all of them use
-    // Too long for many, and one alone may have met a disturbance.
+    if (once < kWarm) once = time();  // the first call initialized shared state
+    // Too long for many repeats, but a single one may have been disturbed.
     if (once >= kLong) return std::min(once, time());
     if (once >= kWarm) return mean_seconds({.seconds = 0.0}, [&] { several(1); });
     const double shortest = between ? kVeryShort : kShort;
@@ -241,9 +241,8 @@ class Kernels {
       targets_, loss_;
 };
 
-/// What an operation costs that does next to nothing: two lanes taking turns. It copies a byte,
-/// because waiting for a stream without work takes no time, and a GPU's work has to wake the
-/// thread.
+/// Overhead of an operation: two lanes alternate with copies of one byte. Waiting for an idle
+/// stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const config::Config& config) {
   constexpr std::uint32_t kTurns = 200;
   const auto device =
@@ -272,56 +271,32 @@ double launch_seconds(const config::Config& config) {
          kTurns;
 }
 
-/// The config's own size among a few, all that are worth a try.
-std::set<std::uint64_t> sizes(const config::Config& config) {
-  std::set<std::uint64_t> found = {1, 2, 4};
-  if (config.batch.micro_batch > 0) {
-    found.insert(config.batch.micro_batch);
-  } else {
-    found.insert(8);
-  }
-  return found;
+/// Whether to measure operations of so many FLOPs; `own`: with the config's micro-batch size.
+bool short_enough(const schedule::Curve& curve, double flops, bool own) {
+  if (curve.empty()) return true;
+  return flops / curve.back().flops_per_second < (own ? kTooLong : kLong);
 }
-
-/// A curve that grows by one point at a time.
-class Growing {
- public:
-  explicit Growing(schedule::Curve& curve) : curve_(curve) {}
-
-  /// Whether to measure operations of so many FLOPs; `own` are the config's.
-  [[nodiscard]] bool wants(double flops, bool own) const {
-    if (curve_.empty()) return true;
-    const double expected = flops / curve_.back().flops_per_second;
-    return own ? expected < kTooLong : expected < kLong;
-  }
-  void add(double tokens, double flops, double seconds) {
-    curve_.push_back({tokens, flops / seconds});
-  }
-
- private:
-  schedule::Curve& curve_;
-};
 
 }  // namespace
 
 void measure_compute(const Sample& sample, schedule::Rates& rates) {
-  Growing forward(rates.forward);
-  Growing backward(rates.backward);
-  Growing head(rates.head);
-  for (const std::uint64_t size : sizes(sample.config)) {
-    const bool own = size == sample.config.batch.micro_batch;
+  const std::uint64_t own_size = sample.config.batch.micro_batch;
+  for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
+    const bool own = size == own_size;
     const double flops =
         sample.blueprint.model.forward_flops(1, size, sample.config.data.sequence_length);
-    const bool layer = backward.wants(3.0 * flops, own);
-    if (!layer) continue;
+    if (!short_enough(rates.backward, 3.0 * flops, own)) continue;
     Kernels kernels(sample, size);
+    const auto add = [&](schedule::Curve& curve, double work, double seconds) {
+      curve.push_back({kernels.tokens(), work / seconds});
+    };
     if (rates.device_memory_per_second <= 0.0) {
       rates.device_memory_per_second = kernels.memory_rate(sample);
     }
-    forward.add(kernels.tokens(), kernels.forward_flops(), kernels.forward_seconds());
-    backward.add(kernels.tokens(), kernels.backward_flops(), kernels.backward_seconds());
-    if (head.wants(kernels.head_flops(), own)) {
-      head.add(kernels.tokens(), kernels.head_flops(), kernels.head_seconds());
+    add(rates.forward, kernels.forward_flops(), kernels.forward_seconds());
+    add(rates.backward, kernels.backward_flops(), kernels.backward_seconds());
+    if (short_enough(rates.head, kernels.head_flops(), own)) {
+      add(rates.head, kernels.head_flops(), kernels.head_seconds());
     }
   }
   rates.launch_seconds = launch_seconds(sample.config);

@@ -41,7 +41,7 @@ class Copies {
   double up() {
     return rate([&](std::size_t i) { upload(i); });
   }
-  /// A copy to the device, until it is over.
+  /// Copies one layer's weights to the device and waits.
   void upload_next() {
     upload(next_++ % count_);
     stream_->synchronize();
@@ -76,7 +76,7 @@ class Copies {
   std::size_t next_ = 0;
 };
 
-/// Numbers like those of gradients, bf16 or fp32: zeros may be quicker or slower to work on.
+/// Fills with plausible gradients, bf16 or fp32: the update of zeros may take another time.
 void fill_gradient(HostBytes gradient) {
   constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
   constexpr std::uint64_t kExponent = 0x3800380038003800U;
@@ -121,7 +121,7 @@ void measure_link(const Sample& sample, schedule::Rates& rates) {
   if (!device::shares_host_cores({.kind = sample.config.ballast.device})) return;
   const double link = sample.config.ballast.link_gbps * 1e9;
   if (link <= 0.0) return;
-  // The link's time is spent asleep but for the copy itself.
+  // The emulated link sleeps except during the copy itself.
   rates.link_cores = std::min(1.0, link / rates.upload_per_second);
   rates.upload_per_second = std::min(rates.upload_per_second, link);
   rates.offload_per_second = std::min(rates.offload_per_second, link);

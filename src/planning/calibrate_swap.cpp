@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What a measurement writes at a time, at most.
+/// Largest transfer of a measurement.
 constexpr Bytes kMostBytes = 64 * kMiB;
 constexpr std::size_t kExtents = 3;
 constexpr double kSeconds = 0.25;
@@ -50,7 +50,7 @@ state::SwapOptions existing_paths(const config::Config& config) {
   return options;
 }
 
-/// Extents like a layer's states, and a tiny one, with memory for one transfer each.
+/// Swap space with extents of the size of a layer's states and one of a page, with a buffer each.
 class SwapProbe {
  public:
   SwapProbe(const Sample& sample)
@@ -65,7 +65,7 @@ class SwapProbe {
     const std::vector<HostBytes> staging = {memory_.bytes()};
     space_ = std::make_unique<state::SwapSpace>(
         state::plan_swap(existing_paths(sample.config), extents), staging);
-    // Takes the blocks into use: from now on they are overwritten, as in a run.
+    // Allocates the file's blocks: later writes overwrite them, as in a run.
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
@@ -90,7 +90,7 @@ class SwapProbe {
 };
 
 /// Reads one extent while another thread writes the others: bytes per second of both together, and
-/// what reading gets of it.
+/// the share of reads in them.
 void measure_mixed(SwapProbe& probe, schedule::Rates& rates) {
   std::atomic<bool> stop = false;
   std::atomic<std::size_t> written = 0;

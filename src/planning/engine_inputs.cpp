@@ -28,7 +28,7 @@ cpu_adam::Optimizer optimizer_of(config::OptimizerSection::Type type) {
     case sgd:
       return cpu_adam::Optimizer::sgd;
   }
-  throw Error(ErrorCategory::config, "optimizer.type: not known to the update");
+  throw Error(ErrorCategory::config, "optimizer.type: not supported by the optimizer update");
 }
 
 engine::StateFormat state_format(const config::Config& config) {
@@ -46,8 +46,8 @@ schedule::Options schedule_options(const config::Config& config) {
     options.order = schedule::Order::micro_batch_major;
   }
   if (config.ballast.update == "eager") options.update = schedule::Update::eager;
-  const auto count = [](std::uint64_t wanted, std::uint32_t standard) {
-    return wanted > 0 ? static_cast<std::uint32_t>(wanted) : standard;
+  const auto count = [](std::uint64_t named, std::uint32_t standard) {
+    return named > 0 ? static_cast<std::uint32_t>(named) : standard;
   };
   options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
   options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
@@ -56,7 +56,7 @@ schedule::Options schedule_options(const config::Config& config) {
   return options;
 }
 
-/// How many ranks have one copy of the weights together; 0: all.
+/// How many ranks share one copy of the weights; 0: all.
 std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world) {
   const std::uint64_t size = zero.hpz_partition_size;
   if (size == 1 || world == 1) return 0;
@@ -78,7 +78,7 @@ std::vector<std::filesystem::path> swap_directories(const config::Config& config
   return found;
 }
 
-/// What this process swaps to of the machine's `directories` (at least one).
+/// This process's swap directories among the machine's `directories` (at least one).
 std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
                                           const comm::Launch& launch) {
   if (directories.size() < launch.local_world) {
@@ -103,9 +103,9 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
 
 }  // namespace
 
-memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets wanted,
+memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t local_rank) {
-  return memory::resolve_budgets(wanted, available, own_device_memory(config, local_rank));
+  return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank));
 }
 
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) {

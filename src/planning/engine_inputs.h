@@ -9,8 +9,8 @@
 
 namespace ballast::planning {
 
-/// One constraint per block of a model of so many. Throws Error(config) for a rule about a block
-/// that does not exist.
+/// One constraint per block of a model with `blocks` blocks. Throws Error(config) for a rule about
+/// a block that does not exist.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
 
 /// The blueprint of `config` before anything is placed: everything but placement, schedule and
@@ -19,18 +19,17 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
                           const memory::Budgets& budgets, const model::KernelMemory& kernels,
                           std::uint32_t world);
 
-/// The paths of both offload sections in order, none twice, or the run directory; each with the
-/// settings of its entry in aio.paths, or else those of aio. Ranks of one machine are dealt its
-/// paths in turn, so that each has some to itself; when there are fewer paths than ranks, each has
-/// one and several ranks share it.
+/// The distinct paths of both offload sections in order, or the run directory; each with the
+/// settings of its entry in aio.paths, or else those of aio. Paths are assigned round-robin to the
+/// ranks of a machine; with fewer paths than ranks, ranks share a path.
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
 
 /// Threads, instruction set and NUMA node of the update. Throws Error(config) for an instruction
 /// set that this machine lacks.
 cpu_adam::UpdaterOptions updater_options(const config::Config& config);
 
-/// Free memory of the device that `config` names for the rank with that number on its machine; 0
-/// where the device takes what it needs from the machine's.
+/// Free memory of the device that `config` names, for rank `local_rank` of its machine; 0 if the
+/// device uses host memory.
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
 }  // namespace ballast::planning

@@ -18,7 +18,6 @@ bool takes_optimizer(Movable kind) {
   return kind == Movable::optimizer || kind == Movable::both;
 }
 
-/// Number `count` of `blocks` as the pattern chooses them.
 std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::size_t count,
                                 Pattern pattern) {
   const std::size_t n = blocks.size();
@@ -31,6 +30,18 @@ std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::siz
     if (taken) out.push_back(blocks[i]);
   }
   return out;
+}
+
+Placement moved_to(Placement placement, const Move& move, const std::vector<std::size_t>& blocks,
+                   std::size_t count) {
+  for (const std::size_t b : chosen(blocks, count, move.pattern)) {
+    BlockPlacement& block = placement.blocks[b];
+    if (takes_weights(move.kind)) block.weights = move.tier;
+    if (takes_optimizer(move.kind)) block.optimizer = move.tier;
+    if (move.kind == Movable::activations) block.activations = move.tier;
+    if (move.kind == Movable::intermediates) block.keeps_intermediates = true;
+  }
+  return placement;
 }
 
 }  // namespace
@@ -83,23 +94,7 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
   return blocks;
 }
 
-namespace {
-
-Placement moved_to(Placement placement, const Move& move, const std::vector<std::size_t>& blocks,
-                   std::size_t count) {
-  for (const std::size_t b : chosen(blocks, count, move.pattern)) {
-    BlockPlacement& block = placement.blocks[b];
-    if (takes_weights(move.kind)) block.weights = move.tier;
-    if (takes_optimizer(move.kind)) block.optimizer = move.tier;
-    if (move.kind == Movable::activations) block.activations = move.tier;
-    if (move.kind == Movable::intermediates) block.keeps_intermediates = true;
-  }
-  return placement;
-}
-
-}  // namespace
-
-/// When the start does not fit: the number of blocks that brings it nearest to fitting.
+/// The number of blocks to move with the least excess, for a start that does not fit.
 std::size_t Filler::least_excess(const Placement& placement, const Move& move,
                                  const std::vector<std::size_t>& blocks, std::size_t most,
                                  const schedule::Options& options) const {
@@ -125,7 +120,7 @@ std::size_t Filler::apply(Placement& placement, const Move& move,
     return excess(moved_to(placement, move, blocks, count), options) == 0;
   };
   std::size_t count = most;
-  // All at once comes first: a passing place saved may be what makes it fit.
+  // Try all blocks first: moving all of them may save a staging buffer.
   if (!fits(most)) {
     if (excess(placement, options) > 0) {
       count = least_excess(placement, move, blocks, most, options);

@@ -14,7 +14,7 @@
 
 namespace ballast::planning {
 
-/// What the config fixes of a block's place; empty members are open.
+/// The config's constraints on a block's placement; empty members are open.
 struct PlacementConstraint {
   config::TierChoice weights;
   config::TierChoice optimizer;
@@ -22,7 +22,7 @@ struct PlacementConstraint {
   std::optional<bool> recompute;
 };
 
-/// What a move takes to a faster tier.
+/// The tensors that a move takes to a faster tier.
 enum class Movable : std::uint8_t {
   weights,
   optimizer,
@@ -31,11 +31,11 @@ enum class Movable : std::uint8_t {
   intermediates  ///< kept on the device, whatever the tier of the move
 };
 
-/// Which of the blocks that may move do, when not all fit.
+/// Which blocks move if not all fit.
 enum class Pattern : std::uint8_t {
   first,   ///< those that the forward pass needs first
   last,    ///< those that the backward pass needs first
-  spread,  ///< evenly over the model, so that what stays behind comes at an even pace
+  spread,  ///< evenly over the model, so that transfers of the others are evenly spread
 };
 
 /// One step of filling the tiers: as many blocks as fit, at most `limit`.
@@ -48,13 +48,13 @@ struct Move {
 
 using Program = std::vector<Move>;
 
-/// For where everything else is named: the last layers first, whose intermediates are wanted first.
+/// For configs that name everything else. The backward pass needs the last layers' first.
 inline Program keep_intermediates() {
   return {{.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
 }
 
-/// Places the blocks of one workload within budgets: what is open starts on NVMe, and the moves of
-/// a program take it up. A pure function of its arguments.
+/// Places the blocks of one workload within budgets: open tensors start on NVMe, and the moves of a
+/// program take them to faster tiers.
 class Filler {
  public:
   /// All must outlive the filler.
@@ -62,18 +62,18 @@ class Filler {
          const memory::Budgets& budgets)
       : work_(workload), constraints_(constraints), budgets_(budgets) {}
 
-  /// Where everything open is on the slowest tier.
-  [[nodiscard]] schedule::Placement lowest() const;
-  /// `moved`, when given, receives how many blocks each move took.
+  /// `moved` (may be null) receives how many blocks each move took.
   [[nodiscard]] schedule::Placement fill(const Program& program, const schedule::Options& options,
                                          std::vector<std::size_t>* moved = nullptr) const;
-  /// Bytes above the budgets, both tiers together; 0: it fits.
+  /// Bytes above the budgets, both tiers together; 0 if the placement fits.
   [[nodiscard]] Bytes excess(const schedule::Placement& placement,
                              const schedule::Options& options) const;
   [[nodiscard]] memory::Ledger ledger(const schedule::Placement& placement,
                                       const schedule::Options& options) const;
 
  private:
+  /// The placement with everything open on the slowest tier.
+  [[nodiscard]] schedule::Placement lowest() const;
   [[nodiscard]] std::vector<std::size_t> movable(const schedule::Placement& placement,
                                                  const Move& move) const;
   std::size_t apply(schedule::Placement& placement, const Move& move,

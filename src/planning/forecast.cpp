@@ -20,7 +20,7 @@ using schedule::Operation;
 
 constexpr double kTerabyte = 1e12;
 
-/// As many digits as an estimate deserves: "0.042", "3.1", "190", "12000".
+/// "0.042", "3.1", "190", "12000".
 std::string short_number(double value) {
   return value >= 9.95 ? fmt::format("{:.0f}", value) : fmt::format("{:.2g}", value);
 }
@@ -34,7 +34,7 @@ std::string life(double days) {
   return number + (number == "1" ? " day" : " days");
 }
 
-/// What a step moves on some lanes whatever its number of tokens, and how long that takes alone.
+/// Bytes that a step moves on some lanes independently of its tokens, and their time alone.
 struct Load {
   Bytes bytes = 0;
   double seconds = 0.0;
@@ -101,7 +101,7 @@ std::size_t swap_paths(const config::Config& config) {
   return std::max<std::size_t>(1, paths.size());
 }
 
-/// Drives share what is written; where the rates tell their rated life, that counts.
+/// Uses the endurance in `rates` if given; otherwise the swap paths share the written bytes.
 std::optional<Wear> find_wear(const config::Config& config, const schedule::Rates& rates,
                               Bytes written, double seconds) {
   if (rates.drive_writes_bytes > 0.0) {
@@ -115,7 +115,7 @@ void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates
   const Bytes needed = blueprint.ledger.total(Tier::nvme);
   if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
   throw Error(ErrorCategory::memory,
-              fmt::format("rates '{}': the drives of a rank hold {}, the run needs {} there",
+              fmt::format("rates '{}': a rank has {} of NVMe space, but the run needs {}",
                           rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
 }
 
@@ -144,9 +144,9 @@ bool Forecast::bandwidth_run() const {
 
 memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& rates) {
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
-  const memory::Budgets wanted = {first(config.ballast.device_bytes, rates.device_bytes),
-                                  first(config.ballast.host_bytes, rates.host_bytes)};
-  return resolve_budgets(config, wanted, memory::available_memory());
+  const memory::Budgets requested = {first(config.ballast.device_bytes, rates.device_bytes),
+                                     first(config.ballast.host_bytes, rates.host_bytes)};
+  return resolve_budgets(config, requested, memory::available_memory());
 }
 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,

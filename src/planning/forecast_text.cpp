@@ -13,12 +13,10 @@ using schedule::Lane;
 using text::Json;
 using Lines = std::vector<std::string>;
 
-/// "3.27": as many digits as a prediction deserves.
 std::string seconds_text(double seconds) {
   return seconds < 1.0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
 }
 
-/// "2.4", "3.54k".
 std::string speed_text(double per_second) {
   return per_second < 100.0 ? fmt::format("{:.3g}", per_second) : format_count(per_second);
 }
@@ -31,7 +29,6 @@ void add(Lines& lines, std::string_view name, const std::string& text) {
   lines.push_back(fmt::format("  {:<17} {}", name, text));
 }
 
-/// Passing places on the host, where there are any.
 void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
   const schedule::Schedule& schedule = blueprint.schedule;
   std::string text;
@@ -101,7 +98,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
       fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
                   speed_text(forecast.tokens_per_second)));
   if (!prediction.bounds.empty()) add(lines, "bottleneck", bound_text(forecast, 0));
-  if (prediction.bounds.size() > 1) add(lines, "second", bound_text(forecast, 1));
+  if (prediction.bounds.size() > 1) add(lines, "second bottleneck", bound_text(forecast, 1));
   describe_lanes(forecast, lines);
   if (forecast.wear) {
     add(lines, "written to NVMe", format_bytes(forecast.nvme_bytes_written) + " per step,");
@@ -119,8 +116,8 @@ void describe_hiding(const Forecast& forecast, Lines& lines) {
         fmt::format("{} tokens per step: {}", format_count(std::ceil(point.tokens)), verdict));
   }
   if (forecast.hiding.empty()) return;
-  add(lines, "so this is",
-      forecast.bandwidth_run() ? "a bandwidth run" : "an MFU run: compute hides the rest");
+  add(lines, "the run is",
+      forecast.bandwidth_run() ? "bound by bandwidth" : "bound by compute, which hides the rest");
 }
 
 Json ledger_json(const memory::Ledger& ledger) {
@@ -184,7 +181,7 @@ std::vector<std::string> describe(const Forecast& forecast) {
   describe_run(forecast, lines);
   describe_speed(forecast, lines);
   describe_hiding(forecast, lines);
-  if (!forecast.improvements.empty()) lines.emplace_back("what would help, by itself");
+  if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
   constexpr std::size_t kMost = 5;
   for (std::size_t i = 0; i < std::min(kMost, forecast.improvements.size()); ++i) {
     const Variant& variant = forecast.improvements[i];

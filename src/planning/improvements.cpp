@@ -34,7 +34,7 @@ class Improvements {
 
  private:
   static double speed_of(const Decision& decision) {
-    // The blueprint may be with the engine by now.
+    // The engine may have taken the blueprint.
     return static_cast<double>(decision.config.batch.train_batch *
                                decision.config.data.sequence_length) /
            decision.prediction.step_seconds;
@@ -51,7 +51,7 @@ class Improvements {
       const double speed = speed_of(*decision);
       found_.push_back({std::move(change), speed, speed / now_});
     } catch (const Error& error) {
-      // It needs what the machine lacks: no suggestion.
+      // The machine lacks something that the change needs.
       if (error.category() != ErrorCategory::config) throw;
     }
   }

@@ -26,7 +26,7 @@ std::uint64_t hash(std::string_view text) {
   return value;
 }
 
-/// Those in `file`, if they were measured for `key`: it is kept as their name.
+/// The rates in `file` if they were measured for `key`, which the file has as their name.
 std::optional<schedule::Rates> cached(const std::filesystem::path& file, const std::string& key) {
   std::error_code ignored;
   if (file.empty() || !std::filesystem::exists(file, ignored)) return std::nullopt;
@@ -36,35 +36,38 @@ std::optional<schedule::Rates> cached(const std::filesystem::path& file, const s
     rates.name = kName;
     return rates;
   } catch (const Error& error) {
-    log(LogLevel::warning, fmt::format("rates: measuring again: {}", error.what()));
+    log(LogLevel::warning,
+        fmt::format("rates: cannot use the cached rates, measuring again: {}", error.what()));
     return std::nullopt;
   }
 }
 
-/// Whether it could.
+/// Writes the cache file; returns whether it could.
 bool keep(const std::filesystem::path& file, schedule::Rates rates, const std::string& key) {
   rates.name = key;
   try {
     std::error_code failure;
     std::filesystem::create_directories(file.parent_path(), failure);
     if (failure) {
-      throw Error(ErrorCategory::io, "cannot make " + file.parent_path().string(), failure.value());
+      throw Error(ErrorCategory::io, "cannot create the directory " + file.parent_path().string(),
+                  failure.value());
     }
     save_rates(file, rates);
     return true;
   } catch (const Error& error) {
-    log(LogLevel::warning, fmt::format("rates: not kept for the next time: {}", error.what()));
+    log(LogLevel::warning,
+        fmt::format("rates: cannot cache the rates for later runs: {}", error.what()));
     return false;
   }
 }
 
-/// A step that is off by less is predicted well enough.
+/// Relative error of a prediction up to which rates are not corrected.
 constexpr double kCloseEnough = 0.05;
 constexpr double kLargestSpread = 0.15;
 constexpr double kLeastShare = 0.01;
 constexpr double kLargestFactor = 2.0;
 
-/// The value that `share` of `values` are below.
+/// The `share` quantile of `values`.
 double at_share(std::vector<double> values, double share) {
   const auto at =
       values.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(values.size() - 1));
@@ -131,7 +134,7 @@ schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& pre
     factors[index] = counts && sane ? factor : 1.0;
     for (double* rate : rates_of(rates, lane)) *rate /= factors[index];
   }
-  // Reading and writing at once is as far off as both by themselves.
+  // The mixed rate gets the geometric mean of the reading and writing corrections.
   rates.mixed_per_second /= std::sqrt(factors[static_cast<std::size_t>(schedule::Lane::fetch)] *
                                       factors[static_cast<std::size_t>(schedule::Lane::writeback)]);
   return rates;

@@ -23,7 +23,7 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
       static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
-/// Whether more layers keep their intermediates than compute them again.
+/// Whether more layers keep their intermediates than recompute them.
 bool mostly_kept(const std::vector<BlockPlacement>& blocks) {
   const auto kept = std::count_if(blocks.begin(), blocks.end(), [](const BlockPlacement& block) {
     return block.keeps_intermediates;
@@ -31,12 +31,12 @@ bool mostly_kept(const std::vector<BlockPlacement>& blocks) {
   return 2 * static_cast<std::size_t>(kept) + 2 > blocks.size();
 }
 
-/// Says `placement` as sections and, where blocks differ from them, rules over ranges of blocks.
+/// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
 void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) {
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(blocks, &BlockPlacement::optimizer),
                                usual(blocks, &BlockPlacement::activations), mostly_kept(blocks)};
-  // Embedding and head have nothing to keep.
+  // Embedding and head have no intermediates.
   blocks.front().keeps_intermediates = most.keeps_intermediates;
   blocks.back().keeps_intermediates = most.keeps_intermediates;
   config.zero.parameters.tier = most.weights;

@@ -27,7 +27,7 @@ constexpr int kGiga = 9;
 constexpr int kTera = 12;
 constexpr int kMicro = -6;
 
-/// A value of the file and where it stands, for messages.
+/// Location of a value in the file, for messages.
 struct Place {
   const std::string& file;
   std::string path;
@@ -72,7 +72,7 @@ Key number(std::string name, double& target, int power) {
           [&target, power] { return target == 0.0 ? Json() : text::scaled_json(target, power); }};
 }
 
-/// Between none and all of something; half of it when the file does not say.
+/// A share between 0 and 1 (exclusive); 0.5 by default.
 Key share(std::string name, double& target) {
   return {std::move(name),
           [&target](const Place& place, const Json& value) {
@@ -99,9 +99,7 @@ Key size(std::string name, Bytes& target) {
           [&target](const Place& place, const Json& value) {
             constexpr std::string_view kSize =
                 "a size (a number of bytes or a string such as \"512 MiB\")";
-            if (!value.is_number() && !value.is_string()) {
-              place.expected(kSize, value);
-            }
+            if (!value.is_number() && !value.is_string()) place.expected(kSize, value);
             if (value.is_number()) read_whole(place, value, 0x1p62);
             if (const auto bytes = value.whole()) {
               target = *bytes;
@@ -160,7 +158,7 @@ Curve read_curve(const Place& place, const Json& value) {
     const Place point = {place.file, fmt::format("{}[{}]", place.path, i)};
     curve.push_back(read_point(point, value.elements()[i]));
     if (i > 0 && !(curve[i - 1].tokens < curve[i].tokens)) {
-      point.fail("points must stand in ascending order of tokens");
+      point.fail("points must be in ascending order of tokens");
     }
   }
   return curve;

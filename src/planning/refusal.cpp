@@ -11,14 +11,14 @@
 namespace ballast::planning {
 namespace {
 
-/// The smallest excess that was found, and where.
+/// The smallest excess that was found, and its ledger.
 struct Nearest {
   Bytes excess = std::numeric_limits<Bytes>::max();
   memory::Ledger ledger;
 };
 
-/// How near to fitting `request` comes with everything that it leaves open. Where that is 0,
-/// try_decide() finds a plan that fits, too.
+/// The least excess over all choices that `request` leaves open. If it is 0, try_decide() has a
+/// plan that fits.
 Nearest come_nearest(const PlanRequest& request) {
   Nearest nearest;
   constexpr std::size_t kPrograms = 12;
@@ -27,7 +27,7 @@ Nearest come_nearest(const PlanRequest& request) {
   if (open) programs = basic_programs();
   programs.resize(std::min(programs.size(), kPrograms));
   std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
-  // The smallest first: they need the least. Layouts of very many micro-batches are slow to add up.
+  // The smallest sizes need the least memory. Ledgers of very many micro-batches are slow to make.
   std::reverse(sizes.begin(), sizes.end());
   constexpr std::size_t kSizes = 4;
   if (sizes.size() > kSizes) sizes.erase(sizes.begin() + kSizes / 2, sizes.end() - kSizes / 2);
@@ -46,7 +46,7 @@ Nearest come_nearest(const PlanRequest& request) {
   return nearest;
 }
 
-/// Whether a plan for `request` fits and, where its rates are known, can be simulated.
+/// Whether a plan for `request` fits and, if its rates are known, can be simulated.
 bool works(PlanRequest request) {
   try {
     if (come_nearest(request).excess > 0) return false;
@@ -54,13 +54,13 @@ bool works(PlanRequest request) {
     request.work_limit = 1;
     return try_decide(request).has_value();
   } catch (const Error& error) {
-    // A change that the config's rules forbid, or that needs a part which the machine lacks.
+    // The config's rules forbid the change, or the machine lacks something that it needs.
     if (error.category() != ErrorCategory::config) throw;
     return false;
   }
 }
 
-/// Changes of a config as arguments of --set, all of them together.
+/// Changes of a config that are made together, as arguments of --set.
 using Overrides = std::vector<std::string>;
 
 constexpr const char* kOptimizerTier = "zero_optimization.offload_optimizer.device=";
@@ -82,7 +82,7 @@ void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& chang
 }
 
 void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
-  // Rules would keep blocks where they are.
+  // Placement rules would override the new tier.
   const auto add = [&](Overrides change) {
     if (!config.ballast.placement.empty()) change.emplace_back("ballast.placement=[]");
     changes.push_back(std::move(change));
@@ -107,7 +107,7 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
   add(std::move(all));
 }
 
-/// `request` with its config changed; nothing where the config's rules forbid it.
+/// `request` with its config changed; empty if the config's rules forbid it.
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
   PlanRequest result = request;
   try {
@@ -119,7 +119,7 @@ std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& 
   return result;
 }
 
-/// The next size up that is written with three digits, so that what a message says is enough.
+/// Rounds up to a size that format_bytes() prints exactly, with three digits.
 Bytes round_up_for_people(Bytes bytes) {
   constexpr Bytes kDigits = 100;
   Bytes unit = 1;
@@ -137,7 +137,7 @@ std::string format_enough(Bytes bytes) {
 }
 
 /// Larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host memory of
-/// 1.2 GiB" where the budget is all that the machine has. "" when none is found.
+/// 1.2 GiB" if the config does not name the budget. "" if there are none.
 std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
   constexpr int kTries = 8;
   PlanRequest larger = request;
@@ -166,7 +166,7 @@ std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nea
   return "";
 }
 
-std::string what_is_missing(const memory::Budgets& budgets, const memory::Ledger& ledger) {
+std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger& ledger) {
   const auto above = [&](Tier tier) {
     const Bytes budget = tier == Tier::device ? budgets.device : budgets.host;
     return ledger.total(tier) > budget ? ledger.total(tier) - budget : 0;
@@ -202,7 +202,7 @@ std::string explain_refusal(const PlanRequest& request) {
   if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
     ways.push_back(std::move(budgets));
   }
-  const std::string missing = what_is_missing(request.budgets, nearest.ledger);
+  const std::string missing = describe_excess(request.budgets, nearest.ledger);
   if (ways.empty()) return missing;
   return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
 }

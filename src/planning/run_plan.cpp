@@ -46,8 +46,8 @@ double measure_exchange(comm::Ranks& ranks) {
   return static_cast<double>(whole.size() - part) / std::max(seconds, 1e-9);
 }
 
-/// Waits on all ranks until rank 0's `work` is done. They meet again and again, so that no wait is
-/// long enough to be taken for a rank that is gone.
+/// Waits on all ranks until rank 0's `work` is done. Polls with short collectives, so that no wait
+/// exceeds the timeout for lost ranks.
 void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double timeout_seconds) {
   const std::chrono::duration<double> pause(std::min(1.0, timeout_seconds / 4.0));
   std::vector<std::byte> done(ranks.world());
@@ -58,8 +58,7 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
   } while (done.front() == std::byte{0});
 }
 
-/// Decides what `config`, which leaves something open, leaves open. `peers`: its budgets and
-/// threads are then those of one rank.
+/// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers) {
   PlanRequest request = {
       .config = config, .model = model::build_architecture(config.model), .world = peers.world};
@@ -84,7 +83,7 @@ RunPlan plan_alone(const config::Config& config) {
   return {.decision = {.config = config, .blueprint = draw_blueprint(config)}};
 }
 
-/// Every rank draws the blueprint of the config that rank 0 has decided.
+/// Every rank draws its blueprint from the config that rank 0 decides.
 RunPlan plan_together(const config::Config& config, comm::Ranks& ranks) {
   const MachineShare share = find_share(ranks, config);
   const bool first = ranks.rank() == 0;

@@ -16,13 +16,13 @@ namespace {
 
 using schedule::Lane;
 
-/// Points that are tried however large the plans are.
+/// Points that are simulated even beyond the work limit.
 constexpr std::size_t kFewest = 8;
 constexpr schedule::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
-/// Two plans that the simulator sees this close together are equally fast.
+/// Plans within 0.1% of the fastest count as equally fast.
 constexpr double kTie = 0.999;
 
-/// Operations of a step, as far as they can be known before it is built.
+/// Lower bound of a step's operations, before it is built.
 std::size_t least_operations(const Setting& setting) {
   return 2 * setting.outline.model.blocks.size() * setting.outline.micro_batches;
 }
@@ -40,6 +40,25 @@ std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                              static_cast<int>(block.activations));
   }
   return key;
+}
+
+/// The orders that `config` leaves open, or that of `options`.
+std::vector<schedule::Order> orders(const config::Config& config,
+                                    const schedule::Options& options) {
+  if (config.ballast.order != "auto") return {options.order};
+  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
+}
+
+/// Memory of the kernels for micro-batches of `size` sequences. A program built without CUDA uses
+/// the host device's kernels on one thread as an estimate.
+model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
+  const model::MicroBatchShape shape = {size, request.config.data.sequence_length};
+  if (request.kernels) return request.kernels(shape);
+  const config::Config& config = request.config;
+  const bool on_host = request.rates.shared_cores > 0;
+  return model::kernel_memory(request.model, config.type, shape,
+                              on_host || !device::cuda_built_in() ? "host" : "cuda",
+                              on_host ? config.ballast.compute_threads : 1);
 }
 
 Program concatenate(const Program& device, const Program& host) {
@@ -95,32 +114,9 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
   return options;
 }
 
-namespace {
-
-/// Those that `config` leaves open; else that of `options`.
-std::vector<schedule::Order> orders(const config::Config& config,
-                                    const schedule::Options& options) {
-  if (config.ballast.order != "auto") return {options.order};
-  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
-}
-
-/// Memory for micro-batches of `size` sequences. Where this program was built without CUDA, the
-/// host device's kernels on one thread stand in for its kernels.
-model::KernelMemory kernels_of(const PlanRequest& request, std::uint64_t size) {
-  const model::MicroBatchShape shape = {size, request.config.data.sequence_length};
-  if (request.kernels) return request.kernels(shape);
-  const config::Config& config = request.config;
-  const bool on_host = request.rates.shared_cores > 0;
-  return model::kernel_memory(request.model, config.type, shape,
-                              on_host || !device::cuda_built_in() ? "host" : "cuda",
-                              on_host ? config.ballast.compute_threads : 1);
-}
-
-}  // namespace
-
 std::vector<Program> basic_programs() {
   const auto move = [](Movable kind, Tier tier, Pattern pattern = Pattern::first) {
-    // The inputs of the last blocks are the first that the backward pass wants back.
+    // The backward pass needs the activations of the last blocks first.
     const bool of_activations = kind == Movable::activations || kind == Movable::intermediates;
     return Move{kind, tier, of_activations ? Pattern::last : pattern};
   };
@@ -149,7 +145,7 @@ std::vector<Program> basic_programs() {
       in_order({optimizer, weights, activations}, Tier::host, Pattern::spread)};
   std::vector<Program> programs;
   programs.reserve(device.size() * host.size());
-  // Diagonals: the most promising of both come first.
+  // Diagonal order: combinations of the most promising programs first.
   for (std::size_t sum = 0; sum + 1 < device.size() + host.size(); ++sum) {
     for (std::size_t d = 0; d <= std::min(sum, device.size() - 1); ++d) {
       if (sum - d < host.size()) programs.push_back(concatenate(device.at(d), host.at(sum - d)));
@@ -190,7 +186,7 @@ void Search::try_basic(bool few_buffers) {
   for (std::size_t p = 0; p < programs.size(); ++p) {
     for (const auto& setting : settings_) {
       if (out_of_work()) return;
-      // Very many, very small micro-batches are a way out when nothing else fits.
+      // Very many, very small micro-batches are tried only if nothing else fits.
       if (!candidates_.empty() && least_operations(*setting) > request_.work_limit / 16) continue;
       if (p >= kProbation && setting->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && setting->best == 0.0) continue;
@@ -208,20 +204,16 @@ void Search::refine() {
   constexpr std::size_t kRounds = 6;
   for (std::size_t round = 0; round < kRounds; ++round) {
     const double before = best_tokens_per_second_;
-    const std::vector<Point> points = neighbours(*best());
+    const Candidate* const center = best();
+    std::vector<Point> points;
+    vary_buffers(*center, points);
+    vary_program(*center, points);
     for (const Point& point : points) {
       if (out_of_work()) return;
       attempt(point);
     }
     if (best_tokens_per_second_ <= before * 1.001) return;
   }
-}
-
-std::vector<Point> Search::neighbours(const Candidate& candidate) const {
-  std::vector<Point> points;
-  vary_buffers(candidate, points);
-  vary_program(candidate, points);
-  return points;
 }
 
 void Search::vary_buffers(const Candidate& candidate, std::vector<Point>& points) const {
@@ -282,7 +274,7 @@ void Search::attempt(const Point& point) {
   try {
     evaluate(std::move(candidate));
   } catch (const Error& error) {
-    // A machine without drives, say: other plans may do without.
+    // For example a machine without drives: other plans may not need them.
     if (error.category() != ErrorCategory::config) throw;
     if (!lacking_) lacking_ = error;
   }
@@ -297,7 +289,7 @@ void Search::evaluate(Candidate candidate) {
   if (worth_simulating(schedule, workload)) judge(std::move(candidate), schedule);
 }
 
-/// A step takes at least as long as its busiest lane alone.
+/// Skips plans whose busiest lane alone takes longer than the best step.
 bool Search::worth_simulating(const schedule::Schedule& schedule,
                               const schedule::Workload& workload) const {
   std::array<double, schedule::kLaneCount> seconds{};
@@ -327,8 +319,8 @@ void Search::judge(Candidate candidate, const schedule::Schedule& schedule) {
   candidates_.push_back(std::move(candidate));
 }
 
-/// Of those that are as good as equally fast: what writes least to NVMe, then what moves the fewest
-/// bytes, then what takes the least memory, then what was tried first.
+/// Among the candidates within 0.1% of the fastest: the one that writes least to NVMe, then moves
+/// the fewest bytes, then uses the least memory, then was tried first.
 const Candidate* Search::best() const {
   const Candidate* best = nullptr;
   const auto cost = [](const Candidate& candidate) {

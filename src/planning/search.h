@@ -15,21 +15,20 @@
 
 namespace ballast::planning {
 
-/// The sequences per micro-batch that `request` allows, the largest first. Throws Error(config)
-/// for a batch that its ranks cannot share.
+/// The micro-batch sizes in sequences that `request` allows, the largest first. Throws
+/// Error(config) for a batch that its ranks cannot share.
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-/// `config` with micro-batches of `size` sequences.
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
-/// `options` with as few passing places as `config` allows.
+/// `options` with as few staging buffers as `config` allows.
 schedule::Options smallest_buffers(const config::Config& config, schedule::Options options);
 
-/// The fillings that are tried of every micro-batch size, the most promising first.
+/// The programs that are tried for every micro-batch size, the most promising first.
 std::vector<Program> basic_programs();
 
-/// One micro-batch size: what the schedule is built from, before any placement.
+/// Inputs of the schedule for one micro-batch size, before any placement.
 struct Setting {
   Setting(const PlanRequest& request, std::uint64_t size);
   Setting(const Setting&) = delete;
@@ -43,14 +42,13 @@ struct Setting {
   double best = 0.0;  ///< tokens per second
 };
 
-/// Something that can be tried.
 struct Point {
   Setting* setting = nullptr;
   schedule::Options options;
   Program program;
 };
 
-/// A point that fits, and what the simulator says of it.
+/// A point that fits, with its simulated speed.
 struct Candidate {
   Point point;
   schedule::Placement placement;
@@ -61,23 +59,22 @@ struct Candidate {
   Bytes memory = 0;       ///< device and host together
 };
 
-/// Looks for the placement, micro-batch size and buffer counts with the most tokens per second: the
-/// basic programs first, then variations of the best. What it tries is limited by the number of
-/// operations simulated, not by time, so that equal questions have equal answers.
+/// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
+/// basic programs first, then variations of the best. The limit is on simulated operations instead
+/// of time, so that equal requests have equal decisions.
 class Search {
  public:
   explicit Search(const PlanRequest& request);
 
-  /// None when nothing fits. Throws Error(config) when the rates lack what all that fits needs.
+  /// Empty if nothing fits. Throws Error(config) if every placement that fits needs a rate that is
+  /// missing.
   std::optional<Candidate> run();
 
-  /// Plans that were simulated.
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
   void try_basic(bool few_buffers);
   void refine();
-  [[nodiscard]] std::vector<Point> neighbours(const Candidate& candidate) const;
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
   void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
   void attempt(const Point& point);
@@ -92,18 +89,18 @@ class Search {
   std::vector<std::unique_ptr<Setting>> settings_;
   std::vector<Candidate> candidates_;
   std::set<std::string> seen_;
-  std::optional<Error> lacking_;  ///< the first rate that was not there
+  std::optional<Error> lacking_;  ///< the first error about a missing rate
   double best_tokens_per_second_ = 0.0;
   std::size_t simulated_ = 0;
   std::size_t work_ = 0;  ///< operations built and simulated
 };
 
-/// decide(), but nothing when no plan fits.
+/// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);
 
-/// One line for a request that nothing fits: which tier, by how much, the largest line of its
-/// ledger, and the smallest changes of the config with which it fits, each of which was tried.
-/// Without rates, changes are tried for room only.
+/// One line for a request that does not fit: the tier, the missing bytes, the largest line of its
+/// ledger, and the smallest changes of the config with which it fits. Each change was tried;
+/// without rates, only for memory.
 std::string explain_refusal(const PlanRequest& request);
 
 }  // namespace ballast::planning

@@ -15,8 +15,7 @@
 namespace ballast::train {
 namespace {
 
-// Streams of the generator under a key: the order of an epoch must not repeat the numbers of
-// another use of the same seed.
+// Random streams: an epoch's order must not repeat the numbers of another use of the same seed.
 constexpr std::uint64_t kEpochStream = 0x6261746368;
 constexpr std::uint64_t kOffsetStream = 64;
 constexpr std::uint64_t kRounds = 8;
@@ -59,13 +58,13 @@ std::uint64_t SampleOrder::start(std::uint64_t n) const {
   return random_u64(key, 0, kOffsetStream) % offsets_ + permute(window, windows_, key) * length_;
 }
 
-std::uint64_t EvaluationShare::runs(std::uint64_t wanted, std::uint64_t there) const {
-  return std::max<std::uint64_t>(1, std::min(wanted, there) / (together * world));
+std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
+  return std::max<std::uint64_t>(1, std::min(requested, available) / (together * world));
 }
 
 std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
-                                     std::uint64_t there) const {
-  return ((run * world + rank) * together + micro) % there;
+                                     std::uint64_t available) const {
+  return ((run * world + rank) * together + micro) % available;
 }
 
 struct Loader::Worker {

@@ -50,7 +50,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   try {
     text::write_fully(descriptor_, path_, std::as_bytes(std::span(line)));
   } catch (const Error&) {
-    // The first error matters more than one of this.
+    // Report the write error, not an error of the truncation.
     [[maybe_unused]] const int result =
         ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
     throw;

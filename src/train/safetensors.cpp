@@ -46,8 +46,8 @@ void SafetensorsReader::File::read_header() {
   const auto length = std::bit_cast<std::uint64_t>(prefix);
   if (length > kLongestHeader || length > size - kLengthBytes) {
     throw Error(ErrorCategory::data,
-                fmt::format("{} claims a header of {} bytes (file: {}, limit: {}): it is truncated "
-                            "or no safetensors file",
+                fmt::format("{} gives a header length of {} bytes (file size {}, limit {}): it is "
+                            "truncated or not a safetensors file",
                             path.string(), length, size, kLongestHeader));
   }
   std::string text(length, '\0');
@@ -112,7 +112,7 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
   }
   if (first > tensor->elements || out.size() > tensor->elements - first) {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has {} elements {}, not the {} asked for", name,
+                fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}", name,
                             path().string(), tensor->elements, format_shape(tensor->shape),
                             first + out.size()));
   }
@@ -123,8 +123,8 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
     file_->read_halves(*tensor, out, first);
   } else {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} is {}: weights are read from F32, BF16 and F16",
-                            name, path().string(), tensor->dtype));
+                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16", name,
+                            path().string(), tensor->dtype));
   }
 }
 
@@ -132,8 +132,8 @@ struct SafetensorsWriter::File {
   text::ReplacedFile output;
   std::vector<TensorToStore> tensors;
   std::vector<Elems> sizes = {};
-  std::size_t current = 0;  // tensor that is being written
-  Elems written = 0;        // elements of it
+  std::size_t current = 0;  // index of the tensor that is being written
+  Elems written = 0;        // its elements that are written
 
   void append(std::span<const float> values);
   void skip_complete();

@@ -1,7 +1,6 @@
 #include "src/train/safetensors_header.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 
@@ -16,32 +15,20 @@ namespace {
 using text::Json;
 
 constexpr const char* kMetadata = "__metadata__";
-// file > tensor > shape > number: nothing in a header lies deeper.
+// Deepest nesting of a header: file, tensor, shape.
 constexpr std::size_t kDeepest = 3;
 
-constexpr std::array<std::pair<std::string_view, Bytes>, 14> kDtypes = {{{"F64", 8},
-                                                                         {"F32", 4},
-                                                                         {"F16", 2},
-                                                                         {"BF16", 2},
-                                                                         {"F8_E4M3", 1},
-                                                                         {"F8_E5M2", 1},
-                                                                         {"I64", 8},
-                                                                         {"I32", 4},
-                                                                         {"I16", 2},
-                                                                         {"I8", 1},
-                                                                         {"U64", 8},
-                                                                         {"U32", 4},
-                                                                         {"U16", 2},
-                                                                         {"U8", 1}}};
-
+/// Bytes of an element; 0 for an unknown dtype.
 Bytes size_of_dtype(std::string_view name) {
-  if (name == "BOOL") return 1;
-  const auto* const found = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                         [&](const auto& entry) { return entry.first == name; });
-  return found == kDtypes.end() ? 0 : found->second;
+  const auto is_one_of = [name](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (is_one_of({"F64", "I64", "U64"})) return 8;
+  if (is_one_of({"F32", "I32", "U32"})) return 4;
+  if (is_one_of({"F16", "BF16", "I16", "U16"})) return 2;
+  return is_one_of({"F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"}) ? 1 : 0;
 }
 
-/// Reports what is wrong with one file.
 struct Refusal {
   const std::string& file;
 
@@ -59,7 +46,7 @@ std::vector<std::uint64_t> read_counts(const Json& tensor, const char* key, cons
   std::vector<std::uint64_t> counts;
   for (const Json& count : found->elements()) {
     if (!count.whole()) {
-      refuse(fmt::format("tensor '{}' has something other than counts in '{}'", name, key));
+      refuse(fmt::format("tensor '{}': '{}' must hold whole numbers only", name, key));
     }
     counts.push_back(*count.whole());
   }
@@ -92,8 +79,8 @@ StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_
   Bytes needed = 0;
   if (!count_elements(tensor.shape, tensor.elements) ||
       __builtin_mul_overflow(tensor.elements, width, &needed) || needed != tensor.bytes) {
-    refuse(fmt::format("tensor '{}' has {} bytes, which is not what {} {} takes", name,
-                       tensor.bytes, tensor.dtype, format_shape(tensor.shape)));
+    refuse(fmt::format("tensor '{}' has {} bytes, which does not match {} {}", name, tensor.bytes,
+                       tensor.dtype, format_shape(tensor.shape)));
   }
   return tensor;
 }

@@ -11,7 +11,7 @@ namespace ballast::train {
 
 /// Longest header that is read: the same bound as the format's own library.
 inline constexpr Bytes kLongestHeader = 100'000'000;
-/// The length in front of the header.
+/// Size of the header's length field.
 inline constexpr Bytes kLengthBytes = 8;
 
 struct SafetensorsHeader {
@@ -19,8 +19,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads and checks the JSON `text` of a file whose data are `data_bytes` long. Throws Error(data)
-/// whose message starts with `file`.
+/// Parses and checks the JSON `text` of a file with `data_bytes` of data. Throws Error(data) whose
+/// message starts with `file`.
 SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
 
 /// The JSON of a file with these tensors, padded with spaces to a multiple of 8 bytes.

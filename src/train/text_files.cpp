@@ -42,7 +42,7 @@ bool holds_nul(const fs::path& path) {
   return false;
 }
 
-bool is_wanted(const fs::path& path, FolderFilter filter) {
+bool is_accepted(const fs::path& path, FolderFilter filter) {
   return filter == FolderFilter::token_bin ? path.extension() == ".bin" : !holds_nul(path);
 }
 
@@ -63,12 +63,12 @@ void walk(const fs::path& folder, FolderFilter filter, std::vector<fs::path>& fi
     return a.path().filename().native() < b.path().filename().native();
   });
   for (const auto& child : entries) {
-    std::error_code ignored;  // a dangling link is no file and no folder
+    std::error_code ignored;  // a dangling link is neither file nor folder
     if (child.is_directory(ignored)) {
       if (!child.is_symlink(ignored) && !is_skipped_folder(child.path())) {
         walk(child.path(), filter, files);
       }
-    } else if (child.is_regular_file(ignored) && is_wanted(child.path(), filter)) {
+    } else if (child.is_regular_file(ignored) && is_accepted(child.path(), filter)) {
       files.push_back(child.path());
     }
   }

@@ -29,8 +29,9 @@ void write_tokens(const TokenSource& source, const std::filesystem::path& path) 
     packed.resize(ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] < 0 || ids[i] > 0xffff) {
-        throw Error(ErrorCategory::data,
-                    fmt::format("token {} has id {}, which 16 bits do not hold", done + i, ids[i]));
+        throw Error(
+            ErrorCategory::data,
+            fmt::format("token {} has id {}, which does not fit 16 bits", done + i, ids[i]));
       }
       packed[i] = static_cast<std::uint16_t>(ids[i]);
     }

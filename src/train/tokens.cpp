@@ -14,8 +14,7 @@
 namespace ballast::train {
 namespace {
 
-// Beyond this many, files are opened for each read: a folder may hold more files than a process may
-// hold descriptors.
+// Further files are opened for each read, since the number of descriptors is limited.
 constexpr std::size_t kHeldOpen = 64;
 
 struct SourceFile {
@@ -33,13 +32,14 @@ std::uint32_t decode(const std::byte* bytes, std::size_t width) {
   return id;
 }
 
-TokenType stored_type(const config::DataSection& data) {
+/// Bytes of a stored token.
+std::size_t token_width(const config::DataSection& data) {
   if (data.text.empty() == data.tokens.empty()) {
     throw Error(ErrorCategory::config, "give exactly one of data.text and data.tokens");
   }
-  if (!data.text.empty()) return TokenType::u8;
-  if (data.token_type == "u16") return TokenType::u16;
-  if (data.token_type == "u32") return TokenType::u32;
+  if (!data.text.empty()) return 1;
+  if (data.token_type == "u16") return 2;
+  if (data.token_type == "u32") return 4;
   throw Error(ErrorCategory::config,
               fmt::format("data.token_type is '{}': choose u16 or u32", data.token_type));
 }
@@ -63,8 +63,8 @@ void TokenSource::Parts::add(const std::filesystem::path& path) {
   const auto bytes = text::regular_file_size(descriptor, path, ErrorCategory::data);
   if (bytes % width != 0) {
     throw Error(ErrorCategory::data,
-                fmt::format("{} has {} bytes, which is no multiple of a token's {} bytes: check "
-                            "data.token_type",
+                fmt::format("{} has {} bytes, which is not a multiple of the token size of {} "
+                            "bytes: check data.token_type",
                             path.string(), bytes, width));
   }
   if (files.size() >= kHeldOpen) descriptor = Descriptor();
@@ -105,10 +105,9 @@ TokenSource::~TokenSource() = default;
 
 TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t vocab_size) {
   auto parts = std::make_unique<Parts>();
-  const auto type = stored_type(data);
-  parts->width = static_cast<std::size_t>(type);
+  parts->width = token_width(data);
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
-  const bool text = type == TokenType::u8;
+  const bool text = !data.text.empty();
   for (const auto& path : list_files(text ? data.text : data.tokens,
                                      text ? FolderFilter::text : FolderFilter::token_bin)) {
     parts->add(path);

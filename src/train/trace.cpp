@@ -24,13 +24,13 @@ using schedule::Plan;
 using schedule::Span;
 using text::Json;
 
-// The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU and
-// what Perfetto takes of it: https://perfetto.dev/docs/getting-started/other-formats. Times are in
+// Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, of which
+// Perfetto reads https://perfetto.dev/docs/getting-started/other-formats. Times are in
 // microseconds.
 
 constexpr std::size_t kFlushBytes = std::size_t{1} << 20;
 
-/// Tracks from top to bottom: the way of a parameter.
+/// Tracks from top to bottom, in the order in which a parameter passes the lanes.
 constexpr std::array<Lane, schedule::kLaneCount> kTracks = {
     Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,
     Lane::reduce, Lane::offload, Lane::update, Lane::writeback};
@@ -47,7 +47,7 @@ bool trains(const Plan& plan) {
   });
 }
 
-/// One submitted plan of the timeline and where its operations are in it.
+/// One submitted plan of the timeline and the spans of its operations.
 struct Submission {
   static constexpr std::size_t kMissing = ~std::size_t{0};
 
@@ -100,7 +100,7 @@ class TraceWriter {
     }
   }
 
-  /// Arrows along the edges of which both ends are there.
+  /// Arrows along the edges with spans at both ends.
   void collect_arrows() {
     arrivals_.resize(spans_.size());
     departures_.resize(spans_.size());
@@ -108,7 +108,7 @@ class TraceWriter {
       for (OpId id = 0; id < run.plan->operations.size(); ++id) {
         for (const OpId from : run.plan->operations[id].after) add_arrow(run, from, run, id);
       }
-      // Only a run that directly follows is joined by a seam.
+      // A seam joins only consecutive runs.
       const auto before = runs_.find(number - 1);
       if (before == runs_.end()) continue;
       const auto seam = schedule::seam(*before->second.plan, *run.plan);
@@ -172,8 +172,7 @@ class TraceWriter {
                               {"block_name", workload_.blocks.at(operation.block).name},
                               {"micro_batch", operation.micro},
                               {"run", span.run}});
-    // Flushed updates belong to the last step, as those under a step's forward pass to the one
-    // before it.
+    // Updates during a step's forward pass belong to the step before; flushed ones to the last.
     const std::uint64_t lag = run.trains ? operation.lag : 0;
     if (run.step > lag) args.add("step", run.step - lag);
     args.add("plan", run.plan->name);
@@ -190,8 +189,8 @@ class TraceWriter {
                       {"args", std::move(args)}}));
   }
 
-  /// An arrow leaves its slice in the last nanosecond and reaches the other one at its beginning:
-  /// a viewer looks for the slice that is open then.
+  /// An arrow starts in the last nanosecond of its slice and ends at the start of the other one,
+  /// since a viewer binds it to the slice that is open at that time.
   void arrow(std::uint64_t id, const Span& span, char phase) {
     const std::int64_t start = nanoseconds(span.start);
     const bool leaves = phase == 's';

@@ -23,6 +23,8 @@
 #include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
 
+#include "src/train/safetensors_header.h"
+
 namespace ballast::train {
 namespace {
 
@@ -33,39 +35,33 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-std::string join(const std::vector<std::uint64_t>& shape) {
-  std::string text;
-  for (const std::uint64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return text;
-}
-
 void make_directory(const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {
     throw Error(ErrorCategory::io,
-                fmt::format("cannot make the run directory {}; choose another with --out",
+                fmt::format("cannot create the run directory {}; choose another with --out",
                             directory.string()),
                 error.value());
   }
 }
 
-/// Fills `out` with a tensor of the checkpoint, whose shape must be the model's.
+/// Fills `out` from the tensor of the same name in the checkpoint; checks its shape.
 void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec& tensor,
                           std::span<float> out) {
   const StoredTensor* stored = file.find(tensor.name);
   if (stored != nullptr && stored->shape != tensor.shape) {
     throw Error(ErrorCategory::data,
-                fmt::format("{}: {} has shape [{}], the model has [{}]", file.path().string(),
-                            tensor.name, join(stored->shape), join(tensor.shape)));
+                fmt::format("{}: {} has shape {}, the model has {}", file.path().string(),
+                            tensor.name, format_shape(stored->shape), format_shape(tensor.shape)));
   }
   file.read(tensor.name, out);
 }
 
-/// One run, from data to summary: all of it, or the part of one rank of several.
+/// One rank's part of a run, from data to summary.
 class Trainer {
  public:
-  /// `asked`: the config before anything was decided, by which rates are kept.
+  /// `asked`: the config before planning, which keys the cached rates.
   Trainer(planning::RunPlan plan, const config::Config& asked, Observer& observer,
           const std::atomic<bool>* interrupted, const TraceRequest& trace, comm::Ranks* ranks)
       : plan_(std::move(plan)),
@@ -83,7 +79,7 @@ class Trainer {
         split_(split_tokens(source_->size(), config_.data.held_out, config_.data.sequence_length)),
         rates_(config_.scheduler, config_.optimizer.lr) {}
 
-  /// Allocates everything; the first step can follow.
+  /// Allocates everything for the first step.
   void prepare() {
     make_directory(config_.ballast.out);
     if (first() && !trace_.file.empty()) check_trace_file(trace_.file);
@@ -114,7 +110,7 @@ class Trainer {
  private:
   [[nodiscard]] bool first() const { return rank_ == 0; }
 
-  /// Ends the trace behind the last step that it is to hold, updates included: the run waits here.
+  /// Writes the trace after its last step and waits for that step's updates.
   void end_trace(std::uint64_t step) {
     if (trace_.file.empty() || step != std::min(trace_.steps, config_.ballast.steps)) return;
     engine_.finish();
@@ -126,7 +122,7 @@ class Trainer {
     timeline_.spans = {};
   }
 
-  /// For a run that ends early. Its own error matters more than one here.
+  /// Writes the trace of a run that fails. Only logs its own errors.
   void save_what_was_traced() {
     if (!first()) return;
     engine_.record(nullptr);
@@ -148,8 +144,8 @@ class Trainer {
             .world = world_};
   }
 
-  /// Of this rank while the others measure theirs: what all together could do is `world_` times it.
-  /// On a shared machine a probe can fall into a bad moment, so the best of several counts.
+  /// Measures this rank's peak while the other ranks measure theirs. Other work can disturb a
+  /// probe, so the best of several counts.
   void probe_gemm_peak() {
     gemm_peak_ = std::max(
         gemm_peak_, model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3));
@@ -166,7 +162,6 @@ class Trainer {
     });
   }
 
-  /// States on a GPU are updated there, all others by the CPU.
   [[nodiscard]] std::string describe_update() {
     const auto& blocks = engine_.blueprint().placement.blocks;
     const auto on_gpu = engine_.device().kind() != "cuda"
@@ -226,7 +221,7 @@ class Trainer {
                        .eta_seconds = pace * left});
   }
 
-  /// Work and peak are both those of one rank. A step that outruns the probes is the peak.
+  /// Rate and peak are of one rank. A step that is faster than the probes sets the peak.
   [[nodiscard]] double gemm_share(double step_seconds) {
     if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
     const double rate = engine_.blueprint().flops_per_step() / step_seconds;
@@ -263,8 +258,8 @@ class Trainer {
     return metrics;
   }
 
-  /// Keeps what the step took for the comparison with the prediction. The pipeline fills up in the
-  /// first steps, and again when the run has waited for its updates.
+  /// Records the step's times for typical_step(). Skips the steps that fill the pipeline, at the
+  /// start and after each wait for all updates.
   void note(const StepMetrics& metrics) {
     constexpr std::uint64_t kUnsettled = 2;
     constexpr std::size_t kMost = 1000;
@@ -291,20 +286,19 @@ class Trainer {
                             step, skipped_in_a_row_));
   }
 
-  /// Mean loss over the first ballast.eval_batches held-out micro-batches (rounded down to whole
-  /// evaluation plans, at least one; a short held-out part is repeated); none without held-out
-  /// data.
+  /// Mean loss over the first ballast.eval_batches held-out micro-batches (see EvaluationShare);
+  /// empty without held-out data.
   std::optional<double> evaluate() {
-    const std::uint64_t there = loader_->evaluation_batches();
-    if (there == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
+    const std::uint64_t available = loader_->evaluation_batches();
+    if (available == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
     const EvaluationShare share = {
         .together = engine_.evaluation_micro_batches(), .rank = rank_, .world = world_};
-    const std::uint64_t runs = share.runs(config_.ballast.eval_batches, there);
+    const std::uint64_t runs = share.runs(config_.ballast.eval_batches, available);
     double sum = 0.0;
     for (std::uint64_t run = 0; run < runs; ++run) {
       Batch joined;
       for (std::uint64_t m = 0; m < share.together; ++m) {
-        const Batch part = loader_->evaluation_batch(share.index(run, m, there));
+        const Batch part = loader_->evaluation_batch(share.index(run, m, available));
         joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
         joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
       }
@@ -313,7 +307,7 @@ class Trainer {
     return sum / static_cast<double>(runs);
   }
 
-  /// Per path, without the initial fill, which comes once.
+  /// Bytes per path without the initial fill.
   [[nodiscard]] std::vector<Bytes> written_by_steps(const engine::EngineTotals& totals) const {
     std::vector<Bytes> written = totals.nvme_bytes_by_path;
     for (std::size_t p = 0; p < filled_.size(); ++p) written.at(p) -= filled_[p];
@@ -356,7 +350,7 @@ class Trainer {
                         .advice = advice(totals.lanes)});
   }
 
-  planning::RunPlan plan_;  ///< its blueprint is with the engine
+  planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
   Observer& observer_;

@@ -222,7 +222,7 @@ class Mistakes(RanksTest):
     def test_of_all_ranks_are_said_once(self):
         for status, words, arguments in (
                 (2, ["modle", "unknown key"], ["--set", "modle.x=1"]),
-                (2, ["how many steps"], ["--set", "ballast.steps=0"]),
+                (2, ["ballast.steps is not set"], ["--set", "ballast.steps=0"]),
                 (2, ["not divisible"], ["--set", "train_batch_size=13"]),
                 (2, ["--stepz"], ["--stepz", "3"]),
                 (1, ["the device budget of 100 KiB"], ["--set", "ballast.device_bytes=100KiB"]),

@@ -22,6 +22,7 @@
 #include "ballast/text/json.h"
 
 #include "tools/bench/adam_data.h"
+#include "tools/bench/bench.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
 
@@ -41,7 +42,6 @@ struct BenchAdamArguments {
   bool json = false;
 };
 
-/// One row: what is measured.
 struct AdamCase {
   const AdamVariant* variant = nullptr;
   Elems params = 0;
@@ -55,10 +55,10 @@ struct AdamResult {
   double median_seconds = 0.0;
   double min_seconds = 0.0;
   double p99_seconds = 0.0;
-  double ceiling_seconds = 0.0;   ///< median over the rounds of the fastest way in each
+  double ceiling_seconds = 0.0;   ///< median over the rounds of each round's fastest way
   double share_of_ceiling = 0.0;  ///< median over the rounds
   bool checked = false;
-  std::string mistake;  ///< what the check found wrong
+  std::string mistake;  ///< result of a failed check
 
   [[nodiscard]] double gparams_per_second() const {
     return static_cast<double>(subject.params) / median_seconds * 1e-9;
@@ -74,8 +74,8 @@ struct AdamResult {
 constexpr Elems kFewestParams = cpu_adam::Codes::kBlock;
 constexpr Elems kCheckedElements = 4096;
 constexpr int kWarmUps = 2;
-/// Ways to move the bytes that take part in the rounds, and how many elements and tries each way
-/// gets before.
+/// Ways to move the bytes that are measured in the rounds, and the elements and tries of each way
+/// in the selection.
 constexpr std::size_t kFinalists = 3;
 constexpr Elems kScreenedElements = Elems{32} * 1024 * 1024;
 constexpr int kScreenings = 3;
@@ -84,14 +84,13 @@ void stop_if_interrupted() {
   if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
 }
 
-/// Vector instruction sets; the scalar one is for comparing results, and slow.
+/// The vector instruction sets; the scalar one is slow and only for comparing results.
 std::vector<Isa> default_isas() {
   std::vector<Isa> isas = cpu_adam::available();
   if (isas.size() > 1) std::erase(isas, Isa::scalar);
   return isas;
 }
 
-/// Throws Error when the case asks for more memory than there is.
 void require_memory(const AdamCase& subject, Bytes available) {
   const Bytes needed = AdamArrays::bytes_needed(*subject.variant, subject.params);
   if (needed <= available) return;
@@ -136,7 +135,7 @@ std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
   return cases;
 }
 
-/// As in a run with clipping: decay, and a coefficient that is no power of two.
+/// As in a run with clipping: weight decay, and a scale that is not a power of two.
 cpu_adam::Hyper hyper_of(cpu_adam::Optimizer optimizer, std::int64_t step) {
   cpu_adam::Hyper hyper;
   hyper.optimizer = optimizer;
@@ -164,7 +163,7 @@ bool finite(const cpu_adam::Element& element) {
          std::isfinite(element.second);
 }
 
-/// One more step, compared with the same step in double. "" when all is right.
+/// Compares one more step with a reference in double. "" if all elements are correct.
 std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& arrays,
                        const cpu_adam::Hyper& hyper) {
   const cpu_adam::Shard& shard = arrays.shard();
@@ -195,14 +194,8 @@ std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& array
   return "";
 }
 
-double seconds_of(const auto& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// What the memory can do: the same bytes moved in several ways, none of which depends on the
-/// arithmetic that is measured against them. The fastest one is the ceiling.
+/// Memory bandwidth ceiling of an update: moves the same bytes in several ways without arithmetic.
+/// The fastest way is the ceiling.
 class Ceiling {
  public:
   Ceiling(const AdamCase& subject, std::optional<int> numa_node, const cpu_adam::Shard& shard)
@@ -224,9 +217,8 @@ class Ceiling {
     keep_the_fastest();
   }
 
-  /// The ways that are left.
   [[nodiscard]] std::size_t ways() const { return ways_.size(); }
-  /// Of moving the bytes once in way `way`.
+  /// Seconds of moving the bytes once.
   [[nodiscard]] double seconds(std::size_t way) const { return seconds_of(ways_[way], shard_); }
 
  private:
@@ -240,7 +232,7 @@ class Ceiling {
     return tools::seconds_of([&] { way.updater->touch(optimizer_, shard, way.way); });
   }
 
-  /// The first one, the update's own way, stays in any case: it is the update without arithmetic.
+  /// Always keeps the first way, which is the update without arithmetic.
   void keep_the_fastest() {
     cpu_adam::Shard part = shard_;
     part.size = std::min(part.size, kScreenedElements);
@@ -275,8 +267,8 @@ AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments)
     step();
   }
   const Ceiling ceiling(subject, arguments.numa_node, arrays.shard());
-  // In each round the best of as many updates against the best of the ways: a machine that changes
-  // its speed changes it for both, and a disturbance passes for speed on neither side.
+  // Each round compares the best of as many updates with the best way: changes of the machine's
+  // speed affect both, and taking the best removes disturbances.
   std::vector<double> step_seconds;
   std::vector<double> ceiling_seconds;
   std::vector<double> shares;
@@ -310,7 +302,7 @@ AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments)
   return result;
 }
 
-/// "madvise", "always" or "never": whether the kernel gives huge pages to who asks for them.
+/// The kernel's setting for transparent huge pages: "madvise", "always" or "never".
 std::string huge_pages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string word;
@@ -336,12 +328,12 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.{}f}ms", seconds * 1e3, seconds < 1.0 ? 2 : 0);
 }
 
-void print_row(const AdamResult& result, bool wanted_check) {
+void print_row(const AdamResult& result, bool requested_check) {
   const AdamCase& subject = result.subject;
   const bool whole = subject.params % kMiB == 0;
   const std::string params = whole ? fmt::format("{}Mi", subject.params / kMiB)
                                    : format_count(static_cast<double>(subject.params));
-  const char* check = !wanted_check ? "-" : result.checked ? "ok" : "WRONG";
+  const char* check = !requested_check ? "-" : result.checked ? "ok" : "WRONG";
   fmt::print("  {:<6} {:>3} {:>6} {:>8} {:>8} {:>8} {:>6.3f} {:>5.1f} {:>7.1f} {:>5.1f}% {:>5}\n",
              to_string(subject.isa), subject.threads, params, milliseconds(result.median_seconds),
              milliseconds(result.min_seconds), milliseconds(result.p99_seconds),
@@ -395,7 +387,7 @@ void add_bench_adam(CLI::App& bench, Action& action) {
   auto arguments = std::make_shared<BenchAdamArguments>();
   auto& a = *arguments;
   CLI::App* command = bench.add_subcommand(
-      "adam", "CPU optimizer updates as a share of what memory can do (lists make a sweep)");
+      "adam", "CPU optimizer updates as a share of the memory bandwidth (lists make a sweep)");
   const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
   list(command->add_option("--params", a.params, "Parameters, for example 256Mi")
            ->default_str("64Mi"));
@@ -403,18 +395,13 @@ void add_bench_adam(CLI::App& bench, Action& action) {
       "--variant", a.variants,
       "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
       "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16"));
-  list(command->add_option(
-      "--isa", a.isas, "scalar, neon, avx2 or avx512 (default: the vector ones that run here)"));
+  list(command->add_option("--isa", a.isas,
+                           "scalar, neon, avx2 or avx512 (default: the vector ones of this CPU)"));
   list(command->add_option("--threads", a.threads, "Threads (default: all usable CPUs)")
            ->check(CLI::Range(1, 4096)));
-  command->add_option("--repeats", a.repeats, "Measured rounds of update and ceiling, at least")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command->add_option("--seconds", a.seconds, "Measured time, at least")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+  add_limits(*command, a.repeats, a.seconds);
   command->add_option("--numa-node", a.numa_node, "Threads and memory of one NUMA node, from 0");
-  command->add_flag("--no-check", a.no_check, "Leave out the comparison with a double reference");
+  command->add_flag("--no-check", a.no_check, "Skip the comparison with a reference in double");
   command->add_flag("--json", a.json, "Print a JSON array");
   command->callback([&action, arguments] { action = [arguments] { run_bench_adam(*arguments); }; });
 }

@@ -22,7 +22,7 @@ using cpu_adam::Moments;
 using cpu_adam::Optimizer;
 using cpu_adam::Weights;
 
-/// What fills the arrays, over and over, each time in another scale.
+/// Elements of the tile that is repeated, with varying scale, to fill the arrays.
 constexpr Elems kTile = Elems{64} * 1024;
 
 struct Layout {
@@ -44,6 +44,7 @@ constexpr std::array<Layout, 6> kLayouts = {{
 constexpr std::array<Optimizer, 5> kOptimizers = {
     Optimizer::adamw, Optimizer::adam, Optimizer::adagrad, Optimizer::lion, Optimizer::sgd};
 
+/// All variants, adamw first, without bf16 first moments where the optimizer has none.
 std::vector<AdamVariant> make_variants() {
   std::vector<AdamVariant> variants;
   for (const Optimizer optimizer : kOptimizers) {
@@ -75,8 +76,7 @@ void for_each_piece(Elems pieces, int threads, const std::function<void(Elems)>&
   }
 }
 
-/// Fills arrays from one tile, each from another place in it, so that they do not repeat each
-/// other.
+/// Fills arrays from one tile, each from a different offset, so that they differ.
 class Filler {
  public:
   Filler(Elems size, int threads) : size_(size), threads_(threads), tile_(make_tile()) {}
@@ -120,7 +120,7 @@ void fill_weights(Filler& filler, const Weights& weights) {
   }
 }
 
-/// Codes stay at zero, those of a fresh optimizer: the first steps give them values.
+/// Leaves 8-bit codes at zero, as in a new optimizer: the first steps set them.
 void fill_moments(Filler& filler, const Moments& moments) {
   if (moments.format == Moments::Format::blockwise8) return;
   if (auto* first = static_cast<Bf16*>(moments.first);
@@ -228,20 +228,15 @@ cpu_adam::Shard make_shard(const cpu_adam::Updater& updater, const AdamVariant& 
   return {weights, moments, make_gradient(variant.gradient, gradient), size};
 }
 
-/// Page rounding, skews and shared exponents of all arrays together stay below this and 1/64 of the
-/// rest.
+/// Upper bound of page rounding and skews of all arrays.
 constexpr Bytes kSlack = 16 * (cpu_adam::kArraySkew * 8 + kPage);
 
 }  // namespace
 
-const std::vector<AdamVariant>& adam_variants() {
-  static const std::vector<AdamVariant> variants = make_variants();
-  return variants;
-}
-
 const AdamVariant& find_adam_variant(const std::string& name) {
+  static const std::vector<AdamVariant> variants = make_variants();
   std::vector<std::string> names;
-  for (const AdamVariant& variant : adam_variants()) {
+  for (const AdamVariant& variant : variants) {
     if (variant.name == name) return variant;
     names.push_back(variant.name);
   }
@@ -250,7 +245,7 @@ const AdamVariant& find_adam_variant(const std::string& name) {
     layouts += (layouts.empty() ? "" : ", ") + std::string(layout.name);
   }
   throw Error(ErrorCategory::usage,
-              fmt::format("'{}' is no variant{}; a name is OPTIMIZER-LAYOUT with optimizer adamw, "
+              fmt::format("'{}' is not a variant{}; give OPTIMIZER-LAYOUT with optimizer adamw, "
                           "adam, adagrad, lion or sgd and layout {} (adagrad has no bf16-m16)",
                           name, did_you_mean(name, names), layouts));
 }
@@ -264,7 +259,7 @@ Bytes AdamArrays::bytes_needed(const AdamVariant& variant, Elems size) {
 
 Elems AdamArrays::elements_in(const AdamVariant& variant, Bytes bytes) {
   if (bytes <= kSlack) return 0;
-  // 1/64 of a byte beside the arrays, as above.
+  // 1/64 for exponents, as in bytes_needed().
   return (bytes - kSlack) / (64 * variant.traffic.stored_per_element() + 1) * 64;
 }
 
@@ -273,13 +268,12 @@ AdamArrays::AdamArrays(const cpu_adam::Updater& updater, const AdamVariant& vari
 
 bool AdamArrays::copy_is_right(Elems index) const {
   const Weights& weights = shard_.weights;
+  const auto master = [&] { return static_cast<const float*>(weights.main)[index]; };
   if (weights.format == Weights::Format::copy_bf16) {
-    const float master = static_cast<const float*>(weights.main)[index];
-    return static_cast<const Bf16*>(weights.companion)[index] == to_bf16(master);
+    return static_cast<const Bf16*>(weights.companion)[index] == to_bf16(master());
   }
   if (weights.format == Weights::Format::copy_f16) {
-    const float master = static_cast<const float*>(weights.main)[index];
-    return static_cast<const F16*>(weights.companion)[index] == to_f16(master);
+    return static_cast<const F16*>(weights.companion)[index] == to_f16(master());
   }
   return true;
 }

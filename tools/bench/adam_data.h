@@ -13,7 +13,7 @@
 
 namespace ballast::tools {
 
-/// An optimizer over a layout of its arrays: what `bench adam` calls a variant.
+/// A variant of `bench adam`: an optimizer with a layout of its arrays.
 struct AdamVariant {
   std::string name;  ///< "<optimizer>-<layout>"
   cpu_adam::Optimizer optimizer;
@@ -23,22 +23,18 @@ struct AdamVariant {
   cpu_adam::Traffic traffic;
 };
 
-/// All of them, adamw first. Where the optimizer keeps no first moment there is none with it in
-/// bf16.
-const std::vector<AdamVariant>& adam_variants();
-
-/// Inverse of AdamVariant::name. Throws Error(usage) that tells how names are made.
+/// The variant of that name. Throws Error(usage) that lists optimizers and layouts.
 const AdamVariant& find_adam_variant(const std::string& name);
 
-/// The arrays of one update of a variant, filled with numbers of plausible sizes.
+/// The arrays of one update of a variant, filled with plausible values.
 class AdamArrays {
  public:
-  /// What the arrays of `size` elements take, at most 2^64 - 1.
+  /// Upper bound of the memory for `size` elements, at most 2^64 - 1.
   static Bytes bytes_needed(const AdamVariant& variant, Elems size);
   /// The most elements that fit in `bytes`.
   static Elems elements_in(const AdamVariant& variant, Bytes bytes);
 
-  /// Allocates with `updater` and fills with as many threads as it has. Throws Error(memory).
+  /// Allocates with `updater` and fills with its number of threads. Throws Error(memory).
   AdamArrays(const cpu_adam::Updater& updater, const AdamVariant& variant, Elems size);
 
   [[nodiscard]] const cpu_adam::Shard& shard() const { return shard_; }

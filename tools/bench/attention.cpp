@@ -32,16 +32,16 @@ struct BenchAttentionArguments {
   bool json = false;
 };
 
-/// Passes that are waited for at once take at least this long, or starting and waiting would count.
+/// Shortest time of the passes per wait, so that launching and waiting do not count.
 constexpr double kShortestSeconds = 0.02;
 constexpr std::size_t kMostPasses = std::size_t{1} << 16U;
 
 struct Row {
   AttentionPass pass;
-  std::size_t passes = 1;  ///< that are waited for at once
+  std::size_t passes = 1;  ///< per wait
   std::vector<double> seconds = {};
 
-  /// Of one pass, median.
+  /// Median seconds of one pass.
   [[nodiscard]] double median() const {
     std::vector<double> all = seconds;
     return quantile(all, 0.5) / static_cast<double>(passes);
@@ -55,35 +55,30 @@ const char* kernels_name(AttentionPass pass) {
   return pass == AttentionPass::cudnn_forward ? "cudnn" : "own";
 }
 
-double seconds_of(AttentionTrial& trial, AttentionPass pass, std::size_t count) {
-  const auto start = std::chrono::steady_clock::now();
-  trial.run(pass, count);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// All take turns, and turns in who begins.
+/// Alternates the passes, each round from another first one.
 std::vector<Row> measure(AttentionTrial& trial, const BenchAttentionArguments& arguments) {
   std::vector<Row> rows = {{AttentionPass::own_forward}, {AttentionPass::own_backward}};
   if (trial.cudnn_refusal().empty()) rows.push_back({AttentionPass::cudnn_forward});
+  const auto run = [&](const Row& row) {
+    return seconds_of([&] { trial.run(row.pass, row.passes); });
+  };
   for (Row& row : rows) {
-    trial.run(row.pass, 1);  // what is loaded at the first call
-    while (row.passes < kMostPasses && seconds_of(trial, row.pass, row.passes) < kShortestSeconds) {
-      row.passes *= 2;
-    }
+    trial.run(row.pass, 1);  // the first call loads the kernels
+    while (row.passes < kMostPasses && run(row) < kShortestSeconds) row.passes *= 2;
   }
   double total = 0.0;
   for (std::size_t round = 0; round < arguments.repeats || total < arguments.seconds; ++round) {
     if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
     for (std::size_t i = 0; i < rows.size(); ++i) {
       Row& row = rows[(round + i) % rows.size()];
-      row.seconds.push_back(seconds_of(trial, row.pass, row.passes));
+      row.seconds.push_back(run(row));
       total += row.seconds.back();
     }
   }
   return rows;
 }
 
-/// Median over the rounds of how many times faster than our own kernels for that pass.
+/// Median over the rounds of the speedup over our own kernels for that pass.
 double ratio(const std::vector<Row>& rows, const Row& row) {
   if (row.pass != AttentionPass::cudnn_forward) return 1.0;
   const Row& own = rows.front();
@@ -129,15 +124,15 @@ text::Json json_of(const std::vector<Row>& rows, const AttentionShape& e) {
   return json;
 }
 
-/// Throws unless there is a GPU: the host device has one attention.
+/// Throws unless there is a GPU: the host device has only one implementation.
 void require_gpu(const std::string& asked) {
   const std::string refusal = device::cuda_refusal();
   if (bench_device("bench attention", asked == "cuda" ? "auto" : asked) == "cuda") return;
   throw Error(ErrorCategory::device,
               asked == "host"
-                  ? "bench attention: --device host has one attention, and there is "
+                  ? "bench attention: the host device has a single implementation, so there is "
                     "nothing to compare; use --device cuda"
-                  : "bench attention: it compares attentions of the CUDA device: " + refusal);
+                  : "bench attention: needs a CUDA device: " + refusal);
 }
 
 void run_bench_attention(const BenchAttentionArguments& arguments) {
@@ -161,24 +156,20 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   auto arguments = std::make_shared<BenchAttentionArguments>();
   auto& a = *arguments;
   CLI::App* command = bench.add_subcommand(
-      "attention", "Attention in bf16 on the CUDA device: our own kernels beside cuDNN's");
-  command->add_option("--device", a.device, "cuda")->capture_default_str();
+      "attention", "Attention in bf16 on the CUDA device: our own kernels against cuDNN's");
+  command->add_option("--device", a.device, "Device to measure; must be cuda")
+      ->capture_default_str();
   const auto count = [&](const char* name, std::uint64_t& target, const char* what) {
     command->add_option(name, target, what)
         ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 20U))
         ->capture_default_str();
   };
-  count("--sequence", a.extents.length, "Tokens of a sequence");
+  count("--sequence", a.extents.length, "Tokens per sequence");
   count("--micro-batch", a.extents.sequences, "Sequences");
-  count("--heads", a.extents.heads, "Heads of queries");
-  count("--kv-heads", a.extents.kv_heads, "Heads of keys and values; divides --heads");
-  count("--head-size", a.extents.head_dim, "Values of a head: a multiple of 8, at most 256");
-  command->add_option("--repeats", a.repeats, "Measured rounds of all passes, at least")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command->add_option("--seconds", a.seconds, "Measured time, at least")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+  count("--heads", a.extents.heads, "Query heads");
+  count("--kv-heads", a.extents.kv_heads, "Key and value heads; must divide --heads");
+  count("--head-size", a.extents.head_dim, "Head dimension: a multiple of 8, at most 256");
+  add_limits(*command, a.repeats, a.seconds);
   command->add_flag("--json", a.json, "Print a JSON array");
   command->callback(
       [&action, arguments] { action = [arguments] { run_bench_attention(*arguments); }; });

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/core/suggest.h"
 #include "ballast/device/device.h"
 
@@ -29,8 +30,8 @@ std::string bench_device(const std::string& command, const std::string& asked) {
   static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
   if (std::find(choices.begin(), choices.end(), asked) == choices.end()) {
     throw Error(ErrorCategory::usage,
-                fmt::format("{}: --device: '{}' is no device; choose auto, host or cuda{}", command,
-                            asked, did_you_mean(asked, choices)));
+                fmt::format("{}: --device: '{}' is not a device; choose auto, host or cuda{}",
+                            command, asked, did_you_mean(asked, choices)));
   }
   if (asked == "host") return asked;
   const std::string refusal = device::cuda_refusal();
@@ -38,6 +39,23 @@ std::string bench_device(const std::string& command, const std::string& asked) {
   if (asked == "auto") return "host";
   throw Error(ErrorCategory::device,
               fmt::format("{}: --device cuda: {}; use --device host", command, refusal));
+}
+
+void add_limits(CLI::App& command, std::uint64_t& repeats, double& seconds) {
+  command.add_option("--repeats", repeats, "Fewest measured rounds")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command.add_option("--seconds", seconds, "Shortest measured time of a row, in seconds")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+}
+
+std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
+  std::vector<std::int32_t> ids(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
+  }
+  return ids;
 }
 
 }  // namespace ballast::tools

@@ -1,14 +1,34 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace ballast::tools {
 
-/// What --device takes, for --help.
-inline constexpr const char* kBenchDevices = "auto (cuda where there is a GPU), host or cuda";
+/// Values of --device, for --help.
+inline constexpr const char* kBenchDevices = "auto (cuda if there is a GPU), host or cuda";
 
-/// "host" or "cuda" for what --device of `command` asks for. Throws Error for what is no device,
-/// and when there is none of what was asked for.
+/// "host" or "cuda" for the --device option of `command`. Throws Error for an unknown or missing
+/// device.
 std::string bench_device(const std::string& command, const std::string& asked);
+
+/// Adds --repeats and --seconds, the lower limits of a measurement, to `command`.
+void add_limits(CLI::App& command, std::uint64_t& repeats, double& seconds);
+
+/// Deterministic token ids below `vocab`.
+std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream);
+
+/// Seconds that `work()` takes.
+double seconds_of(const auto& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 }  // namespace ballast::tools

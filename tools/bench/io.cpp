@@ -43,14 +43,14 @@ struct BenchIoArguments {
   std::string job;
 };
 
-/// What is measured, checked before anything is made.
+/// The measurements, checked before any file is created.
 struct Sweep {
   std::vector<std::filesystem::path> paths;
   Bytes size = 0;
   aio::File::Access access = aio::File::Access::direct;
   std::vector<IoLoad> loads;
 
-  /// Queues at work at once.
+  /// Concurrent queues.
   [[nodiscard]] std::size_t regions() const { return std::max<std::size_t>(1, paths.size()); }
 };
 
@@ -68,14 +68,14 @@ void check_load(const IoLoad& load, Bytes size) {
     refuse(fmt::format("--block: must be a multiple of 4 KiB up to 1 GiB, got {} ({} bytes)", block,
                        load.block));
   }
-  // Below that, requests would meet on the same blocks.
+  // Otherwise requests would overlap.
   if (size / load.block < load.depth) {
     refuse(fmt::format("--size {} holds {} blocks of {}, too few for depth {}; give at least {}",
                        format_bytes(size), size / load.block, block, load.depth,
                        format_bytes(load.buffer_bytes())));
   }
   if (load.check && moves_nothing(load)) {
-    refuse("--check: the null backend moves nothing that could be checked");
+    refuse("--check: the null backend moves no data to check");
   }
 }
 
@@ -95,7 +95,7 @@ void check_memory(const Sweep& sweep) {
 }
 
 void check_backends(const std::vector<std::string>& names) {
-  // A name that is none, or is not usable here, fails with the queue's own words.
+  // The queue reports unknown and unusable backends.
   for (const std::string& name : names) {
     aio::QueueOptions options;
     options.backend = name;
@@ -168,12 +168,11 @@ Json json_of(const IoLoad& load, const IoResult& result,
 
 void print_head(const Sweep& sweep, const BenchIoArguments& a) {
   for (const auto& path : sweep.paths) fmt::print("{}\n", describe_path(path));
-  fmt::print(
-      "{} per path, {}, {}{}\n", format_bytes(sweep.size),
-      a.buffered ? "through the page cache" : "direct I/O",
-      a.seconds ? fmt::format("bound by time: {} each, round and round", format_seconds(*a.seconds))
-                : std::string("bound by size: one pass each"),
-      a.check ? ", every byte checked (CPU time contains that)" : "");
+  fmt::print("{} per path, {}, {}{}\n", format_bytes(sweep.size),
+             a.buffered ? "through the page cache" : "direct I/O",
+             a.seconds ? fmt::format("for {} each, in repeated passes", format_seconds(*a.seconds))
+                       : std::string("one pass each"),
+             a.check ? ", every byte checked (included in CPU time)" : "");
   fmt::print("{:<7} {:<8} {:>8} {:>5} {:>7} {:>8} {:>8} {:>8} {:>6} {:>5}\n", "pattern", "backend",
              "block", "depth", "GB/s", "median", "p99", "CPU s/GB", "blocks", "check");
   std::fflush(stdout);
@@ -189,23 +188,20 @@ void print_row(const IoLoad& load, const IoResult& result) {
 
 void print_foot(const Sweep& sweep) {
   fmt::print(
-      "GB/s: 10^9 bytes a second{}; mixed counts what is read and what is written back.\n"
-      "blocks: handed to the kernel at a time.\n",
+      "GB/s: 10^9 bytes per second{}; mixed counts both reads and writes.\n"
+      "blocks: mean number per submission to the backend.\n",
       sweep.paths.size() > 1 ? ", all paths together" : "");
 }
 
-/// A file per path, when something is going to be moved.
 std::vector<IoRegion> make_regions(const Sweep& sweep) {
   std::vector<IoRegion> regions;
-  const bool all_null = std::all_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
-  if (all_null) return regions;
+  if (std::all_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing)) return regions;
   for (const auto& path : sweep.paths) {
     regions.emplace_back(path, static_cast<unsigned>(regions.size()), sweep.size, sweep.access);
   }
   return regions;
 }
 
-/// For the null backend, when it is asked for.
 std::vector<IoRegion> make_placeholders(const Sweep& sweep) {
   std::vector<IoRegion> regions;
   if (std::none_of(sweep.loads.begin(), sweep.loads.end(), moves_nothing)) return regions;
@@ -239,7 +235,6 @@ void run_sweep(const BenchIoArguments& a) {
   }
 }
 
-/// Every backend, in order of preference, and why it is or is not used.
 void print_backends(bool json) {
   Json rows = Json::array();
   for (const aio::Backend& backend : aio::probe_backends()) {
@@ -258,7 +253,7 @@ void add_options(CLI::App& command, BenchIoArguments& a) {
   const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
   command
       .add_option("--path", a.paths,
-                  "Folder on the disk to measure; several are driven at once, a queue each")
+                  "Folder on the disk to measure; several are measured at once, with a queue each")
       ->allow_extra_args(false);
   list(command.add_option("--pattern", a.patterns,
                           "read, write, or mixed: each block is read and written back"));
@@ -266,17 +261,17 @@ void add_options(CLI::App& command, BenchIoArguments& a) {
   list(command.add_option("--depth", a.depths, "Requests outstanding per path")
            ->check(CLI::Range(1, 16384)));
   list(command.add_option("--backend", a.backends,
-                          "auto, io_uring, threads or null, which moves nothing and shows what "
-                          "the queue itself costs"));
+                          "auto, io_uring, threads or null, which moves no data and shows the "
+                          "overhead of the queue"));
   command.add_option("--size", a.size, "File per path")->capture_default_str();
   command
       .add_option("--seconds", a.seconds,
-                  "Time of each measurement, round and round (default: one pass over the file)")
+                  "Time of each measurement, in seconds (default: one pass over the file)")
       ->check(CLI::Range(0.01, 86400.0));
   command.add_flag("--sqpoll", a.sqpoll, "io_uring: a kernel thread submits");
-  command.add_flag("--iopoll", a.iopoll, "io_uring: completions are polled for");
+  command.add_flag("--iopoll", a.iopoll, "io_uring: poll for completions");
   command.add_flag("--buffered", a.buffered, "Through the page cache instead of direct I/O");
-  command.add_flag("--check", a.check, "Compare every byte that is read, read back all writes");
+  command.add_flag("--check", a.check, "Compare all data read, and read back all writes");
   command.add_flag("--json", a.json, "Print a JSON array");
 }
 
@@ -288,8 +283,8 @@ void add_bench_io(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand("io", "Swap throughput of disks (lists make a sweep)");
   add_options(*command, a);
   command->add_option("--job", a.job,
-                      "File with options, a line each ('block = 256KiB, 1MiB'); the command line "
-                      "wins");
+                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "
+                      "overrides it");
   command->add_flag("--backends", a.list_backends, "List the backends and why each is used or not");
   command->callback([&action, arguments, command] {
     action = [arguments, command] {

@@ -39,13 +39,13 @@ struct BenchLinkArguments {
 struct LinkResult {
   CopyWay way = CopyWay::up;
   Bytes bytes = 0;         ///< of a copy
-  std::size_t copies = 0;  ///< that are waited for at once, each way
+  std::size_t copies = 0;  ///< per wait and direction
   std::uint64_t rounds = 0;
   double seconds = 0.0;          ///< of `copies` through the device, median
   double ceiling_seconds = 0.0;  ///< of `copies` plain ones, median
   double share = 0.0;            ///< median over the rounds
 
-  /// Both ways together.
+  /// Bytes in both directions together.
   [[nodiscard]] double moved() const {
     const double ways = way == CopyWay::both ? 2.0 : 1.0;
     return ways * static_cast<double>(bytes) * static_cast<double>(copies);
@@ -55,7 +55,7 @@ struct LinkResult {
 };
 
 constexpr std::array<CopyWay, 3> kWays = {CopyWay::up, CopyWay::down, CopyWay::both};
-/// Copies that are waited for at once take at least this long, or starting and waiting would count.
+/// Shortest time of the copies per wait, so that starting and waiting do not count.
 constexpr double kShortestSeconds = 0.02;
 constexpr std::size_t kMostCopies = std::size_t{1} << 16U;
 
@@ -71,15 +71,9 @@ const char* name_of(CopyWay way) {
   return "";
 }
 
-double seconds_of(const auto& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 /// Sizes of copies, checked before anything is allocated. Throws Error.
 std::vector<Bytes> sizes_of(const BenchLinkArguments& arguments, const std::string& kind) {
-  // There are four places for copies on the host, and on the host device as many that play its own.
+  // Four buffers for copies on the host; the host device's own four are host memory, too.
   const Bytes places = kind == "host" ? 8 : 4;
   const Bytes available = memory::available_memory();
   std::vector<Bytes> sizes;
@@ -99,8 +93,8 @@ std::vector<Bytes> sizes_of(const BenchLinkArguments& arguments, const std::stri
   return sizes;
 }
 
-/// Copies of one size through a device: as in a run from and to a pinned pool, on a stream for each
-/// way.
+/// Copies of one size through a device, as in a run: from and to a pinned pool, with a stream for
+/// each direction.
 class Link {
  public:
   Link(const std::string& kind, Bytes bytes)
@@ -115,7 +109,7 @@ class Link {
         down_place_(device_->allocate(bytes, "offload")),
         up_(device_->make_stream("upload")),
         down_(device_->make_stream("offload")) {
-    // Rows are not to depend on pages that are still missing, or all the same.
+    // Touch all pages, with different contents.
     fill(sink_, 1);
     device_->copy_to_device(*up_, down_place_, sink_);
     up_->synchronize();
@@ -133,7 +127,7 @@ class Link {
     if (way != CopyWay::up) down_->synchronize();
   }
 
-  /// Throws Error(device) unless what went up comes down again.
+  /// Throws Error(device) unless uploaded bytes come back unchanged.
   void check() {
     device_->copy_to_host(*up_, sink_, up_place_);
     up_->synchronize();
@@ -163,7 +157,7 @@ class Link {
   std::unique_ptr<device::Stream> down_;
 };
 
-/// How many copies are long enough for a measurement; they warm up as well.
+/// How many copies are long enough for a measurement; also warms up.
 std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   std::size_t count = 1;
   while (count < kMostCopies && seconds_of([&] { plain.run(way, count); }) < kShortestSeconds) {
@@ -172,8 +166,8 @@ std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   return count;
 }
 
-/// Copies through the device between plain ones: the better of the two is the ceiling, since what
-/// disturbs one of them is none.
+/// Measures copies through the device between plain copies; the faster plain ones are the ceiling,
+/// since the others were disturbed.
 LinkResult measure(Link& link, device::PlainCopies& plain, LinkResult subject,
                    const BenchLinkArguments& arguments) {
   const CopyWay way = subject.way;
@@ -251,19 +245,14 @@ void add_bench_link(CLI::App& bench, Action& action) {
   auto arguments = std::make_shared<BenchLinkArguments>();
   auto& a = *arguments;
   CLI::App* command = bench.add_subcommand(
-      "link", "Copies to and from the device as a share of the machine's plainest copies");
+      "link", "Copies to and from the device as a share of plain copies without the engine");
   command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
   command
       ->add_option("--bytes", a.bytes,
-                   "Size of a copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)")
+                   "Bytes per copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)")
       ->delimiter(',')
       ->allow_extra_args(false);
-  command->add_option("--repeats", a.repeats, "Measured pairs of copies and ceiling, at least")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command->add_option("--seconds", a.seconds, "Measured time of a row, at least")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+  add_limits(*command, a.repeats, a.seconds);
   command->add_flag("--json", a.json, "Print a JSON array");
   command->callback([&action, arguments] { action = [arguments] { run_bench_link(*arguments); }; });
 }

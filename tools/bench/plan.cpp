@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
 #include "ballast/memory/budget.h"
 #include "ballast/planning/calibrate.h"
@@ -24,6 +23,7 @@
 #include "ballast/schedule/simulator.h"
 #include "ballast/text/json.h"
 
+#include "tools/bench/bench.h"
 #include "tools/bench/plan_cases.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
@@ -43,7 +43,6 @@ struct BenchPlanArguments {
   bool json = false;
 };
 
-/// A prediction and what came of it.
 struct Outcome {
   schedule::Prediction predicted;
   schedule::Rates rates;
@@ -52,7 +51,7 @@ struct Outcome {
   Lanes busy{};          ///< per step
   Bytes planned = 0;     ///< memory of both tiers
   Bytes allocated = 0;
-  Bytes resident = 0;  ///< growth of the process at its largest
+  Bytes resident = 0;  ///< peak growth of the process
 
   [[nodiscard]] double error() const { return predicted.step_seconds / seconds - 1.0; }
   [[nodiscard]] double memory_error() const {
@@ -60,20 +59,8 @@ struct Outcome {
   }
 };
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
-  std::vector<std::int32_t> ids(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
-  }
-  return ids;
-}
-
-/// Lets the process's peak start anew and returns what is resident now. Where the kernel does not
-/// do that (it is a file of its debugging interface), the peak so far.
+/// Resets the process's peak and returns the resident bytes. If the kernel does not support that,
+/// returns the peak so far.
 Bytes reset_peak_resident() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return memory::peak_resident_bytes();
@@ -90,11 +77,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
   engine.start();
   const auto inputs = random_ids(outcome.tokens, config.model.vocab_size, 1);
   const auto targets = random_ids(outcome.tokens, config.model.vocab_size, 2);
-  const auto step = [&] {
-    const auto start = std::chrono::steady_clock::now();
-    engine.train_step(inputs, targets, 1e-4);
-    return seconds_since(start);
-  };
+  const auto step = [&] { return seconds_of([&] { engine.train_step(inputs, targets, 1e-4); }); };
   constexpr int kWarmUp = 2;
   for (int i = 0; i < kWarmUp; ++i) step();
   const auto totals = engine.totals();
@@ -119,7 +102,7 @@ Outcome measure(const config::Config& config, std::uint64_t steps) {
   return outcome;
 }
 
-/// The same for what is left open of `config`, decided with the rates of this machine.
+/// The same with every "auto" of `config` decided by the planner with this machine's rates.
 Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
   planning::PlanRequest request = {.config = config,
@@ -175,14 +158,14 @@ std::vector<PlanCase> chosen_cases(const std::vector<std::string>& only) {
                                     [&](const PlanCase& one) { return one.name == name; });
     if (found == plan_cases().end()) {
       throw Error(ErrorCategory::usage,
-                  "bench plan: no case '" + name + "'; --list shows those that there are");
+                  "bench plan: unknown case '" + name + "'; --list shows all cases");
     }
     chosen.push_back(*found);
   }
   return chosen;
 }
 
-/// Budgets between which there is something to choose, and few tokens: waiting shows.
+/// Budgets that leave choices, and few tokens, so that transfers are visible in the step time.
 std::vector<std::string> with_budgets(const std::vector<std::string>& overrides) {
   std::vector<std::string> all = {"ballast.device_bytes=480MiB", "ballast.host_bytes=420MiB",
                                   "data.sequence_length=32"};
@@ -190,7 +173,6 @@ std::vector<std::string> with_budgets(const std::vector<std::string>& overrides)
   return all;
 }
 
-/// The planner's choice among those made by hand.
 void run_choice(const BenchPlanArguments& arguments) {
   const auto directory = std::filesystem::absolute(arguments.path);
   const auto overrides = with_budgets(arguments.overrides);
@@ -256,7 +238,7 @@ void add_bench_plan(CLI::App& bench, Action& action) {
   CLI::App* command =
       bench.add_subcommand("plan", "Predicted step times and memory against those of real steps");
   command->add_option("--only", a.only, "Cases, in that order (default: all)")->delimiter(',');
-  command->add_flag("--list", a.list, "Say which cases there are");
+  command->add_flag("--list", a.list, "List the cases");
   command->add_option("--steps", a.steps, "Steps to time, after two to warm up")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

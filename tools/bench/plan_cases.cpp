@@ -23,7 +23,7 @@ constexpr std::string_view kWeights = "zero_optimization.offload_param.device=";
 constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu=";
 constexpr std::string_view kAccumulation = "gradient_accumulation_steps=";
 
-/// Short for the keys that most cases set.
+/// Expands the abbreviated keys of the cases.
 std::string expand(const std::string& word) {
   const auto value = word.find('=') + 1;
   const std::string key = word.substr(0, value);

@@ -12,12 +12,12 @@ namespace ballast::tools {
 /// A way of running the model of `bench plan`.
 struct PlanCase {
   std::string_view name;
-  std::string_view what;  ///< for people
-  /// Config overrides, one a word: "ballast.link_gbps=2 ballast.order=micro_batch_major".
+  std::string_view what;  ///< description for --list
+  /// Config overrides separated by spaces: "link_gbps=2 order=micro_batch_major".
   std::string_view settings;
 };
 
-/// Cases that are bound by different things.
+/// Cases with different bottlenecks.
 const std::vector<PlanCase>& plan_cases();
 
 /// Ways to run the model with a batch of 8 sequences, chosen by hand, and the same left to the

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
-#include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/text/json.h"
@@ -29,8 +28,8 @@ struct BenchStepArguments {
   std::uint64_t hidden = 768;
   std::uint64_t layers = 12;
   std::uint64_t heads = 12;
-  std::uint64_t kv_heads = 0;  ///< 0: what the config makes of it, and so for the next one
-  std::uint64_t intermediate = 0;
+  std::uint64_t kv_heads = 0;      ///< 0: the config's default
+  std::uint64_t intermediate = 0;  ///< 0: the config's default
   std::uint64_t sequence = 512;
   std::uint64_t micro_batch = 4;
   std::uint64_t accumulation = 2;
@@ -39,16 +38,15 @@ struct BenchStepArguments {
   bool json = false;
 };
 
-/// The best rate of the GEMM probe before and after the steps, and of the passes themselves, stands
-/// for the machine's peak: it is what the steps could have had.
+/// The GEMM peak is the best rate of the probes before and after the steps and of the passes.
 struct BenchStepResult {
   std::string kind;         ///< of the device
   std::string description;  ///< of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
   double seconds = 0.0;      ///< median step
-  double flops = 0.0;        ///< of the products that a step computes
-  double model_flops = 0.0;  ///< without those computed again
+  double flops = 0.0;        ///< of a step's matrix products
+  double model_flops = 0.0;  ///< without recomputed ones
   std::vector<Pass> passes;
   double gemm_peak = 0.0;
   double loss = 0.0;
@@ -75,14 +73,6 @@ config::Config make_config(const BenchStepArguments& arguments) {
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
-std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {
-  std::vector<std::int32_t> ids(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    ids[i] = static_cast<std::int32_t>(random_u64(1, i, stream) % vocab);
-  }
-  return ids;
-}
-
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
   schedule::Timeline timeline;
@@ -106,10 +96,8 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   engine.record(&timeline);
   std::vector<double> seconds;
   for (std::uint64_t step = 0; step < arguments.steps; ++step) {
-    const auto start = std::chrono::steady_clock::now();
-    result.loss = engine.train_step(inputs, targets, 1e-4).loss;
     seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        seconds_of([&] { result.loss = engine.train_step(inputs, targets, 1e-4).loss; }));
   }
   engine.record(nullptr);
   result.lanes = engine.totals().lanes;
@@ -122,7 +110,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.flops = blueprint.flops_per_step();
   result.model_flops = model_flops_of_step(blueprint);
   result.passes = time_passes(timeline, blueprint);
-  // Products of the model's shapes may be quicker than those that the probe tries.
+  // Products of the model's shapes may be faster than the probe's.
   for (const Pass& pass : result.passes) {
     result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());
   }
@@ -150,12 +138,12 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   fmt::print("  {:<14} {}\n", "device", result.description);
   fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
-  fmt::print("  {:<14} {:>9} {:>13}  same run; shares are of it\n", "GEMM peak", "",
+  fmt::print("  {:<14} {:>9} {:>13}  of this run; 100% below\n", "GEMM peak", "",
              format_rate(result.gemm_peak, "FLOP"));
   print_rate("hardware", "", result.flops_per_second(), result,
-             "products that the step computes, over all its time");
+             "all matrix products of a step over its time");
   print_rate("model (MFU)", "", result.model_per_second(), result,
-             "the same without those computed again");
+             "the same without recomputed products");
   for (const Pass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }

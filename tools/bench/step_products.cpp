@@ -10,8 +10,8 @@ namespace {
 
 using schedule::Action;
 
-/// All operations of `timeline` that are like the first one of `plan` with that action on `block`:
-/// they compute the same products.
+/// Times all operations of `timeline` that compute the same products as the first one of `plan`
+/// with that action on `block`.
 Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, Action action,
                std::uint32_t block) {
   const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),

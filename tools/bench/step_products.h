@@ -9,24 +9,23 @@
 
 namespace ballast::tools {
 
-/// FLOPs that one training step of this rank takes of the model: forward passes, and backward ones
-/// at twice that. 6 per token and parameter of a matrix that is multiplied with (an embedding's
-/// rows are only looked up), and attention's products over the causal half of the square. What is
-/// computed again in the backward pass is none of it.
+/// Model FLOPs of one training step of this rank: forward passes, and backward passes at twice
+/// that. 6 per token and parameter of a multiplied matrix (not of the embedding's lookup), and
+/// attention's products over the causal half of the square. Without recomputation.
 double model_flops_of_step(const engine::Blueprint& blueprint);
 
 /// One kind of operation: a pass of one micro-batch through one block.
 struct Pass {
   std::string_view name;  ///< "layer forward"
   std::string_view key;   ///< "layer_forward"
-  std::size_t count = 0;  ///< operations that were timed
-  double seconds = 0.0;   ///< of one, median, as the executor sees it
-  double flops = 0.0;     ///< of the products that one computes
+  std::size_t count = 0;  ///< timed operations
+  double seconds = 0.0;   ///< median of one operation, as the executor measures it
+  double flops = 0.0;     ///< of one operation's matrix products
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
 };
 
-/// Passes through layers and the head that `timeline` has spans of. Layers are alike, and so their
-/// operations are one kind: of those that do with their intermediates what the first one does.
+/// Passes through layers and the head in `timeline`. The operations of all layers that keep or
+/// recompute intermediates like the first one are one kind.
 std::vector<Pass> time_passes(const schedule::Timeline& timeline,
                               const engine::Blueprint& blueprint);
 

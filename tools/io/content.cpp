@@ -11,7 +11,7 @@ namespace ballast::tools {
 namespace {
 
 constexpr Bytes kWord = sizeof(std::uint64_t);
-// A tag from the top: 6 bits file, 16 bits pass, 42 bits number of the word.
+// Bits of a tag from the top: 6 for the file, 16 for the pass, 42 for the index of the word.
 constexpr unsigned kPassShift = 42;
 constexpr unsigned kFileShift = 58;
 constexpr std::uint64_t kWordMask = (std::uint64_t{1} << kPassShift) - 1;
@@ -109,16 +109,15 @@ std::string IoContent::explain(Bytes offset, std::uint64_t found) const {
   const std::uint64_t found_tag = unmix(found);
   const Bytes origin = (found_tag & kWordMask) * kWord;
   const std::uint64_t pass = found_tag >> kPassShift & kPassMask;
-  // Words that were never written here decode to somewhere in 2^45 bytes.
+  // Foreign words decode to random offsets below 2^45.
   if (origin < size_) {
     if ((found_tag ^ expected_tag) >> kFileShift != 0) {
-      return fmt::format("offset={}: holds what belongs to another file's offset {}", offset,
-                         origin);
+      return fmt::format("offset={}: holds data of another file's offset {}", offset, origin);
     }
     if (origin != offset) {
-      return fmt::format("offset={}: holds what belongs to offset {}", offset, origin);
+      return fmt::format("offset={}: holds data of offset {}", offset, origin);
     }
-    return fmt::format("offset={}: holds what write {} put there instead of write {}", offset, pass,
+    return fmt::format("offset={}: holds data of write {} instead of write {}", offset, pass,
                        expected_tag >> kPassShift & kPassMask);
   }
   return fmt::format("offset={}: holds 0x{:016x} instead of 0x{:016x}", offset, found,

@@ -10,9 +10,8 @@
 
 namespace ballast::tools {
 
-/// What a measured file holds: each 8-byte word is a mixed-up (file, offset, pass), so that it does
-/// not compress, and a word found somewhere tells where and when it was written. A pass is the
-/// number of times that a page has been written, kept per page.
+/// Content of a measured file: each 8-byte word is an invertible hash of (file, offset, pass), so
+/// that it does not compress and identifies the write. A pass counts the writes of a page.
 class IoContent {
  public:
   static constexpr Bytes kLargestFile = Bytes{1} << 45;
@@ -21,16 +20,15 @@ class IoContent {
   /// `file`: number of the file, below kMostFiles. `size`: at most kLargestFile; whole pages.
   IoContent(unsigned file, Bytes size);
 
-  /// Fills whole pages with what [offset, offset + block.size()) shall hold after its next write,
-  /// and expects that from now on.
+  /// Fills whole pages with the next content of [offset, offset + block.size()), which is expected
+  /// from now on.
   void fill_next(HostBytes block, Bytes offset);
-  /// Fills with what is expected now.
+  /// Fills with the expected content.
   void fill(HostBytes block, Bytes offset) const;
-  /// "" when the block is what was last written at `offset`, else what is wrong, and where:
-  /// "offset=4096: ...".
+  /// "" if the block has the expected content of `offset`, else the difference: "offset=4096: ...".
   [[nodiscard]] std::string mistake(HostBytes block, Bytes offset) const;
 
-  /// Memory that the passes of a file take.
+  /// Memory for the passes of a file.
   static Bytes bytes_needed(Bytes size) { return size / kPage * sizeof(std::uint16_t); }
 
  private:

@@ -18,7 +18,7 @@ namespace {
   throw Error(ErrorCategory::usage, fmt::format("{}: {}", file.string(), message));
 }
 
-/// CLI11's reader passes over lines of one or two characters: no key with a value is that short.
+/// Refuses lines of one or two characters, which CLI11's reader ignores.
 void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
   std::string line;
   for (int number = 1; std::getline(input, line); ++number) {
@@ -27,13 +27,13 @@ void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
     const auto last = line.find_last_not_of(" \t\r");
     const std::string word = line.substr(first, last - first + 1);
     if (word.size() < 3 && word != "]" && word != "],") {
-      refuse(file, fmt::format("line {}: '{}' is no option", number, word));
+      refuse(file, fmt::format("line {}: '{}' is not an option", number, word));
     }
   }
 }
 
 std::vector<CLI::ConfigItem> read_items(const std::filesystem::path& file) {
-  if (!std::filesystem::is_regular_file(file)) refuse(file, "no such file; --job wants one");
+  if (!std::filesystem::is_regular_file(file)) refuse(file, "--job: not an existing file");
   std::ifstream input(file);
   require_no_scraps(input, file);
   if (!input.eof()) refuse(file, "cannot be read");
@@ -78,14 +78,14 @@ void read_job_file(CLI::App& command, const std::filesystem::path& file) {
   try {
     for (const CLI::ConfigItem& item : read_items(file)) {
       if (!item.parents.empty()) {
-        refuse(file, fmt::format("section [{}]: a job file has none; give each sweep a file",
+        refuse(file, fmt::format("section [{}]: job files have no sections; use one file per sweep",
                                  item.parents.front()));
       }
       if (std::find(keys.begin(), keys.end(), item.name) == keys.end()) {
         refuse(file, fmt::format("unknown key '{}'{}", item.name, did_you_mean(item.name, keys)));
       }
       if (std::find(seen.begin(), seen.end(), item.name) != seen.end()) {
-        refuse(file, fmt::format("{}: given twice; a list has commas", item.name));
+        refuse(file, fmt::format("{}: given twice; separate list values by commas", item.name));
       }
       seen.push_back(item.name);
       if (std::find(given.begin(), given.end(), item.name) != given.end()) continue;

@@ -9,8 +9,8 @@ class App;
 namespace ballast::tools {
 
 /// Reads options of `command` from an INI or TOML file without sections: the keys are the long
-/// options, a value may be a list. Options that the command line has given stay as they are; a
-/// `path` is relative to the file. Throws Error(usage) that names file and key.
+/// options, a value may be a list. The command line overrides the file; a `path` is relative to the
+/// file. Throws Error(usage) that names file and key.
 void read_job_file(CLI::App& command, const std::filesystem::path& file);
 
 }  // namespace ballast::tools

@@ -30,7 +30,7 @@ double seconds_of(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
 }
 
-/// Of all threads, the kernel's work for them included.
+/// CPU time of the process, including the kernel's.
 double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -66,9 +66,9 @@ IoPattern parse_io_pattern(const std::string& name) {
   const auto* const found = std::find(kPatterns.begin(), kPatterns.end(), name);
   if (found != kPatterns.end()) return static_cast<IoPattern>(found - kPatterns.begin());
   const std::vector<std::string> names(kPatterns.begin(), kPatterns.end());
-  throw Error(ErrorCategory::usage, fmt::format("there is no pattern '{}'{}; choose read, write or "
-                                                "mixed",
-                                                name, did_you_mean(name, names)));
+  throw Error(ErrorCategory::usage,
+              fmt::format("unknown pattern '{}'{}; choose read, write or mixed", name,
+                          did_you_mean(name, names)));
 }
 
 IoRegion::IoRegion(const std::filesystem::path& directory, unsigned index, Bytes size,

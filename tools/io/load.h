@@ -15,23 +15,21 @@
 
 namespace ballast::tools {
 
-/// `read` and `write` go through the file in order. `mixed` is what an optimizer step does: a block
-/// is read and, when it is there, the same buffer is written back to the same place.
+/// `read` and `write` go through the file in order. `mixed` reads a block and writes the buffer
+/// back to the same place, as an optimizer step does.
 enum class IoPattern { read, write, mixed };
 
 std::string_view to_string(IoPattern pattern);
 /// Throws Error(usage) with a suggestion.
 IoPattern parse_io_pattern(const std::string& name);
 
-/// A nameless file on a path that is measured, and what it holds.
+/// An anonymous file on a measured path, and its content.
 class IoRegion {
  public:
-  /// File number `index` of `size` bytes, up to whole MiB, in `directory`. Throws what File and
-  /// IoContent throw.
+  /// File number `index` of `size` bytes, rounded up to whole MiB, in `directory`.
   IoRegion(const std::filesystem::path& directory, unsigned index, Bytes size,
            aio::File::Access access);
-  /// Stands in for a file: has its size and takes no space. For the null backend only, which moves
-  /// nothing.
+  /// A file that takes no space, for the null backend only, which moves no data.
   static IoRegion placeholder(Bytes size);
 
   [[nodiscard]] const aio::File& file() const { return file_; }
@@ -44,7 +42,7 @@ class IoRegion {
   IoContent content_;
 };
 
-/// What is done to every region at once: one queue and one thread each.
+/// Load on every region at once, with a queue and a thread each.
 struct IoLoad {
   IoPattern pattern = IoPattern::read;
   Bytes block = 1 * kMiB;  ///< one request; whole pages
@@ -52,10 +50,9 @@ struct IoLoad {
   std::string backend = "auto";
   bool sqpoll = false;
   bool iopoll = false;
-  /// Time to measure, round and round; nothing: each block of the region once.
+  /// Time to measure in repeated passes; empty: each block of the region once.
   std::optional<double> seconds;
-  /// Blocks are compared with what they should be when they are read, and are new ones when they
-  /// are written. Without it the buffers' bytes are nobody's business and CPU time is the I/O's.
+  /// Compares blocks that are read and writes new content. Without it, CPU time is the I/O's only.
   bool check = false;
 
   /// Memory for the buffers of one region.
@@ -63,14 +60,14 @@ struct IoLoad {
 };
 
 struct IoResult {
-  std::string backend;       ///< that was used
+  std::string backend;
   double seconds = 0.0;      ///< until the last block of the last region
-  double cpu_seconds = 0.0;  ///< of the process, kernel's part included, meanwhile
+  double cpu_seconds = 0.0;  ///< of the process, including the kernel's
   Bytes bytes_read = 0;
   Bytes bytes_written = 0;
   std::uint64_t blocks = 0;
-  std::uint64_t batches = 0;    ///< times that blocks were handed to the backends
-  double median_seconds = 0.0;  ///< of a request, from submit to its end
+  std::uint64_t batches = 0;    ///< submissions to the backends
+  double median_seconds = 0.0;  ///< of a request, from submit to completion
   double p99_seconds = 0.0;
 
   [[nodiscard]] Bytes bytes() const { return bytes_read + bytes_written; }
@@ -79,8 +76,8 @@ struct IoResult {
   [[nodiscard]] double blocks_per_batch() const;
 };
 
-/// Carries out `load`. `task` names it in errors ("bench io"). Throws Error: a transfer that
-/// failed, a block that is not what it should be, an interrupt.
+/// Runs `load`. `task` names it in errors ("bench io"). Throws Error for a failed transfer, a wrong
+/// block, an interrupt.
 IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_view task,
                   const std::atomic<bool>& interrupted);
 
@@ -88,7 +85,7 @@ IoResult run_load(const IoLoad& load, std::span<IoRegion> regions, std::string_v
 void fill_regions(std::span<IoRegion> regions, const std::string& backend, std::string_view task,
                   const std::atomic<bool>& interrupted);
 
-/// Reads all of it and compares. Throws Error(io).
+/// Reads and compares all regions. Throws Error(io).
 void verify_regions(const IoLoad& load, std::span<IoRegion> regions, std::string_view task,
                     const std::atomic<bool>& interrupted);
 

@@ -14,8 +14,7 @@ namespace ballast::tools {
 std::vector<std::filesystem::path> measured_paths(const std::vector<std::string>& given,
                                                   std::string_view task) {
   if (given.size() > IoContent::kMostFiles) {
-    throw Error(ErrorCategory::usage, fmt::format("{}: --path: {} folders are too many; give at "
-                                                  "most {}",
+    throw Error(ErrorCategory::usage, fmt::format("{}: --path: got {} folders; give at most {}",
                                                   task, given.size(), IoContent::kMostFiles));
   }
   std::vector<std::filesystem::path> paths;

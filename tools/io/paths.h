@@ -9,12 +9,12 @@
 
 namespace ballast::tools {
 
-/// The folders to measure, absolute. Throws Error(usage) when one is given twice or there are too
-/// many, Error(io) when one is missing or no directory.
+/// The absolute folders to measure. Throws Error(usage) for duplicate or too many folders,
+/// Error(io) for a path that is not a directory.
 std::vector<std::filesystem::path> measured_paths(const std::vector<std::string>& given,
                                                   std::string_view task);
 
-/// "/data: ext4, 71.9 GiB free", and what speaks against it.
+/// "/data: ext4, 71.9 GiB free", and why it is unsuited for swapping, if so.
 std::string describe_path(const std::filesystem::path& path);
 
 /// parse_bytes with `option` in its error.

@@ -10,8 +10,7 @@
 namespace ballast::tools {
 namespace {
 
-/// Blocks that are taken and replaced at a time: as many as the queue hands over at once, but never
-/// so many that the device runs dry.
+/// Blocks that are completed and replaced at a time, few enough to keep the device busy.
 std::size_t batch_for(unsigned depth) {
   return std::clamp<std::size_t>(depth / 4, 1, 8);
 }
@@ -73,7 +72,7 @@ void IoProducer::run(Clock::time_point start) {
 void IoProducer::refill(Clock::time_point start) {
   const bool time_is_up =
       load_.seconds && Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
-  // Half of the first requests only, so that reads and writes of a mix are even from the start.
+  // Start a mix with half of the requests, so that reads and writes are balanced.
   std::size_t room = free_.size();
   if (load_.pattern == IoPattern::mixed && begun_ == 0) room = (room + 1) / 2;
   requests_.clear();
@@ -96,7 +95,7 @@ void IoProducer::refill(Clock::time_point start) {
   }
 }
 
-/// The next one in order that is in no request; false when the pass over the region is complete.
+/// Assigns the next free block in order; false when the pass over the region is complete.
 bool IoProducer::next_block(Slot& slot) {
   if (!load_.seconds && begun_ == blocks_) return false;
   while (busy_[static_cast<std::size_t>(cursor_)]) cursor_ = (cursor_ + 1) % blocks_;
@@ -121,7 +120,7 @@ void IoProducer::prepare(Slot& slot) {
 }
 
 void IoProducer::take_finished() {
-  // Waiting for the last of the oldest ones brings most of a batch at once.
+  // Waiting for the last of the oldest requests completes most of a batch at once.
   Slot* const awaited = outstanding_[std::min(batch_, outstanding_.size()) - 1];
   complete(*awaited);
   std::erase_if(outstanding_, [&](Slot* slot) {
@@ -148,7 +147,7 @@ void IoProducer::complete(Slot& slot) {
   throw Error(ErrorCategory::io, fmt::format("{}: {}: {}", task_, region_.file().name(), mistake));
 }
 
-/// Ends what is outstanding; what becomes of it is of no interest any more.
+/// Cancels and waits for all outstanding requests, ignoring their results.
 void IoProducer::drain() {
   queue_->cancel();
   for (Slot* slot : std::exchange(outstanding_, {})) {

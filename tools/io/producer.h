@@ -14,17 +14,16 @@
 
 namespace ballast::tools {
 
-/// Keeps one region's queue full: takes what is finished, as many at a time as can be without
-/// starving the device, and refills with one submit call.
+/// Keeps one region's queue full: completes requests in batches and refills with one submit call.
 class IoProducer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Makes buffers and queue. `stop`: of all producers, set by the first that fails.
+  /// `stop` is shared by all producers and set by the first that fails.
   IoProducer(const IoLoad& load, IoRegion& region, std::string task,
              const std::atomic<bool>& interrupted, std::atomic<bool>& stop);
 
-  /// Carries out the load; to be called once. Throws Error.
+  /// Runs the load; call once. Throws Error.
   void run(Clock::time_point start);
 
   [[nodiscard]] Clock::time_point ended() const { return ended_; }
@@ -32,13 +31,12 @@ class IoProducer {
   [[nodiscard]] const aio::Queue& queue() const { return *queue_; }
 
  private:
-  /// A buffer and the request that it is in.
   struct Slot {
     HostBytes memory;
     aio::Ticket ticket;
     std::uint64_t block = 0;
     aio::Direction direction = aio::Direction::read;
-    bool read_back = false;              ///< holds a block that is to be written back
+    bool read_back = false;              ///< holds a block to write back
     std::atomic<bool> returned = false;  ///< by the queue's thread
   };
 
@@ -69,7 +67,7 @@ class IoProducer {
   std::uint64_t begun_ = 0;  ///< blocks
   std::vector<float> latencies_;
   Clock::time_point ended_;
-  std::unique_ptr<aio::Queue> queue_;  // goes first: it may still use the rest
+  std::unique_ptr<aio::Queue> queue_;  // destroyed first: it may still use the buffers
 };
 
 }  // namespace ballast::tools

@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::array<Bytes, 5> kBlocks = {256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
 constexpr std::array<unsigned, 5> kDepths = {4, 8, 16, 32, 64};
-/// More than aio.in_flight_bytes would not be in flight.
+/// The default of aio.in_flight_bytes.
 constexpr Bytes kMostInFlight = 64 * kMiB;
 constexpr double kTolerance = 0.03;
 constexpr std::size_t kFinalists = 3;
 constexpr int kTurnsOfRates = 3;
 constexpr double kShortestTurn = 0.01;
 
-/// One turn; its time counts from the first request to the last, whatever was planned.
+/// One measurement of about `seconds`.
 IoResult take_turn(const IoSetting& setting, IoPattern pattern, std::span<IoRegion> regions,
                    double seconds, std::string_view task, const std::atomic<bool>& interrupted) {
   IoLoad load;
@@ -37,21 +37,21 @@ double median_of(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
-/// Away from what most disks like best, in powers of two: near ones are tried first.
+/// Distance from a setting that suits most disks, in powers of two; near settings are tried first.
 double strangeness(const IoSetting& setting) {
   return std::abs(std::log2(static_cast<double>(setting.block) / static_cast<double>(kMiB))) +
          std::abs(std::log2(static_cast<double>(setting.depth) / 16.0));
 }
 
-/// Rates of few turns are uncertain: what is within reach of the best grows with doubt.
+/// Rates of few turns are uncertain, so the tolerance is larger.
 double tolerance(const std::vector<IoTrial*>& trials) {
   std::size_t turns = std::numeric_limits<std::size_t>::max();
   for (const IoTrial* trial : trials) turns = std::min(turns, trial->rates.size());
   return kTolerance + 0.1 / std::sqrt(static_cast<double>(std::max<std::size_t>(turns, 1)));
 }
 
-/// Keeps half: the fastest few, then those within reach of the best that need the least memory,
-/// then the others by rate.
+/// Keeps half: the fastest few, then those within the tolerance with the least memory, then the
+/// others by rate.
 void drop_losers(std::vector<IoTrial*>& trials) {
   const std::size_t kept = std::max(kFinalists, (trials.size() + 1) / 2);
   const double reach = 1.0 - tolerance(trials);
@@ -99,7 +99,6 @@ std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& re
   trials.reserve(settings.size());
   for (const IoSetting& setting : settings) trials.push_back({setting, {}});
   std::vector<IoTrial*> running;
-  running.reserve(trials.size());
   for (IoTrial& trial : trials) running.push_back(&trial);
   const double rounds = 1.0 + std::ceil(std::log2(static_cast<double>(trials.size()) / kFinalists));
   const double turn = seconds / rounds / static_cast<double>(trials.size());
@@ -154,7 +153,7 @@ std::vector<IoScore> common_scores(const std::vector<std::vector<IoTrial>>& tria
 }
 
 IoSetting choose(const std::vector<IoScore>& scores, const std::vector<std::string>& backends) {
-  expects(!scores.empty(), "choose wants at least one setting that was tried");
+  expects(!scores.empty(), "choose needs at least one tried setting");
   double best = 0.0;
   for (const IoScore& score : scores) best = std::max(best, score.share);
   const auto rank = [&](const IoScore& score) {

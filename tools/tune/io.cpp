@@ -24,7 +24,7 @@ using text::Json;
 
 constexpr const char* kTask = "tune io";
 constexpr std::size_t kWidth = 80;
-/// Of the time per path; the rest is for the figures of what was chosen.
+/// Share of a path's time for the search; the rest is for measuring the chosen setting.
 constexpr double kSearchShare = 0.75;
 
 struct TuneIoArguments {
@@ -36,7 +36,7 @@ struct TuneIoArguments {
   bool json = false;
 };
 
-/// What computes automatically, best first.
+/// The usable backends, best first.
 std::vector<std::string> usable_backends() {
   std::vector<std::string> names;
   std::string reasons;
@@ -63,7 +63,7 @@ Bytes checked_size(const TuneIoArguments& a, const std::vector<IoSetting>& setti
   const Bytes available = memory::available_memory();
   if (needed > available) {
     throw Error(ErrorCategory::memory,
-                fmt::format("{}: needs {} of memory and {} is free; tune fewer paths at a time",
+                fmt::format("{}: needs {} of memory, but {} is free; tune fewer paths at a time",
                             kTask, format_bytes(needed), format_bytes(available)));
   }
   return size;
@@ -102,7 +102,7 @@ void print_path(const TunedPath& tuned) {
                trial.setting.depth, trial.setting.backend, trial.median(), trial.rates.size(),
                format_bytes(trial.setting.in_flight()), chosen ? "  chosen" : "");
   }
-  if (order.size() > kShown) fmt::print("  and {} slower or less tried\n", order.size() - kShown);
+  if (order.size() > kShown) fmt::print("  and {} more settings\n", order.size() - kShown);
   fmt::print("  chosen: read {:.3f}, write {:.3f}, mixed {:.3f} GB/s\n", tuned.rates.read,
              tuned.rates.write, tuned.rates.mixed);
   std::fflush(stdout);
@@ -114,7 +114,7 @@ double sum_of_mixed(const IoTuning& tuning) {
   return sum;
 }
 
-/// What a step has: all paths at once, or the one path.
+/// Bandwidth of a step: of all paths at once, or of the only one.
 double bandwidth(const IoTuning& tuning) {
   return tuning.paths.size() == 1 ? sum_of_mixed(tuning) : tuning.mixed_together;
 }
@@ -122,7 +122,7 @@ double bandwidth(const IoTuning& tuning) {
 double tokens(double tflops, double gbps) {
   if (gbps <= 0.0) {
     throw Error(ErrorCategory::io,
-                "no transfer ended while reading and writing were measured; give more --seconds");
+                "no transfer finished in the measured time; give more --seconds");
   }
   return schedule::tokens_to_hide(schedule::kNvmeStateBytesPerParameter, 1e12 * tflops, 1e9 * gbps);
 }
@@ -135,34 +135,33 @@ std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
                                      [](const IoTrial& trial) { return !trial.rates.empty(); });
     const auto untried = std::ssize(tuned.trials) - tried;
     text += fmt::format(
-        "{}: of {} settings tried{}, {} blocks of {} in flight through {} is the one with the "
-        "least "
-        "memory in transit ({}) among those within 3% of the fastest. ",
+        "{}: of {} settings tried{}, {} blocks of {} in flight with {} have the least memory in "
+        "flight ({}) among those within 3% of the fastest. ",
         tuned.path.string(), tried,
-        untried == 0 ? "" : fmt::format(" (there was no time for {} more)", untried),
+        untried == 0 ? "" : fmt::format(" ({} more did not fit into the time)", untried),
         tuned.setting.depth, format_bytes(tuned.setting.block), tuned.setting.backend,
         format_bytes(tuned.setting.in_flight()));
   }
   if (tuning.paths.size() > 1) {
     text += fmt::format(
-        "Paths without an entry of their own use {} blocks of {} through {}. All paths at once "
-        "move {:.2f} GB/s where their sum is {:.2f}{}. ",
+        "Paths without an entry of their own use {} blocks of {} with {}. All paths at once move "
+        "{:.2f} GB/s; the sum of the single paths is {:.2f}{}. ",
         tuning.common.depth, format_bytes(tuning.common.block), tuning.common.backend, gbps,
         sum_of_mixed(tuning),
         gbps < 0.8 * sum_of_mixed(tuning)
-            ? ": they share a disk or its connection, and striping over them gains little"
+            ? ": they share a disk or its connection, so striping over them gains little"
             : "");
   }
   text += fmt::format(
       "An optimizer step reads and writes back {:.0f} bytes per parameter kept on NVMe (bf16 "
-      "training with AdamW). At {:.2f} GB/s, read and written together, this is hidden behind the "
-      "computation when a step has at least",
+      "training with AdamW). At {:.2f} GB/s, read and written together, computation hides this "
+      "when a step has at least",
       schedule::kNvmeStateBytesPerParameter, gbps);
   for (std::size_t i = 0; i < tflops.size(); ++i) {
     text += fmt::format("{} {} tokens at {:g} TFLOP/s", i == 0 ? "" : ",",
                         format_count(tokens(tflops[i], gbps)), tflops[i]);
   }
-  return text + ", whatever the size of the model; with fewer, the disks bound the run.";
+  return text + ", for every model size; with fewer tokens, the disks bound the run.";
 }
 
 Json json_of(const IoSetting& setting) {
@@ -257,12 +256,11 @@ void add_tune(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.5, 86400.0))
       ->capture_default_str();
   command->add_option("--size", a.size, "File per path")->capture_default_str();
-  command->add_option("--write", a.config,
-                      "Config to put the settings into; the rest of it stays as it is");
+  command->add_option("--write", a.config, "Config file to write the settings into");
   command
       ->add_option("--tflops", a.tflops,
-                   "What your computation achieves, to say how many tokens hide the swapping "
-                   "(default: for 100 and 400)")
+                   "Compute rates for which to print the tokens per step that hide swapping "
+                   "(default: 100,400)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::PositiveNumber);

@@ -8,7 +8,6 @@
 
 namespace ballast::tools {
 
-/// What was found for one path.
 struct TunedPath {
   std::filesystem::path path;
   IoSetting setting;
@@ -16,7 +15,6 @@ struct TunedPath {
   std::vector<IoTrial> trials;
 };
 
-/// What `ballast tune io` found.
 struct IoTuning {
   std::vector<TunedPath> paths;
   IoSetting common;             ///< best for all of them
@@ -24,11 +22,11 @@ struct IoTuning {
 };
 
 /// Puts the tuning into a config: aio.backend, block_size, queue_depth and paths, and the nvme_path
-/// of each offload section whose device is nvme or auto. The rest of the text stays. Throws Error
-/// and leaves the file when the effective config would not be what was tuned.
+/// of each offload section whose device is nvme or auto. Keeps the rest of the text. Throws Error
+/// and leaves the file if the effective config would differ from the tuning.
 void write_tuning(const std::filesystem::path& config, const IoTuning& tuning);
 
-/// Throws Error when write_tuning could not succeed, before time is spent on measuring.
+/// Throws Error if write_tuning() would fail. Call before measuring.
 void check_writable_config(const std::filesystem::path& config);
 
 }  // namespace ballast::tools

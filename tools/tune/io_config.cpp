@@ -19,14 +19,14 @@ namespace {
 
 using text::Json;
 
-/// "256KiB", or the number of bytes when it is no whole number of a unit.
+/// "256KiB", or a number of bytes if no unit divides it.
 Json exact_bytes(Bytes bytes) {
   if (bytes % kMiB == 0) return fmt::format("{}MiB", bytes / kMiB);
   if (bytes % kKiB == 0) return fmt::format("{}KiB", bytes / kKiB);
   return bytes;
 }
 
-/// Three decimals: no measurement is better, and 0 would mean "not measured".
+/// Three decimals; at least 0.001, since 0 would mean "not measured".
 double rounded(double gbps) {
   return std::max(0.001, std::round(gbps * 1e3) / 1e3);
 }
@@ -77,7 +77,7 @@ std::vector<config::Edit> edits_for(const config::Config& config, const IoTuning
   return edits;
 }
 
-/// Throws unless `config` says what was tuned.
+/// Throws unless `config` has the tuned settings.
 void require_tuned(const config::Config& config, const IoTuning& tuning,
                    const std::filesystem::path& file) {
   std::vector<config::AioPath> entries;
@@ -89,7 +89,7 @@ void require_tuned(const config::Config& config, const IoTuning& tuning,
   const auto require = [&](bool condition, std::string_view key) {
     if (condition) return;
     throw Error(ErrorCategory::state,
-                fmt::format("{}: {} would not become what was tuned; the file is as it was",
+                fmt::format("{}: {} would not get the tuned value; the file was not changed",
                             file.string(), key));
   };
   const config::AioSection& aio = config.aio;
@@ -107,8 +107,8 @@ void note_limits(const config::Config& config, const IoTuning& tuning,
   for (const TunedPath& tuned : tuning.paths) {
     if (tuned.setting.in_flight() <= config.aio.in_flight_bytes) continue;
     log(LogLevel::warning,
-        fmt::format("{}: aio.in_flight_bytes, {}, is below what was tuned for {}: {} blocks of {}; "
-                    "raise it",
+        fmt::format("{}: aio.in_flight_bytes is {}, less than the setting of {} needs: {} blocks "
+                    "of {}; raise it",
                     file.string(), format_bytes(config.aio.in_flight_bytes), tuned.path.string(),
                     tuned.setting.depth, format_bytes(tuned.setting.block)));
   }

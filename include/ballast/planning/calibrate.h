@@ -8,20 +8,19 @@
 
 namespace ballast::planning {
 
-/// Whether anything of a run of `config` may lie on NVMe: named so, or left to the planner.
+/// Whether `config` places anything on NVMe or lets the planner do so.
 bool may_swap(const config::Config& config);
 
-/// Measures what this machine does for the model and paths of `config`: kernels of one layer and of
-/// the head at a few micro-batch sizes (the config's own among them), update, copies, and reading,
-/// writing and both at once on the paths to swap to, as the swap space does it (what aio.paths says
-/// of their bandwidth decides where the bytes go, as in a run). Takes a few seconds, and memory for
-/// one layer with its workspace and for half a GiB more; leaves nothing behind. Throws Error like a
-/// run would; but paths that cannot be swapped to are no error, only a log line and rates of 0,
-/// when no tier is named that needs them.
+/// Measures this machine for the model and swap paths of `config`: kernels of one layer and of the
+/// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
+/// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in
+/// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
+/// leaves no files. Throws Error like a run. Swap paths that cannot be used cause a warning and
+/// rates of 0 if the config names no tier on NVMe, otherwise an Error.
 schedule::Rates calibrate(const config::Config& config, const model::Architecture& model);
 
 /// Everything that a calibration depends on, as text: processor, cores, device, threads, link,
-/// paths, type and shape of the model's layers. Equal keys: the same rates hold.
+/// paths, type and shape of the model's layers. Rates are reusable where the keys are equal.
 std::string calibration_key(const config::Config& config, const model::Architecture& model);
 
 }  // namespace ballast::planning

@@ -15,45 +15,43 @@
 
 namespace ballast::planning {
 
-/// The rates of this machine for the model and paths of `config`: those of an earlier calibration
-/// with the same calibration_key(), or of a new one, which takes a few seconds and is kept
-/// for the next time. `recalibrate` asks for a new one. A file that cannot be read or written is
-/// said in a log line and is no error. Throws Error like calibrate().
+/// The rates of this machine for the model and paths of `config`: cached ones with the same
+/// calibration_key(), or (always with `recalibrate`) those of a new calibration, which takes a few
+/// seconds and is cached. Logs a warning if the cache cannot be read or written. Throws Error like
+/// calibrate().
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
                               bool recalibrate = false);
 
-/// A training step as it was: seconds in all, and those in which each lane was busy.
+/// Measured times of a training step: total seconds, and busy seconds of each lane.
 struct MeasuredStep {
   double seconds = 0.0;
   std::array<double, schedule::kLaneCount> busy_seconds{};
 };
 
-/// Steps from which rates are corrected, at least.
+/// Fewest steps from which rates are corrected.
 inline constexpr std::size_t kEnoughSteps = 20;
 
-/// The median of `steps`, for the step and for each lane. Nothing when there are fewer than
-/// kEnoughSteps, or when their quartiles are further apart than 15% of the median: then something
-/// else ran beside them.
+/// The median of `steps`, for the step and for each lane. Empty for fewer than kEnoughSteps, or if
+/// the quartiles differ by more than 15% of the median: then other work disturbed the run.
 std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps);
 
-/// `rates` with which `predicted` comes nearer to `measured`: those of each lane that takes at
-/// least 1% of the predicted step are divided by how much longer it was busy than predicted. A lane
-/// that was off by more than a factor of two keeps its rates: that is no error of a measurement.
+/// `rates` corrected so that `predicted` approaches `measured`: the rates of each lane that takes
+/// at least 1% of the predicted step are divided by its measured over its predicted busy time. A
+/// lane that differs by more than a factor of two keeps its rates: calibration is not that wrong.
 schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& predicted,
                           const MeasuredStep& measured);
 
-/// What the rates that are kept for `config` say of a run of one rank.
+/// Prediction of a run of one rank with the cached rates.
 class RunPrediction {
  public:
-  /// `config`: as machine_rates() had it; `blueprint`: of the run. Nothing when no rates are kept,
-  /// when they lack one that the run needs, and for a run that is slowed down on purpose (serial,
-  /// delayed). Measures nothing.
+  /// `config`: as given to machine_rates(); `blueprint`: of the run. Empty if no rates are cached,
+  /// if a rate that the run needs is missing, and for serial or delayed runs. Measures nothing.
   static std::optional<RunPrediction> find(const config::Config& config,
                                            const engine::Blueprint& blueprint);
 
   [[nodiscard]] double step_seconds() const { return prediction_.step_seconds; }
 
-  /// Keeps corrected() rates where the prediction is off by more than 5%. Whether it did.
+  /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
   [[nodiscard]] bool correct(const MeasuredStep& measured) const;
 
  private:
@@ -64,8 +62,8 @@ class RunPrediction {
   schedule::Prediction prediction_;
 };
 
-/// Where the rates of that key are kept: $XDG_CACHE_HOME/ballast/rates-HASH.json, or in ~/.cache.
-/// Empty when neither is there.
+/// Cache file of `key`: $XDG_CACHE_HOME/ballast/rates-HASH.json, or the same below ~/.cache. Empty
+/// if neither variable is set.
 std::filesystem::path rates_cache_file(const std::string& key);
 
 }  // namespace ballast::planning

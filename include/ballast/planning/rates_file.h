@@ -10,7 +10,7 @@ namespace ballast::planning {
 /// keys' names. Throws Error(config): one line with the file, the key and what is wrong.
 schedule::Rates load_rates(const std::filesystem::path& file);
 
-/// Writes `rates` so that load_rates() gives equal ones; replaces the file in one step. Throws
+/// Writes `rates` so that load_rates() returns equal ones; replaces the file atomically. Throws
 /// Error(io).
 void save_rates(const std::filesystem::path& file, const schedule::Rates& rates);
 

@@ -12,29 +12,28 @@
 
 namespace ballast::planning {
 
-/// How this process carries out its part of a run.
+/// This rank's part of a run.
 struct RunPlan {
-  /// Config and blueprint to run, the latter of this rank. Prediction and count are empty where the
-  /// config left nothing to the planner, and on ranks other than 0.
+  /// Config and blueprint of this rank. Prediction and count are empty if the config left nothing
+  /// to the planner, and on ranks other than 0.
   Decision decision;
-  std::optional<PlanRequest> request;  ///< from which the planner decided; likewise
+  std::optional<PlanRequest> request;  ///< input of the decision; empty in the same cases
 };
 
-/// Plans a run of `config` on this machine. What the config leaves open is decided by the planner
-/// with this machine's rates, which are measured when no run or plan has done so before, and
-/// logged; a config that leaves nothing open is drawn as it is, and nothing is measured.
+/// Plans a run of `config` on this machine. The planner decides every "auto" with this machine's
+/// rates (machine_rates()) and logs the decision; a config without choices needs no rates.
 ///
-/// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
-/// config, decided by it. Budgets are a rank's share of its machine, the same on all ranks; threads
-/// and NUMA node of the update are each rank's own. However long rank 0 measures and plans, the
-/// others wait for it without a timeout as long as it is alive.
+/// `ranks`: the processes of the run, nullptr for this one alone. Collective: all ranks run the
+/// config that rank 0 decides. Budgets are a rank's share of its machine, the same on all ranks;
+/// threads and NUMA node of the update are each rank's own. The other ranks wait for rank 0 without
+/// a timeout while it is alive.
 ///
 /// Throws like decide() and machine_rates(); with ranks comm::JointError, or what Ranks throws.
 RunPlan plan_run(const config::Config& config, comm::Ranks* ranks);
 
-/// Says what bounds a run whose steps and evaluations took `seconds`, and which change would make
-/// it faster. `improvements` simulates changes (find_improvements()); it is called only for a run
-/// that is not bound by compute. Empty: there are no rates to simulate with.
+/// Describes what bounds a run whose steps and evaluations took `seconds`, and which change would
+/// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound
+/// by compute; empty if there are no rates to simulate with.
 std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotals& lanes,
                    double seconds, const std::function<std::vector<Variant>()>& improvements = {});
 

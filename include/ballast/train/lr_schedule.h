@@ -9,17 +9,16 @@ namespace ballast::train {
 /// Learning rate of every optimizer step, as DeepSpeed 0.19 computes it (its
 /// runtime/lr_schedules.py), in double.
 ///
-/// DeepSpeed's schedulers set the rate for t = -1 when they are made and move to t = 0, 1, 2, ...
-/// after each optimizer step, so the k-th optimizer step (from 1) uses t = k - 2: step 1 has the
-/// initial rate, and so has step 2 where gamma(0) = 0. Steps that were skipped (non-finite
-/// gradients) are no optimizer steps: they do not count in k.
+/// DeepSpeed's schedulers start at t = -1 and move to t = 0, 1, 2, ... after each optimizer step,
+/// so the k-th optimizer step (from 1) uses t = k - 2: step 1 has the initial rate, and so has step
+/// 2 where gamma(0) = 0. Skipped steps (non-finite gradients) do not count in k.
 ///
 /// With W = max(2, warmup_num_steps), N = total_num_steps, and during warm-up (0 <= t < W)
 /// gamma(t) = ln(t + 1) / ln(W), or t / W when warmup_linear; gamma(-1) = 0:
 ///  - constant: lr.
 ///  - warmup: min + (max - min) * gamma; gamma is 1 from t = W on.
 ///  - warmup_decay: the same, with gamma = max(0, (N - t) / max(1, N - W)) from t = W on.
-///  - warmup_cosine: lr * ratio; ratio = 0 at t = -1 (whatever warmup_min_ratio is),
+///  - warmup_cosine: lr * ratio; ratio = 0 at t = -1 (for every warmup_min_ratio),
 ///    warmup_min_ratio + (1 - warmup_min_ratio) * gamma during warm-up, and then
 ///    max(0, cos_min_ratio + (1 - cos_min_ratio) * (1 + cos(pi * p)) / 2),
 ///    p = min(1, (t - W + 1) / max(1, N - W)).

@@ -11,7 +11,7 @@
 
 namespace ballast::train {
 
-/// What one step was, for metrics.jsonl. Keys of the maps are the names of stages and tiers
+/// Metrics of one step for metrics.jsonl. Keys of the maps are the names of lanes and tiers
 /// ("fetch", "upload", ...; "device", "host", "nvme").
 struct StepMetrics {
   std::uint64_t step = 0;  ///< from 1
@@ -30,21 +30,19 @@ struct StepMetrics {
   std::optional<double> eval_loss;  ///< left out of the line when unset
 };
 
-/// The line for `metrics`, without newline: a JSON object with the fields `step` `loss` `lr`
-/// `grad_norm` `tokens` `step_seconds` `tokens_per_second` `skipped` `lanes.{stage}.busy_seconds`
-/// `lanes.{stage}.stalled_seconds` `bytes.{stage}` `peak_bytes.{tier}` `nvme_bytes_written` and
-/// `eval_loss`. Finite numbers read back bit for bit; JSON has no others, so NaN and infinities
-/// become null.
+/// A JSON object without newline with the members of `metrics`; times are in
+/// `lanes.{lane}.busy_seconds` and `lanes.{lane}.stalled_seconds`. Finite numbers read back bit for
+/// bit; NaN and infinities become null, since JSON has neither.
 std::string to_json_line(const StepMetrics& metrics);
 
-/// metrics.jsonl: one line per step, handed to the system before write() returns.
+/// Writes metrics.jsonl: one line per step, passed to the kernel before write() returns.
 class MetricsWriter {
  public:
   /// Creates `path`, or empties it. Throws Error(io).
   explicit MetricsWriter(std::filesystem::path path);
 
-  /// Appends one line. On a failed write (full disk, file-size limit) takes back the part that was
-  /// written, so that the file keeps whole lines, and throws Error(io).
+  /// Appends one line. If the write fails (full disk, file-size limit), removes the partial line
+  /// and throws Error(io).
   void write(const StepMetrics& metrics);
 
  private:

@@ -30,10 +30,9 @@ struct StoredTensor {
 /// An open safetensors file. Const members may be called from several threads at a time.
 class SafetensorsReader {
  public:
-  /// Reads and checks the header. Throws Error(data) when the file is no whole safetensors file:
-  /// truncated or longer than its header says, header no JSON of the format, duplicate names,
-  /// unknown dtype, a shape that does not fit its bytes, tensors that overlap, leave gaps or reach
-  /// beyond the data; or when it cannot be opened. Error(io) when reading fails.
+  /// Reads and checks the header. Throws Error(data) if the file cannot be opened or is invalid:
+  /// size or JSON of the header, duplicate names, unknown dtype, a shape that does not match its
+  /// bytes, tensors that overlap, leave gaps or reach beyond the data. Error(io) if reading fails.
   explicit SafetensorsReader(std::filesystem::path path);
   ~SafetensorsReader();
   SafetensorsReader(SafetensorsReader&&) noexcept;
@@ -44,12 +43,12 @@ class SafetensorsReader {
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const;
   /// Entries of "__metadata__".
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
-  /// The tensor of that name, nullptr when there is none. Valid as long as the reader.
+  /// The tensor of that name, or nullptr. Valid as long as the reader.
   [[nodiscard]] const StoredTensor* find(const std::string& name) const;
 
-  /// Elements [first, first + out.size()) of `name`, row-major, converted to fp32 (exactly: all
-  /// three dtypes fit). Throws Error(data): no such tensor (with the nearest name), beyond its end,
-  /// a dtype other than F32, BF16 and F16; Error(io).
+  /// Elements [first, first + out.size()) of `name`, row-major, converted exactly to fp32. Throws
+  /// Error(data): no such tensor (with the nearest name), beyond its end, a dtype other than F32,
+  /// BF16 and F16; Error(io).
   void read(const std::string& name, std::span<float> out, Elems first = 0) const;
 
  private:
@@ -57,19 +56,19 @@ class SafetensorsReader {
   std::unique_ptr<File> file_;
 };
 
-/// What SafetensorsWriter is to write.
+/// One tensor for SafetensorsWriter.
 struct TensorToStore {
   std::string name;
   DType dtype = DType::f32;  ///< f32 or bf16
   std::vector<std::uint64_t> shape;
 };
 
-/// Writes a safetensors file tensor by tensor, in the order given. The data go to PATH.tmp-PID; the
-/// file appears under its name, complete and on disk, when finish() returns, or not at all.
+/// Writes a safetensors file tensor by tensor, in the given order. Data go to PATH.tmp-PID;
+/// finish() makes the complete file durable and renames it.
 class SafetensorsWriter {
  public:
-  /// Throws Error(io) when the file cannot be created, Error(state) for duplicate names or another
-  /// dtype.
+  /// Throws Error(io) if the file cannot be created, Error(state) for duplicate names or dtypes
+  /// other than f32 and bf16.
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   /// Without finish(): removes the temporary file.
@@ -77,11 +76,11 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  /// Appends the next values, row-major; bf16 is rounded to nearest, ties to even. Calls may cut
-  /// the sequence of all tensors' elements anywhere. Throws Error(io), Error(state) for too many.
+  /// Appends the next values, row-major; bf16 is rounded to nearest, ties to even. A call may end
+  /// within a tensor and span several. Throws Error(io), Error(state) for too many values.
   void write(std::span<const float> values);
 
-  /// Flushes, renames and flushes the folder. Throws Error(io), Error(state) when values are
+  /// Syncs the file, renames it and syncs the folder. Throws Error(io), Error(state) if values are
   /// missing.
   void finish();
 

@@ -6,8 +6,8 @@
 
 namespace ballast::train {
 
-/// Writes every token of `source` to `path` as 16-bit little-endian ids. The file appears under its
-/// name when it is complete, or not at all. Throws Error(io), Error(data) for an id above 65,535.
+/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. Throws
+/// Error(io), Error(data) for an id above 65,535.
 void write_tokens(const TokenSource& source, const std::filesystem::path& path);
 
 }  // namespace ballast::train

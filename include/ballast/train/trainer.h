@@ -16,12 +16,12 @@
 
 namespace ballast::train {
 
-/// What is known before the first step.
+/// Facts that are known before the first step.
 struct RunStart {
   const engine::Blueprint& blueprint;
   std::string device;
-  std::string update_isa;  ///< of the CPU, or that the GPU updates
-  std::string io_backend;  ///< "" when nothing is on NVMe
+  std::string update_isa;  ///< of the CPU, or "on the GPU"
+  std::string io_backend;  ///< "" if nothing is on NVMe
   double gemm_peak_flops = 0.0;
   std::uint64_t files = 0;
   TokenSplit split;
@@ -32,8 +32,8 @@ struct RunStart {
 struct StepReport {
   const StepMetrics& metrics;
   std::uint64_t steps = 0;
-  double gemm_share = 0.0;   ///< of the matrix products computed, as a share of the GEMM peak
-  double eta_seconds = 0.0;  ///< to the end of the run at the recent pace
+  double gemm_share = 0.0;   ///< rate of the matrix products as a share of the GEMM peak
+  double eta_seconds = 0.0;  ///< to the end of the run at the mean pace so far
 };
 
 /// A finished run.
@@ -44,20 +44,20 @@ struct RunSummary {
   double seconds = 0.0;
   double tokens_per_second = 0.0;
   double gemm_share = 0.0;
-  /// Of a step, by the rates kept for this machine; nothing when none are, and for several ranks.
+  /// Predicted step time with this machine's cached rates; empty without them and for several
+  /// ranks.
   std::optional<double> predicted_seconds;
-  double step_seconds = 0.0;     ///< of a step once the run has settled, median
-  bool corrected_rates = false;  ///< those rates were off and are now nearer to this run
+  double step_seconds = 0.0;     ///< median step time after warm-up, or the mean of all steps
+  bool corrected_rates = false;  ///< whether the cached rates were corrected by this run
   double last_loss = 0.0;
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<planning::Wear>
-      wear;                 ///< at the pace of the steps; nothing when nothing was written to NVMe
-  Bytes peak_resident = 0;  ///< of the process
-  std::string advice;       ///< what bounds the run and what would help, one or two sentences
+  std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
+  Bytes peak_resident = 0;             ///< of the process
+  std::string advice;                  ///< bottleneck and best improvement, one or two sentences
 };
 
-/// Gets told how a run goes. Called from the training thread, on rank 0 only.
+/// Receives the events of a run, on the training thread of rank 0.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -68,21 +68,20 @@ class Observer {
   virtual void finished(const RunSummary& summary) = 0;
 };
 
-/// Which steps to trace, and where to (write_trace()).
+/// Options of the trace (write_trace()).
 struct TraceRequest {
   std::filesystem::path file;  ///< "": no trace
   std::uint64_t steps = 10;    ///< the first ones, their updates included
 };
 
-/// Trains as `config` says: lets the planner decide what it leaves open, plans, opens the data,
-/// allocates, steps, evaluates, writes metrics.jsonl into config.ballast.out (made if need be).
-/// `interrupted` (may be null) ends the run with Error(interrupted). Throws Error; what it had
-/// allocated is gone then, swap file included. The trace is written once its steps are done, or
-/// when the run fails before that.
+/// Trains `config`: plans the run (planning::plan_run()), opens the data, allocates, steps,
+/// evaluates, and writes metrics.jsonl into config.ballast.out, which it creates. `interrupted`
+/// (may be null) ends the run with Error(interrupted). Throws Error after releasing all memory and
+/// swap files. Writes the trace after its steps, or when the run fails before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
-/// config, and rank 0 alone observes, and writes metrics and trace. What fails before the first
-/// step is a comm::JointError; from then on each rank throws what it met.
+/// config; rank 0 alone calls the observer and writes metrics and trace. Failures before the first
+/// step are a comm::JointError on all ranks; later ones are thrown by the rank that failed.
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace = {}, comm::Ranks* ranks = nullptr);
 

@@ -166,7 +166,7 @@ TEST(RatesFile, MistakesAreNamedWithFileAndKey) {
   expect_refusal(R"({"forward": [5]})", {"forward[0]: expected an object with tokens and tflops"});
   expect_refusal(R"({"forward": [{"tokens": 5}]})", {"forward[0]: tflops must be above 0"});
   expect_refusal(R"({"forward": [{"tokens": 5, "tflops": 1}, {"tokens": 5, "tflops": 2}]})",
-                 {"forward[1]: points must stand in ascending order of tokens"});
+                 {"forward[1]: points must be in ascending order of tokens"});
   expect_refusal(R"({"name": 5})", {"name: expected a string, got 5"});
 }
 

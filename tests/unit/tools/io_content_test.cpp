@@ -26,10 +26,9 @@ TEST(IoContent, SeesAStaleBlockInPartOfIt) {
   content.fill_next(old, 0);
   Block fresh(8 * kKiB);
   content.fill_next(fresh, 0);
-  EXPECT_EQ(content.mistake(old, 0), "offset=0: holds what write 1 put there instead of write 2");
+  EXPECT_EQ(content.mistake(old, 0), "offset=0: holds data of write 1 instead of write 2");
   std::copy(old.begin() + kPage, old.end(), fresh.begin() + kPage);
-  EXPECT_EQ(content.mistake(fresh, 0),
-            "offset=4096: holds what write 1 put there instead of write 2");
+  EXPECT_EQ(content.mistake(fresh, 0), "offset=4096: holds data of write 1 instead of write 2");
 }
 
 TEST(IoContent, SeesEveryFlippedBit) {
@@ -50,10 +49,10 @@ TEST(IoContent, SaysWhereAMisplacedBlockBelongs) {
   IoContent other(1, kMiB);
   Block block(kPage);
   content.fill_next(block, 5 * kPage);
-  EXPECT_EQ(content.mistake(block, 2 * kPage), "offset=8192: holds what belongs to offset 20480");
+  EXPECT_EQ(content.mistake(block, 2 * kPage), "offset=8192: holds data of offset 20480");
   other.fill_next(block, 2 * kPage);
   EXPECT_EQ(content.mistake(block, 2 * kPage),
-            "offset=8192: holds what belongs to another file's offset 8192");
+            "offset=8192: holds data of another file's offset 8192");
 }
 
 TEST(IoContent, ShowsWhatIsNobodysWord) {

@@ -126,7 +126,7 @@ TEST(Safetensors, SuggestTheNearestName) {
   std::vector<float> out(2);
   expect_error(ErrorCategory::data, {path.string(), "'wte.wieght'", "did you mean 'wte.weight'"},
                [&] { reader.read("wte.wieght", out); });
-  expect_error(ErrorCategory::data, {"1 elements", "not the 2"},
+  expect_error(ErrorCategory::data, {"1 elements", "the read ends at 2"},
                [&] { reader.read("wte.weight", out); });
   expect_error(ErrorCategory::data, {"1 elements"}, [&] { reader.read("wte.weight", {}, 2); });
 }
@@ -206,8 +206,8 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(R"({"a":{}})", "no dtype");
   refuse(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", "unknown dtype 'F33'");
   refuse(R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", "no list 'shape'");
-  refuse(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "other than counts");
-  refuse(R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "other than counts");
+  refuse(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "whole numbers only");
+  refuse(R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "whole numbers only");
   refuse(R"({"a":{"dtype":"F32","shape":[2]}})", "unknown entries");
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", "unknown entries");
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "reaches beyond");
