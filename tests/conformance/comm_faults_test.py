@@ -73,8 +73,8 @@ class Faults(unittest.TestCase):
         self.expect_failure(
             "after_timeout",
             "comm error: barrier: aborted because another collective failed earlier: all_reduce "
-            "of 32.0 KiB: not all ranks took part within 500ms; check the other ranks' logs or raise "
-            "ballast.comm_timeout_seconds")
+            "of 32.0 KiB: not all ranks took part within 500ms; check the other ranks' logs or "
+            "raise ballast.comm_timeout_seconds")
 
     def test_an_interrupt_ends_a_wait(self) -> None:
         self.expect_failure("interrupt", "interrupted error: interrupted in all_reduce of 32.0 KiB")
