@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/schedule/executor.h"
 #include "ballast/schedule/plan.h"
 #include "ballast/schedule/timeline.h"
 
@@ -58,5 +59,21 @@ std::vector<std::string> find_conflicts(const Schedule& schedule, const std::vec
 /// for each tier that at some instant holds more than the schedule's bytes.
 std::vector<std::string> find_lease_breaches(const Schedule& schedule,
                                              const std::vector<Span>& spans);
+
+/// Names an operation by its action.
+inline std::string action_name(const Operation& operation) {
+  return std::string(to_string(operation.action));
+}
+
+/// Submits `runs`, numbered from 1. `patient`: each waits for the gate of the one before, as a
+/// training loop does; otherwise as many overlap as the executor allows.
+inline void submit_all(Executor& executor, const std::vector<const Plan*>& runs, bool patient) {
+  std::uint64_t number = 0;
+  for (const Plan* plan : runs) {
+    executor.submit(*plan, ++number);
+    if (patient && plan->gate != kNoOp) executor.wait(plan->gate);
+  }
+  executor.drain();
+}
 
 }  // namespace ballast::schedule
