@@ -55,11 +55,12 @@ void Ledger::require_fit(const Budgets& budgets) const {
         largest = &line;
       }
     }
-    throw Error(ErrorCategory::memory,
-                fmt::format("the {} budget of {} is {} too small: the run needs {}; the largest "
-                            "part is '{}' ({})",
-                            to_string(tier), format_bytes(budget), format_bytes(needed - budget),
-                            format_bytes(needed), largest->kind, format_bytes(largest->bytes)));
+    throw Error(
+        ErrorCategory::memory,
+        fmt::format("the {0} budget of {1} is {2} too small: the run needs {3}; the largest "
+                    "part is '{4}' ({5}); ballast.{0}_bytes sets the budget",
+                    to_string(tier), format_bytes(budget), format_bytes(needed - budget),
+                    format_bytes(needed), largest->kind, format_bytes(largest->bytes)));
   }
 }
 
