@@ -151,7 +151,7 @@ TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
     EXPECT_EQ(error.category(), ErrorCategory::numeric);
     const std::string message = error.what();
     EXPECT_NE(message.find("update on the device of "), std::string::npos) << message;
-    EXPECT_NE(message.find("ballast.update \"gated\""), std::string::npos) << message;
+    EXPECT_NE(message.find("ballast.update to \"gated\""), std::string::npos) << message;
   }
 }
 

@@ -140,7 +140,8 @@ class LeaseBook {
 
 }  // namespace
 
-std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed) {
+std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed,
+                             bool one_at_a_time) {
   Dice dice(seed);
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::vector<Span> spans;
@@ -161,13 +162,13 @@ std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t
     double finish = finished_before;
     for (OpId id = 0; id < plan.operations.size(); ++id) {
       const Operation& op = plan.operations[id];
-      // Requests to the disks begin in plan order and end in any.
+      // Requests to the disks start in plan order and end in any order.
       double& free = lane_free[static_cast<std::size_t>(op.lane)];
       double start = std::max(free, finished);
       for (const OpId before : op.after) start = std::max(start, ended[before]);
       for (const OpId before : joins[id]) start = std::max(start, ended_before[before]);
       ended[id] = start + random_duration(dice);
-      free = stream_of(op) ? ended[id] : start;
+      free = one_at_a_time || stream_of(op) ? ended[id] : start;
       finish = std::max(finish, ended[id]);
       spans.push_back({&plan, id, r + 1, start, ended[id]});
     }

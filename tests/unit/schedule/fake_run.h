@@ -39,8 +39,10 @@ class FakeMachine {
 };
 
 /// The spans of `runs` on a machine whose operations take random times, in the order of the plans:
-/// each starts as soon as the executor's rules allow. Runs are numbered from 1.
-std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed);
+/// each starts as soon as the executor's rules allow. Runs are numbered from 1. `one_at_a_time`:
+/// spans of a lane do not overlap, as the executor reports them, also not those of disk requests.
+std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed,
+                             bool one_at_a_time = false);
 
 /// What a FakeMachine holds after `spans`: reads happen when an operation starts, writes when it
 /// ends.

@@ -37,7 +37,7 @@ struct Recorded {
       : problem(schedule::random_problem(seed)),
         schedule(build(problem.workload, problem.placement, problem.options)),
         sequence(random_runs(problem, schedule, seed, 4)) {
-    for (Span span : schedule::fake_spans(sequence.runs, seed)) {
+    for (Span span : schedule::fake_spans(sequence.runs, seed, true)) {
       span.start = 0.25 + span.start * 1e-6;
       span.end = 0.25 + span.end * 1e-6;
       timeline.spans.push_back(span);
@@ -233,7 +233,7 @@ TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   const auto& plans = recorded.schedule;
   recorded.sequence.runs = {&plans.first, &plans.steady, &plans.flush, &plans.evaluation,
                             &plans.first};
-  recorded.timeline.spans = schedule::fake_spans(recorded.sequence.runs, 1);
+  recorded.timeline.spans = schedule::fake_spans(recorded.sequence.runs, 1, true);
   const std::vector<int> step_of_run = {0, 1, 2, 2, 2, 3};
   for (const json& slice : of_phase(events(recorded), "X")) {
     const json& args = slice.at("args");
