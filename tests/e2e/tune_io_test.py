@@ -176,7 +176,7 @@ class TuneIo(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         *_, paragraph, written = done.stdout.rstrip("\n").split("\n\n")
         text = " ".join(paragraph.split())
-        for words in ("settings tried", "least memory in transit", "within 3% of the fastest",
+        for words in ("settings tried", "least memory in flight", "within 3% of the fastest",
                       "20 bytes per parameter", "tokens at 100 TFLOP/s", "tokens at 400 TFLOP/s"):
             self.assertIn(words, text)
         self.assertEqual(written, f"written to {self.file}")
@@ -188,7 +188,7 @@ class TuneIo(unittest.TestCase):
         self.file.write_text(CONFIG % '  "aio": {"in_flight_bytes": 4096},\n')
         done = self.tune("--path", self.swap, "--write", self.file)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("in_flight_bytes, 4.00 KiB, is below", done.stderr)
+        self.assertIn("in_flight_bytes is 4.00 KiB, less than", done.stderr)
 
     # Mistakes.
 
