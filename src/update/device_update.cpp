@@ -15,7 +15,8 @@ class HostUpdate final : public DeviceUpdate {
 
   void step(device::Stream& stream, const cpu_adam::Hyper& hyper,
             const cpu_adam::Shard& shard) override {
-    device::as_host(stream).enqueue([this, hyper, shard] { updater_.step(hyper, shard); });
+    device::as_host(stream).enqueue(
+        [&updater = updater_, hyper, shard] { updater.step(hyper, shard); });
   }
 
  private:

@@ -99,6 +99,7 @@ std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& re
   trials.reserve(settings.size());
   for (const IoSetting& setting : settings) trials.push_back({setting, {}});
   std::vector<IoTrial*> running;
+  running.reserve(trials.size());
   for (IoTrial& trial : trials) running.push_back(&trial);
   const double rounds = 1.0 + std::ceil(std::log2(static_cast<double>(trials.size()) / kFinalists));
   const double turn = seconds / rounds / static_cast<double>(trials.size());
