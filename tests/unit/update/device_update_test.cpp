@@ -331,8 +331,8 @@ TEST_F(CudaUpdate, RefusesWhatTheHostRefuses) {
     if (!complete) shard.moments.second_exponents = nullptr;
     return error_of([&] { update_->step(*stream_, {.step = step}, shard); });
   };
-  EXPECT_NE(refusal(0, 0, true).find("counts from 1"), std::string::npos);
-  EXPECT_NE(refusal(1, 128, true).find("block of 256"), std::string::npos);
+  EXPECT_NE(refusal(0, 0, true).find("the step must be at least 1"), std::string::npos);
+  EXPECT_NE(refusal(1, 128, true).find("multiple of 256"), std::string::npos);
   EXPECT_NE(refusal(1, 0, false).find("null pointer"), std::string::npos);
   EXPECT_EQ(refusal(1, 256, true), "nothing");
 }
