@@ -155,9 +155,10 @@ TEST_P(AioTransfers, RequestsThatBreakTheAlignmentAreRefused) {
   const auto has = [](const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
   };
-  EXPECT_TRUE(has(refusal(half, memory.first(kPage)), "the offset is no multiple"));
-  EXPECT_TRUE(has(refusal(0, memory.first(kPage + half)), "the length is no multiple"));
-  EXPECT_TRUE(has(refusal(0, memory.subspan(half, kPage)), "the buffer's address is no multiple"));
+  EXPECT_TRUE(has(refusal(half, memory.first(kPage)), "the offset is not a multiple"));
+  EXPECT_TRUE(has(refusal(0, memory.first(kPage + half)), "the length is not a multiple"));
+  EXPECT_TRUE(
+      has(refusal(0, memory.subspan(half, kPage)), "the buffer's address is not a multiple"));
   EXPECT_TRUE(has(refusal(half, memory.first(kPage)), file.name()));
 }
 

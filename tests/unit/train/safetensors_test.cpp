@@ -188,7 +188,7 @@ TEST(Safetensors, RefuseAHugeHeaderWithoutReadingIt) {
   for (const std::uint64_t length :
        {std::uint64_t{57}, std::uint64_t{100'000'001}, ~std::uint64_t{0}, ~std::uint64_t{7}}) {
     std::memcpy(bytes.data(), &length, 8);
-    expect_refused(bytes, {"header of " + std::to_string(length)});
+    expect_refused(bytes, {"header length of " + std::to_string(length)});
   }
 }
 
@@ -213,11 +213,11 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "reaches beyond");
   refuse(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}})", "truncated");
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", "reaches beyond");
-  refuse(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "not what F32 [3] takes");
+  refuse(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "does not match F32 [3]");
   refuse(R"({"a":{"dtype":"F32","shape":[4611686018427387906],"data_offsets":[0,8]}})",
-         "not what F32");
+         "does not match F32");
   refuse(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,2],"data_offsets":[0,8]}})",
-         "not what F32");
+         "does not match F32");
   refuse(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
          R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
          "the one before ends at 8");
