@@ -40,6 +40,14 @@ Bytes Ledger::total(Tier tier) const {
   return sum;
 }
 
+const LedgerLine* Ledger::largest(Tier tier) const {
+  const LedgerLine* found = nullptr;
+  for (const LedgerLine& line : lines_) {
+    if (line.tier == tier && (found == nullptr || line.bytes > found->bytes)) found = &line;
+  }
+  return found;
+}
+
 bool Ledger::fits(const Budgets& budgets) const {
   return total(Tier::device) <= budgets.device && total(Tier::host) <= budgets.host;
 }
@@ -49,18 +57,13 @@ void Ledger::require_fit(const Budgets& budgets) const {
     const Bytes budget = *budget_of(tier, budgets);
     const Bytes needed = total(tier);
     if (needed <= budget) continue;
-    const LedgerLine* largest = nullptr;
-    for (const LedgerLine& line : lines_) {
-      if (line.tier == tier && (largest == nullptr || line.bytes > largest->bytes)) {
-        largest = &line;
-      }
-    }
+    const LedgerLine* const most = largest(tier);
     throw Error(
         ErrorCategory::memory,
         fmt::format("the {0} budget of {1} is {2} too small: the run needs {3}; the largest "
                     "part is '{4}' ({5}); ballast.{0}_bytes sets the budget",
                     to_string(tier), format_bytes(budget), format_bytes(needed - budget),
-                    format_bytes(needed), largest->kind, format_bytes(largest->bytes)));
+                    format_bytes(needed), most->kind, format_bytes(most->bytes)));
   }
 }
 

@@ -4,23 +4,12 @@
 #include <cstdint>
 #include <numbers>
 #include <span>
-#include <string_view>
 
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 
 namespace ballast::model {
 namespace {
-
-/// FNV-1a, 64 bits: gives every tensor its own random stream.
-std::uint64_t hash(std::string_view text) {
-  std::uint64_t value = 0xcbf29ce484222325U;
-  for (const char c : text) {
-    value ^= static_cast<unsigned char>(c);
-    value *= 0x100000001b3U;
-  }
-  return value;
-}
 
 /// Four standard normal numbers from one call of the generator, by the Box-Muller transform.
 std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
@@ -40,7 +29,7 @@ std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
 
 /// Element i is number i mod 4 of group i / 4.
 void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
-  const std::uint64_t stream = hash(tensor.name);
+  const std::uint64_t stream = fnv1a(tensor.name);
   const auto begin = static_cast<std::int64_t>(first / 4);
   const auto end = static_cast<std::int64_t>((first + out.size() + 3) / 4);
   const double stddev = tensor.stddev;

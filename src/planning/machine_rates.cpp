@@ -11,6 +11,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/core/random.h"
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/rates_file.h"
 
@@ -18,13 +19,6 @@ namespace ballast::planning {
 namespace {
 
 constexpr std::string_view kName = "this machine";
-
-/// FNV-1a, 64 bits. Source: Fowler, Noll, Vo; constants of the IETF draft draft-eastlake-fnv.
-std::uint64_t hash(std::string_view text) {
-  std::uint64_t value = 0xcbf29ce484222325U;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return value;
-}
 
 /// The rates in `file` if they were measured for `key`, which the file has as their name.
 std::optional<schedule::Rates> cached(const std::filesystem::path& file, const std::string& key) {
@@ -175,7 +169,7 @@ std::filesystem::path rates_cache_file(const std::string& key) {
   } else {
     return {};
   }
-  return cache / "ballast" / fmt::format("rates-{:016x}.json", hash(key));
+  return cache / "ballast" / fmt::format("rates-{:016x}.json", fnv1a(key));
 }
 
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,

@@ -63,9 +63,9 @@ bool works(PlanRequest request) {
 /// Changes of a config that are made together, as arguments of --set.
 using Overrides = std::vector<std::string>;
 
-constexpr const char* kOptimizerTier = "zero_optimization.offload_optimizer.device=";
-constexpr const char* kWeightsTier = "zero_optimization.offload_param.device=";
-constexpr const char* kActivations = "ballast.activations=";
+constexpr std::string_view kOptimizerTier = "zero_optimization.offload_optimizer.device";
+constexpr std::string_view kWeightsTier = "zero_optimization.offload_param.device";
+constexpr std::string_view kActivations = "ballast.activations";
 constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
 
 /// Smaller micro-batches, the largest first.
@@ -81,6 +81,10 @@ void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& chang
   }
 }
 
+std::string assign(std::string_view key, std::string_view value) {
+  return fmt::format("{}={}", key, value);
+}
+
 void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
   // Placement rules would override the new tier.
   const auto add = [&](Overrides change) {
@@ -90,15 +94,13 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
   const auto slower = [](config::TierChoice now, Tier tier) { return now && *now < tier; };
   if (!config.ballast.recompute.value_or(true)) add({"ballast.recompute=auto"});
   for (const Tier tier : {Tier::host, Tier::nvme}) {
-    const std::string name = tier == Tier::host ? "cpu" : "nvme";
-    if (slower(config.ballast.activations, tier)) {
-      add({kActivations + std::string(to_string(tier))});
-    }
-    if (slower(config.zero.optimizer.tier, tier)) add({kOptimizerTier + name});
-    if (slower(config.zero.parameters.tier, tier)) add({kWeightsTier + name});
+    const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
+    if (slower(config.ballast.activations, tier)) add({assign(kActivations, to_string(tier))});
+    if (slower(config.zero.optimizer.tier, tier)) add({assign(kOptimizerTier, name)});
+    if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
   }
-  const Overrides open = {std::string(kWeightsTier) + "auto", std::string(kOptimizerTier) + "auto",
-                          std::string(kActivations) + "auto", "ballast.recompute=auto"};
+  const Overrides open = {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
+                          assign(kActivations, "auto"), "ballast.recompute=auto"};
   add(open);
   if (config.batch.automatic) return;
   Overrides all = open;
@@ -172,10 +174,7 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
     return ledger.total(tier) > budget ? ledger.total(tier) - budget : 0;
   };
   const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
-  const memory::LedgerLine* largest = nullptr;
-  for (const memory::LedgerLine& line : ledger.lines()) {
-    if (line.tier == tier && (largest == nullptr || line.bytes > largest->bytes)) largest = &line;
-  }
+  const memory::LedgerLine* const largest = ledger.largest(tier);
   return fmt::format(
       "the {} budget of {} is {} too small: the run needs at least {}, most of it "
       "'{}' ({})",

@@ -30,7 +30,7 @@ struct Request {
   /// Called once on the queue's own thread, when no block of the request uses `memory` any more and
   /// before wait() returns. After ETIMEDOUT it is called later, or never if blocks do not come
   /// back. May submit, must not wait. Its captures live as long, so a request can own its memory.
-  std::function<void()> returned;
+  std::function<void()> returned = nullptr;
 };
 
 /// Identifies a submitted request; valid for one wait().

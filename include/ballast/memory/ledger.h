@@ -26,6 +26,8 @@ class Ledger {
   /// Lines in tier order, in order of first addition within a tier.
   [[nodiscard]] const std::vector<LedgerLine>& lines() const { return lines_; }
   [[nodiscard]] Bytes total(Tier tier) const;
+  /// The largest line of `tier`, the first of equal ones; nullptr if it has none.
+  [[nodiscard]] const LedgerLine* largest(Tier tier) const;
   [[nodiscard]] bool fits(const Budgets& budgets) const;
 
   /// Throws Error(memory) when a tier's total exceeds its budget: names the tier, the largest line
