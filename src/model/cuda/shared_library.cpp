@@ -34,6 +34,11 @@ void* Symbols::look_up(const char* name) {
   return found;
 }
 
+std::array<std::string, 3> library_names(std::string_view name, int major) {
+  const std::string versioned = fmt::format("{}.{}", name, major);
+  return {versioned, std::string(name), fmt::format("{}/{}", BALLAST_CUDA_LIBRARIES, versioned)};
+}
+
 std::string load_first(std::span<const std::string> names, std::string_view remedy,
                        const std::function<std::string(Symbols&)>& resolve) {
   std::string told;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -35,6 +36,10 @@ struct Loaded {
   Functions functions;
   std::string refusal;
 };
+
+/// Where to look for `name`: under its major version and without one in the loader's search, then
+/// in the toolkit that the program was built with.
+std::array<std::string, 3> library_names(std::string_view name, int major);
 
 /// Loads the first of `names` (for the loader's search, or paths) that is there, has all functions
 /// that `resolve` finds and that `resolve` has nothing against: it returns that, or nothing. What

@@ -1,8 +1,4 @@
 // Which cuDNN there is. Tests without a GPU link another definition of these functions.
-#include <array>
-
-#include <fmt/format.h>
-
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/cudnn.h"
@@ -11,13 +7,7 @@ namespace ballast::model::cuda {
 namespace {
 
 const LoadedCudnn& loaded() {
-  static const LoadedCudnn once = [] {
-    const std::string versioned = fmt::format("libcudnn.so.{}", CUDNN_MAJOR);
-    // What the loader finds by itself, then what lies with the toolkit's libraries.
-    const std::array<std::string, 3> names = {
-        versioned, "libcudnn.so", fmt::format("{}/{}", BALLAST_CUDA_LIBRARIES, versioned)};
-    return load_cudnn(names);
-  }();
+  static const LoadedCudnn once = load_cudnn(library_names("libcudnn.so", CUDNN_MAJOR));
   return once;
 }
 

@@ -1,8 +1,4 @@
 // Which cuBLASLt there is. Tests without a GPU link another definition of these functions.
-#include <array>
-
-#include <fmt/format.h>
-
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/products/cublaslt.h"
@@ -11,13 +7,8 @@ namespace ballast::model::cuda {
 namespace {
 
 const LoadedCublasLt& loaded() {
-  static const LoadedCublasLt once = [] {
-    const std::string versioned = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-    // What the loader finds by itself, then the toolkit's that the program was made with.
-    const std::array<std::string, 3> names = {
-        versioned, "libcublasLt.so", fmt::format("{}/{}", BALLAST_CUDA_LIBRARIES, versioned)};
-    return load_cublaslt(names);
-  }();
+  static const LoadedCublasLt once =
+      load_cublaslt(library_names("libcublasLt.so", CUBLAS_VER_MAJOR));
   return once;
 }
 
