@@ -1,31 +1,25 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
-
-namespace CLI {
-class App;
-}
 
 namespace ballast::tools {
 
-/// The work of the chosen subcommand.
-using Action = std::function<void()>;
+class Command;
 
-/// Each adds a subcommand to `app`; when chosen it sets `action`.
-void add_train(CLI::App& app, Action& action);
-void add_plan(CLI::App& app, Action& action);
-void add_tokenize(CLI::App& app, Action& action);
-void add_bench(CLI::App& app, Action& action);
-void add_tune(CLI::App& app, Action& action);
+/// Each adds a subcommand with its action.
+void add_train(Command program);
+void add_plan(Command program);
+void add_tokenize(Command program);
+void add_bench(Command program);
+void add_tune(Command program);
 
 // Subcommands of `ballast bench`.
-void add_bench_adam(CLI::App& bench, Action& action);
-void add_bench_attention(CLI::App& bench, Action& action);
-void add_bench_io(CLI::App& bench, Action& action);
-void add_bench_link(CLI::App& bench, Action& action);
-void add_bench_plan(CLI::App& bench, Action& action);
-void add_bench_step(CLI::App& bench, Action& action);
+void add_bench_adam(Command bench);
+void add_bench_attention(Command bench);
+void add_bench_io(Command bench);
+void add_bench_link(Command bench);
+void add_bench_plan(Command bench);
+void add_bench_step(Command bench);
 
 /// `ballast --version`: version, devices, communicators, I/O backends, instruction sets.
 void print_version();

@@ -1,20 +1,17 @@
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/comm/launch.h"
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/core/suggest.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/ranks.h"
 
@@ -78,39 +75,8 @@ int fail(const std::string& message, int status) {
   return status;
 }
 
-/// A message about the first word that is not a command where one is expected; "" if there is none.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* place = &app;
-  for (int i = 1; i < argc; ++i) {
-    std::vector<std::string> known;
-    const CLI::App* next = nullptr;
-    for (const auto* command : place->get_subcommands(nullptr)) {
-      known.push_back(command->get_name());
-      if (command->get_name() == argv[i]) next = command;
-    }
-    if (known.empty()) return "";
-    if (argv[i][0] == '-') continue;
-    if (next == nullptr) {
-      return fmt::format("'{}' is not a {} command{}", argv[i], place->get_name(),
-                         did_you_mean(argv[i], known));
-    }
-    place = next;
-  }
-  return "";
-}
-
-/// One line about a wrong command line: our own message, or else CLI11's.
-std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int argc,
-                          char** argv) {
-  std::string message = unknown_command(app, argc, argv);
-  if (message.empty()) message = error.what();
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  return message + "; see ballast --help";
-}
-
 /// Fails on all ranks together.
-[[noreturn]] void refuse(const std::string& message, const comm::Launch& launch) {
-  const Error error(ErrorCategory::usage, message);
+[[noreturn]] void refuse(const Error& error, const comm::Launch& launch) {
   if (launch.world > 1) {
     run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {
       comm::together(&ranks, [&error] { throw Error(error); });
@@ -120,40 +86,40 @@ std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Trains transformers larger than the memory they train on.", "ballast");
-  app.require_subcommand(0, 1);
+  CommandLine line("ballast", "Trains transformers larger than the memory they train on.");
+  Command program = line.program();
   bool version = false;
   bool verbose = false;
-  app.add_flag("--version", version, "Print the version and what is built in");
-  app.add_flag("-v,--verbose", verbose, "Log details, such as why a backend was chosen");
-  Action action;
-  add_train(app, action);
-  add_plan(app, action);
-  add_tokenize(app, action);
-  add_bench(app, action);
-  add_tune(app, action);
+  program.add_flag("--version", &version, "Print the version and what is built in");
+  program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
+  add_train(program);
+  add_plan(program);
+  add_tokenize(program);
+  add_bench(program);
+  add_tune(program);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return launch.first() ? app.exit(help) : 0;
-  } catch (const CLI::ParseError& error) {
-    refuse(usage_message(error, app, argc, argv), launch);
+    if (!line.parse(argc, argv)) {
+      if (launch.first()) fmt::print("{}", line.help());
+      return 0;
+    }
+  } catch (const Error& error) {
+    refuse(error, launch);
   }
   // Only training uses several ranks.
-  if (!launch.first() && !app.got_subcommand("train")) return 0;
+  if (!launch.first() && !line.chosen("train")) return 0;
   install_log_sink(verbose, launch.rank);
   install_signal_handlers();
   if (version) {
     print_version();
     return 0;
   }
-  if (!action) {
-    fmt::print("{}", app.help());
+  if (!line.action()) {
+    fmt::print("{}", line.help());
     return 2;
   }
-  action();
+  line.action()();
   return std::fflush(stdout) == 0 ? 0 : fail("cannot write to standard output", 1);
 }
 

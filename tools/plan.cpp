@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
@@ -17,6 +16,7 @@
 #include "ballast/schedule/simulator.h"
 #include "ballast/train/trace.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/run_directory.h"
 
@@ -71,25 +71,25 @@ void run_plan(const PlanArguments& arguments) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Action& action) {
+void add_plan(Command program) {
   auto arguments = std::make_shared<PlanArguments>();
-  CLI::App* command =
-      app.add_subcommand("plan", "Predict memory and speed of CONFIG without running it");
-  command->add_option("CONFIG", arguments->config, "JSON config (see configs/README.md)")
-      ->required();
-  command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
-      ->allow_extra_args(false);
-  CLI::Option* rates = command->add_option(
-      "--rates", arguments->rates, "Rates file of the machine (default: measure this machine)");
-  command->add_option("--world", arguments->world, "Ranks that share the batch")
-      ->check(CLI::Range(1U, 1U << 20U))
-      ->capture_default_str();
-  command->add_option("--trace", arguments->trace,
-                      "Write the simulated timeline, for ui.perfetto.dev");
-  command->add_flag("--recalibrate", arguments->recalibrate, "Ignore cached rates, measure again")
-      ->excludes(rates);
-  command->add_flag("--json", arguments->json, "Print a JSON object");
-  command->callback([&action, arguments] { action = [arguments] { run_plan(*arguments); }; });
+  auto& a = *arguments;
+  Command command =
+      program.add_command("plan", "Predict memory and speed of CONFIG without running it");
+  command.add_option("CONFIG", &a.config, "JSON config (see configs/README.md)",
+                     {.required = true});
+  command.add_option("--set", &a.overrides, "Override a key: path.to.key=value",
+                     {.single_argument = true});
+  command.add_option("--rates", &a.rates,
+                     "Rates file of the machine (default: measure this machine)");
+  command.add_option(
+      "--world", &a.world, "Ranks that share the batch",
+      {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
+  command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
+  command.add_flag("--recalibrate", &a.recalibrate, "Ignore cached rates, measure again",
+                   "--rates");
+  command.add_flag("--json", &a.json, "Print a JSON object");
+  command.set_action([arguments] { run_plan(*arguments); });
 }
 
 }  // namespace ballast::tools

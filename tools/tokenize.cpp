@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/units.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 
 namespace ballast::tools {
@@ -31,14 +31,14 @@ void run_tokenize(const TokenizeArguments& arguments) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app, Action& action) {
+void add_tokenize(Command program) {
   auto arguments = std::make_shared<TokenizeArguments>();
-  CLI::App* command =
-      app.add_subcommand("tokenize", "Turn text into a token file, one token per byte");
-  command->add_option("TEXT", arguments->texts, "Files, folders or globs")->required();
-  command->add_option("--out", arguments->out, "Token file to write (.bin, 16-bit little-endian)")
-      ->required();
-  command->callback([&action, arguments] { action = [arguments] { run_tokenize(*arguments); }; });
+  Command command =
+      program.add_command("tokenize", "Turn text into a token file, one token per byte");
+  command.add_option("TEXT", &arguments->texts, "Files, folders or globs", {.required = true});
+  command.add_option("--out", &arguments->out, "Token file to write (.bin, 16-bit little-endian)",
+                     {.required = true});
+  command.set_action([arguments] { run_tokenize(*arguments); });
 }
 
 }  // namespace ballast::tools

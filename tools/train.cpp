@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/comm/communicator.h"
@@ -15,6 +14,7 @@
 #include "ballast/core/log.h"
 #include "ballast/train/trainer.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/ranks.h"
@@ -100,27 +100,25 @@ void run_train(const TrainArguments& arguments) {
 
 }  // namespace
 
-void add_train(CLI::App& app, Action& action) {
+void add_train(Command program) {
   auto arguments = std::make_shared<TrainArguments>();
-  CLI::App* command = app.add_subcommand("train", "Train the model of CONFIG");
-  command->add_option("CONFIG", arguments->config, "JSON config (see configs/README.md)")
-      ->required();
-  command->add_option("--set", arguments->overrides, "Override a key: path.to.key=value")
-      ->allow_extra_args(false);
-  command->add_option("--steps", arguments->steps, "Steps to train; overrides ballast.steps")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--out", arguments->out, "Run directory");
-  CLI::Option* trace = command->add_option(
-      "--trace", arguments->trace.file, "Write a timeline of the first steps, for ui.perfetto.dev");
-  command->add_option("--trace-steps", arguments->trace.steps, "Steps to trace")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber)
-      ->needs(trace);
-  command->add_flag("--serial", arguments->serial,
-                    "Run one operation at a time, for debugging; results are the same");
-  command->add_flag("--print-config", arguments->print_config,
-                    "Print the effective config and stop");
-  command->callback([&action, arguments] { action = [arguments] { run_train(*arguments); }; });
+  auto& a = *arguments;
+  Command command = program.add_command("train", "Train the model of CONFIG");
+  command.add_option("CONFIG", &a.config, "JSON config (see configs/README.md)",
+                     {.required = true});
+  command.add_option("--set", &a.overrides, "Override a key: path.to.key=value",
+                     {.single_argument = true});
+  command.add_option("--steps", &a.steps, "Steps to train; overrides ballast.steps",
+                     {.positive = true});
+  command.add_option("--out", &a.out, "Run directory");
+  command.add_option("--trace", &a.trace.file,
+                     "Write a timeline of the first steps, for ui.perfetto.dev");
+  command.add_option("--trace-steps", &a.trace.steps, "Steps to trace",
+                     {.positive = true, .needs = "--trace", .show_default = true});
+  command.add_flag("--serial", &a.serial,
+                   "Run one operation at a time, for debugging; results are the same");
+  command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
+  command.set_action([arguments] { run_train(*arguments); });
 }
 
 }  // namespace ballast::tools

@@ -44,7 +44,7 @@ THIRD_PARTY = {
     r"(oneapi/)?tbb/.*": ["cpu_adam"],
     r"omp\.h": ["src/device/host", "src/model"],
     r"nlohmann/.*": ["src/text"],
-    r"CLI/.*": ["tools"],
+    r"CLI/.*": ["tools/command_line.cpp"],
     r"xxhash\.h": ["src/state", "src/engine"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
     r"cublas.*": ["src/model/cuda/"],

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/cpu.h"
@@ -23,6 +22,7 @@
 
 #include "tools/bench/adam_data.h"
 #include "tools/bench/bench.h"
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
 
@@ -383,27 +383,27 @@ void run_bench_adam(const BenchAdamArguments& arguments) {
 
 }  // namespace
 
-void add_bench_adam(CLI::App& bench, Action& action) {
+void add_bench_adam(Command bench) {
   auto arguments = std::make_shared<BenchAdamArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_command(
       "adam", "CPU optimizer updates as a share of the memory bandwidth (lists make a sweep)");
-  const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
-  list(command->add_option("--params", a.params, "Parameters, for example 256Mi")
-           ->default_str("64Mi"));
-  list(command->add_option(
-      "--variant", a.variants,
-      "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
-      "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16"));
-  list(command->add_option("--isa", a.isas,
-                           "scalar, neon, avx2 or avx512 (default: the vector ones of this CPU)"));
-  list(command->add_option("--threads", a.threads, "Threads (default: all usable CPUs)")
-           ->check(CLI::Range(1, 4096)));
-  add_limits(*command, a.repeats, a.seconds);
-  command->add_option("--numa-node", a.numa_node, "Threads and memory of one NUMA node, from 0");
-  command->add_flag("--no-check", a.no_check, "Skip the comparison with a reference in double");
-  command->add_flag("--json", a.json, "Print a JSON array");
-  command->callback([&action, arguments] { action = [arguments] { run_bench_adam(*arguments); }; });
+  command.add_option("--params", &a.params, "Parameters, for example 256Mi",
+                     {.commas = true, .single_argument = true, .shown_default = "64Mi"});
+  command.add_option("--variant", &a.variants,
+                     "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
+                     "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16",
+                     {.commas = true, .single_argument = true});
+  command.add_option("--isa", &a.isas,
+                     "scalar, neon, avx2 or avx512 (default: the vector ones of this CPU)",
+                     {.commas = true, .single_argument = true});
+  command.add_option("--threads", &a.threads, "Threads (default: all usable CPUs)",
+                     {.commas = true, .single_argument = true, .range = std::pair(1, 4096)});
+  add_limits(command, a.repeats, a.seconds);
+  command.add_option("--numa-node", &a.numa_node, "Threads and memory of one NUMA node, from 0");
+  command.add_flag("--no-check", &a.no_check, "Skip the comparison with a reference in double");
+  command.add_flag("--json", &a.json, "Print a JSON array");
+  command.set_action([arguments] { run_bench_adam(*arguments); });
 }
 
 }  // namespace ballast::tools

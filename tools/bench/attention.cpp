@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -13,6 +12,7 @@
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
 
@@ -152,27 +152,26 @@ void run_bench_attention(const BenchAttentionArguments& arguments) {
 
 }  // namespace
 
-void add_bench_attention(CLI::App& bench, Action& action) {
+void add_bench_attention(Command bench) {
   auto arguments = std::make_shared<BenchAttentionArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_command(
       "attention", "Attention in bf16 on the CUDA device: our own kernels against cuDNN's");
-  command->add_option("--device", a.device, "Device to measure; must be cuda")
-      ->capture_default_str();
-  const auto count = [&](const char* name, std::uint64_t& target, const char* what) {
-    command->add_option(name, target, what)
-        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 20U))
-        ->capture_default_str();
+  command.add_option("--device", &a.device, "Device to measure; must be cuda",
+                     {.show_default = true});
+  const auto count = [&](const char* name, std::uint64_t* target, const char* what) {
+    command.add_option(
+        name, target, what,
+        {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   };
-  count("--sequence", a.extents.length, "Tokens per sequence");
-  count("--micro-batch", a.extents.sequences, "Sequences");
-  count("--heads", a.extents.heads, "Query heads");
-  count("--kv-heads", a.extents.kv_heads, "Key and value heads; must divide --heads");
-  count("--head-size", a.extents.head_dim, "Head dimension: a multiple of 8, at most 256");
-  add_limits(*command, a.repeats, a.seconds);
-  command->add_flag("--json", a.json, "Print a JSON array");
-  command->callback(
-      [&action, arguments] { action = [arguments] { run_bench_attention(*arguments); }; });
+  count("--sequence", &a.extents.length, "Tokens per sequence");
+  count("--micro-batch", &a.extents.sequences, "Sequences");
+  count("--heads", &a.extents.heads, "Query heads");
+  count("--kv-heads", &a.extents.kv_heads, "Key and value heads; must divide --heads");
+  count("--head-size", &a.extents.head_dim, "Head dimension: a multiple of 8, at most 256");
+  add_limits(command, a.repeats, a.seconds);
+  command.add_flag("--json", &a.json, "Print a JSON array");
+  command.set_action([arguments] { run_bench_attention(*arguments); });
 }
 
 }  // namespace ballast::tools

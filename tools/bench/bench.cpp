@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -11,19 +10,20 @@
 #include "ballast/core/suggest.h"
 #include "ballast/device/device.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 
 namespace ballast::tools {
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure this machine");
-  bench->require_subcommand(1);
-  add_bench_adam(*bench, action);
-  add_bench_attention(*bench, action);
-  add_bench_io(*bench, action);
-  add_bench_link(*bench, action);
-  add_bench_plan(*bench, action);
-  add_bench_step(*bench, action);
+void add_bench(Command program) {
+  Command bench = program.add_command("bench", "Measure this machine");
+  bench.require_command();
+  add_bench_adam(bench);
+  add_bench_attention(bench);
+  add_bench_io(bench);
+  add_bench_link(bench);
+  add_bench_plan(bench);
+  add_bench_step(bench);
 }
 
 std::string bench_device(const std::string& command, const std::string& asked) {
@@ -41,13 +41,11 @@ std::string bench_device(const std::string& command, const std::string& asked) {
               fmt::format("{}: --device cuda: {}; use --device host", command, refusal));
 }
 
-void add_limits(CLI::App& command, std::uint64_t& repeats, double& seconds) {
-  command.add_option("--repeats", repeats, "Fewest measured rounds")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command.add_option("--seconds", seconds, "Shortest measured time of a row, in seconds")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+void add_limits(Command command, std::uint64_t& repeats, double& seconds) {
+  command.add_option("--repeats", &repeats, "Fewest measured rounds",
+                     {.range = std::pair(1, 1000000), .show_default = true});
+  command.add_option("--seconds", &seconds, "Shortest measured time of a row, in seconds",
+                     {.range = std::pair(0.0, 3600.0), .show_default = true});
 }
 
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream) {

@@ -5,11 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace ballast::tools {
+
+class Command;
 
 /// Values of --device, for --help.
 inline constexpr const char* kBenchDevices = "auto (cuda if there is a GPU), host or cuda";
@@ -19,7 +17,7 @@ inline constexpr const char* kBenchDevices = "auto (cuda if there is a GPU), hos
 std::string bench_device(const std::string& command, const std::string& asked);
 
 /// Adds --repeats and --seconds, the lower limits of a measurement, to `command`.
-void add_limits(CLI::App& command, std::uint64_t& repeats, double& seconds);
+void add_limits(Command command, std::uint64_t& repeats, double& seconds);
 
 /// Deterministic token ids below `vocab`.
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream);

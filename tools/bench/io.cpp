@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/aio/queue.h"
@@ -14,6 +13,7 @@
 #include "ballast/memory/budget.h"
 #include "ballast/text/json.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/io/job_file.h"
 #include "tools/io/load.h"
@@ -249,49 +249,48 @@ void print_backends(bool json) {
   if (json) fmt::print("{}\n", rows.pretty(1));
 }
 
-void add_options(CLI::App& command, BenchIoArguments& a) {
-  const auto list = [](CLI::Option* option) { option->delimiter(',')->allow_extra_args(false); };
-  command
-      .add_option("--path", a.paths,
-                  "Folder on the disk to measure; several are measured at once, with a queue each")
-      ->allow_extra_args(false);
-  list(command.add_option("--pattern", a.patterns,
-                          "read, write, or mixed: each block is read and written back"));
-  list(command.add_option("--block", a.blocks, "Bytes of a request")->default_str("1MiB"));
-  list(command.add_option("--depth", a.depths, "Requests outstanding per path")
-           ->check(CLI::Range(1, 16384)));
-  list(command.add_option("--backend", a.backends,
-                          "auto, io_uring, threads or null, which moves no data and shows the "
-                          "overhead of the queue"));
-  command.add_option("--size", a.size, "File per path")->capture_default_str();
-  command
-      .add_option("--seconds", a.seconds,
-                  "Time of each measurement, in seconds (default: one pass over the file)")
-      ->check(CLI::Range(0.01, 86400.0));
-  command.add_flag("--sqpoll", a.sqpoll, "io_uring: a kernel thread submits");
-  command.add_flag("--iopoll", a.iopoll, "io_uring: poll for completions");
-  command.add_flag("--buffered", a.buffered, "Through the page cache instead of direct I/O");
-  command.add_flag("--check", a.check, "Compare all data read, and read back all writes");
-  command.add_flag("--json", a.json, "Print a JSON array");
+void add_options(Command command, BenchIoArguments& a) {
+  command.add_option(
+      "--path", &a.paths,
+      "Folder on the disk to measure; several are measured at once, with a queue each",
+      {.single_argument = true});
+  command.add_option("--pattern", &a.patterns,
+                     "read, write, or mixed: each block is read and written back",
+                     {.commas = true, .single_argument = true});
+  command.add_option("--block", &a.blocks, "Bytes of a request",
+                     {.commas = true, .single_argument = true, .shown_default = "1MiB"});
+  command.add_option("--depth", &a.depths, "Requests outstanding per path",
+                     {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
+  command.add_option("--backend", &a.backends,
+                     "auto, io_uring, threads or null, which moves no data and shows the "
+                     "overhead of the queue",
+                     {.commas = true, .single_argument = true});
+  command.add_option("--size", &a.size, "File per path", {.show_default = true});
+  command.add_option("--seconds", &a.seconds,
+                     "Time of each measurement, in seconds (default: one pass over the file)",
+                     {.range = std::pair(0.01, 86400.0)});
+  command.add_flag("--sqpoll", &a.sqpoll, "io_uring: a kernel thread submits");
+  command.add_flag("--iopoll", &a.iopoll, "io_uring: poll for completions");
+  command.add_flag("--buffered", &a.buffered, "Through the page cache instead of direct I/O");
+  command.add_flag("--check", &a.check, "Compare all data read, and read back all writes");
+  command.add_flag("--json", &a.json, "Print a JSON array");
 }
 
 }  // namespace
 
-void add_bench_io(CLI::App& bench, Action& action) {
+void add_bench_io(Command bench) {
   auto arguments = std::make_shared<BenchIoArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand("io", "Swap throughput of disks (lists make a sweep)");
-  add_options(*command, a);
-  command->add_option("--job", a.job,
-                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "
-                      "overrides it");
-  command->add_flag("--backends", a.list_backends, "List the backends and why each is used or not");
-  command->callback([&action, arguments, command] {
-    action = [arguments, command] {
-      if (arguments->list_backends) return print_backends(arguments->json);
-      if (!arguments->job.empty()) read_job_file(*command, arguments->job);
-      run_sweep(*arguments);
-    };
+  Command command = bench.add_command("io", "Swap throughput of disks (lists make a sweep)");
+  add_options(command, a);
+  command.add_option("--job", &a.job,
+                     "File with one option per line ('block = 256KiB, 1MiB'); the command line "
+                     "overrides it");
+  command.add_flag("--backends", &a.list_backends, "List the backends and why each is used or not");
+  command.set_action([arguments, command] {
+    if (arguments->list_backends) return print_backends(arguments->json);
+    if (!arguments->job.empty()) read_job_file(command, arguments->job);
+    run_sweep(*arguments);
   });
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -20,6 +19,7 @@
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
 
@@ -241,20 +241,18 @@ void run_bench_link(const BenchLinkArguments& arguments) {
 
 }  // namespace
 
-void add_bench_link(CLI::App& bench, Action& action) {
+void add_bench_link(Command bench) {
   auto arguments = std::make_shared<BenchLinkArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_command(
       "link", "Copies to and from the device as a share of plain copies without the engine");
-  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
-  command
-      ->add_option("--bytes", a.bytes,
-                   "Bytes per copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)")
-      ->delimiter(',')
-      ->allow_extra_args(false);
-  add_limits(*command, a.repeats, a.seconds);
-  command->add_flag("--json", a.json, "Print a JSON array");
-  command->callback([&action, arguments] { action = [arguments] { run_bench_link(*arguments); }; });
+  command.add_option("--device", &a.device, kBenchDevices, {.show_default = true});
+  command.add_option("--bytes", &a.bytes,
+                     "Bytes per copy, for example 16MiB (default: 1MiB,16MiB,64MiB,256MiB)",
+                     {.commas = true, .single_argument = true});
+  add_limits(command, a.repeats, a.seconds);
+  command.add_flag("--json", &a.json, "Print a JSON array");
+  command.set_action([arguments] { run_bench_link(*arguments); });
 }
 
 }  // namespace ballast::tools

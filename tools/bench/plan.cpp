@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
@@ -25,6 +24,7 @@
 
 #include "tools/bench/bench.h"
 #include "tools/bench/plan_cases.h"
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/quantile.h"
 
@@ -232,25 +232,23 @@ void run_bench(const BenchPlanArguments& arguments) {
 
 }  // namespace
 
-void add_bench_plan(CLI::App& bench, Action& action) {
+void add_bench_plan(Command bench) {
   auto arguments = std::make_shared<BenchPlanArguments>();
   auto& a = *arguments;
-  CLI::App* command =
-      bench.add_subcommand("plan", "Predicted step times and memory against those of real steps");
-  command->add_option("--only", a.only, "Cases, in that order (default: all)")->delimiter(',');
-  command->add_flag("--list", a.list, "List the cases");
-  command->add_option("--steps", a.steps, "Steps to time, after two to warm up")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  command->add_option("--path", a.path, "Directory to swap to")->capture_default_str();
-  command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
-      ->allow_extra_args(false);
-  CLI::Option* choice = command->add_flag(
-      "--choice", a.choice, "Let the planner choose, and compare with choices made by hand");
-  command->add_flag("--json", a.json, "Print a JSON array")->excludes(choice);
-  command->callback([&action, arguments] {
-    action = [arguments] { arguments->choice ? run_choice(*arguments) : run_bench(*arguments); };
-  });
+  Command command =
+      bench.add_command("plan", "Predicted step times and memory against those of real steps");
+  command.add_option("--only", &a.only, "Cases, in that order (default: all)", {.commas = true});
+  command.add_flag("--list", &a.list, "List the cases");
+  command.add_option("--steps", &a.steps, "Steps to time, after two to warm up",
+                     {.range = std::pair(1, 10000), .show_default = true});
+  command.add_option("--path", &a.path, "Directory to swap to", {.show_default = true});
+  command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
+                     {.single_argument = true});
+  command.add_flag("--choice", &a.choice,
+                   "Let the planner choose, and compare with choices made by hand");
+  command.add_flag("--json", &a.json, "Print a JSON array", "--choice");
+  command.set_action(
+      [arguments] { arguments->choice ? run_choice(*arguments) : run_bench(*arguments); });
 }
 
 }  // namespace ballast::tools

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
@@ -15,6 +14,7 @@
 
 #include "tools/bench/bench.h"
 #include "tools/bench/step_products.h"
+#include "tools/command_line.h"
 #include "tools/commands.h"
 
 namespace ballast::tools {
@@ -196,48 +196,41 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
 
 }  // namespace
 
-void add_bench_step(CLI::App& bench, Action& action) {
+void add_bench_step(Command bench) {
   auto arguments = std::make_shared<BenchStepArguments>();
   auto& a = *arguments;
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_command(
       "step",
       "Whole training steps, all in memory (default: GPT-2 124M), as a share of the GEMM "
       "peak");
-  command->add_option("--device", a.device, kBenchDevices)->capture_default_str();
-  command->add_option("--family", a.family, "gpt2 or llama")->capture_default_str();
-  command->add_option("--dtype", a.dtype, "bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->capture_default_str();
-  command->add_option("--vocab", a.vocab, "Vocabulary")->capture_default_str();
-  command->add_option("--hidden", a.hidden, "Width")->capture_default_str();
-  command->add_option("--layers", a.layers, "Layers")->capture_default_str();
-  command->add_option("--heads", a.heads, "Attention heads")->capture_default_str();
-  command->add_option("--kv-heads", a.kv_heads, "llama: heads of keys and values; 0: as --heads")
-      ->capture_default_str();
-  command
-      ->add_option("--intermediate", a.intermediate,
-                   "Width of the MLP; 0: 4 (llama: 8/3) times --hidden")
-      ->capture_default_str();
-  command->add_option("--sequence", a.sequence, "Tokens per sequence")->capture_default_str();
-  command->add_option("--micro-batch", a.micro_batch, "Sequences per micro-batch")
-      ->capture_default_str();
-  command->add_option("--accumulation", a.accumulation, "Micro-batches per step")
-      ->capture_default_str();
-  command->add_option("--steps", a.steps, "Steps to time")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--set", a.overrides, "Override a config key: path.to.key=value")
-      ->allow_extra_args(false);
-  command->add_flag("--json", a.json, "Print a JSON array");
-  command->callback([&action, arguments] {
-    action = [arguments] {
-      const BenchStepResult result = measure(*arguments);
-      if (arguments->json) {
-        fmt::print("{}\n", text::Json::array({json_of(*arguments, result)}).pretty(2));
-      } else {
-        print_table(*arguments, result);
-      }
-    };
+  const auto add = [&](const char* name, Target target, const char* description) {
+    command.add_option(name, target, description, {.show_default = true});
+  };
+  add("--device", &a.device, kBenchDevices);
+  add("--family", &a.family, "gpt2 or llama");
+  command.add_option("--dtype", &a.dtype, "bf16 or fp32",
+                     {.choices = {"bf16", "fp32"}, .show_default = true});
+  add("--vocab", &a.vocab, "Vocabulary");
+  add("--hidden", &a.hidden, "Width");
+  add("--layers", &a.layers, "Layers");
+  add("--heads", &a.heads, "Attention heads");
+  add("--kv-heads", &a.kv_heads, "llama: heads of keys and values; 0: as --heads");
+  add("--intermediate", &a.intermediate, "Width of the MLP; 0: 4 (llama: 8/3) times --hidden");
+  add("--sequence", &a.sequence, "Tokens per sequence");
+  add("--micro-batch", &a.micro_batch, "Sequences per micro-batch");
+  add("--accumulation", &a.accumulation, "Micro-batches per step");
+  command.add_option("--steps", &a.steps, "Steps to time",
+                     {.positive = true, .show_default = true});
+  command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
+                     {.single_argument = true});
+  command.add_flag("--json", &a.json, "Print a JSON array");
+  command.set_action([arguments] {
+    const BenchStepResult result = measure(*arguments);
+    if (arguments->json) {
+      fmt::print("{}\n", text::Json::array({json_of(*arguments, result)}).pretty(2));
+    } else {
+      print_table(*arguments, result);
+    }
   });
 }
 

@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+
+#include "tools/command_line.h"
 
 namespace ballast::tools {
 namespace {
@@ -18,7 +19,7 @@ namespace {
   throw Error(ErrorCategory::usage, fmt::format("{}: {}", file.string(), message));
 }
 
-/// Refuses lines of one or two characters, which CLI11's reader ignores.
+/// Refuses lines of one or two characters, which read_settings() ignores.
 void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
   std::string line;
   for (int number = 1; std::getline(input, line); ++number) {
@@ -32,69 +33,55 @@ void require_no_scraps(std::istream& input, const std::filesystem::path& file) {
   }
 }
 
-std::vector<CLI::ConfigItem> read_items(const std::filesystem::path& file) {
+std::vector<Setting> read_entries(const std::filesystem::path& file) {
   if (!std::filesystem::is_regular_file(file)) refuse(file, "--job: not an existing file");
   std::ifstream input(file);
   require_no_scraps(input, file);
   if (!input.eof()) refuse(file, "cannot be read");
-  return CLI::ConfigTOML().from_file(file.string());
+  input.clear();
+  input.seekg(0);
+  return read_settings(input);
 }
 
 /// Long names of the options that a file may set.
-std::vector<std::string> keys_of(const CLI::App& command) {
-  std::vector<std::string> keys;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      if (name != "help" && name != "job") keys.push_back(name);
-    }
-  }
+std::vector<std::string> keys_of(const Command& command) {
+  std::vector<std::string> keys = command.option_names();
+  std::erase_if(keys, [](const std::string& name) { return name == "help" || name == "job"; });
   return keys;
 }
 
-void apply(CLI::Option& option, CLI::ConfigItem item, const std::filesystem::path& file) {
-  if (item.name == "path") {
-    for (std::string& input : item.inputs) {
-      input = (std::filesystem::absolute(file).parent_path() / input).string();
+void apply(Command command, Setting setting, const std::filesystem::path& file) {
+  if (setting.name == "path") {
+    for (std::string& value : setting.values) {
+      value = (std::filesystem::absolute(file).parent_path() / value).string();
     }
   }
-  if (option.get_expected_min() == 0) {
-    if (item.inputs.size() != 1) refuse(file, item.name + ": is true or false, not a list");
-    option.add_result(option.get_flag_value(item.name, item.inputs.front()));
-  } else {
-    option.add_result(item.inputs);
+  try {
+    command.set(setting.name, setting.values);
+  } catch (const Error& error) {
+    refuse(file, error.what());
   }
-  option.run_callback();
 }
 
 }  // namespace
 
-void read_job_file(CLI::App& command, const std::filesystem::path& file) {
+void read_job_file(Command command, const std::filesystem::path& file) {
   const std::vector<std::string> keys = keys_of(command);
-  std::vector<std::string> given;
-  for (const std::string& key : keys) {
-    if (command.get_option("--" + key)->count() > 0) given.push_back(key);
-  }
   std::vector<std::string> seen;
-  try {
-    for (const CLI::ConfigItem& item : read_items(file)) {
-      if (!item.parents.empty()) {
-        refuse(file, fmt::format("section [{}]: job files have no sections; use one file per sweep",
-                                 item.parents.front()));
-      }
-      if (std::find(keys.begin(), keys.end(), item.name) == keys.end()) {
-        refuse(file, fmt::format("unknown key '{}'{}", item.name, did_you_mean(item.name, keys)));
-      }
-      if (std::find(seen.begin(), seen.end(), item.name) != seen.end()) {
-        refuse(file, fmt::format("{}: given twice; separate list values by commas", item.name));
-      }
-      seen.push_back(item.name);
-      if (std::find(given.begin(), given.end(), item.name) != given.end()) continue;
-      apply(*command.get_option("--" + item.name), item, file);
+  for (const Setting& setting : read_entries(file)) {
+    const std::string& name = setting.name;
+    if (!setting.sections.empty()) {
+      refuse(file, fmt::format("section [{}]: job files have no sections; use one file per sweep",
+                               setting.sections.front()));
     }
-  } catch (const CLI::ParseError& error) {
-    std::string message = error.what();
-    std::replace(message.begin(), message.end(), '\n', ' ');
-    refuse(file, message);
+    if (std::find(keys.begin(), keys.end(), name) == keys.end()) {
+      refuse(file, fmt::format("unknown key '{}'{}", name, did_you_mean(name, keys)));
+    }
+    if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+      refuse(file, fmt::format("{}: given twice; separate list values by commas", name));
+    }
+    seen.push_back(name);
+    if (!command.given(name)) apply(command, setting, file);
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <memory>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "ballast/aio/queue.h"
@@ -13,6 +12,7 @@
 #include "ballast/schedule/hiding.h"
 #include "ballast/text/json.h"
 
+#include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console.h"
 #include "tools/io/paths.h"
@@ -242,30 +242,25 @@ void run_tune_io(const TuneIoArguments& a) {
 
 }  // namespace
 
-void add_tune(CLI::App& app, Action& action) {
-  CLI::App* tune = app.add_subcommand("tune", "Find settings that suit this machine");
-  tune->require_subcommand(1);
+void add_tune(Command program) {
+  Command tune = program.add_command("tune", "Find settings that suit this machine");
+  tune.require_command();
   auto arguments = std::make_shared<TuneIoArguments>();
   auto& a = *arguments;
-  CLI::App* command = tune->add_subcommand(
+  Command command = tune.add_command(
       "io", "Block size, depth and backend for swapping to each path, with the reasons");
-  command->add_option("--path", a.paths, "Folder to swap to; several are tuned one by one")
-      ->required()
-      ->allow_extra_args(false);
-  command->add_option("--seconds", a.seconds, "Time to measure each path")
-      ->check(CLI::Range(0.5, 86400.0))
-      ->capture_default_str();
-  command->add_option("--size", a.size, "File per path")->capture_default_str();
-  command->add_option("--write", a.config, "Config file to write the settings into");
-  command
-      ->add_option("--tflops", a.tflops,
-                   "Compute rates for which to print the tokens per step that hide swapping "
-                   "(default: 100,400)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber);
-  command->add_flag("--json", a.json, "Print a JSON object");
-  command->callback([&action, arguments] { action = [arguments] { run_tune_io(*arguments); }; });
+  command.add_option("--path", &a.paths, "Folder to swap to; several are tuned one by one",
+                     {.required = true, .single_argument = true});
+  command.add_option("--seconds", &a.seconds, "Time to measure each path",
+                     {.range = std::pair(0.5, 86400.0), .show_default = true});
+  command.add_option("--size", &a.size, "File per path", {.show_default = true});
+  command.add_option("--write", &a.config, "Config file to write the settings into");
+  command.add_option("--tflops", &a.tflops,
+                     "Compute rates for which to print the tokens per step that hide swapping "
+                     "(default: 100,400)",
+                     {.commas = true, .single_argument = true, .positive = true});
+  command.add_flag("--json", &a.json, "Print a JSON object");
+  command.set_action([arguments] { run_tune_io(*arguments); });
 }
 
 }  // namespace ballast::tools

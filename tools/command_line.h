@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace ballast::tools {
+
+/// The work of a command.
+using Action = std::function<void()>;
+
+/// The variable that an option sets. Its value before is the default.
+using Target =
+    std::variant<std::string*, std::filesystem::path*, std::uint32_t*, std::uint64_t*, double*,
+                 std::optional<int>*, std::optional<double>*, std::vector<std::string>*,
+                 std::vector<int>*, std::vector<std::uint32_t>*, std::vector<double>*>;
+
+/// Least and greatest value, as numbers of the type that --help names.
+using Range = std::variant<std::pair<int, int>, std::pair<std::uint64_t, std::uint64_t>,
+                           std::pair<double, double>>;
+
+/// Rules of an option beside its type.
+struct OptionRules {
+  bool required = false;
+  bool commas = false;           ///< separate the values of a list
+  bool single_argument = false;  ///< a list takes one each time the option is given
+  bool positive = false;
+  std::optional<Range> range = {};
+  std::vector<std::string> choices = {};
+  const char* needs = nullptr;  ///< an option added before
+  bool show_default = false;
+  const char* shown_default = nullptr;  ///< instead of the value
+};
+
+/// Refers to the program or one of its subcommands; valid as long as its CommandLine.
+class Command {
+ public:
+  Command(CLI::App* app, Action* chosen) : app_(app), chosen_(chosen) {}
+
+  Command add_command(const std::string& name, const std::string& description);
+  /// One of the subcommands must follow.
+  void require_command();
+  /// `name` without dashes adds a positional argument. `target` must outlive the parsing.
+  void add_option(const std::string& name, Target target, const std::string& description,
+                  const OptionRules& rules = {});
+  /// `excludes`: an option added before, or "".
+  void add_flag(const std::string& name, bool* target, const std::string& description,
+                const std::string& excludes = "");
+  /// What CommandLine::action() returns if this command is chosen.
+  void set_action(const Action& action);
+
+  // For options from a file. Names are long ones, without dashes.
+  [[nodiscard]] std::vector<std::string> option_names() const;
+  [[nodiscard]] bool given(const std::string& name) const;
+  /// Sets an option after parsing, with all its checks. Throws Error(usage).
+  void set(const std::string& name, const std::vector<std::string>& values);
+
+ private:
+  CLI::App* app_;
+  Action* chosen_;
+};
+
+/// The words after the name of the program, read by CLI11.
+class CommandLine {
+ public:
+  CommandLine(const std::string& name, const std::string& description);
+  ~CommandLine();
+
+  [[nodiscard]] Command program();
+  /// False if help() is asked for. Throws Error(usage), for unknown commands with a suggestion.
+  [[nodiscard]] bool parse(int argc, char** argv);
+  /// Help on the chosen command, or else the program.
+  [[nodiscard]] std::string help() const;
+  /// True if `command` of the program is chosen.
+  [[nodiscard]] bool chosen(const std::string& command) const;
+  /// The work of the chosen command; empty if there is none.
+  [[nodiscard]] const Action& action() const { return action_; }
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+  Action action_;
+};
+
+/// An entry of an INI or TOML file.
+struct Setting {
+  std::vector<std::string> sections;
+  std::string name;
+  std::vector<std::string> values;
+};
+
+std::vector<Setting> read_settings(std::istream& input);
+
+}  // namespace ballast::tools
