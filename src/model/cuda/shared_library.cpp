@@ -21,7 +21,8 @@ std::string load_one(const std::string& name, const std::function<std::string(Sy
   if (library == nullptr) return loader_says(name);
   Symbols symbols(library);
   std::string refusal = resolve(symbols);
-  if (!symbols.missing().empty()) refusal = fmt::format("it has no {}", symbols.missing());
+  if (!symbols.missing().empty())
+    refusal = fmt::format("it lacks the function {}", symbols.missing());
   if (!refusal.empty()) dlclose(library);
   return refusal;
 }

@@ -14,7 +14,7 @@ using device::kEight;
 using device::kWarp;
 
 constexpr unsigned kThreads = 256;
-static_assert(WeightCodes::kBlock == kWarp * kEight, "a warp has a block");
+static_assert(WeightCodes::kBlock == kWarp * kEight, "one warp encodes one block");
 
 /// Of a block whose largest magnitude has these bits; magnitudes are ordered as their bits are, inf
 /// and NaN above all others.

@@ -30,7 +30,9 @@ TEST(CublasLtLoader, AMissingLibraryIsNamedInOneLine) {
 
 TEST(CublasLtLoader, ALibraryWithoutTheFunctionsIsRefused) {
   const std::string refusal = refusal_of({"libm.so.6"});
-  EXPECT_EQ(refusal.find("libm.so.6 cannot be loaded: it has no cublasLtGetVersion; install"), 0U)
+  EXPECT_EQ(
+      refusal.find("libm.so.6 cannot be loaded: it lacks the function cublasLtGetVersion; install"),
+      0U)
       << refusal;
 }
 

@@ -33,7 +33,9 @@ TEST(CudnnLoader, AMissingLibraryIsNamedInOneLine) {
 
 TEST(CudnnLoader, ALibraryWithoutTheFunctionsIsRefused) {
   const std::string refusal = refusal_of({"libm.so.6"});
-  EXPECT_EQ(refusal.find("libm.so.6 cannot be loaded: it has no cudnnGetVersion; install"), 0U)
+  EXPECT_EQ(
+      refusal.find("libm.so.6 cannot be loaded: it lacks the function cudnnGetVersion; install"),
+      0U)
       << refusal;
 }
 
@@ -42,9 +44,9 @@ std::string refusal_of_version(std::size_t (*version)()) {
 }
 TEST(CudnnLoader, AnotherMajorVersionAndAnOldOneAreRefused) {
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 80907; }),
-            "it is version 8.9.7, this program is made for 9");
+            "it is version 8.9.7, but this program needs version 9");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 91001; }),
-            "it is version 9.10.1, and attention needs at least 9.10.2");
+            "it is version 9.10.1, but attention needs at least 9.10.2");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 91002; }), "");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 92200; }), "");
 }
@@ -59,7 +61,7 @@ TEST(CudnnLoader, WithoutAGpuAttentionSaysSo) {
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::device);
     const std::string_view line = error.what();
-    EXPECT_EQ(line.find("cuDNN: starting it: CUDNN_STATUS_"), 0U) << line;
+    EXPECT_EQ(line.find("cuDNN: creating a handle: CUDNN_STATUS_"), 0U) << line;
     EXPECT_EQ(line.find('\n'), std::string_view::npos);
   }
 }

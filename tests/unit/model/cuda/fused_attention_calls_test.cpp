@@ -89,16 +89,16 @@ TEST_F(FusedAttentionCalls, AnExecutionThatFailsIsOneLine) {
 
 TEST_F(FusedAttentionCalls, ARefusalSaysWhy) {
   FakeCudnn::engines = {};
-  EXPECT_EQ(refusal(), "cuDNN has no engine for it on this GPU");
+  EXPECT_EQ(refusal(), "cuDNN has no engine for attention on this GPU");
   FakeCudnn::engines = {{.same_bits = false}};
-  EXPECT_EQ(refusal(), "cuDNN: the results of its engine are not the same each time");
+  EXPECT_EQ(refusal(), "cuDNN: its engine for attention is not deterministic");
   FakeCudnn::engines = {{.workspace = FusedAttention::kWorkspace + 1}};
-  EXPECT_EQ(refusal(), "cuDNN: its engine needs 1048577 bytes of workspace, and there are 1048576");
+  EXPECT_EQ(refusal(), "cuDNN: its engine needs 1048577 bytes of workspace, but has only 1048576");
   FakeCudnn::engines = {{.planned = CUDNN_STATUS_NOT_SUPPORTED}};
   EXPECT_EQ(refusal(), "cuDNN: a plan: CUDNN_STATUS_NOT_SUPPORTED (it cannot be planned)");
   FakeCudnn::engines = {{}};
   FakeCudnn::next_start = CUDNN_STATUS_NOT_INITIALIZED;
-  EXPECT_EQ(refusal().find("cuDNN: starting it: CUDNN_STATUS_NOT_INITIALIZED"), 0U);
+  EXPECT_EQ(refusal().find("cuDNN: creating a handle: CUDNN_STATUS_NOT_INITIALIZED"), 0U);
   EXPECT_EQ(refusal(), "");
   FakeCudnn::present = false;
   EXPECT_EQ(refusal(), "libcudnn.so.9 cannot be loaded: a test has none");
@@ -169,11 +169,12 @@ TEST_F(FusedAttentionCalls, WithoutCudnnOurKernelsAttendAndTheLogSaysWhyOnce) {
   };
   FakeCudnn::engines = {{.same_bits = false}};
   EXPECT_EQ(without(),
-            "attention: our own kernels, for cuDNN: the results of its engine are not the same "
-            "each time\n");
+            "attention: using Ballast's kernels, because cuDNN: its engine for attention is not "
+            "deterministic\n");
   FakeCudnn::present = false;
   EXPECT_EQ(without(),
-            "attention: our own kernels, for libcudnn.so.9 cannot be loaded: a test has none\n");
+            "attention: using Ballast's kernels, because libcudnn.so.9 cannot be loaded: a test "
+            "has none\n");
   EXPECT_EQ(FakeCudnn::executions, 0);
 }
 
@@ -188,7 +189,7 @@ TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
   };
   FakeCudnn::engines = {};
   EXPECT_EQ(failure(DType::bf16),
-            "ballast.attention is \"cudnn\", but cuDNN has no engine for it on this GPU");
+            "ballast.attention is \"cudnn\", but cuDNN has no engine for attention on this GPU");
   FakeCudnn::present = false;
   EXPECT_EQ(failure(DType::bf16),
             "ballast.attention is \"cudnn\", but libcudnn.so.9 cannot be loaded: a test has none");
@@ -225,7 +226,7 @@ TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
   const auto device =
       device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
   const auto trial = make_attention_trial(*device, extents);
-  EXPECT_EQ(trial->cudnn_refusal(), "cuDNN has no engine for it on this GPU");
+  EXPECT_EQ(trial->cudnn_refusal(), "cuDNN has no engine for attention on this GPU");
   trial->run(AttentionPass::own_forward, 1);
 }
 
