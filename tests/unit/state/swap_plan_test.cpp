@@ -120,7 +120,7 @@ TEST(SwapPlan, RefusesMoreThanIsFree) {
   const TempDir a;
   const Bytes size = too_much(a.path());
   expect_parts(message(over({at(a.path())}), {size}),
-               {a.path().string() + ": swapping needs " + format_bytes(size), "free are ",
+               {a.path().string() + ": swapping needs " + format_bytes(size), "are free; ",
                 "another nvme_path", "No space left"});
 }
 

@@ -179,7 +179,7 @@ TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
   const std::string place = directories[second.path].path().string() +
                             " offset=" + std::to_string(second.offset) + " length=1048576";
   EXPECT_EQ(text, "fetch: read " + place +
-                      ": checksum mismatch, the disk returned different bytes than were written; "
+                      ": checksum mismatch: the disk returned different bytes than were written; "
                       "check the drive");
 }
 
