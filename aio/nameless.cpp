@@ -144,7 +144,7 @@ Leftovers remove_leftovers(const std::filesystem::path& directory) {
   }
   if (found.files > 0) {
     log(LogLevel::info,
-        fmt::format("aio: removed {} swap file{} ({}) of dead runs from {}", found.files,
+        fmt::format("aio: removed {} swap file{} ({}) of crashed runs from {}", found.files,
                     found.files == 1 ? "" : "s", format_bytes(found.bytes), directory.string()));
   }
   return found;

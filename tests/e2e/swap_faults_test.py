@@ -167,7 +167,7 @@ class BeforeTheFirstByte(SwapTest):
             self.skipTest("more than 300 GB are free")
         model = {**TINY["model"], "hidden_size": 8192, "num_layers": 40, "num_heads": 64}
         self.assert_planning_fails(
-            f"{self.swap}: swapping needs ", "free are ", "another nvme_path", "No space left",
+            f"{self.swap}: swapping needs ", "are free; ", "another nvme_path", "No space left",
             model=model, ballast={**TINY["ballast"], "device_bytes": "512GiB",
                                   "host_bytes": "512GiB"})
 
@@ -201,7 +201,7 @@ class SmallDisk(SwapTest):
 
     def test_too_small(self):
         self.mount(2)
-        self.assert_fails(self.train(), f"{self.disk}: swapping needs ", "free are ")
+        self.assert_fails(self.train(), f"{self.disk}: swapping needs ", "are free; ")
         self.assertFalse((self.path / "run").exists())
 
     def test_read_only(self):
@@ -295,7 +295,7 @@ class WhileRunning(SwapTest):
         mine.write_text("keep")
         done = self.train()
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"removed 1 swap file (8.00 KiB) of dead runs from {self.swap}", done.stderr)
+        self.assertIn(f"removed 1 swap file (8.00 KiB) of crashed runs from {self.swap}", done.stderr)
         self.assertFalse(left.exists())
         self.assertTrue(stat.S_ISREG(mine.stat().st_mode))
 

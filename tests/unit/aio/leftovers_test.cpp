@@ -108,7 +108,7 @@ TEST(Leftovers, OfARunKilledInMidWriteAreRemovedByTheNext) {
   const File file = File::create_anonymous(directory.path(), kPage, File::Access::buffered);
   EXPECT_EQ(entries(directory.path()), 0U);
   const std::string wanted =
-      "aio: removed 1 swap file (4.00 KiB) of dead runs from " + directory.path().string();
+      "aio: removed 1 swap file (4.00 KiB) of crashed runs from " + directory.path().string();
   EXPECT_EQ(log.lines().front(), wanted);
 }
 

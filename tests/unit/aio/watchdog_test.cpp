@@ -31,19 +31,19 @@ TEST_F(Watchdog, WarnsOncePerBlockAndNamesIt) {
   const auto queue = this->queue({.block_bytes = 20, .depth = 4, .stall_seconds = 0.05});
   const Ticket read = queue->submit(request(Direction::read, 100, 20));
   gate_.wait_for_starts(1);
-  wait_for_line("aio: read " + file_.name() + " offset=100 length=20 has been at the device for ");
+  wait_for_line("aio: read " + file_.name() + " offset=100 length=20 has not completed after ");
   // By the time that a second block has been warned of, the first could have been again.
   const Ticket write = queue->submit(request(Direction::write, 200, 30));
   gate_.wait_for_starts(3);
-  wait_for_line("aio: write " + file_.name() + " offset=200 length=20 has been at the device for ");
-  wait_for_line("aio: write " + file_.name() + " offset=220 length=10 has been at the device for ");
+  wait_for_line("aio: write " + file_.name() + " offset=200 length=20 has not completed after ");
+  wait_for_line("aio: write " + file_.name() + " offset=220 length=10 has not completed after ");
   for (std::size_t i = 0; i < 3; ++i) gate_.finish(i);
   const Completion completion = queue->wait(read);
   EXPECT_TRUE(completion.ok());
   EXPECT_GE(completion.seconds, 0.05);
   EXPECT_TRUE(queue->wait(write).ok());
   EXPECT_EQ(warnings(), 3) << log_.text();
-  EXPECT_NE(log_.text().find(" s without an answer"), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find(" has not completed after "), std::string::npos) << log_.text();
 }
 
 TEST_F(Watchdog, SaysNothingOfADeviceThatAnswers) {
