@@ -184,7 +184,8 @@ std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& array
     }
     if (!finite(after)) return fmt::format("element {} is not finite", indices[i]);
     if (!arrays.copy_is_right(indices[i])) {
-      return fmt::format("the copy of element {} is not its rounded master", indices[i]);
+      return fmt::format("the 16-bit copy of element {} is not its rounded master weight",
+                         indices[i]);
     }
     changed += after.weight != before[i].weight ? 1 : 0;
   }

@@ -202,8 +202,10 @@ void run_choice(const BenchPlanArguments& arguments) {
   }
   // The machine may have changed its speed since the first row.
   own = std::min(own, planners());
-  fmt::print("best of {} by hand: {}, {:.1f} ms; the planner's: {:.1f} ms, {:.2f}x as fast\n",
-             tried, best_name, 1e3 * best, 1e3 * own, best / own);
+  fmt::print(
+      "fastest of {} manual choices: {}, {:.1f} ms; the planner's choice: {:.1f} ms, {:.2f}x as "
+      "fast\n",
+      tried, best_name, 1e3 * best, 1e3 * own, best / own);
 }
 
 void run_bench(const BenchPlanArguments& arguments) {
@@ -226,7 +228,8 @@ void run_bench(const BenchPlanArguments& arguments) {
   if (arguments.json) {
     fmt::print("{}\n", json.pretty(1));
   } else {
-    fmt::print("{} of {} within 10%\n", close, cases.size());
+    fmt::print("{} of {} predicted step times are within 10% of the measured ones\n", close,
+               cases.size());
   }
 }
 

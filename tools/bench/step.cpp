@@ -138,12 +138,12 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   fmt::print("  {:<14} {}\n", "device", result.description);
   fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
-  fmt::print("  {:<14} {:>9} {:>13}  of this run; 100% below\n", "GEMM peak", "",
-             format_rate(result.gemm_peak, "FLOP"));
+  fmt::print("  {:<14} {:>9} {:>13}  measured in this run; 100% in the rows below\n", "GEMM peak",
+             "", format_rate(result.gemm_peak, "FLOP"));
   print_rate("hardware", "", result.flops_per_second(), result,
-             "all matrix products of a step over its time");
+             "FLOPs of all matrix products / step time");
   print_rate("model (MFU)", "", result.model_per_second(), result,
-             "the same without recomputed products");
+             "the same without recomputation");
   for (const Pass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }

@@ -58,7 +58,7 @@ void apply(CLI::Option& option, CLI::ConfigItem item, const std::filesystem::pat
     }
   }
   if (option.get_expected_min() == 0) {
-    if (item.inputs.size() != 1) refuse(file, item.name + ": is true or false, not a list");
+    if (item.inputs.size() != 1) refuse(file, item.name + ": must be true or false, not a list");
     option.add_result(option.get_flag_value(item.name, item.inputs.front()));
   } else {
     option.add_result(item.inputs);

@@ -84,7 +84,7 @@ TunedPath tune_path(const std::filesystem::path& path, IoRegion& region,
 void print_path(const TunedPath& tuned) {
   fmt::print("{}\n", describe_path(tuned.path));
   fmt::print("  {:>9} {:>6} {:<9} {:>7} {:>6} {:>9}\n", "block", "depth", "backend", "GB/s",
-             "turns", "in flight");
+             "rounds", "in flight");
   std::vector<const IoTrial*> order;
   for (const IoTrial& trial : tuned.trials) {
     if (!trial.rates.empty()) order.push_back(&trial);
