@@ -11,16 +11,16 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// The first whose attention has none of the known mistakes (NVIDIA's cudnn-frontend,
-/// sdpa_support_surface.h, names versions up to 9.10.1), takes heads of more than 128 values and
-/// minus infinity as what hides a score.
+/// The first version whose attention has no known defect (NVIDIA's cudnn-frontend,
+/// sdpa_support_surface.h, names versions up to 9.10.1), supports heads of more than 128 values,
+/// and accepts minus infinity as the score of a masked key.
 constexpr std::size_t kOldest = 91002;
 
 std::string text_of(std::size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-/// What cuDNN says about the last call that failed, in one line; may be nothing.
+/// cuDNN's message about the last failed call, in one line; may be empty.
 std::string last_words(const Cudnn& library) {
   std::array<char, 512> text = {};
   library.last_error(text.data(), text.size() - 1);

@@ -1,4 +1,4 @@
-// Which cuDNN there is. Tests without a GPU link another definition of these functions.
+// Loads the installed cuDNN. Tests without a GPU link another definition of these functions.
 #include <array>
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 const LoadedCudnn& loaded() {
   static const LoadedCudnn once = [] {
     const std::string versioned = fmt::format("libcudnn.so.{}", CUDNN_MAJOR);
-    // What the loader finds by itself, then what lies with the toolkit's libraries.
+    // First the loader's search path, then the folder of the toolkit's libraries.
     const std::array<std::string, 3> names = {
         versioned, "libcudnn.so", fmt::format("{}/{}", BALLAST_CUDA_LIBRARIES, versioned)};
     return load_cudnn(names);

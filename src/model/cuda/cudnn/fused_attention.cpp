@@ -58,7 +58,7 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
   float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   float hidden = -std::numeric_limits<float>::infinity();
   Bf16* const queries = const_cast<Bf16*>(qkv);
-  // Numbers are read while the execution is enqueued, so that they may be on this stack.
+  // cuDNN reads numbers while the execution is enqueued, so they may lie on this stack.
   using Which = AttentionTensor;
   const auto id = [](Which which) { return static_cast<std::int64_t>(which); };
   const std::array ids = {id(Which::queries),  id(Which::keys),  id(Which::values), id(Which::out),

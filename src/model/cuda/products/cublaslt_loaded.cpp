@@ -1,4 +1,4 @@
-// Which cuBLASLt there is. Tests without a GPU link another definition of these functions.
+// Loads the installed cuBLASLt. Tests without a GPU link another definition of these functions.
 #include <array>
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 const LoadedCublasLt& loaded() {
   static const LoadedCublasLt once = [] {
     const std::string versioned = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-    // What the loader finds by itself, then the toolkit's that the program was made with.
+    // First the loader's search path, then the toolkit that the program was built with.
     const std::array<std::string, 3> names = {
         versioned, "libcublasLt.so", fmt::format("{}/{}", BALLAST_CUDA_LIBRARIES, versioned)};
     return load_cublaslt(names);
