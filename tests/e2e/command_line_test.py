@@ -78,7 +78,7 @@ class CommandLine(unittest.TestCase):
         return self.run_ballast("train", self.config(**sections), *arguments,
                                 environment=environment, limits=limits)
 
-    # What works.
+    # Successful commands.
 
     def test_training_writes_metrics_and_a_summary(self):
         done = self.train()

@@ -37,7 +37,7 @@ TINY = {
                 "eval_every": 2, "out": "run"},
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
-# The thorough way: BALLAST_TEST_KILLS=20.
+# BALLAST_TEST_KILLS=20 kills more often.
 KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
 
@@ -62,10 +62,10 @@ class RanksTest(unittest.TestCase):
         (self.path / "text.txt").write_text(TEXT)
         self.config = self.path / "config.json"
         self.config.write_text(json.dumps(TINY))
-        # In place of /dev/shm, where other runs have theirs.
+        # Replaces /dev/shm, which other runs use.
         self.shared_memory = self.path / "shm"
         self.shared_memory.mkdir()
-        # Marks this test's processes, so that those that stay can be found.
+        # Marks this test's processes, so that left-over ones can be found.
         self.token = f"ballast-ranks-test-{os.getpid()}-{random.getrandbits(48)}"
         self.environment = {**os.environ, "BALLAST_RANKS_TEST": self.token,
                             "XDG_CACHE_HOME": str(self.path / "cache"),
@@ -268,7 +268,7 @@ class Failures(RanksTest):
             self.assert_one_error(done, 1, f"rank {teller} on ", "not all ranks took part within 3")
 
     def test_a_rank_that_is_killed_takes_all_with_it(self):
-        # Before the first step as well as in the middle of any, in each lane.
+        # Before the first step and in the middle of any step, in each lane.
         dice = random.Random(20260)
         for _ in range(KILLS):
             stage, ranks = dice.randrange(4), dice.choice([2, 3])

@@ -162,7 +162,7 @@ class BeforeTheFirstByte(SwapTest):
                                    limits=limit)
 
     def test_more_than_is_free(self):
-        # 6.6e9 parameters of 12 bytes do not fit; nothing is allocated to find that out.
+        # 6.6e9 parameters of 12 bytes do not fit; the test allocates nothing.
         if os.statvfs(self.swap).f_bavail * os.statvfs(self.swap).f_frsize > 300e9:
             self.skipTest("more than 300 GB are free")
         model = {**TINY["model"], "hidden_size": 8192, "num_layers": 40, "num_heads": 64}
@@ -214,7 +214,7 @@ class SmallDisk(SwapTest):
         for way in ways:
             way.mkdir()
         rates = [{"path": str(way), "read_gbps": 1, "write_gbps": 1} for way in ways]
-        # Twice the model: each half fits, both do not.
+        # Twice the model: each half fits, but not both.
         model = {**TINY["model"], "hidden_size": 192}
         self.swap = ways[0]
         done = self.train(swap=ways, aio={"paths": rates}, model=model)
@@ -363,7 +363,7 @@ class SeveralPaths(SwapTest):
                 self.assertEqual(list(way.iterdir()), [])
         line = (self.path / "known/metrics.jsonl").read_text().splitlines()[-1]
         one = (self.path / "one/metrics.jsonl").read_text().splitlines()[-1]
-        # Not nvme_bytes_written: updates of the last step may still be under way at its line.
+        # Not nvme_bytes_written: updates of the last step may still run when its line is written.
         self.assertEqual(json.loads(line)["peak_bytes"], json.loads(one)["peak_bytes"])
 
 

@@ -164,7 +164,7 @@ class Trace(unittest.TestCase):
         assert_one_line(self, self.train("--trace-steps", "2"), 2, ["--trace"])
 
     def test_a_run_that_fails_leaves_what_it_has(self):
-        # Writes to NVMe fail late enough for a step to be done.
+        # Writes to NVMe fail late enough for one step to finish.
         done = self.train("--trace", self.file, faults="eio:on=write:after=20:times=1", steps=9)
         assert_one_line(self, done, 1, ["writeback"], ignored="ballast: warning:")
         self.assertIn("compute", self.read())

@@ -108,7 +108,7 @@ TEST(EditText, SetsWhatWasAskedAndKeepsTheRestInEverySample) {
     }
     const std::string changed = edit_text(text, edits, "c.json");
     EXPECT_EQ(nlohmann::json::parse(changed, nullptr, true, true), expected) << changed;
-    // Once more changes nothing.
+    // Applying it again changes nothing.
     EXPECT_EQ(edit_text(changed, edits, "c.json"), changed);
   }
 }

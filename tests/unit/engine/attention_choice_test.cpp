@@ -1,4 +1,4 @@
-// ballast.attention, from the config to the kernels, on the stand-ins for a GPU and for cuDNN.
+// ballast.attention, from the config to the kernels, on fakes of the GPU and of cuDNN.
 #include <string>
 #include <vector>
 

@@ -7,8 +7,7 @@ namespace {
 
 using schedule::Lane;
 
-/// What is said of a run of 10 seconds with these lane times, when `variants` are what the
-/// simulator finds.
+/// The advice for a run of 10 seconds with these lane times, if the simulator finds `variants`.
 std::string advice(double compute, Lane lane, double busy, const std::vector<Variant>& variants) {
   engine::Blueprint blueprint;
   blueprint.workload.micro_batch_tokens = 256;

@@ -1,4 +1,4 @@
-// The loading of cuBLASLt. Needs no GPU; what needs the library is skipped where it is not.
+// The loading of cuBLASLt. Needs no GPU; tests that need the library are skipped without it.
 #include "src/model/cuda/products/cublaslt.h"
 
 #include <cstddef>

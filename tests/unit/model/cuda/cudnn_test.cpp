@@ -1,6 +1,6 @@
-// The loading of cuDNN, and what the library itself says about our graph. Needs no GPU: cuDNN plans
-// for GPUs that are only described, up to what it asks the driver for. What needs the library is
-// skipped where it is not.
+// The loading of cuDNN, and the real library's answers for Ballast's graph. Needs no GPU: cuDNN
+// plans for GPUs that are only described, until it needs the driver. Tests that need the library
+// are skipped without it.
 #include "src/model/cuda/cudnn/cudnn.h"
 
 #include <cstddef>
@@ -66,7 +66,7 @@ TEST(CudnnLoader, WithoutAGpuAttentionSaysSo) {
   }
 }
 
-/// A GPU as cuDNN describes it, of that compute capability times 100.
+/// cuDNN's description of a GPU with this compute capability times 100.
 Descriptor described_gpu(const CudnnCalls& calls, int capability, int shared_memory) {
   const std::string text = fmt::format(
       R"({{"deviceVer":{},"driverVer":13000,"cudaDeviceId":0,)"
@@ -87,7 +87,7 @@ Descriptor described_gpu(const CudnnCalls& calls, int capability, int shared_mem
   return gpu;
 }
 
-/// The engines that cuDNN thinks of for the graph on that GPU.
+/// The engines that cuDNN finds for the graph on that GPU.
 std::size_t engines(const CudnnCalls& calls, const Descriptor& graph, const Descriptor& gpu) {
   const Descriptor heuristics = calls.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   calls.link(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());

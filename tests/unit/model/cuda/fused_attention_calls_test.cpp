@@ -1,4 +1,4 @@
-// What is asked of cuDNN, and what becomes of its refusals: of its stand-in.
+// Calls to cuDNN and the handling of its refusals, on a fake of cuDNN.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -37,7 +37,7 @@ class FusedAttentionCalls : public testing::Test {
     FakeCudnn::reset();
   }
 
-  /// Why there can be no attention by cuDNN, or nothing.
+  /// The reason why cuDNN attention is unavailable, or "".
   static std::string refusal() {
     try {
       const FusedAttention attention(kShape);
@@ -241,7 +241,7 @@ TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
 TEST(AttentionFlops, CountHalfOfAllPairs) {
   const AttentionShape extents = {
       .sequences = 2, .length = 10, .heads = 3, .kv_heads = 1, .head_dim = 8};
-  // 2 x 3 heads, 50 pairs, 8 products and 8 sums each, twice or five times.
+  // 2 x 3 heads, 50 pairs of positions, 8 products and 8 sums each, twice or five times.
   EXPECT_EQ(attention_flops(extents, AttentionPass::own_forward), 2 * 6 * 50 * 16.0);
   EXPECT_EQ(attention_flops(extents, AttentionPass::cudnn_forward), 2 * 6 * 50 * 16.0);
   EXPECT_EQ(attention_flops(extents, AttentionPass::own_backward), 5 * 6 * 50 * 16.0);
