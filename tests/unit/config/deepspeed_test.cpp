@@ -123,7 +123,7 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
       {"optimizer.params.bias_correction=false", "Adam without bias correction"},
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
-      {"bf16.bf16_master_weights_and_grads=true", "master weights are fp32"},
+      {"bf16.bf16_master_weights_and_grads=true", "master weights are always fp32"},
       {"bf16.bf16_optimizer_states=true", "use ballast.optimizer_states instead"},
       {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},

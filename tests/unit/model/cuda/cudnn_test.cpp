@@ -93,7 +93,7 @@ std::size_t engines(const CudnnCalls& calls, const Descriptor& graph, const Desc
   calls.link(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
   calls.set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
   calls.link(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, gpu.get());
-  calls.finish(heuristics, "the search for engines");
+  calls.finish(heuristics, "searching for engines");
   return calls.fill(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, {});
 }
 
