@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the I/O queue asks of the kernel under load, seen by strace.
+"""System calls of the I/O queue under load, counted by strace.
 
     io_syscalls_test.py IO_LOAD
 

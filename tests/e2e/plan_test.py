@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks `ballast plan` as a person would, mistakes included.
+"""Runs `ballast plan` like a user, with correct and wrong input.
 
     plan_test.py PATH_OF_BALLAST
 """

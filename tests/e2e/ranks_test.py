@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Uses the program as several ranks, mistakes and deaths included.
+"""Runs the program as several ranks, including wrong input and killed ranks.
 
     ranks_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
@@ -43,7 +43,7 @@ ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
 
 
 def errors_of(text):
-    """What the program itself says of a failure; mpirun adds words of its own."""
+    """The program's own lines about a failure, without those of mpirun."""
     return [line for line in text.splitlines() if line.startswith("ballast: error: ")]
 
 
@@ -73,7 +73,7 @@ class RanksTest(unittest.TestCase):
                             "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory)}
 
     def command(self, ranks, *arguments, other=None):
-        """`ballast ARGUMENTS` as so many ranks; `other`: (environment, arguments) of one more."""
+        """`ballast ARGUMENTS` as this many ranks; `other`: (environment, arguments) of one more."""
         command = [MPIRUN, "-n", str(ranks), BALLAST, *map(str, arguments)]
         if other:
             environment, more = other
@@ -107,7 +107,7 @@ class RanksTest(unittest.TestCase):
         return self.run_ranks(ranks, "train", self.config, *arguments, other=other)
 
     def processes(self, rank=None):
-        """Numbers of this test's living processes; `rank`: of that rank's."""
+        """PIDs of this test's running processes; `rank`: only those of that rank."""
         wanted = [f"BALLAST_RANKS_TEST={self.token}".encode()]
         if rank is not None:
             wanted.append(f"OMPI_COMM_WORLD_RANK={rank}".encode())
@@ -136,7 +136,7 @@ class RanksTest(unittest.TestCase):
         self.assertEqual(done.returncode, status, done.stderr)
 
     def wait_for_steps(self, process, steps=1):
-        """Until `steps` are done."""
+        """Waits until `steps` are done."""
         metrics = self.path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + PATIENCE
         while not metrics.exists() or metrics.read_text().count("\n") < steps:

@@ -1,5 +1,5 @@
-"""What goes wrong with swap space, tried on the program: each ends in one line that says what, where
-and why, leaves nothing behind, and keeps what the run had written before."""
+"""Failures of swap space in real runs: each ends with one line that says what, where and why, leaves no
+file, and keeps the metrics that the run had written before."""
 import json
 import os
 import pathlib
@@ -56,7 +56,7 @@ class SwapTest(unittest.TestCase):
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
     def launch(self, ready, what, **config):
-        """A run that goes on while the test does; waits until `ready` of its metrics, or its end."""
+        """Starts a run in the background; waits until its metrics satisfy `ready`, or until its end."""
         process = subprocess.Popen([BALLAST, "train", self.config(**config)], cwd=self.path,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
@@ -65,7 +65,7 @@ class SwapTest(unittest.TestCase):
         return process
 
     def start(self, **config):
-        """A run without end, two steps of which are done."""
+        """Starts a long run and waits for two steps."""
         process = self.launch(
             lambda metrics: metrics.exists() and metrics.read_text().count("\n") >= 2, "two steps",
             steps=FOR_EVER, **config)
@@ -86,7 +86,7 @@ class SwapTest(unittest.TestCase):
             time.sleep(0.01)
 
     def finish(self, process):
-        """How a started run ended, as subprocess.run would say."""
+        """The result of a started run, like that of subprocess.run."""
         out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -113,7 +113,7 @@ class SwapTest(unittest.TestCase):
         return lines[0]
 
     def assert_nothing_left(self):
-        """Neither a file in the swap directory nor a broken line in what was written before."""
+        """Expects no file in the swap directory and only complete lines in the metrics."""
         if self.swap.exists():
             left = [entry for entry in self.swap.iterdir() if entry.name != "lost+found"]
             self.assertEqual(left, [])
@@ -177,7 +177,7 @@ class BeforeTheFirstByte(SwapTest):
 
 
 class SmallDisk(SwapTest):
-    """An ext4 file system of its own."""
+    """A separate ext4 file system."""
 
     def setUp(self):
         super().setUp()
@@ -236,8 +236,8 @@ class SmallDisk(SwapTest):
 
 class WhileRunning(SwapTest):
     def spoil(self, process, act):
-        """Repeats `act` on the run's swap file until the run ends: a single deed may fall on what is
-        about to be overwritten."""
+        """Repeats `act` on the run's swap file until the run ends: a single change may be overwritten
+        before it is read."""
         files = self.swap_files(process)
         self.assertEqual(len(files), 1)
         deadline = time.monotonic() + PATIENCE
@@ -301,7 +301,7 @@ class WhileRunning(SwapTest):
 
 
 class Injected(SwapTest):
-    """Faults that only the library itself can bring about (aio/README.md)."""
+    """Faults that only the library itself can inject (aio/README.md)."""
 
     def assert_stops(self, faults, stage, cause):
         self.assert_fails(self.train(faults=faults), stage, str(self.swap), "offset=", "length=",

@@ -92,7 +92,7 @@ class TuneIo(unittest.TestCase):
                 self.assertEqual(entry[key], max(0.001, round(found[key], 3)), key)
 
     def assert_only_these_changed(self, before, after, keys):
-        """What the text says beside these keys is still there, byte for byte and in order."""
+        """Expects that the rest of the text is unchanged, byte for byte and in order."""
         at = 0
         for piece in re.split(r"[,{}\n]", before):
             if any(f'"{key}"' in piece for key in keys):
