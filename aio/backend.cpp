@@ -32,7 +32,7 @@ std::string probe_threads() {
 }
 
 std::string probe_null() {
-  return "moves nothing; measures the queue itself";
+  return "moves no data; measures the overhead of the queue";
 }
 
 std::unique_ptr<Transport> make_threads(unsigned depth, const QueueOptions& /*options*/,

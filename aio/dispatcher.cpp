@@ -258,8 +258,8 @@ void Dispatcher::watch() {
     if (!piece.stalled) {
       piece.stalled = true;
       ++stalled_;
-      log(LogLevel::warning, fmt::format("aio: {} has been at the device for {:.1f} s without an "
-                                         "answer; check the drive (dmesg)",
+      log(LogLevel::warning, fmt::format("aio: {} has not completed after {:.1f} s; check the "
+                                         "drive (dmesg)",
                                          describe(piece.direction, piece.transfer->completion.file,
                                                   piece.offset, piece.length),
                                          age.count()));

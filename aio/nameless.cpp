@@ -56,7 +56,7 @@ bool is_same_file(int directory, const char* name, const struct stat& status) {
          now.st_dev == status.st_dev;
 }
 
-/// Removes `name` and adds it to `found` if it belongs to a dead run of this user, whose lock is
+/// Removes `name` and adds it to `found` if it belongs to a crashed run of this user, whose lock is
 /// free. The lock is held from the check to the unlink to exclude concurrent sweeps.
 void sweep_one(int directory, const char* name, Leftovers& found) {
   const Descriptor file(
@@ -74,8 +74,8 @@ void sweep_one(int directory, const char* name, Leftovers& found) {
 
 }  // namespace
 
-// A sweep between creation and lock may take the new file for a dead run's. So the file is used
-// only if its name still exists once the lock is held; otherwise creation is retried.
+// A sweep between creation and lock may take the new file for that of a crashed run. So the file is
+// used only if its name still exists once the lock is held; otherwise creation is retried.
 NamedFile create_named(const std::string& directory, int flags) {
   static std::atomic<unsigned> serial = 0;
   while (true) {
@@ -144,7 +144,7 @@ Leftovers remove_leftovers(const std::filesystem::path& directory) {
   }
   if (found.files > 0) {
     log(LogLevel::info,
-        fmt::format("aio: removed {} swap file{} ({}) of dead runs from {}", found.files,
+        fmt::format("aio: removed {} swap file{} ({}) of crashed runs from {}", found.files,
                     found.files == 1 ? "" : "s", format_bytes(found.bytes), directory.string()));
   }
   return found;

@@ -9,7 +9,7 @@
 namespace ballast::cpu_adam {
 namespace {
 
-/// The best instruction set that BALLAST_ISA_MASK leaves visible.
+/// The fastest instruction set that BALLAST_ISA_MASK leaves visible.
 Isa mask() {
   const char* name = std::getenv("BALLAST_ISA_MASK");
   if (name == nullptr || *name == '\0') return Isa::avx512;

@@ -104,7 +104,7 @@ void Command::set(const std::string& name, const std::vector<std::string>& value
   CLI::Option& option = *app_->get_option("--" + name);
   const bool flag = option.get_expected_min() == 0;
   if (flag && values.size() != 1) {
-    throw Error(ErrorCategory::usage, name + ": is true or false, not a list");
+    throw Error(ErrorCategory::usage, name + ": must be true or false, not a list");
   }
   try {
     if (flag) {

@@ -104,7 +104,7 @@ void Console::started(const train::RunStart& start) {
              start.files == 1 ? "" : "s",
              format_count(static_cast<double>(start.split.training.size)),
              format_count(static_cast<double>(start.split.held_out.size)));
-  fmt::print("speed  {} {} GEMM peak (100% below); update {}{}{}\n",
+  fmt::print("speed  {} {} GEMM peak (gemm 100%); update {}{}{}\n",
              format_rate(start.gemm_peak_flops, "FLOP"), to_string(start.blueprint.type),
              start.update_isa, start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend);
   fmt::print("{}\n", header_line());

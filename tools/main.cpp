@@ -86,11 +86,11 @@ int fail(const std::string& message, int status) {
 }
 
 int run(int argc, char** argv) {
-  CommandLine line("ballast", "Trains transformers larger than the memory they train on.");
+  CommandLine line("ballast", "Trains transformers that are larger than the device's memory.");
   Command program = line.program();
   bool version = false;
   bool verbose = false;
-  program.add_flag("--version", &version, "Print the version and what is built in");
+  program.add_flag("--version", &version, "Print the version and the compiled-in features");
   program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
   add_train(program);
   add_plan(program);

@@ -83,7 +83,7 @@ void add_plan(Command program) {
   command.add_option("--rates", &a.rates,
                      "Rates file of the machine (default: measure this machine)");
   command.add_option(
-      "--world", &a.world, "Ranks that share the batch",
+      "--world", &a.world, "Number of ranks",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
   command.add_flag("--recalibrate", &a.recalibrate, "Ignore cached rates, measure again",

@@ -81,7 +81,7 @@ class NcclChannel {
   void run_group(const Collective& what, const std::function<ncclResult_t()>& calls) {
     try {
       timeout_->check(what, 0.0);
-      expects(communicator_ != nullptr, "a collective on a channel that has ended");
+      expects(communicator_ != nullptr, "a collective was started on a channel that has ended");
       require(ncclGroupStart(), what);
       const ncclResult_t made = calls();
       const ncclResult_t ended = ncclGroupEnd();  // also after a failure, to leave the group

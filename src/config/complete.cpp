@@ -25,8 +25,7 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
   constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
   constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
   if (b.train_batch == 0 && b.micro_batch == 0) {
-    document.fail("train_batch_size",
-                  fmt::format("missing; give it or {}, or both of them", kMicro));
+    document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
   }
   // Given train_batch and one of the other two, the third one follows.
   b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;

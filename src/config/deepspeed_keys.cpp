@@ -124,9 +124,9 @@ const std::vector<Group> kGroups = {
     group("bf16", ignored,
           "gradients accumulate in fp32 and are always checked for values that are not finite",
           {"immediate_grad_update", "check_grad_overflow"}),
-    group("bf16", off, "master weights are fp32 here; set it to false",
+    group("bf16", off, "master weights are always fp32; set it to false",
           {"bf16_master_weights_and_grads"}),
-    group("bf16", off, "is ballast.optimizer_states here; set it to false",
+    group("bf16", off, "use ballast.optimizer_states instead; set it to false",
           {"bf16_optimizer_states"}),
     group("fp16", off, "fp16 is not in this version; use bf16.enabled", {"enabled"}),
     group("fp16", ignored, "fp16 is off",
@@ -143,7 +143,7 @@ const std::vector<Group> kGroups = {
           "Adam without bias correction is not in this version; set it to true",
           {"bias_correction"}),
     group("optimizer.params", refused,
-          "is not a parameter of an optimizer here; use gradient_clipping", {"max_grad_norm"})};
+          "is not an optimizer parameter in Ballast; use gradient_clipping", {"max_grad_norm"})};
 
 void require_flag(const Value& value, bool wanted, std::string_view sentence) {
   if (value.flag() != wanted) value.fail(std::string(sentence));

@@ -132,8 +132,9 @@ void apply(std::string& text, const Edit& edit, const std::string& name) {
       return;
     }
     if (!object->is_object()) {
-      throw Error(ErrorCategory::config, fmt::format("{}: {}: is not a section; {} cannot be set",
-                                                     name, so_far, edit.path));
+      throw Error(ErrorCategory::config,
+                  fmt::format("{}: {}: is not a JSON object, so {} cannot be set", name, so_far,
+                              edit.path));
     }
   }
 }

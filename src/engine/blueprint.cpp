@@ -80,10 +80,10 @@ std::string describe_kept(const Blueprint& blueprint) {
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
-  if (kept == 0) return "computed again in the backward pass";
+  if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return "kept on device";
-  return fmt::format("of {} layer{} kept on device, of {} computed again", kept,
-                     kept == 1 ? "" : "s", layers - kept);
+  return fmt::format("{} layer{} kept on device, {} recomputed", kept, kept == 1 ? "" : "s",
+                     layers - kept);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ using schedule::Operation;
 using schedule::Role;
 using schedule::Use;
 
-/// The operation at hand with the buffers it names, cut to the sizes of its block.
+/// The current operation with the buffers it names, cut to the sizes of its block.
 class Lanes::Step {
  public:
   Step(Lanes& lanes, const Operation& operation, StepContext& context)

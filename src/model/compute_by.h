@@ -189,7 +189,7 @@ class ComputeBy final : public Compute {
   }
 
   /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
-  /// head, and packs or embeddings share memory, except for a layer's lasting memory.
+  /// head, packs and embeddings use the same memory, except for a layer's lasting memory.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.take_memory(shared);
@@ -219,7 +219,7 @@ class ComputeBy final : public Compute {
   std::size_t largest_block_ = 0;
   KernelMemory memory_;
   bool ready_ = false;
-  std::byte* scratch_ = nullptr;  ///< for packs and embeddings
+  std::byte* scratch_ = nullptr;  ///< for packing and embedding
 };
 
 }  // namespace ballast::model

@@ -59,7 +59,7 @@ void register_family() {
   (layer_makers<Ops>().emplace(F().name(), &make_layer_of<F, Ops>), ...);
 }
 
-/// Throws Error(config) where the family has no layer for these operations.
+/// Throws Error(config) if the family has no layer for these operations.
 template <class Ops>
 std::unique_ptr<Layer<Ops>> make_layer(const Architecture& model, const AttentionShape& shape,
                                        Ops& ops) {

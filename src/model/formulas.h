@@ -1,8 +1,8 @@
 #pragma once
 
-// Elementwise formulas of the models, shared by every backend. `T` is a number or a vector of
-// numbers that converts from double; exp and sqrt of what is no built-in type are found by
-// argument-dependent lookup. They are constexpr because nvcc lets a GPU run such functions.
+// Elementwise formulas of the models, shared by all devices. `T` is a number or a vector of numbers
+// that converts from double. For types that are not built in, argument-dependent lookup finds exp
+// and sqrt. The functions are constexpr, because nvcc lets a GPU run such functions.
 
 #include <cmath>
 
@@ -52,8 +52,8 @@ constexpr T silu_derivative(const T& x, const T& s) {
   return s * (T(1.0) + x * (T(1.0) - s));
 }
 
-/// First and second coordinate of (a, b) turned by the angle with this cosine and sine. Rotary
-/// positions turn the pair (x[i], x[i + size/2]). Source: Su et al., "RoFormer", 2021, section 3.2.
+/// The coordinates of (a, b) rotated by the angle with this cosine and sine. Rotary positions
+/// rotate the pair (x[i], x[i + size/2]). Source: Su et al., "RoFormer", 2021, section 3.2.
 template <class T>
 constexpr T rotate_first(const T& a, const T& b, const T& cosine, const T& sine) {
   return a * cosine - b * sine;
@@ -77,7 +77,7 @@ constexpr T norm_derivative(const T& g, const T& n, const T& mean_g, const T& me
   return factor * (g - mean_g - n * mean_gn);
 }
 
-/// exp(scale * score - log_sum): a probability of a softmax whose logarithm of the sum is known.
+/// exp(scale * score - log_sum): a probability of a softmax, given the logarithm of its sum.
 template <class T>
 constexpr T probability(const T& score, const T& scale, const T& log_sum) {
   return exp(score * scale - log_sum);

@@ -42,10 +42,10 @@ class Head {
     ops_.sum_losses(losses_, tokens_, loss_sum);
   }
 
-  /// Also dx and the gradients of scale * loss; `output_gradient` [V, H] is added to.
+  /// Also computes dx and the gradients of scale * loss; adds to `output_gradient` [V, H].
   void train(const Norm<T>& norm, const T* output, float* output_gradient, const T* in,
              const std::int32_t* targets, float scale, T* dx, double* loss_sum) {
-    // The gradients of logits replace them, narrower, from each row's start.
+    // Gradients are narrower than logits and replace them from each row's start.
     const std::size_t gradient_row = logit_row_ * sizeof(float) / sizeof(T);
     const T* const dlogits = reinterpret_cast<const T*>(logits_);
     ops_.norm(norm, in, normed_, tokens_);
@@ -66,7 +66,7 @@ class Head {
  private:
   static constexpr std::size_t kRowStep = 16;
 
-  /// Rows of equal chunks that keep within Ops::kLogitBytes (but at least a few rows).
+  /// Rows of equal chunks of at most Ops::kLogitBytes (but at least a few rows).
   static std::size_t chunk_rows(std::size_t tokens, std::size_t logit_row) {
     const std::size_t most =
         std::max<std::size_t>(Ops::kLogitBytes / (logit_row * sizeof(float)), kRowStep);

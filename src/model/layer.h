@@ -17,10 +17,9 @@
 
 namespace ballast::model {
 
-// Forward and backward of blocks, written once for all devices: `Ops` are the operations of one
-// device (host/ops.h, cuda/ops.h), whose arguments are views into its memory. What one device
-// fuses, its operations do in one go; what depends on a thread's team or a stream they know
-// themselves.
+// Forward and backward of blocks, written once for all devices. `Ops` are the operations of one
+// device (host/ops.h, cuda/ops.h); their arguments are views into its memory. An operation covers
+// what some device fuses. Streams and thread teams are known only to the operations.
 
 inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
   return {shape.sequences, shape.length, config.num_heads, config.num_kv_heads, config.head_dim};
@@ -55,13 +54,13 @@ inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view n
   return found == nullptr ? std::nullopt : std::optional(found->offset);
 }
 
-/// The tensors NAME.weight and, where the block has it, NAME.bias: a LayerNorm with it, an RMSNorm
-/// without.
+/// The tensors NAME.weight and, if the block has it, NAME.bias: a LayerNorm has it, an RMSNorm does
+/// not.
 inline NormAt find_norm(const BlockSpec& block, std::string_view name) {
   return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name)};
 }
 
-/// NAME.weight [out, in] and, where the block has it, NAME.bias [out].
+/// NAME.weight [out, in] and, if the block has it, NAME.bias [out].
 inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
   return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0], true};
@@ -73,8 +72,8 @@ inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1], false};
 }
 
-/// find_linear() of several that have the same input. Those that lie behind each other without a
-/// gap, and have no bias, become one.
+/// find_linear() for several maps with the same input. Maps that lie next to each other without a
+/// gap and have no bias are joined into one.
 inline std::vector<LinearAt> find_joined(const BlockSpec& block,
                                          std::initializer_list<std::string_view> names) {
   std::vector<LinearAt> parts;
@@ -90,10 +89,10 @@ inline std::vector<LinearAt> find_joined(const BlockSpec& block,
   return parts;
 }
 
-/// The weights of one block, and where their gradients go (null in a forward pass).
+/// The weights of one block, and the places of their gradients (null in a forward pass).
 template <class T>
 struct BlockWeights {
-  std::size_t layer = 0;  ///< its number, where the block is a layer
+  std::size_t layer = 0;  ///< its number, if the block is a layer
   const T* weights = nullptr;
   float* gradient = nullptr;
 
@@ -117,9 +116,8 @@ struct BlockWeights {
   }
 };
 
-/// Intermediates of one layer, with N tokens, H hidden_size, A heads x head_dim, I
-/// intermediate_size: the forward pass writes them, the backward pass starts from them and
-/// overwrites them.
+/// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
+/// The forward pass writes them; the backward pass reads and overwrites them.
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;         ///< [N, H] input of the attention's projection
@@ -130,8 +128,8 @@ struct LayerMemory {
   T* hidden = nullptr;        ///< [N, I] gelu's input, or the gate
   T* activated = nullptr;     ///< [N, I], later its gradient
   T* up = nullptr;            ///< [N, I] of a gated MLP
-  T* dqkv = nullptr;          ///< like qkv, in the place of hidden, activated and up
-  T* gradient = nullptr;      ///< [N, H or A] of norm2, attention, norm1 in turn; in norm2's place
+  T* dqkv = nullptr;          ///< like qkv, in the memory of hidden, activated and up
+  T* gradient = nullptr;      ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
   float* log_sums = nullptr;  ///< of attention
 };
 
@@ -164,17 +162,17 @@ class Layer {
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Bytes of the intermediates of that layer, where they are kept.
+  /// Bytes of the intermediates of that layer if they are kept.
   [[nodiscard]] std::size_t intermediate_bytes(std::size_t layer) const {
     Bump counting;
     take_intermediates(layer, counting);
     return counting.used();
   }
 
-  /// Takes memory that lasts from call to call: other blocks use that of take_memory() in between.
+  /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Compute::layer_forward; `kept`: nullptr where nothing is kept.
+  /// Views as in Compute::layer_forward; `kept` is null if nothing is kept.
   void forward(const BlockWeights<T>& block, const T* in, T* out, std::byte* kept) {
     use(block.layer, kept);
     compute(block, in);
@@ -188,11 +186,11 @@ class Layer {
   }
 
  protected:
-  /// Everything but the last product: the intermediates.
+  /// Computes the intermediates, which is everything except the last product.
   virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
-  /// The last product.
+  /// Computes the last product.
   virtual void project(const BlockWeights<T>& block, T* out) = 0;
-  /// The backward pass, from the intermediates.
+  /// The backward pass, given the intermediates.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
 
   virtual LayerMemory<T> take_intermediates(std::size_t /*layer*/, Bump& bump) const {
@@ -238,7 +236,7 @@ class Layer {
   std::size_t wide_;   ///< I
   std::size_t mlp_arrays_;
   Ops& ops_;
-  LayerMemory<T> memory_;  ///< of the call at hand
+  LayerMemory<T> memory_;  ///< of the current call
 
  private:
   void use(std::size_t layer, std::byte* kept) {
@@ -246,7 +244,7 @@ class Layer {
     memory_ = take_intermediates(layer, bump);
   }
 
-  std::byte* shared_ = nullptr;  ///< for the intermediates of calls that keep nothing
+  std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`
   std::byte* attention_scratch_ = nullptr;
 };
 

@@ -72,7 +72,7 @@ Product input_product(const Linear<T>& layer, const T* dy, std::size_t dy_row, T
           matrix(dx, layer.in)};
 }
 
-/// dW = x^T dy, as the weight lies in memory.
+/// dW = x^T dy, in the layout of the weight.
 template <class T>
 Product weight_product(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                        std::size_t rows) {
@@ -88,13 +88,13 @@ Product weight_product(const Linear<T>& layer, const T* x, const T* dy, std::siz
           matrix(layer.weight_gradient, layer.out)};
 }
 
-/// Everything that a prepared product depends on, as the key of a cache.
+/// Everything on which a prepared product depends, as the key of a cache.
 struct ProductKey {
   std::array<std::size_t, 9> values;
   friend bool operator==(const ProductKey&, const ProductKey&) = default;
 };
 
-/// `flags`: fewer than 16 bits of the caller's own.
+/// `flags`: fewer than 16 bits of the caller.
 inline ProductKey product_key(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                               std::size_t flags) {
   const auto type = [](const Matrix& m) { return static_cast<std::size_t>(m.type); };

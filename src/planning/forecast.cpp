@@ -114,9 +114,10 @@ std::optional<Wear> find_wear(const config::Config& config, const schedule::Rate
 void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
   const Bytes needed = blueprint.ledger.total(Tier::nvme);
   if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
-  throw Error(ErrorCategory::memory,
-              fmt::format("rates '{}': a rank has {} on its drives, but the run needs {}",
-                          rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
+  throw Error(
+      ErrorCategory::memory,
+      fmt::format("rates '{}': nvme_space gives a rank {} on its drives, but the run needs {}",
+                  rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ void describe_hiding(const Forecast& forecast, Lines& lines) {
   for (const HidingPoint& point : forecast.hiding) {
     const double factor = point.tokens / tokens;
     const std::string verdict =
-        factor > 1.0 ? fmt::format("{:.1f}x more tokens per step hide it", factor) : "hidden";
+        factor > 1.0 ? fmt::format("{:.1f}x the tokens of this step", factor) : "hidden";
     add(lines, fmt::format("T* {}", point.what),
         fmt::format("{} tokens per step: {}", format_count(std::ceil(point.tokens)), verdict));
   }

@@ -79,7 +79,7 @@ class Improvements {
     config.zero.optimizer.buffer_count = 0;
     config.ballast.device_weight_buffers = 0;
     config.ballast.activation_buffers = 0;
-    attempt("\"auto\" for every tier, for ballast.order and ballast.recompute, buffers left open",
+    attempt("\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers",
             config, request_.budgets, request_.rates);
   }
 
@@ -161,9 +161,9 @@ std::string advise(const engine::Blueprint& blueprint, const schedule::LaneTotal
         "({:.0f}% of the time).",
         tokens, 100.0 * waiting, to_string(slowest), 100.0 * busy(slowest) / seconds);
   }
-  if (!improvements) return text + " ballast plan simulates what would help.";
+  if (!improvements) return text + " `ballast plan` simulates changes.";
   const std::vector<Variant> variants = improvements();
-  if (variants.empty()) return text + " No change that was simulated makes it faster.";
+  if (variants.empty()) return text + " No simulated change makes it faster.";
   return fmt::format("{} Simulated: {} would be {:.2f}x as fast.", text, variants.front().change,
                      variants.front().speedup);
 }

@@ -136,13 +136,14 @@ std::vector<Need> needs(const SwapPlan& plan) {
 void require_space(const SwapPlan& plan) {
   for (const Need& need : needs(plan)) {
     if (!need.file_system.free || need.bytes <= *need.file_system.free) continue;
-    throw Error(ErrorCategory::io,
-                fmt::format("{}{}: swapping needs {} ({} bytes), free are {} ({} bytes); free some "
-                            "space, give another nvme_path, or keep more in memory",
-                            need.paths, need.count > 1 ? " on one file system" : "",
-                            format_bytes(need.bytes), need.bytes,
-                            format_bytes(*need.file_system.free), *need.file_system.free),
-                ENOSPC);
+    throw Error(
+        ErrorCategory::io,
+        fmt::format("{}{}: swapping needs {} ({} bytes), but only {} ({} bytes) are free; free "
+                    "some space, give another nvme_path, or keep more in memory",
+                    need.paths, need.count > 1 ? " on one file system" : "",
+                    format_bytes(need.bytes), need.bytes, format_bytes(*need.file_system.free),
+                    *need.file_system.free),
+        ENOSPC);
   }
 }
 

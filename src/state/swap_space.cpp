@@ -188,7 +188,7 @@ class SwapSpace::Reading final : public ExtentTransfer {
       }
       if (XXH3_64bits(chunk.data(), chunk.size()) != seal.checksum) {
         fail(
-            "checksum mismatch, the disk returned different bytes than were written; check the "
+            "checksum mismatch: the disk returned different bytes than were written; check the "
             "drive");
       }
       start += kChunk;

@@ -43,7 +43,7 @@ std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key
 SampleOrder::SampleOrder(std::uint64_t tokens, std::uint64_t length, bool shuffle,
                          std::uint64_t seed)
     : length_(length), windows_(0), offsets_(1), shuffle_(shuffle), seed_(seed) {
-  expects(length >= 1 && tokens > length, "a window fits into the tokens");
+  expects(length >= 1 && tokens > length, "sample order: the data is shorter than one sequence");
   windows_ = (tokens - 1) / length;
   if (shuffle) {
     if (windows_ > 1) --windows_;
@@ -114,7 +114,7 @@ Batch Loader::Worker::empty_batch(std::uint64_t step, std::uint64_t sequences) c
 }
 
 Batch Loader::Worker::batch(std::uint64_t step) const {
-  expects(step >= 1, "steps are counted from 1");
+  expects(step >= 1, "loader: the first step is 1");
   const std::uint64_t mine = options.micro_batches * options.sequences;
   const std::uint64_t first = ((step - 1) * options.world + options.rank) * mine;
   auto batch = empty_batch(step, mine);
@@ -146,10 +146,10 @@ Loader::Loader(std::shared_ptr<const TokenSource> source, const TokenSplit& spli
                const LoaderOptions& options) {
   expects(options.length >= 1 && options.micro_batches >= 1 && options.sequences >= 1 &&
               options.rank < options.world && options.prefetch >= 1 && options.first_step >= 1,
-          "loader options in range");
+          "loader: an option is out of range");
   expects(split.training.first + split.training.size <= source->size() &&
               split.held_out.first + split.held_out.size <= source->size(),
-          "the split lies inside the source");
+          "loader: the split reaches beyond the data");
   worker_ = std::make_unique<Worker>(std::move(source), split, options);
   worker_->thread = std::thread([worker = worker_.get()] { worker->run(); });
 }
@@ -184,7 +184,7 @@ std::uint64_t Loader::evaluation_batches() const {
 }
 
 Batch Loader::evaluation_batch(std::uint64_t index) const {
-  expects(index < evaluation_batches(), "evaluation batch within the held-out part");
+  expects(index < evaluation_batches(), "loader: the held-out data has no such batch");
   const auto& options = worker_->options;
   auto batch = worker_->empty_batch(0, options.sequences);
   std::vector<std::int32_t> window;

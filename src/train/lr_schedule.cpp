@@ -23,7 +23,7 @@ LrSchedule::LrSchedule(const config::SchedulerSection& section, double lr)
   const bool decays = type_ == Type::warmup_decay || type_ == Type::warmup_cosine;
   if (decays && section.total_num_steps == 0) {
     throw Error(ErrorCategory::config,
-                "scheduler.params.total_num_steps: WarmupDecayLR and WarmupCosineLR need it, at "
+                "scheduler.params.total_num_steps: WarmupDecayLR and WarmupCosineLR need at "
                 "least 1");
   }
 }
@@ -33,7 +33,7 @@ double LrSchedule::warmup(double t) const {
 }
 
 double LrSchedule::at(std::uint64_t k) const {
-  expects(k >= 1, "optimizer steps are counted from 1");
+  expects(k >= 1, "learning rate: the first step is 1");
   const double t = static_cast<double>(k) - 2.0;
   const bool warming = t < warmup_steps_;
   if (type_ == Type::constant) return lr_;

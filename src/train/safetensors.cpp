@@ -178,7 +178,8 @@ SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::span<const float> values) {
   while (!values.empty()) {
-    expects(file_->current < file_->tensors.size(), "no values beyond the last tensor");
+    expects(file_->current < file_->tensors.size(),
+            "safetensors: a value was written after the last tensor");
     const auto count =
         std::min<Elems>(values.size(), file_->sizes[file_->current] - file_->written);
     file_->append(values.first(count));
@@ -189,7 +190,8 @@ void SafetensorsWriter::write(std::span<const float> values) {
 }
 
 void SafetensorsWriter::finish() {
-  expects(file_->current == file_->tensors.size(), "every tensor's values are written");
+  expects(file_->current == file_->tensors.size(),
+          "safetensors: the file was finished before its last tensor");
   file_->output.commit();
 }
 

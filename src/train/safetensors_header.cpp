@@ -155,10 +155,11 @@ std::string format_header(const std::vector<TensorToStore>& tensors,
   Bytes offset = 0;
   for (const auto& tensor : tensors) {
     expects(tensor.dtype == DType::f32 || tensor.dtype == DType::bf16,
-            "safetensors are written as f32 or bf16");
-    expects(names.insert(tensor.name).second, "tensor names are unique");
+            "safetensors: tensors can be written only as f32 or bf16");
+    expects(names.insert(tensor.name).second, "safetensors: two tensors have the same name");
     Elems elements = 0;
-    expects(count_elements(tensor.shape, elements), "the tensor's size fits 64 bits");
+    expects(count_elements(tensor.shape, elements),
+            "safetensors: a tensor has 2^64 or more elements");
     const Bytes end = offset + elements * size_of(tensor.dtype);
     Json shape = Json::array();
     for (const auto count : tensor.shape) shape.push_back(count);

@@ -91,7 +91,8 @@ void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
     const auto id = decode(scratch.data() + i * width, width);
     if (id >= vocab_size) {
       throw Error(ErrorCategory::data,
-                  fmt::format("{} holds token id {} at byte {}, but model.vocab_size is {}",
+                  fmt::format("{} holds token id {} at byte {}, but model.vocab_size is {}: "
+                              "check data.token_type or raise model.vocab_size",
                               file.path.string(), id, (index + i) * width, vocab_size));
     }
     out[i] = static_cast<std::int32_t>(id);
@@ -126,7 +127,8 @@ std::vector<std::filesystem::path> TokenSource::files() const {
 }
 
 void TokenSource::read(std::uint64_t first, std::span<std::int32_t> out) const {
-  expects(first <= size() && out.size() <= size() - first, "token range within the source");
+  expects(first <= size() && out.size() <= size() - first,
+          "tokens: the range reaches beyond the data");
   const auto& files = parts_->files;
   // The last file that starts at or before `first`; empty files before it start there too.
   auto file = std::upper_bound(files.begin(), files.end(), first,

@@ -51,9 +51,10 @@ void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec
                           std::span<float> out) {
   const StoredTensor* stored = file.find(tensor.name);
   if (stored != nullptr && stored->shape != tensor.shape) {
-    throw Error(ErrorCategory::data,
-                fmt::format("{}: {} has shape {}, the model has {}", file.path().string(),
-                            tensor.name, format_shape(stored->shape), format_shape(tensor.shape)));
+    throw Error(
+        ErrorCategory::data,
+        fmt::format("{}: tensor '{}' has shape {}, but the model needs {}", file.path().string(),
+                    tensor.name, format_shape(stored->shape), format_shape(tensor.shape)));
   }
   file.read(tensor.name, out);
 }

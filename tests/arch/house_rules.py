@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rules that a reader counts on and no compiler checks.
+"""House rules that no compiler checks.
 
     house_rules.py SOURCE_ROOT
 

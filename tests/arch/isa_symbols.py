@@ -12,7 +12,8 @@ an optimiser inlines what would otherwise be a symbol
 import subprocess
 import sys
 
-# What a mangled name must contain. AVX2 is the lowest AVX that is built, so plain "avx" is its own.
+# Parts of the mangled names of each instruction set. AVX2 is the lowest AVX that is built, so plain
+# "avx" belongs to it.
 OWN = {"neon": ("neon",), "avx2": ("avx2", "3avx"), "avx512": ("avx512",)}
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the program in a library's README against the library alone, runs it, checks what it
-prints.
+"""Compiles the program in a library's README against the library alone, runs it and checks its
+output.
 
     standalone.py README PACKAGE EXPECTED PKG_CONFIG_DIRECTORY COMPILER...
 """

@@ -19,7 +19,7 @@ std::string message_of(const Completion& completion) {
   return "no error";
 }
 
-/// What goes wrong by itself, in every variant.
+/// Failures that occur without injected faults, in every variant.
 class AioFailures : public AioQueue {};
 
 TEST_P(AioFailures, ReadingPastTheEndOfATruncatedFileSaysSo) {
@@ -53,7 +53,7 @@ TEST_P(AioFailures, WritingToAFileOpenedForReadingFails) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, AioFailures, testing::ValuesIn(all_variants()), name_of);
 
-/// Faults that each test chooses itself.
+/// Faults that a test injects itself.
 class AioFaults : public AioQueue {};
 
 TEST_P(AioFaults, ShortTransfersAreContinued) {

@@ -17,7 +17,7 @@ TEST_P(AioMemory, IsReturnedOnceAndBeforeWaitReturns) {
   const HostBytes bytes = memory(kMiB);
   const auto queue = this->queue(16 * kKiB, 4);
   for (int round = 0; round < 20; ++round) {
-    int returned = 0;  // no atomic: the queue itself must order the two threads
+    int returned = 0;  // not atomic: the queue itself must order the two threads
     const Ticket ticket =
         queue->submit({Direction::write, &file, 0, bytes, false, [&] { ++returned; }});
     EXPECT_TRUE(queue->wait(ticket).ok());
@@ -75,7 +75,7 @@ TEST_P(AioMemory, IsReturnedOnceWhenTheQueueIsCancelled) {
     queue->cancel();
     const Ticket late = queue->submit({Direction::read, &file, 0, bytes.first(kPage)});
     EXPECT_EQ(queue->wait(late).error_number, ECANCELED);
-    // The other half is left to the destructor.
+    // The destructor completes the other half.
     for (std::size_t i = 0; i < kCount; i += 2) {
       const Completion completion = queue->wait(tickets[i]);
       EXPECT_EQ(returned[i], 1);

@@ -25,7 +25,7 @@ unsigned operations() {
   return text == nullptr ? kOperations : static_cast<unsigned>(std::strtoul(text, nullptr, 10));
 }
 
-/// The file, what should be in it, and the requests under way, whose ranges do not overlap.
+/// The file, its expected content, and the requests in flight, whose ranges do not overlap.
 class Operations {
  public:
   Operations(Queue& queue, const File& file, HostBytes arena, std::uint64_t seed)
@@ -37,7 +37,8 @@ class Operations {
     }
   }
 
-  /// Hands in one random operation, sooner or later; finishes others where it must.
+  /// Adds one random operation, which is submitted with its batch. First finishes operations that
+  /// overlap with it.
   void add() {
     if (free_.empty()) finish(some_in_flight());
     const std::size_t first = random_() % kGranules;
@@ -83,7 +84,7 @@ class Operations {
     std::size_t count = 0;
     HostBytes memory;
     Ticket ticket;
-    int returned = 0;  // no atomic: wait() must order the threads
+    int returned = 0;  // not atomic: wait() must order the threads
   };
 
   void submit() {

@@ -23,19 +23,19 @@
 
 namespace ballast::aio {
 
-/// What a queue must mend without anybody noticing.
+/// Faults that a queue must handle without any effect on its users.
 inline constexpr std::string_view kMendable =
     "eintr:every=1:percent=6:seed=1,eagain:every=1:percent=6:seed=2,short:percent=20:seed=3,"
     "short:bytes=5000:percent=10:seed=4,late:percent=30:seed=5,late:reaps=3:percent=20:seed=6,"
     "reorder:percent=20:seed=7";
 
-/// One way to have a queue. All of them keep the same promises.
+/// One kind of queue. All kinds give the same guarantees.
 struct Variant {
   enum class Registered { nothing, everything, some };
 
   std::string name;
   std::string backend;
-  bool faulty = false;  ///< behind a transport with mendable faults
+  bool faulty = false;  ///< over a transport with faults that the queue handles
   Registered registered = Registered::nothing;
   bool sqpoll = false;
 };
@@ -65,8 +65,8 @@ inline std::string name_of(const testing::TestParamInfo<Variant>& info) {
   return info.param.name;
 }
 
-/// Files and memory that the variant registers or not, and queues over them. Make files and take
-/// memory first, queues then.
+/// Files and memory, which the variant may register, and queues over them. Make files and memory
+/// first, then queues.
 class AioQueue : public testing::TestWithParam<Variant> {
  protected:
   using Registered = Variant::Registered;
@@ -84,7 +84,7 @@ class AioQueue : public testing::TestWithParam<Variant> {
   const File& file(Bytes size) { return keep(File::create_anonymous(directory_.path(), size)); }
   const File& keep(File file) { return files_.emplace_back(std::move(file)); }
 
-  /// Page-aligned memory, zero or filled with what follows from `seed`.
+  /// Page-aligned memory, zeroed or filled with bytes that depend on `seed`.
   HostBytes memory(std::size_t size) { return memory_.emplace_back(size).view(); }
   HostBytes memory(std::size_t size, std::uint64_t seed) {
     return memory_.emplace_back(size, seed).view();
@@ -96,7 +96,7 @@ class AioQueue : public testing::TestWithParam<Variant> {
     return make_queue(options(block_bytes, depth), registration());
   }
 
-  /// One whose blocks suffer `plan`.
+  /// A queue whose blocks have the faults of `plan`.
   [[nodiscard]] std::unique_ptr<Queue> spoiled_queue(Bytes block_bytes, unsigned depth,
                                                      FaultyTransport::Plan plan) const {
     return spoiled_queue(options(block_bytes, depth), std::move(plan));
@@ -121,7 +121,7 @@ class AioQueue : public testing::TestWithParam<Variant> {
   test::TempDir directory_;
 
  private:
-  /// Everything, or every other file and piece of memory.
+  /// All files and memory, or every other one.
   [[nodiscard]] Registration registration() const {
     Registration registration;
     if (GetParam().registered == Registered::nothing) return registration;

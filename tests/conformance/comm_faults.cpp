@@ -1,5 +1,5 @@
-// What a rank does when something goes wrong with the others: comm_faults_test.py starts it under
-// mpirun, once per way of failing, and judges what is said and how it ends.
+// One rank of a run in which other ranks fail. comm_faults_test.py starts it under mpirun, once per
+// kind of failure, and checks messages and exit status.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -25,7 +25,7 @@ void sleep_until_ended() {
   std::this_thread::sleep_for(600s);
 }
 
-/// A collective on a channel; throws what it throws.
+/// Runs a collective on a channel; throws its error.
 void all_reduce(Ranks& ranks) {
   const auto device = device::make_device({.kind = "host", .budget = kMiB, .compute_threads = 1});
   const auto stream = device->make_stream("reduce");
@@ -47,7 +47,7 @@ void timeout() {
   all_reduce(*ranks);
 }
 
-/// The program outlives the failure and goes on calling.
+/// The program survives the failure and makes further calls.
 void after_timeout() {
   const auto ranks = join(0.5);
   try {
@@ -104,7 +104,7 @@ void twice() {
   join(60.0);
 }
 
-/// One rank: all that can be called is called, and MPI has not noticed.
+/// One rank: all calls are made, and MPI does not detect anything.
 void alone() {
   {
     const auto ranks = join(60.0);

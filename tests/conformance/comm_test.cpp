@@ -1,6 +1,6 @@
-// Run by mpirun: every rank runs all tests, so that every rank makes the same calls. What a rank
-// finds wrong it only notes (EXPECT): a rank that left a test early would keep the others waiting.
-// BALLAST_TEST_DEVICE: "cuda" for buffers of the CUDA device, which one rank alone can have too.
+// Run by mpirun. Every rank runs all tests and makes the same calls. A failed check is only noted
+// (EXPECT), because a rank that left a test early would keep the others waiting.
+// BALLAST_TEST_DEVICE: "cuda" for buffers of the CUDA device, which also works with a single rank.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -35,7 +35,8 @@ class World : public testing::Environment {
 };
 [[maybe_unused]] const auto* const kWorld = testing::AddGlobalTestEnvironment(new World);
 
-/// What rank `rank` starts with: elements of many sizes, so that the order of a sum shows.
+/// Input of rank `rank`: elements of many magnitudes, so that a different order of a sum is
+/// detected.
 Content content_of(std::uint32_t rank, Bytes bytes, DType type, std::uint32_t seed) {
   std::mt19937 random(1000 * seed + rank);
   Content content(bytes);
@@ -60,7 +61,7 @@ float element(const Content& content, Bytes at, DType type) {
   return to_float(value);
 }
 
-/// The sum over all ranks of what they start with: the plain loop of the definition.
+/// The sum over the inputs of all ranks, by a plain loop.
 Content expected_sum(std::uint32_t world, Bytes bytes, DType type, std::uint32_t seed) {
   std::vector<Content> contents;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
@@ -107,7 +108,7 @@ class Lane {
     fill(made, content);
     return made;
   }
-  /// Scratch with a page behind it that must stay as it is.
+  /// Scratch memory, followed by a page that must not change.
   DeviceBytes scratch(Bytes pages) const {
     return filled(Content((pages + 1) * kPage, std::byte{0x5a})).subview(0, pages * kPage);
   }
@@ -127,7 +128,7 @@ class Lane {
   std::unique_ptr<Communicator> channel;
 };
 
-/// Promises that hold on every device and for every number of ranks.
+/// Guarantees for every device and every number of ranks.
 class Comm : public testing::Test {
  protected:
   void SetUp() override {
@@ -250,7 +251,7 @@ TEST_F(Comm, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
 }
 
 TEST_F(Comm, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
-  std::vector<std::uint32_t> members;  // the last first
+  std::vector<std::uint32_t> members;  // the last rank first
   for (std::uint32_t r = world(); r-- > 0;) members.push_back(r);
   const std::uint32_t place = world() - 1 - rank();
   const Lane lane("reduce", members);
@@ -273,7 +274,7 @@ TEST_F(Comm, MembersInAnotherOrderHaveOtherPartsOfTheSameSums) {
 }
 
 TEST_F(Comm, ChannelsOfSomeRanksExchangeAmongThemselves) {
-  // Even and odd ranks; with three, one channel has a member only.
+  // Even and odd ranks; with three ranks, one channel has a single member.
   std::vector<std::uint32_t> members;
   for (std::uint32_t r = rank() % 2; r < world(); r += 2) members.push_back(r);
   const Lane lane("gather", members);
@@ -316,8 +317,8 @@ TEST_F(Comm, BroadcastFromEveryRank) {
   }
 }
 
-/// Many collectives of different sizes, one behind the other, checked at the end. `order` shifts
-/// the sizes, so that two channels are never at the same place.
+/// Many collectives of different sizes, one after the other, checked at the end. `order` shifts the
+/// sizes, so that two channels are never at the same point.
 void keep_busy(const Lane& lane, std::uint32_t order) {
   constexpr std::uint32_t kRounds = 30;
   std::vector<DeviceBytes> reduced;

@@ -1,4 +1,4 @@
-// What becomes of NCCL collectives that do not end, on a fake GPU.
+// NCCL collectives that never end, on a fake GPU.
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -120,7 +120,7 @@ TEST_F(NcclFaults, AnErrorWhileAChannelIsMadeAbortsIt) {
   EXPECT_EQ(FakeNccl::aborted, 1);
 }
 
-/// Two ranks that are the same process.
+/// Two ranks in one process.
 class Twins final : public Ranks {
  public:
   const Launch& launch() const override { return launch_; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes optimizer_traces.bin: what torch.optim.AdamW, Adam, Adagrad and SGD (fp32, CPU, one tensor
-at a time) and Lion do to some parameters over some steps. The test cpu_adam_formats reads it.
+"""Writes optimizer_traces.bin: parameters over some steps of torch.optim.AdamW, Adam, Adagrad and SGD
+(fp32, CPU, one tensor at a time) and of Lion. The test cpu_adam_formats reads it.
 
 Usage: make_optimizer_traces.py [OUT]     needs PyTorch; the committed file was made with 2.15.0.
 
@@ -37,7 +37,7 @@ CASES = [
 
 
 class Lion:
-    """Algorithm 2, with torch.optim's manners."""
+    """Algorithm 2 with the interface of torch.optim."""
 
     def __init__(self, weight, lr, betas, weight_decay):
         self.param_groups = [{"lr": lr}]
@@ -68,7 +68,7 @@ def optimizer_of(case: dict, weight: torch.nn.Parameter):
 
 
 def gradients(generator: torch.Generator) -> torch.Tensor:
-    """Of many magnitudes, a tenth of them exactly zero."""
+    """Numbers of many magnitudes, a tenth of them exactly zero."""
     exponent = torch.randint(-12, 3, (ELEMENTS,), generator=generator)
     values = torch.ldexp(torch.randn(ELEMENTS, generator=generator), exponent)
     return values * (torch.rand(ELEMENTS, generator=generator) > 0.1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains small models with PyTorch and writes what the engine's runs are compared with.
+"""Trains small models with PyTorch and writes the reference for the engine's runs.
 
     python tests/data/make_training_fixtures.py [OUTPUT_FOLDER]
 
@@ -120,7 +120,7 @@ def make_tokens():
 
 
 def randomise(model, seed):
-    """No parameter is left at 0 or 1, so that a forgotten bias or gain shows."""
+    """Leaves no parameter at 0 or 1, so that a missing bias or gain is detected."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)

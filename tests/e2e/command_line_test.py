@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Uses the program as a person would, mistakes included.
+"""Runs the program like a user, with correct and wrong input.
 
     command_line_test.py PATH_OF_BALLAST
 
@@ -65,12 +65,12 @@ class CommandLine(unittest.TestCase):
             preexec_fn=limits)
 
     def assert_fails(self, done, status, *words):
-        """One line on stderr that starts as promised and holds `words`; the exit status."""
+        """Expects one line on stderr with the usual prefix and `words`, and the exit status."""
         assert_one_line(self, done, status, words, ignored="ballast: warning:")
         self.assert_nothing_left()
 
     def assert_nothing_left(self):
-        """No swap file: nothing in the run directory but the metrics."""
+        """Expects no swap file: the run directory contains only the metrics."""
         for entry in (self.path / "run").glob("**/*"):
             self.assertEqual(entry.name, "metrics.jsonl")
 
@@ -78,7 +78,7 @@ class CommandLine(unittest.TestCase):
         return self.run_ballast("train", self.config(**sections), *arguments,
                                 environment=environment, limits=limits)
 
-    # What works.
+    # Successful commands.
 
     def test_training_writes_metrics_and_a_summary(self):
         done = self.train()

@@ -12,7 +12,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The engine on the CUDA device where things go wrong, or would on a GPU. Without one: on fakes.
+// Failures of the engine on the CUDA device: on a GPU or, without one, on fakes.
 
 namespace ballast::engine {
 namespace {
@@ -21,7 +21,7 @@ using test::FakeCublasLt;
 
 class EngineOnCuda : public testing::Test {
  protected:
-  /// A run of its own directory.
+  /// A run in its own directory.
   Engine make() {
     return planning::make_engine(
         test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
@@ -78,7 +78,7 @@ TEST_F(EngineOnCuda, ATokenOutsideTheVocabularyEndsTheStepWithItsName) {
     } catch (const Error& error) {
       EXPECT_EQ(error.category(), ErrorCategory::data);
       const std::string message = error.what();
-      // The fifth of the second micro-batch.
+      // The fifth token of the second micro-batch.
       EXPECT_NE(message.find("token 4 of the micro-batch is 131, but model.vocab_size is 131"),
                 std::string::npos)
           << message;

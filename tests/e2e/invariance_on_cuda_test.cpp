@@ -7,9 +7,9 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine on the CUDA device: where states live, who updates them (the
-// GPU or the CPU), and how transfers overlap changes not one bit of what is learnt. Without a GPU
-// its kernels run thread by thread on the host, so models and runs are small.
+// The invariant of the whole engine on the CUDA device: the place of states, the device of their
+// update (GPU or CPU) and the overlap of transfers do not change a single bit of the results.
+// Without a GPU its kernels run thread by thread on the host, so models and runs are small.
 
 namespace ballast::engine {
 namespace {

@@ -11,8 +11,8 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine: where states live, in which order and on how many threads they
-// are updated, and how transfers overlap changes not one bit of what is learnt.
+// The invariant of the whole engine: the place of states, the order and number of threads of their
+// updates, and the overlap of transfers do not change a single bit of the results.
 
 namespace ballast::engine {
 namespace {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the I/O queue asks of the kernel under load, seen by strace.
+"""System calls of the I/O queue under load, counted by strace.
 
     io_syscalls_test.py IO_LOAD
 
@@ -43,7 +43,7 @@ def main() -> int:
         print("no strace here")
         return 77
     with tempfile.TemporaryDirectory() as folder:
-        # Where ptrace is forbidden strace cannot run anything.
+        # strace cannot run anything if ptrace is forbidden.
         if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True).returncode:
             print("strace may not trace here")
             return 77

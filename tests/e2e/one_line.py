@@ -1,9 +1,9 @@
-"""How the program reports a failure: one line on stderr that says what, where and what to do."""
+"""Checks the report of a failure: one line on stderr that says what, where and what to do."""
 
 
 def assert_one_line(case, done, status, words, ignored=""):
-    """`done` (a CompletedProcess with text) ended with `status` and one line on stderr that holds
-    all `words`. Lines that contain `ignored`, if given, do not count."""
+    """Expects that `done` (a CompletedProcess with text) has `status` and one line on stderr with all
+    `words`. Lines that contain `ignored`, if given, do not count."""
     lines = [line for line in done.stderr.splitlines() if not ignored or ignored not in line]
     case.assertEqual(len(lines), 1, done.stderr)
     case.assertTrue(lines[0].startswith("ballast: error: "), done.stderr)

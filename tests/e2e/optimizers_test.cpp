@@ -11,8 +11,8 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// The invariant of the whole engine for every optimizer and every format of its states: where they
-// live and who updates them changes not one bit of what is learnt.
+// The invariant of the whole engine for every optimizer and every format of its states: their place
+// and the device of their update do not change a single bit of the results.
 
 namespace ballast::engine {
 namespace {
@@ -21,7 +21,7 @@ const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "num_layers": 2, "num_heads": 4, "intermediate_size": 96)";
 constexpr std::uint64_t kSteps = 15;
 
-/// `optimizer` sections with rates at which the model learns.
+/// `optimizer` sections with learning rates at which the model learns.
 const std::map<std::string, std::string> kOptimizers = {
     {"AdamW", R"({"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1}})"},
     {"Adam", R"({"type": "Adam", "params": {"lr": 0.003, "weight_decay": 0.001,
@@ -52,8 +52,7 @@ test::Outcome train(const Case& one, std::uint64_t steps,
                      test::chained_ids);
 }
 
-/// The run of a case that the others are compared with: one operation at a time, all on the device.
-/// Trained once.
+/// The reference run of a case: one operation at a time, all on the device. Trained once.
 const test::Outcome& reference(const Case& one) {
   static std::map<std::string, test::Outcome> outcomes;
   const auto [found, is_new] = outcomes.try_emplace(name_of(one));
@@ -87,7 +86,7 @@ TEST_P(Optimizers, LearnTheSameBitsWhereverTheStatesLiveAndWhoeverUpdatesThem) {
       {weights + "cpu", R"(ballast.placement=[{"blocks": 1, "optimizer": "host"},
                                               {"blocks": 2, "optimizer": "nvme"}])"}};
   for (const Isa isa : cpu_adam::available()) {
-    if (isa == cpu_adam::active()) continue;  // that is what the others run
+    if (isa == cpu_adam::active()) continue;  // the other runs use it
     variants.push_back({nvme, fmt::format("ballast.update_isa={}", to_string(isa))});
   }
   const test::Outcome& expected = reference(GetParam());

@@ -1,4 +1,4 @@
-// A family of models that only this test knows: all that a program needs to add one.
+// A family of models that only this test knows, with everything that a program needs to add one.
 #include <gtest/gtest.h>
 
 #include "src/model/families.h"
@@ -16,7 +16,7 @@ struct ParallelLayer final : Layer<Ops> {
   using T = typename Ops::Value;
   using Base = Layer<Ops>;
   using Base::ops_, Base::rows_, Base::wide_, Base::width_;
-  const BlockSpec& b;  // every layer has its tensors in the same places
+  const BlockSpec& b;  // every layer has the same tensors at the same offsets
   NormAt norm = find_norm(b, "norm");
   LinearAt qkv = find_linear(b, "qkv"), mix = find_linear(b, "mix");
   LinearAt up = find_linear(b, "up"), down = find_linear(b, "down");
@@ -49,7 +49,7 @@ struct ParallelLayer final : Layer<Ops> {
   }
 };
 
-/// RMSNorm, learned positions, GELU, heads of their own width.
+/// RMSNorm, learned positions, GELU, and heads with a width that does not follow from hidden_size.
 struct Parallel final : Family {
   template <class Ops>
   using LayerOf = ParallelLayer<Ops>;

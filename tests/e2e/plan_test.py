@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks `ballast plan` as a person would, mistakes included.
+"""Runs `ballast plan` like a user, with correct and wrong input.
 
     plan_test.py PATH_OF_BALLAST
 """
@@ -19,7 +19,7 @@ BALLAST = ""
 CONFIG = {
     "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 3,
               "num_heads": 4, "num_kv_heads": 2},
-    # Neither the data nor the folder to swap to exists.
+    # Neither the data nor the swap folder exists.
     "data": {"text": ["no/such/text.txt"], "sequence_length": 32},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme",
@@ -74,7 +74,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return json.loads(done.stdout)
 
-    # What works.
+    # Successful commands.
 
     def test_json_has_what_scripts_rely_on(self):
         plan = self.planned()
@@ -118,7 +118,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(names, ["simulated"])
 
     def test_what_was_decided_is_a_config_that_leaves_nothing_open(self):
-        # A GPU's workspace alone is larger.
+        # A GPU's workspace alone exceeds the budget.
         self.rates.write_text(json.dumps({**RATES, "shared_cores": 4, "compute_threads": 1,
                                           "update_threads": 1}))
         tight = ("ballast.device_bytes=1200KiB", "ballast.host_bytes=1500KiB",
@@ -181,7 +181,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("plans simulated", done.stderr)
 
-    # Mistakes: one line each.
+    # Errors: one line each.
 
     def test_what_does_not_fit_is_said_with_a_way_out(self):
         done = self.plan(*settings("ballast.host_bytes=1MiB", "model.hidden_size=128"))

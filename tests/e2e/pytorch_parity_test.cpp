@@ -19,9 +19,9 @@
 #include "tests/support/device_kind.h"
 #include "tests/support/temp_dir.h"
 
-// Thirty optimizer steps against the same steps in PyTorch: warm-up, weight decay, clipping that
-// bites on some steps, three micro-batches of accumulation. tests/data/make_training_fixtures.py
-// says exactly what PyTorch did.
+// Thirty optimizer steps, compared with the same steps in PyTorch: warm-up, weight decay, clipping
+// that is active in some steps, three micro-batches of accumulation.
+// tests/data/make_training_fixtures.py has the PyTorch program.
 
 namespace ballast {
 namespace {
@@ -66,7 +66,7 @@ json make_config(const json& reference, bool bf16) {
            {{"device", test::device_kind()}, {"device_bytes", "128MiB"}, {"host_bytes", "64MiB"}}}};
 }
 
-/// A run of ours beside the reference's numbers.
+/// A run of Ballast and the reference's numbers.
 struct Comparison {
   json reference;
   std::vector<double> losses;
@@ -146,8 +146,8 @@ double relative(double ours, double theirs) {
   return std::abs(ours - theirs) / std::abs(theirs);
 }
 
-/// GPT-2's key biases have a gradient of zero in exact arithmetic (softmax does not see a
-/// constant), so what they become is rounding noise; they are a third of the fused bias.
+/// GPT-2's key biases have a gradient of zero in exact arithmetic (softmax does not depend on a
+/// constant), so their values are rounding noise; they are a third of the fused bias.
 bool is_noise(const std::string& tensor) {
   return tensor.ends_with("attn.c_attn.bias");
 }

@@ -35,7 +35,7 @@ CONFIG = {
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 
-# mpirun's remote shell: "hosts" are namespaces, each with a host name of its own.
+# mpirun's remote shell: "hosts" are network namespaces with their own host names.
 AGENT = """#!/bin/sh
 host=$1
 shift
@@ -121,7 +121,7 @@ class RanksOnSeveralHosts(unittest.TestCase):
         together = self.train("together", MPIRUN)
         for name in ("loss", "grad_norm"):
             self.assertEqual([step[name] for step in apart], [step[name] for step in together])
-        # What is counted is what crosses the cable, and little besides.
+        # Counts the bytes between the hosts, with little overhead.
         counted = sum(step["bytes"]["gather"] + step["bytes"]["reduce"] for step in apart)
         self.assertGreater(received, counted)
         self.assertLess(received, 1.5 * counted + 2**20)

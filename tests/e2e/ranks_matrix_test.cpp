@@ -11,8 +11,8 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// Run by all ranks of mpirun: stages, placements and the order of operations change not one bit of
-// what they learn together, and that is what one rank learns alone, up to the order of sums.
+// Run by all ranks of mpirun: stages, placements and the order of operations do not change a single
+// bit of the common result, which equals that of one rank up to the order of sums.
 
 namespace ballast::engine {
 namespace {
@@ -21,7 +21,7 @@ using Overrides = std::vector<std::string>;
 
 const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                              "num_layers": 2, "num_heads": 4)";
-/// Blocks of few pages: three ranks leave one of them with next to nothing of a block.
+/// Blocks of few pages: with three ranks, one of them has almost nothing of a block.
 const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 24,
                               "num_layers": 2, "num_heads": 3, "num_kv_heads": 1)";
 
@@ -31,12 +31,12 @@ bool on_cuda() {
   return test::device_kind() == "cuda";
 }
 
-/// A batch that is learnt in a few steps.
+/// A batch that is learned in a few steps.
 test::Batch same_ids(std::size_t tokens, std::uint64_t) {
   return test::chained_ids(tokens, 1);
 }
 
-/// Per step, whoever trains: on the host device as many for 1, 2, 3 and 4 ranks.
+/// Sequences per step of all ranks: on the host device a number that 1, 2, 3 and 4 ranks can share.
 std::uint64_t sequences() {
   return on_cuda() ? 2 * std::uint64_t{test::joined_ranks().world()} : 12;
 }
@@ -58,7 +58,7 @@ struct Choice {
   Overrides overrides;
 };
 
-/// The first is the plainest.
+/// The first placement is the simplest.
 const std::vector<Choice>& choices() {
   static const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   static const std::string weights = "zero_optimization.offload_param.device=";
@@ -117,8 +117,8 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, {"ballast.optimizer_states=8bit"});
 }
 
-/// Stage 3 with `common`, then also with `options` and every choice: the same bits. kLlama in fp32,
-/// in which squares of gradients have no exact sum, kGpt2 in bf16.
+/// Stage 3 with `common`, then also with `options` and every choice, must give the same bits.
+/// kLlama runs in fp32, in which sums of squared gradients are not exact, kGpt2 in bf16.
 void compare_stage_three(const std::string& model, const Overrides& common,
                          const Overrides& options) {
   const auto with = [&](const Overrides& more, const Choice& choice) {
@@ -134,7 +134,7 @@ void compare_stage_three(const std::string& model, const Overrides& common,
 }
 
 TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
-  // Embedding and head, of 5376 and 64 parameters, or all blocks; a layer has 12704.
+  // Embedding and head (5376 and 64 parameters), or all blocks; a layer has 12704.
   for (const char* threshold : {"6000", "1e5"}) {
     if (on_cuda() && threshold != std::string("6000")) continue;
     compare_stage_three(
@@ -154,7 +154,7 @@ TEST(RanksMatrix, GroupsWithTheOtherOptionsLearnTheSameBits) {
   const std::uint32_t world = test::joined_ranks().world();
   if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
   const std::string groups = fmt::format("zero_optimization.zero_hpz_partition_size={}", world / 2);
-  // Some blocks whole, and gathers of codes: those options' own bits are the same in groups.
+  // Some blocks whole, and gathers of codes: the bits of these options do not depend on groups.
   compare_stage_three(kGpt2, {},
                       {groups, "zero_optimization.stage3_param_persistence_threshold=6000"});
   const std::string codes = "zero_optimization.zero_quantized_weights=true";

@@ -16,8 +16,8 @@
 #include "tests/support/tiny_training.h"
 #include "tests/support/zero_memory.h"
 
-// Run by all ranks of mpirun: what each of them stores and what it exchanges is what the ZeRO paper
-// (arXiv 1910.02054) says, section 5 and section 7.
+// Run by all ranks of mpirun: the sizes that a rank stores and exchanges are those of the ZeRO
+// paper (arXiv 1910.02054), sections 5 and 7.
 
 namespace ballast::engine {
 namespace {
@@ -60,7 +60,7 @@ Bytes exchanged_so_far(const Engine& engine) {
          totals.bytes[static_cast<std::size_t>(Lane::reduce)];
 }
 
-/// Bytes between ranks of one training step behind another.
+/// Bytes exchanged between ranks in a training step that follows another one.
 Bytes exchanged_in_a_step(Engine& engine) {
   const auto step = [&](std::uint64_t number) {
     const test::Batch batch =
@@ -76,7 +76,7 @@ Bytes exchanged_in_a_step(Engine& engine) {
   return exchanged_so_far(engine) - before;
 }
 
-/// Weights that a rank receives when every block is gathered once; what pads blocks counts.
+/// Bytes of weights that a rank receives when every block is gathered once, padding included.
 Bytes received_once(const Blueprint& blueprint, std::size_t first, std::size_t last) {
   const schedule::RankSizes sizes(blueprint.workload);
   Bytes sum = 0;
@@ -95,7 +95,7 @@ void expect_stored(const schedule::StateBytes& found, const Blueprint& blueprint
   }();
   const schedule::StateBytes paper =
       schedule::zero_memory(elements, world, stage, schedule::kOwnStateBytes);
-  // Parts are whole pages, and the arrays of a state buffer lie apart (cpu_adam::kArraySkew).
+  // Shards are whole pages, and the arrays of a state buffer lie apart (cpu_adam::kArraySkew).
   const double parts = static_cast<double>(blueprint.model.blocks.size()) * (world + 4) * kPage;
   const double apart = static_cast<double>(blueprint.model.blocks.size()) * 3 * 32 * kPage;
   const auto expect_near = [&](double bytes, double exact, double slack) {
@@ -119,8 +119,8 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
     const Bytes exchanged = exchanged_in_a_step(engine);
     const std::size_t head = blueprint.model.blocks.size() - 1;
     const Bytes once = received_once(blueprint, 0, head);
-    // Stage 3 gathers for the forward and for the backward pass. Of the second, the embedding has
-    // no use, and the last two blocks are still there.
+    // Stage 3 gathers for the forward and for the backward pass. The backward pass of the embedding
+    // needs no weights, and the last two blocks are still on the device.
     const Bytes backward = stage == 3 ? received_once(blueprint, 1, head - 2) : 0;
     EXPECT_EQ(exchanged, 2 * once + backward) << "stage " << stage;
     if (ranks.rank() != 0) continue;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Uses the program as several ranks, mistakes and deaths included.
+"""Runs the program as several ranks, including wrong input and killed ranks.
 
     ranks_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
@@ -37,13 +37,13 @@ TINY = {
                 "eval_every": 2, "out": "run"},
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
-# The thorough way: BALLAST_TEST_KILLS=20.
+# BALLAST_TEST_KILLS=20 kills more often.
 KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
 
 
 def errors_of(text):
-    """What the program itself says of a failure; mpirun adds words of its own."""
+    """The program's own lines about a failure, without those of mpirun."""
     return [line for line in text.splitlines() if line.startswith("ballast: error: ")]
 
 
@@ -62,10 +62,10 @@ class RanksTest(unittest.TestCase):
         (self.path / "text.txt").write_text(TEXT)
         self.config = self.path / "config.json"
         self.config.write_text(json.dumps(TINY))
-        # In place of /dev/shm, where other runs have theirs.
+        # Replaces /dev/shm, which other runs use.
         self.shared_memory = self.path / "shm"
         self.shared_memory.mkdir()
-        # Marks this test's processes, so that those that stay can be found.
+        # Marks this test's processes, so that left-over ones can be found.
         self.token = f"ballast-ranks-test-{os.getpid()}-{random.getrandbits(48)}"
         self.environment = {**os.environ, "BALLAST_RANKS_TEST": self.token,
                             "XDG_CACHE_HOME": str(self.path / "cache"),
@@ -73,7 +73,7 @@ class RanksTest(unittest.TestCase):
                             "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory)}
 
     def command(self, ranks, *arguments, other=None):
-        """`ballast ARGUMENTS` as so many ranks; `other`: (environment, arguments) of one more."""
+        """`ballast ARGUMENTS` as this many ranks; `other`: (environment, arguments) of one more."""
         command = [MPIRUN, "-n", str(ranks), BALLAST, *map(str, arguments)]
         if other:
             environment, more = other
@@ -107,7 +107,7 @@ class RanksTest(unittest.TestCase):
         return self.run_ranks(ranks, "train", self.config, *arguments, other=other)
 
     def processes(self, rank=None):
-        """Numbers of this test's living processes; `rank`: of that rank's."""
+        """PIDs of this test's running processes; `rank`: only those of that rank."""
         wanted = [f"BALLAST_RANKS_TEST={self.token}".encode()]
         if rank is not None:
             wanted.append(f"OMPI_COMM_WORLD_RANK={rank}".encode())
@@ -136,7 +136,7 @@ class RanksTest(unittest.TestCase):
         self.assertEqual(done.returncode, status, done.stderr)
 
     def wait_for_steps(self, process, steps=1):
-        """Until `steps` are done."""
+        """Waits until `steps` are done."""
         metrics = self.path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + PATIENCE
         while not metrics.exists() or metrics.read_text().count("\n") < steps:
@@ -268,7 +268,7 @@ class Failures(RanksTest):
             self.assert_one_error(done, 1, f"rank {teller} on ", "not all ranks took part within 3")
 
     def test_a_rank_that_is_killed_takes_all_with_it(self):
-        # Before the first step as well as in the middle of any, in each lane.
+        # Before the first step and in the middle of any step, in each lane.
         dice = random.Random(20260)
         for _ in range(KILLS):
             stage, ranks = dice.randrange(4), dice.choice([2, 3])

@@ -10,8 +10,8 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-// Order, time of the update, placement and the timing of every single operation change not one bit
-// of what is learnt: the whole matrix of them against one serial run.
+// Order, time of the update, placement and the timing of every single operation do not change a
+// single bit of the results: all combinations are compared with one serial run.
 
 namespace ballast::engine {
 namespace {
@@ -56,7 +56,7 @@ std::vector<Choice> placements() {
       {"weights on NVMe, optimizer on device, activations on NVMe",
        {weights + "nvme", "ballast.activations=nvme"}},
   };
-  // The most threads, buffers and lanes in use at once.
+  // The maximum of threads, buffers and lanes in use at once.
   if (test::kSanitized) return {all[2], all[4]};
   return all;
 }
@@ -84,7 +84,7 @@ TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
 
 TEST(ScheduleMatrix, EagerIsGatedWithAClippingThatNeverBites) {
   test::expect_same(train({"ballast.update=eager"}), train({"gradient_clipping=1e9"}), "clipping");
-  // And it would show if it did bite.
+  // Checks that clipping would be visible if it were active.
   EXPECT_NE(train({"gradient_clipping=0.9"}).states, train({}).states);
 }
 

@@ -1,5 +1,5 @@
-"""What goes wrong with swap space, tried on the program: each ends in one line that says what, where
-and why, leaves nothing behind, and keeps what the run had written before."""
+"""Failures of swap space in real runs: each ends with one line that says what, where and why, leaves no
+file, and keeps the metrics that the run had written before."""
 import json
 import os
 import pathlib
@@ -56,7 +56,7 @@ class SwapTest(unittest.TestCase):
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
     def launch(self, ready, what, **config):
-        """A run that goes on while the test does; waits until `ready` of its metrics, or its end."""
+        """Starts a run in the background; waits until its metrics satisfy `ready`, or until its end."""
         process = subprocess.Popen([BALLAST, "train", self.config(**config)], cwd=self.path,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
@@ -65,7 +65,7 @@ class SwapTest(unittest.TestCase):
         return process
 
     def start(self, **config):
-        """A run without end, two steps of which are done."""
+        """Starts a long run and waits for two steps."""
         process = self.launch(
             lambda metrics: metrics.exists() and metrics.read_text().count("\n") >= 2, "two steps",
             steps=FOR_EVER, **config)
@@ -86,7 +86,7 @@ class SwapTest(unittest.TestCase):
             time.sleep(0.01)
 
     def finish(self, process):
-        """How a started run ended, as subprocess.run would say."""
+        """The result of a started run, like that of subprocess.run."""
         out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -113,7 +113,7 @@ class SwapTest(unittest.TestCase):
         return lines[0]
 
     def assert_nothing_left(self):
-        """Neither a file in the swap directory nor a broken line in what was written before."""
+        """Expects no file in the swap directory and only complete lines in the metrics."""
         if self.swap.exists():
             left = [entry for entry in self.swap.iterdir() if entry.name != "lost+found"]
             self.assertEqual(left, [])
@@ -162,12 +162,12 @@ class BeforeTheFirstByte(SwapTest):
                                    limits=limit)
 
     def test_more_than_is_free(self):
-        # 6.6e9 parameters of 12 bytes do not fit; nothing is allocated to find that out.
+        # 6.6e9 parameters of 12 bytes do not fit; the test allocates nothing.
         if os.statvfs(self.swap).f_bavail * os.statvfs(self.swap).f_frsize > 300e9:
             self.skipTest("more than 300 GB are free")
         model = {**TINY["model"], "hidden_size": 8192, "num_layers": 40, "num_heads": 64}
         self.assert_planning_fails(
-            f"{self.swap}: swapping needs ", "free are ", "another nvme_path", "No space left",
+            f"{self.swap}: swapping needs ", "are free; ", "another nvme_path", "No space left",
             model=model, ballast={**TINY["ballast"], "device_bytes": "512GiB",
                                   "host_bytes": "512GiB"})
 
@@ -177,7 +177,7 @@ class BeforeTheFirstByte(SwapTest):
 
 
 class SmallDisk(SwapTest):
-    """An ext4 file system of its own."""
+    """A separate ext4 file system."""
 
     def setUp(self):
         super().setUp()
@@ -201,7 +201,7 @@ class SmallDisk(SwapTest):
 
     def test_too_small(self):
         self.mount(2)
-        self.assert_fails(self.train(), f"{self.disk}: swapping needs ", "free are ")
+        self.assert_fails(self.train(), f"{self.disk}: swapping needs ", "are free; ")
         self.assertFalse((self.path / "run").exists())
 
     def test_read_only(self):
@@ -214,7 +214,7 @@ class SmallDisk(SwapTest):
         for way in ways:
             way.mkdir()
         rates = [{"path": str(way), "read_gbps": 1, "write_gbps": 1} for way in ways]
-        # Twice the model: each half fits, both do not.
+        # Twice the model: each half fits, but not both.
         model = {**TINY["model"], "hidden_size": 192}
         self.swap = ways[0]
         done = self.train(swap=ways, aio={"paths": rates}, model=model)
@@ -236,8 +236,8 @@ class SmallDisk(SwapTest):
 
 class WhileRunning(SwapTest):
     def spoil(self, process, act):
-        """Repeats `act` on the run's swap file until the run ends: a single deed may fall on what is
-        about to be overwritten."""
+        """Repeats `act` on the run's swap file until the run ends: a single change may be overwritten
+        before it is read."""
         files = self.swap_files(process)
         self.assertEqual(len(files), 1)
         deadline = time.monotonic() + PATIENCE
@@ -295,13 +295,13 @@ class WhileRunning(SwapTest):
         mine.write_text("keep")
         done = self.train()
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"removed 1 swap file (8.00 KiB) of dead runs from {self.swap}", done.stderr)
+        self.assertIn(f"removed 1 swap file (8.00 KiB) of crashed runs from {self.swap}", done.stderr)
         self.assertFalse(left.exists())
         self.assertTrue(stat.S_ISREG(mine.stat().st_mode))
 
 
 class Injected(SwapTest):
-    """Faults that only the library itself can bring about (aio/README.md)."""
+    """Faults that only the library itself can inject (aio/README.md)."""
 
     def assert_stops(self, faults, stage, cause):
         self.assert_fails(self.train(faults=faults), stage, str(self.swap), "offset=", "length=",
@@ -363,7 +363,7 @@ class SeveralPaths(SwapTest):
                 self.assertEqual(list(way.iterdir()), [])
         line = (self.path / "known/metrics.jsonl").read_text().splitlines()[-1]
         one = (self.path / "one/metrics.jsonl").read_text().splitlines()[-1]
-        # Not nvme_bytes_written: updates of the last step may still be under way at its line.
+        # Not nvme_bytes_written: updates of the last step may still run when its line is written.
         self.assertEqual(json.loads(line)["peak_bytes"], json.loads(one)["peak_bytes"])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Traces of real runs: what is in them, and what happens to them when a run ends early.
+"""Traces of real runs: their content, and the trace of a run that ends early.
 
     trace_test.py PATH_OF_BALLAST
 """
@@ -63,7 +63,7 @@ class Trace(unittest.TestCase):
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
     def read(self):
-        """The trace's slices by track, after checks of what must hold of every trace."""
+        """The trace's slices by track, after checks that apply to every trace."""
         events = json.loads(self.file.read_text())["traceEvents"]
         names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
         self.assertEqual(list(names.values()), [s for s in STAGES if s in names.values()])
@@ -164,7 +164,7 @@ class Trace(unittest.TestCase):
         assert_one_line(self, self.train("--trace-steps", "2"), 2, ["--trace"])
 
     def test_a_run_that_fails_leaves_what_it_has(self):
-        # Writes to NVMe fail late enough for a step to be done.
+        # Writes to NVMe fail late enough for one step to finish.
         done = self.train("--trace", self.file, faults="eio:on=write:after=20:times=1", steps=9)
         assert_one_line(self, done, 1, ["writeback"], ignored="ballast: warning:")
         self.assertIn("compute", self.read())

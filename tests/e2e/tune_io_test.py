@@ -19,7 +19,7 @@ from one_line import assert_one_line
 
 BALLAST = ""
 
-# The comments, the odd spaces and the number's form have to survive.
+# Comments, unusual spaces and the form of numbers must survive.
 CONFIG = """{
   // Small.
   "model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4}, /* a "string", { } */
@@ -92,7 +92,7 @@ class TuneIo(unittest.TestCase):
                 self.assertEqual(entry[key], max(0.001, round(found[key], 3)), key)
 
     def assert_only_these_changed(self, before, after, keys):
-        """What the text says beside these keys is still there, byte for byte and in order."""
+        """Expects that the rest of the text is unchanged, byte for byte and in order."""
         at = 0
         for piece in re.split(r"[,{}\n]", before):
             if any(f'"{key}"' in piece for key in keys):
@@ -102,7 +102,7 @@ class TuneIo(unittest.TestCase):
             self.assertGreaterEqual(found, 0, f"{words!r} is gone from\n{after}")
             at = found + len(words)
 
-    # What works.
+    # Successful commands.
 
     def test_what_is_written_is_what_a_run_uses(self):
         for device in ("nvme", "auto"):
@@ -130,7 +130,7 @@ class TuneIo(unittest.TestCase):
         tuning = self.tuned("--path", self.swap, "--write", self.file)
         effective = self.effective()
         self.assert_is_what_was_tuned(effective["aio"], tuning)
-        # Nothing is offloaded to NVMe, so nothing says where to.
+        # Nothing is offloaded to NVMe, so the config names no folder.
         self.assertNotIn("nvme_path", self.file.read_text())
         self.assertIn("// last", self.file.read_text())
 
@@ -190,7 +190,7 @@ class TuneIo(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("in_flight_bytes is 4.00 KiB, less than", done.stderr)
 
-    # Mistakes.
+    # Errors.
 
     def test_configs_that_cannot_be_written_are_refused_before_measuring(self):
         self.assert_fails(self.tune("--path", self.swap, "--write", "none.json"), 2, "none.json")

@@ -37,13 +37,13 @@ Content pattern(Bytes size) {
   return content;
 }
 
-/// Keeps `stream` from going on for 100 ms.
+/// Delays `stream` by 100 ms.
 void hold_up(Stream& stream) {
   const auto pause = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
   ASSERT_EQ(cudaLaunchHostFunc(as_cuda(stream).native(), pause, nullptr), cudaSuccess);
 }
 
-/// What `call` throws.
+/// The error that `call` throws.
 template <class Call>
 std::string error_of(ErrorCategory category, const Call& call) {
   try {
@@ -119,7 +119,7 @@ TEST_F(CudaDevice, MemoryIsPinnedAsLongAsThePinLives) {
   const auto device = make(kMiB);
   const Mapping mapping(kGiB + 8 * kMiB, "test");
   const HostBytes memory = mapping.bytes();
-  const HostBytes inner = memory.subspan(2 * kMiB, kGiB + 4 * kMiB);  // more than one part
+  const HostBytes inner = memory.subspan(2 * kMiB, kGiB + 4 * kMiB);  // more than one registration
   auto pin = device->pin(inner, "test");
   EXPECT_EQ(type_of(inner.front()), cudaMemoryTypeHost);
   EXPECT_EQ(type_of(inner.back()), cudaMemoryTypeHost);
@@ -154,7 +154,7 @@ TEST_F(CudaDevice, CallersDoNotWaitForCopiesOfPinnedMemory) {
   EXPECT_TRUE(std::equal(in.begin(), in.end(), out.begin()));
 }
 
-/// Ranges that lie in two registrations of CUDA's.
+/// Ranges that lie in two CUDA registrations.
 TEST_F(CudaDevice, CopiesMayCrossThePartsOfAPin) {
   const auto device = make(kMiB);
   const auto stream = device->make_stream("copy");
@@ -182,7 +182,7 @@ TEST_F(CudaDevice, EventsOrderWorkAcrossStreams) {
   const Content in = pattern(kPage);
   Content out(in.size());
   const DeviceBytes memory = device->allocate(in.size(), "buffer");
-  event->wait_on(*second);  // never recorded: nothing to wait for
+  event->wait_on(*second);  // never recorded, so it does not wait
   hold_up(*first);
   device->copy_to_device(*first, memory, in);
   event->record(*first);

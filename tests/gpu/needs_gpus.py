@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a command where there are enough GPUs for it; else exits 77, which Meson shows as SKIP.
+"""Runs a command if there are enough GPUs; otherwise exits 77, which Meson shows as SKIP.
 
     needs_gpus.py NUMBER COMMAND...
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def gpus() -> int:
-    """How many GPUs the driver lists."""
+    """The number of GPUs that the driver lists."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except OSError:

@@ -1,4 +1,4 @@
-// The kernel that adds up what the ranks of a reduce_scatter have sent, without any ranks.
+// The kernel that sums the parts of a reduce_scatter, without ranks.
 #include "src/comm/sum.h"
 
 #include <bit>
@@ -19,8 +19,8 @@ namespace {
 
 using Content = std::vector<std::byte>;
 
-/// Elements of many sizes, so that the order of a sum shows, and between them any bit pattern that
-/// is no NaN: infinities, denormals, zeros of both signs.
+/// Elements of many magnitudes, so that a different order of a sum is detected, and among them any
+/// bit pattern that is not NaN: infinities, denormals, zeros of both signs.
 Content random_content(Bytes bytes, DType type, std::uint32_t seed) {
   std::mt19937 random(seed);
   Content content(bytes);
@@ -37,7 +37,7 @@ Content random_content(Bytes bytes, DType type, std::uint32_t seed) {
   return content;
 }
 
-/// Which NaN comes out of infinities of both signs is not said.
+/// The sum of infinities of both signs may be any NaN.
 void expect_same_numbers(const Content& sums, const Content& expected, DType type) {
   ASSERT_EQ(sums.size(), expected.size());
   for (Bytes at = 0; at < sums.size(); at += size_of(type)) {
@@ -60,8 +60,8 @@ struct Case {
   Bytes pages;
 };
 
-/// Distances are a page longer than the terms; the sum takes the place of the rank's own term, and
-/// the page behind it stays as it was.
+/// Distances are a page longer than the terms. The sum replaces the rank's own term, and the page
+/// after it must not change.
 void expect_sum(device::Device& device, device::Stream& stream, const Case& test) {
   const Bytes size = test.pages * kPage;
   const DeviceBytes own = device.allocate(size + kPage, "own");
@@ -102,7 +102,7 @@ TEST(NcclSum, HasTheBitsOfTheSumOnTheHost) {
   for (const DType type : {DType::f32, DType::bf16}) {
     for (const std::uint32_t world : {1U, 2U, 3U, 8U}) {
       for (const std::uint32_t rank : {0U, world / 2, world - 1}) {
-        // The last one is more than all blocks of the kernel take at once.
+        // The last size exceeds one pass of all blocks of the kernel.
         for (const Bytes pages : {Bytes{0}, Bytes{1}, Bytes{7}, Bytes{1100}}) {
           SCOPED_TRACE(testing::Message() << to_string(type) << ", rank " << rank << " of " << world
                                           << ", " << pages << " pages");

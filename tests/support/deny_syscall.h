@@ -17,8 +17,8 @@ inline bool can_deny_syscalls() {
   return syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) == 0;
 }
 
-/// From now on, system call `number` fails with `error_number` in every thread of this process, for
-/// good. False when the kernel refuses the filter.
+/// Makes system call `number` fail with `error_number` in every thread of this process until it
+/// ends. False if the kernel refuses the filter.
 inline bool deny_syscall(long number, int error_number) {
   const unsigned deny = SECCOMP_RET_ERRNO | static_cast<unsigned>(error_number);
   std::array<sock_filter, 4> program = {{

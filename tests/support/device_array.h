@@ -16,8 +16,8 @@ inline void must(cudaError_t code) {
   if (code != cudaSuccess) throw std::runtime_error(cudaGetErrorString(code));
 }
 
-/// An array in the memory of a GPU, or of what stands in for one, of exactly that size. Kernels are
-/// enqueued on the default stream (nullptr).
+/// An array of exactly this size in the memory of a GPU or of a fake one. Kernels are enqueued on
+/// the default stream (nullptr).
 template <class T>
 class DeviceArray {
  public:
@@ -37,7 +37,7 @@ class DeviceArray {
     must(cudaMemcpyAsync(memory_, values.data(), bytes(), cudaMemcpyHostToDevice, nullptr));
     must(cudaStreamSynchronize(nullptr));
   }
-  /// What it holds once everything enqueued is done.
+  /// The content after all enqueued work is done.
   [[nodiscard]] std::vector<T> get() const {
     std::vector<T> values(size_);
     must(cudaMemcpyAsync(values.data(), memory_, bytes(), cudaMemcpyDeviceToHost, nullptr));
@@ -51,8 +51,8 @@ class DeviceArray {
   void* memory_ = nullptr;
 };
 
-/// Tests of kernels: on a GPU, or compiled for the host (tests/support/emulation), where they can
-/// run their threads in several orders.
+/// Tests of kernels: on a GPU, or compiled for the host (tests/support/emulation), where their
+/// threads run in several orders.
 class Kernels : public testing::Test {
  protected:
   void SetUp() override {

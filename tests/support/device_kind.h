@@ -9,13 +9,13 @@
 
 namespace ballast::test {
 
-/// The device that tests run on which any device can run: BALLAST_TEST_DEVICE, or the host device.
+/// The device for tests that any device can run: BALLAST_TEST_DEVICE, or the host device.
 inline std::string device_kind() {
   const char* const kind = std::getenv("BALLAST_TEST_DEVICE");
   return kind == nullptr ? "host" : kind;
 }
 
-/// Skips all tests of a program where there is no such device.
+/// Skips all tests of a program if there is no such device.
 class NeedsDevice : public testing::Environment {
  public:
   void SetUp() override {

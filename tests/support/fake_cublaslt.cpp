@@ -33,7 +33,7 @@ struct Preference {
   std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
   std::array<std::uint32_t, 4> alignments = {256, 256, 256, 256};
 };
-/// What is behind cublasLtMatmulAlgo_t.
+/// The content of a cublasLtMatmulAlgo_t.
 struct Algorithm {
   std::uint64_t problem;
   std::uint64_t workspace;
@@ -106,7 +106,7 @@ cublasStatus_t set_preference(cublasLtMatmulPreference_t preference,
   }
 }
 
-/// A product's descriptors.
+/// The descriptors of a product.
 struct Problem {
   const Operation& operation;
   const Layout& a;
@@ -142,7 +142,7 @@ struct Problem {
     }
     return bias && operation.bias == nullptr ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
   }
-  /// The same for problems that an algorithm is good for.
+  /// The same for all problems to which an algorithm applies.
   [[nodiscard]] std::uint64_t number() const {
     std::uint64_t hash = 17;
     const auto add = [&](auto value) {
@@ -201,7 +201,7 @@ std::size_t place(const Layout& layout, std::size_t row, std::size_t column) {
   return row + column * static_cast<std::size_t>(layout.leading);
 }
 
-/// All elements of a matrix: those that one sum runs over lie together.
+/// All elements of a matrix in which the elements of one sum are contiguous.
 std::vector<double> gather(const void* from, const Layout& layout, bool along_rows) {
   std::vector<double> values;
   values.reserve(layout.rows * layout.columns);

@@ -19,7 +19,7 @@ constexpr std::size_t kMemory = std::size_t{1} << 33U;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
 
-/// The runtime remembers failures until it is asked.
+/// The runtime keeps failures until they are queried.
 cudaError_t remembered(cudaError_t code) {
   if (code != cudaSuccess) last_error = code;
   return code;
@@ -33,7 +33,7 @@ std::map<std::byte*, std::size_t>& registry() {
   return pieces;
 }
 
-/// What a range has to do with the pieces that are registered.
+/// How a range overlaps with the registered ranges.
 enum class Lies { outside, in_one, across };
 
 Lies where(const std::byte* start, std::size_t size) {
@@ -129,7 +129,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* memory, int value, std::size_t size) {
-  // Memory comes zeroed, and untouched pages cost nothing.
+  // Memory is zeroed, and untouched pages cost nothing.
   if (value != 0) std::memset(memory, value, size);
   return cudaSuccess;
 }
@@ -177,11 +177,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
                             cudaStream_t) {
   const bool up = kind == cudaMemcpyHostToDevice;
   const void* host = up ? from : to;
-  // CUDA documents this for ranges that are registered in part, and says nothing of ranges in two.
+  // CUDA documents this for partly registered ranges, and does not mention ranges in two
+  // registrations.
   if (where(static_cast<const std::byte*>(host), size) == Lies::across) {
     return remembered(cudaErrorInvalidValue);
   }
-  if (size > 0) std::memcpy(to, from, size);  // either may be null else
+  if (size > 0) std::memcpy(to, from, size);  // otherwise either may be null
   (up ? FakeCuda::copied_to_device : FakeCuda::copied_to_host) += size;
   return cudaSuccess;
 }

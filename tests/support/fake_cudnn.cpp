@@ -22,7 +22,7 @@ namespace {
 using test::FakeCudnn;
 using Four = std::array<std::int64_t, 4>;
 
-/// Refuses a call.
+/// Fails a call with the given reason.
 struct Refusal : std::runtime_error {
   explicit Refusal(const std::string& complaint, cudnnStatus_t code = CUDNN_STATUS_BAD_PARAM)
       : std::runtime_error(complaint), status(code) {}
@@ -31,7 +31,7 @@ struct Refusal : std::runtime_error {
 void require(bool condition, const std::string& complaint) {
   if (!condition) throw Refusal(complaint);
 }
-/// Does `work`, and turns a refusal into a status of cuDNN.
+/// Does `work` and converts its error to a status of cuDNN.
 template <class Work>
 cudnnStatus_t answer(const Work& work) {
   try {
@@ -54,7 +54,7 @@ struct Node {
   cudnnBackendDescriptorType_t type;
   bool finished = false;
   std::map<int, std::vector<std::byte>> attributes = {};
-  // Of a graph, and of what is made from it.
+  // For a graph, and for the objects that are made from it.
   Tensors tensors = {};
   FakeCudnn::Engine engine = {};
 };
@@ -69,7 +69,7 @@ std::size_t size_of(cudnnBackendAttributeType_t type) {
   return wide ? 8 : sizeof(cudnnDataType_t);
 }
 
-/// The values of an attribute; none where it was not set.
+/// The values of an attribute; none if it was not set.
 template <class T>
 std::vector<T> all(const Node& from, int name) {
   const auto found = from.attributes.find(name);
@@ -99,7 +99,7 @@ Four four(const Node& tensor, int name) {
   return result;
 }
 
-/// The tensors in memory that the operations of a graph name.
+/// The tensors in memory that the operations of a graph use.
 Tensors tensors_of(const Node& graph) {
   Tensors found;
   for (const auto part : all<cudnnBackendDescriptor_t>(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
@@ -203,8 +203,8 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
   });
 }
 
-/// Causal attention over the tensors of a graph, wherever their strides say they are. The
-/// operations of the graph are not looked at.
+/// Causal attention over the tensors of a graph, with any strides. Ignores the operations of the
+/// graph.
 class Attention {
  public:
   Attention(const Tensors& tensors, const std::map<std::int64_t, void*>& places)
@@ -231,7 +231,7 @@ class Attention {
     return static_cast<T*>(places_.at(static_cast<std::int64_t>(which)))[offset];
   }
 
-  /// The row of one query, in one head.
+  /// The row of one query of one head.
   void attend(const Four& query, std::int64_t size) const {
     const auto [s, h, i, none] = query;
     const std::int64_t heads = tensor(AttentionTensor::queries).extents[1];

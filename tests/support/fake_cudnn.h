@@ -15,35 +15,35 @@ struct FakeEngine {
   cudnnStatus_t planned = CUDNN_STATUS_SUCCESS;
 };
 
-/// What fake_cudnn.cpp does. It stands in, at link time, for the loaded cuDNN. It keeps what is set
-/// of descriptors, answers as is said here, and computes causal attention over the tensors that a
-/// graph names. Whether cuDNN's engines take the graph, only a GPU shows: suite gpu. For one
-/// thread; set up before the first use.
+/// Controls fake_cudnn.cpp, which replaces the loaded cuDNN at link time. It stores the attributes
+/// of descriptors, returns the results below, and computes causal attention over the tensors of a
+/// graph. Whether cuDNN's engines accept the graph is tested only on a GPU (suite gpu). For one
+/// thread; set the members before the first use.
 struct FakeCudnn {
-  /// Without it there is no library.
+  /// If false, the library is missing.
   static inline bool present = false;
 
-  /// What the heuristics find.
+  /// The engines that the heuristics find.
   using Engine = FakeEngine;
   static inline std::vector<Engine> engines = {Engine{}};
-  /// What they find when asked for a last resort.
+  /// The engines that the fallback heuristics find.
   static inline std::vector<Engine> last_resorts = {};
 
-  /// What the next start and the next execution are answered.
+  /// The results of the next creation of a handle and of the next execution.
   static inline cudnnStatus_t next_start = CUDNN_STATUS_SUCCESS;
   static inline cudnnStatus_t next_execution = CUDNN_STATUS_SUCCESS;
 
   static inline int plans = 0;
   static inline int executions = 0;
-  /// Of the last execution.
+  /// Values of the last execution.
   static inline cudaStream_t stream = nullptr;
   static inline std::int64_t workspace = 0;
-  /// Descriptors and handles that were made and not ended.
+  /// Descriptors and handles that exist.
   static inline int alive = 0;
-  /// Why the last call was refused.
+  /// The reason of the last refusal.
   static inline std::string complaint;
 
-  /// As at the start; what is alive stays.
+  /// Resets the members; existing objects stay.
   static void reset() {
     present = false;
     engines = {Engine{}};

@@ -11,14 +11,14 @@
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;  ///< none in a world of 1
   std::size_t rank = 0;
-  int busy_looks = 0;  ///< so many times it is still at it
+  int busy_looks = 0;  ///< number of queries that return "in progress"
 };
 
 namespace {
 
 using ballast::test::FakeNccl;
 
-/// A call in a group: starts it and says what to wait for.
+/// A call in a group: starts it and returns its request.
 using Start = std::function<void(MPI_Request*)>;
 
 thread_local bool in_group = false;
@@ -33,12 +33,12 @@ int world_rank() {
   return rank;
 }
 
-/// First who made the identifier, then a pattern.
+/// The process that made the identifier, then a pattern.
 char identifier_byte(int place, int maker) {
   return static_cast<char>(place == 0 ? maker : 37 * place);
 }
 
-/// Calls come in groups, of bytes, and not in vain.
+/// Calls must be in groups, of type bytes, and not empty.
 ncclResult_t grouped(ncclComm_t channel, ncclDataType_t type, std::size_t count, Start start) {
   if (!in_group || type != ncclUint8 || count == 0) return ncclInvalidUsage;
   channel->busy_looks = 2;
@@ -69,7 +69,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* channel, int count, ncclUniqueId
   int joined = 0;
   MPI_Initialized(&joined);
   if (joined == 0) return ncclInProgress;
-  // Those who have the same identifier, in the order of the ranks that they were given.
+  // The processes with the same identifier, in the order of their ranks.
   MPI_Comm_split(MPI_COMM_WORLD, maker, rank, &(*channel)->mpi);
   int members = 0;
   MPI_Comm_size((*channel)->mpi, &members);

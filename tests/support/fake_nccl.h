@@ -6,9 +6,9 @@
 
 namespace ballast::test {
 
-/// What fake_nccl.cpp does. It stands in, at link time, for NCCL, over MPI.
+/// Controls fake_nccl.cpp, which replaces NCCL at link time, over MPI.
 struct FakeNccl {
-  /// What channels answer when they are asked how they are.
+  /// The results of status queries of channels.
   static inline std::atomic<ncclResult_t> async_error = ncclSuccess;
 
   static inline std::atomic<int> finalized = 0;

@@ -10,11 +10,11 @@
 
 namespace ballast::test {
 
-/// Shared between a test and a GateTransport: the test sees which blocks were started, in order,
-/// and decides when and how each ends. No byte is moved.
+/// Shared between a test and a GateTransport: the test sees the started blocks in order and decides
+/// when and how each ends. No data is moved.
 class Gate {
  public:
-  /// Waits until `count` starts have happened in all; returns copies of the started blocks.
+  /// Waits until `count` blocks in all have started; returns copies of them.
   std::vector<aio::Block> wait_for_starts(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return starts_.size() >= count; });

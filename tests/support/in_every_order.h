@@ -14,7 +14,7 @@
 
 namespace ballast::test {
 
-/// Equal bit for bit, so that a NaN is equal to itself and zeros of both signs differ.
+/// Equal bit for bit: a NaN equals itself, and zeros of both signs differ.
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -31,9 +31,9 @@ bool same_bits(const std::tuple<std::vector<T>...>& a, const std::tuple<std::vec
       a);
 }
 
-/// Calls `run`, which enqueues kernels and fetches what they leave: where kernels are emulated once
-/// for each order of their threads, else on the GPU twice. Expects the same bits of what `run`
-/// returns (a vector or a tuple of vectors) each time and returns it; it may return nothing.
+/// Calls `run`, which enqueues kernels and fetches their results: with emulated kernels once for
+/// each order of their threads, on a GPU twice. Expects the same bits from `run` each time and
+/// returns them (a vector or a tuple of vectors); it may return nothing.
 template <class Run>
 auto in_every_order(const Run& run) {
 #if defined(BALLAST_EMULATED_GPU)
@@ -54,7 +54,7 @@ auto in_every_order(const Run& run) {
     for (const auto order : others) in(order);
   } else {
     const auto found = in(first);
-    if (kSanitized) return found;  // minutes otherwise
+    if (kSanitized) return found;  // would take minutes
     for (const auto order : others) {
       EXPECT_TRUE(same_bits(found, in(order))) << "the order of threads changes the result";
     }

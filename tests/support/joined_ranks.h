@@ -4,7 +4,8 @@
 
 namespace ballast::test {
 
-/// All processes of mpirun; this one alone without it. Joined once: MPI starts once in a process.
+/// All processes of mpirun, or this process without it. Joined once, because MPI starts once per
+/// process.
 inline comm::Ranks& joined_ranks() {
   static const auto joined = comm::join_ranks(comm::read_launch(), {.timeout_seconds = 120.0});
   return *joined;

@@ -6,7 +6,7 @@
 
 namespace ballast::test {
 
-/// Whether this kernel makes pages when asked (Linux 5.14, MADV_POPULATE_WRITE).
+/// Whether this kernel can populate pages (Linux 5.14, MADV_POPULATE_WRITE).
 inline bool kernel_makes_pages() {
   constexpr int kPopulateWrite = 23;
   const Mapping page(kPage, "test");

@@ -8,7 +8,7 @@
 
 namespace ballast::test {
 
-/// A fresh directory under the system's place for temporary files; removed with everything in it.
+/// A new directory in the system's folder for temporary files; removed with its content.
 class TempDir {
  public:
   TempDir() {

@@ -17,10 +17,10 @@
 
 namespace ballast::test {
 
-/// Ranks that are threads of this process, for what needs nothing but their own collectives.
+/// Ranks that are threads of this process, for tests that need only the ranks' own collectives.
 class ThreadRanks final : public comm::Ranks {
  public:
-  /// What the ranks of one run share.
+  /// State shared by the ranks of one run.
   struct Meeting {
     explicit Meeting(std::uint32_t world) : barrier(static_cast<std::ptrdiff_t>(world)) {}
     std::barrier<> barrier;
@@ -66,7 +66,7 @@ class ThreadRanks final : public comm::Ranks {
   Meeting& meeting_;
 };
 
-/// Calls `work` as each of `world` ranks, which must not throw.
+/// Calls `work` as each of `world` ranks; it must not throw.
 inline void as_ranks(std::uint32_t world, const std::function<void(comm::Ranks&)>& work) {
   ThreadRanks::Meeting meeting(world);
   std::vector<std::thread> threads;

@@ -12,9 +12,9 @@
 
 namespace ballast::test {
 
-/// A config around `model` (the inside of the model section, 131 token ids or fewer) with 3
-/// micro-batches of 2 sequences of 37 tokens and roomy budgets, for device_kind(); its run
-/// directory is `directory`.
+/// A config with `model` (the inside of the model section, at most 131 token ids), 3 micro-batches
+/// of 2 sequences of 37 tokens and large budgets, for device_kind(); its run directory is
+/// `directory`.
 inline config::Config tiny_config(const std::string& model, bool bf16,
                                   const std::filesystem::path& directory,
                                   const std::vector<std::string>& overrides = {}) {

@@ -19,16 +19,16 @@ namespace ballast::test {
 /// Number of token ids in the data below.
 constexpr std::uint64_t kIds = 131;
 
-/// Inputs of a step and the ids that should follow them, one after the other, equally many.
+/// Inputs of a step and their targets, equally many.
 struct Batch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
 };
 
-/// Batch number `number` with that many tokens.
+/// Batch number `number` with this many tokens.
 using Data = std::function<Batch(std::size_t tokens, std::uint64_t number)>;
 
-/// Ids without order but of uneven frequency, which is all there is to learn.
+/// Ids in random order with unequal frequencies; a model can learn only the frequencies.
 inline Batch scattered_ids(std::size_t tokens, std::uint64_t number) {
   const auto ids = [tokens](std::uint64_t stream) {
     std::vector<std::int32_t> out(tokens);
@@ -54,7 +54,7 @@ inline Batch chained_ids(std::size_t tokens, std::uint64_t number) {
   return batch;
 }
 
-/// This rank's part of a batch of all.
+/// This rank's part of the batch.
 inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
   if (ranks == nullptr) return all;
   const std::size_t part = all.tokens.size() / ranks->world();
@@ -64,10 +64,10 @@ inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
           {all.targets.begin() + begin, all.targets.begin() + end}};
 }
 
-/// What a run produced, bit for bit.
+/// The results of a run, bit for bit.
 struct Outcome {
   std::vector<double> losses;       ///< of each step
-  std::vector<double> evaluations;  ///< after every tenth
+  std::vector<double> evaluations;  ///< after every tenth step
   std::vector<double> norms;
   std::uint64_t states = 0;
   bool operator==(const Outcome&) const = default;
@@ -80,8 +80,8 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
   EXPECT_EQ(outcome.states, expected.states) << name;
 }
 
-/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps; with `ranks`,
-/// their batches together are what one would get.
+/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps. With `ranks`,
+/// their batches together are the batch of a run with one rank.
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
                      comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;

@@ -6,17 +6,18 @@
 
 namespace ballast::schedule {
 
-/// Bytes that each parameter takes of each kind of model state.
+/// Bytes per parameter of each kind of model state.
 struct StateBytes {
   double weights = 2.0;
   double gradients = 2.0;
   double optimizer = 12.0;
 };
 
-/// As the ZeRO paper counts mixed-precision Adam: its K is an fp32 master weight and two moments.
+/// The sizes in the ZeRO paper for mixed-precision Adam: its K is an fp32 master weight and two
+/// moments.
 inline constexpr StateBytes kPaperStateBytes = {
     .weights = 2.0, .gradients = 2.0, .optimizer = 12.0};
-/// As this engine stores bf16 AdamW: the master's other 16 bits and two fp32 moments.
+/// The sizes of this engine for bf16 AdamW: the master's other 16 bits and two fp32 moments.
 inline constexpr StateBytes kOwnStateBytes = {.weights = 2.0, .gradients = 2.0, .optimizer = 10.0};
 
 /// Bytes of model states that one of `world` (at least 1) ranks holds for `parameters` parameters
@@ -36,7 +37,7 @@ inline StateBytes zero_memory(double parameters, std::uint64_t world, int stage,
           .optimizer = share(per_parameter.optimizer, 1)};
 }
 
-/// All three together.
+/// The sum of all three.
 constexpr double total(const StateBytes& bytes) {
   return bytes.weights + bytes.gradients + bytes.optimizer;
 }

@@ -184,7 +184,8 @@ std::string check_step(const cpu_adam::Updater& updater, const AdamArrays& array
     }
     if (!finite(after)) return fmt::format("element {} is not finite", indices[i]);
     if (!arrays.copy_is_right(indices[i])) {
-      return fmt::format("the copy of element {} is not its rounded master", indices[i]);
+      return fmt::format("the 16-bit copy of element {} is not its rounded master weight",
+                         indices[i]);
     }
     changed += after.weight != before[i].weight ? 1 : 0;
   }
@@ -386,21 +387,24 @@ void run_bench_adam(const BenchAdamArguments& arguments) {
 void add_bench_adam(Command bench) {
   auto arguments = std::make_shared<BenchAdamArguments>();
   auto& a = *arguments;
-  Command command = bench.add_command(
-      "adam", "CPU optimizer updates as a share of the memory bandwidth (lists make a sweep)");
-  command.add_option("--params", &a.params, "Parameters, for example 256Mi",
+  Command command = bench.add_command("adam",
+                                      "CPU optimizer updates as a share of the memory bandwidth "
+                                      "(comma-separated lists measure all combinations)");
+  command.add_option("--params", &a.params, "Number of parameters, for example 256Mi",
                      {.commas = true, .single_argument = true, .shown_default = "64Mi"});
   command.add_option("--variant", &a.variants,
                      "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
                      "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16",
                      {.commas = true, .single_argument = true});
-  command.add_option("--isa", &a.isas,
-                     "scalar, neon, avx2 or avx512 (default: the vector ones of this CPU)",
-                     {.commas = true, .single_argument = true});
+  command.add_option(
+      "--isa", &a.isas,
+      "scalar, neon, avx2 or avx512 (default: all vector instruction sets of this CPU)",
+      {.commas = true, .single_argument = true});
   command.add_option("--threads", &a.threads, "Threads (default: all usable CPUs)",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 4096)});
   add_limits(command, a.repeats, a.seconds);
-  command.add_option("--numa-node", &a.numa_node, "Threads and memory of one NUMA node, from 0");
+  command.add_option("--numa-node", &a.numa_node,
+                     "Use the CPUs and memory of this NUMA node (from 0)");
   command.add_flag("--no-check", &a.no_check, "Skip the comparison with a reference in double");
   command.add_flag("--json", &a.json, "Print a JSON array");
   command.set_action([arguments] { run_bench_adam(*arguments); });

@@ -4,9 +4,9 @@
     adam_peers.py [--params 64Mi] [--threads N] [--rounds 5] [--seconds 0.5]
                         [--ballast PATH] [--memory same|torch] [--json]
 
-Needs `torch` and `deepspeed` from PyPI, and `ninja` and a C++ compiler, with which DeepSpeed builds
-its kernel when it is first used. Every rate is parameters / median seconds of one update of one
-flat parameter, states and gradient in memory:
+Needs `torch`, `deepspeed` and `ninja` from PyPI and a C++ compiler: DeepSpeed builds its kernel
+when it is first used. Every rate is parameters / median seconds of one update of one flat
+parameter, states and gradient in memory:
 
     ballast adamw-bf16     bf16 gradient in; bf16 weight + 16-bit remainder, fp32 moments: one pass
     ballast adamw-fp32     fp32 gradient, weight and moments
@@ -14,8 +14,8 @@ flat parameter, states and gradient in memory:
                            bf16 gradient to fp32 (copy_), DeepSpeedCPUAdam.step() on the fp32
                            master, master to the bf16 weight (copy_): the job of adamw-bf16
     deepspeed with clipping
-                           the same with the clip coefficient multiplied into the fp32 gradient
-                           first, as its ZeRO optimizers do; adamw-bf16 always contains it
+                           the same, but the fp32 gradient is first multiplied by the clip
+                           coefficient, as in its ZeRO optimizers; adamw-bf16 always does this
     torch fused three passes, torch foreach three passes
                            the same around torch.optim.AdamW.step()
     deepspeed fp32         DeepSpeedCPUAdam.step() alone: the job of adamw-fp32
@@ -25,10 +25,10 @@ flat parameter, states and gradient in memory:
 In every round each peer is measured right after Ballast's variant that does the same job, for at
 least --seconds each. `ratio` is the median over the rounds of Ballast's rate over the peer's in the
 same round; both rates are medians over these rounds. All have the same number of threads. With
---memory same (the default) the peers' arrays lie as Ballast's: huge pages where the kernel grants
-them, starts skewed against each other; with --memory torch they lie where PyTorch puts them. A
-machine whose speed changes spoils the rates first and the ratios less: the table says so, and
---json has every round.
+--memory same (the default) the peers' arrays are allocated like Ballast's: on huge pages if the
+kernel grants them, with skewed starts; with --memory torch PyTorch allocates them. If the machine's
+speed changes, the rates suffer more than the ratios: the table then has a warning, and --json has
+every round.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def fail(message):
 def count(text):
     match = re.fullmatch(r"(\d+)(|k|M|G|Ki|Mi|Gi)", text)
     if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no count such as 1000 or 64Mi")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a count; write a number such as 1000 or 64Mi")
     return int(match[1]) * SCALES[match[2]]
 
 
@@ -71,7 +72,7 @@ def read_arguments():
         description="Compares `ballast bench adam` with DeepSpeed's CPU Adam and torch.optim.AdamW")
     root = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--params", type=count, default=count("64Mi"), metavar="N",
-                        help="parameters (default 64Mi; takes about 48 bytes each)")
+                        help="parameters (default 64Mi; each needs about 48 bytes)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=0.5, metavar="S",
@@ -79,17 +80,18 @@ def read_arguments():
     parser.add_argument("--ballast", type=pathlib.Path, default=root / "build/tools/ballast",
                         metavar="PATH", help="the program (default: build/tools/ballast)")
     parser.add_argument("--memory", choices=("same", "torch"), default="same",
-                        help="peers' arrays as Ballast's or as PyTorch's allocator places them")
+                        help="allocate the peers' arrays like Ballast (same) or with PyTorch's "
+                             "allocator (torch)")
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     arguments = parser.parse_args()
     if arguments.threads < 1 or arguments.rounds < 1 or arguments.seconds < 0:
-        parser.error("--threads and --rounds are at least 1, --seconds at least 0")
+        parser.error("--threads and --rounds must be at least 1, --seconds at least 0")
     return arguments
 
 
 @contextlib.contextmanager
 def captured():
-    """All that is written to stdout and stderr meanwhile, by C++ and compilers too, as a file."""
+    """A file with all output to stdout and stderr, including that of C++ code and compilers."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
@@ -107,7 +109,7 @@ def captured():
 
 
 def load_peers(threads):
-    """torch, the class DeepSpeedCPUAdam, and what its kernel says it is compiled for."""
+    """Returns torch, the class DeepSpeedCPUAdam and the instruction set of its kernel."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # DeepSpeed's build looks for the ninja of the same environment.
@@ -123,13 +125,13 @@ def load_peers(threads):
             kernel.create_adam(10**6, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
             kernel.destroy_adam(10**6)
         except ImportError as error:
-            problem = f"{error}; PyPI has what is needed: pip install torch deepspeed ninja"
+            problem = f"{error}; run pip install torch deepspeed ninja"
         except Exception as error:  # whatever a failed build raises
             first = str(error).strip().splitlines() or [type(error).__name__]
-            problem = ("DeepSpeed cannot build its CPU Adam, for which it needs ninja and a C++ "
-                       f"compiler: {first[0]}")
+            problem = ("DeepSpeed cannot build its CPU Adam; install ninja and a C++ compiler: "
+                       f"{first[0]}")
         sys.stdout.flush()
-        ctypes.CDLL(None).fflush(None)  # what C++ printed
+        ctypes.CDLL(None).fflush(None)  # output of C++ code
         output.seek(0)
         said = output.read()
     if problem:
@@ -140,7 +142,7 @@ def load_peers(threads):
 
 
 def require_memory(size):
-    """The peers' arrays, the temporaries of foreach, and Ballast's arrays beside them."""
+    """Counts the peers' arrays, the temporaries of foreach and Ballast's arrays."""
     needed = 48 * size
     for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -151,7 +153,7 @@ def require_memory(size):
 
 
 class Memory:
-    """Makes tensors in the memory that was asked for."""
+    """Allocates tensors in the memory that --memory names."""
 
     def __init__(self, torch, kind):
         self.torch = torch
@@ -171,7 +173,7 @@ class Memory:
 
 
 class Peers:
-    """The peers' jobs over one set of arrays, which they take turns to update."""
+    """The peers' jobs. All update the same arrays."""
 
     def __init__(self, torch, ds_adam, size, memory):
         make = Memory(torch, memory).tensor
@@ -208,7 +210,7 @@ class Peers:
         return job
 
     def jobs(self):
-        """Name, what does it, Ballast's variant that does the same."""
+        """Tuples of a name, the function to time, and the equal variant of Ballast."""
         optimizers = {"deepspeed": self.deepspeed, "torch fused": self.fused,
                       "torch foreach": self.foreach}
         return [("deepspeed with clipping", self.three_passes(self.deepspeed, clipping=True),
@@ -235,7 +237,7 @@ def ballast_row(arguments, variant, *more):
     """Ballast's result for `variant`: with its best instruction set unless `more` names one."""
     command = [arguments.ballast, "bench", "adam", "--json", "--no-check", "--variant", variant,
                "--params", str(arguments.params), "--threads", str(arguments.threads),
-               # Half of its time goes into measuring its ceiling.
+               # The command measures its ceiling half of the time.
                "--seconds", str(2 * arguments.seconds), "--repeats", "3", *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -92,12 +92,13 @@ double ratio(const std::vector<Row>& rows, const Row& row) {
 
 void print_table(const std::vector<Row>& rows, const BenchAttentionArguments& arguments) {
   const AttentionShape& e = arguments.extents;
-  fmt::print("bf16, causal: {} sequences of {}, {} heads ({} of keys) of {}\n", e.sequences,
-             e.length, e.heads, e.kv_heads, e.head_dim);
+  fmt::print(
+      "bf16, causal: {} sequences of {} tokens, {} heads ({} for keys and values) of size {}\n",
+      e.sequences, e.length, e.heads, e.kv_heads, e.head_dim);
   fmt::print(
       "FLOP: half of 4 (forward) or 10 (backward) x sequences x heads x length^2 x head\n\n");
-  fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "by", "rounds", "ms", "TFLOP/s",
-             "ratio");
+  fmt::print("  {:<9} {:<6} {:>7} {:>10} {:>9} {:>7}\n", "pass", "kernel", "rounds", "ms",
+             "TFLOP/s", "ratio");
   for (const Row& row : rows) {
     fmt::print("  {:<9} {:<6} {:>7} {:>10.4f} {:>9.1f} {:>7.2f}\n", pass_name(row.pass),
                kernels_name(row.pass), row.seconds.size(), 1e3 * row.median(),
@@ -147,7 +148,8 @@ void run_bench_attention(const BenchAttentionArguments& arguments) {
   }
   fmt::print("{}\n", device->description());
   print_table(rows, arguments);
-  if (!trial->cudnn_refusal().empty()) fmt::print("\nno cuDNN: {}\n", trial->cudnn_refusal());
+  if (!trial->cudnn_refusal().empty())
+    fmt::print("\ncuDNN is not measured: {}\n", trial->cudnn_refusal());
 }
 
 }  // namespace
@@ -156,7 +158,7 @@ void add_bench_attention(Command bench) {
   auto arguments = std::make_shared<BenchAttentionArguments>();
   auto& a = *arguments;
   Command command = bench.add_command(
-      "attention", "Attention in bf16 on the CUDA device: our own kernels against cuDNN's");
+      "attention", "Attention in bf16 on the CUDA device: Ballast's kernels compared with cuDNN's");
   command.add_option("--device", &a.device, "Device to measure; must be cuda",
                      {.show_default = true});
   const auto count = [&](const char* name, std::uint64_t* target, const char* what) {

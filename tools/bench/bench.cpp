@@ -42,9 +42,9 @@ std::string bench_device(const std::string& command, const std::string& asked) {
 }
 
 void add_limits(Command command, std::uint64_t& repeats, double& seconds) {
-  command.add_option("--repeats", &repeats, "Fewest measured rounds",
+  command.add_option("--repeats", &repeats, "Minimum number of measured rounds",
                      {.range = std::pair(1, 1000000), .show_default = true});
-  command.add_option("--seconds", &seconds, "Shortest measured time of a row, in seconds",
+  command.add_option("--seconds", &seconds, "Minimum measured time per row, in seconds",
                      {.range = std::pair(0.0, 3600.0), .show_default = true});
 }
 

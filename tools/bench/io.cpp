@@ -257,7 +257,7 @@ void add_options(Command command, BenchIoArguments& a) {
   command.add_option("--pattern", &a.patterns,
                      "read, write, or mixed: each block is read and written back",
                      {.commas = true, .single_argument = true});
-  command.add_option("--block", &a.blocks, "Bytes of a request",
+  command.add_option("--block", &a.blocks, "Size of a request",
                      {.commas = true, .single_argument = true, .shown_default = "1MiB"});
   command.add_option("--depth", &a.depths, "Requests outstanding per path",
                      {.commas = true, .single_argument = true, .range = std::pair(1, 16384)});
@@ -265,13 +265,13 @@ void add_options(Command command, BenchIoArguments& a) {
                      "auto, io_uring, threads or null, which moves no data and shows the "
                      "overhead of the queue",
                      {.commas = true, .single_argument = true});
-  command.add_option("--size", &a.size, "File per path", {.show_default = true});
+  command.add_option("--size", &a.size, "Size of the file on each path", {.show_default = true});
   command.add_option("--seconds", &a.seconds,
                      "Time of each measurement, in seconds (default: one pass over the file)",
                      {.range = std::pair(0.01, 86400.0)});
   command.add_flag("--sqpoll", &a.sqpoll, "io_uring: a kernel thread submits");
   command.add_flag("--iopoll", &a.iopoll, "io_uring: poll for completions");
-  command.add_flag("--buffered", &a.buffered, "Through the page cache instead of direct I/O");
+  command.add_flag("--buffered", &a.buffered, "Use the page cache instead of direct I/O");
   command.add_flag("--check", &a.check, "Compare all data read, and read back all writes");
   command.add_flag("--json", &a.json, "Print a JSON array");
 }
@@ -281,7 +281,8 @@ void add_options(Command command, BenchIoArguments& a) {
 void add_bench_io(Command bench) {
   auto arguments = std::make_shared<BenchIoArguments>();
   auto& a = *arguments;
-  Command command = bench.add_command("io", "Swap throughput of disks (lists make a sweep)");
+  Command command = bench.add_command(
+      "io", "Swap throughput of disks (comma-separated lists measure all combinations)");
   add_options(command, a);
   command.add_option("--job", &a.job,
                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "

@@ -6,22 +6,23 @@
                       [--ballast PATH] [--json]
 
 Needs `fio` (Debian: fio). In every round and for every pattern three programs take turns, in an
-order that rotates, each for --seconds on a file of its own that was written in full before, with
-O_DIRECT, the same block size, depth and file size:
+order that rotates. Each runs for --seconds on its own file, which was written in full before. All
+use O_DIRECT and the same block size, depth and file size:
 
     fio                fio --ioengine=io_uring --direct=1 --rw=read|write|rw (--rwmixread=50)
     ballast io_uring   ballast bench io --backend io_uring
     ballast threads    ballast bench io --backend threads
 
-fio's mix reads and writes at two places of the file, Ballast's writes back each block that it has
-read. Ballast's buffers lie on transparent huge pages; with --huge fio's do too (--mem=mmaphuge, which
-needs vm.nr_hugepages): a transfer is then one request for the driver instead of several, and where
-the device is limited by requests that doubles fio's rate. With --registered fio keeps its file and buffers registered (--fixedbufs --registerfiles), as
-Ballast always does. CPU time is user and system time over the measured time: fio's usr_cpu and
-sys_cpu, Ballast's getrusage, all threads. Ratios are Ballast's figure over fio's in the same round;
-what is shown and held against the bars is the median over the rounds. A machine whose speed changes
-spoils the rates first and the ratios less: the table says so, and --json has every round. Exit
-status: 0 all bars are met, 1 one is not, 2 it could not be measured.
+In the pattern mixed, fio reads and writes at two places of the file; Ballast writes back each
+block that it has read. Ballast's buffers lie on transparent huge pages; with --huge fio's do too
+(--mem=mmaphuge, which needs vm.nr_hugepages): a transfer is then one request for the driver
+instead of several. If requests limit the device, this doubles fio's rate. With --registered fio
+keeps its file and buffers registered (--fixedbufs --registerfiles), as Ballast always does. CPU
+time is user and system time over the measured time: fio's usr_cpu and sys_cpu, Ballast's
+getrusage, all threads. Ratios are Ballast's figure over fio's in the same round; the table shows
+the medians over the rounds and compares them with the bounds. If the machine's speed changes, the
+rates suffer more than the ratios: the table then has a warning, and --json has every round. Exit
+status: 0 if all bounds are met, 1 if one is not, 2 if a measurement failed.
 """
 
 import argparse
@@ -39,7 +40,7 @@ PATTERNS = ("read", "write", "mixed")
 SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 HUGE_PAGE = 2 * 2**20
 NOISY = 1.2  # best round over worst from which the table warns
-# Least share of fio's bytes per second, most of its CPU seconds per byte.
+# Lower bound of the rate and upper bound of the CPU time per byte, as multiples of fio's.
 BARS = {"io_uring": (0.97, 1.1), "threads": (0.90, None)}
 
 
@@ -51,7 +52,8 @@ def fail(message):
 def size(text):
     match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
     if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 4096 or 1MiB")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a size; write a size such as 4096 or 1MiB")
     return int(match[1]) * SCALES[match[2]]
 
 
@@ -59,7 +61,8 @@ def patterns(text):
     names = text.split(",")
     for name in names:
         if name not in PATTERNS:
-            raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(PATTERNS)}")
+            raise argparse.ArgumentTypeError(
+                f"'{name}' is not a pattern; choose from {', '.join(PATTERNS)}")
     return names
 
 
@@ -79,23 +82,24 @@ def read_arguments():
     parser.add_argument("--block", type=size, default=size("1MiB"), metavar="SIZE")
     parser.add_argument("--depth", type=int, default=32, metavar="N")
     parser.add_argument("--size", type=size, default=size("2GiB"), metavar="SIZE",
-                        help="file of each program (default 2GiB)")
+                        help="size of each program's file (default 2GiB)")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
                         help="time of one measurement (default 5)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--huge", action="store_true", help="fio with buffers on huge pages")
+    parser.add_argument("--huge", action="store_true",
+                        help="let fio use huge pages for its buffers")
     parser.add_argument("--registered", action="store_true",
-                        help="fio with registered file and buffers")
+                        help="let fio register its file and buffers")
     parser.add_argument("--ballast", type=pathlib.Path, default=root / "build/tools/ballast",
                         metavar="PATH", help="the program (default: build/tools/ballast)")
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     arguments = parser.parse_args()
     if arguments.depth < 1 or arguments.rounds < 1 or arguments.seconds < 1:
-        parser.error("--depth and --rounds are at least 1, --seconds at least 1")
+        parser.error("--depth, --rounds and --seconds must be at least 1")
     if arguments.block * arguments.depth > arguments.size:
-        parser.error("--size is too small for --depth blocks")
+        parser.error("--size must be at least --depth times --block")
     if not arguments.path.is_dir():
-        parser.error(f"{arguments.path} is no directory")
+        parser.error(f"{arguments.path} is not a directory")
     if arguments.huge:
         wanted = -(-arguments.block * arguments.depth // HUGE_PAGE) + 1
         if free_huge_pages() < wanted:
@@ -106,13 +110,14 @@ def read_arguments():
 def output_of(command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
-        fail(f"{' '.join(map(str, command[:3]))} ended with {done.returncode}: {said[-1]}")
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        fail(f"{' '.join(map(str, command[:3]))} ended with exit status {done.returncode}: "
+             f"{said[-1]}")
     return done.stdout
 
 
 class Fio:
-    """fio on one file, which is laid out once."""
+    """fio on one file, which is written in full once."""
 
     def __init__(self, arguments, directory):
         self.arguments = arguments
@@ -128,7 +133,7 @@ class Fio:
                           f"--bs={self.arguments.block}", f"--iodepth={self.arguments.depth}",
                           f"--size={self.arguments.size}", "--overwrite=1",
                           "--output-format=json", *extra, *options])
-        # Notes may stand before it.
+        # fio may print notes before the JSON.
         return json.loads(text[text.index("{"):])["jobs"][0]
 
     def measure(self, pattern):
@@ -152,7 +157,7 @@ def measure_ballast(arguments, directory, backend, pattern):
 
 
 def measure_all(arguments, directory):
-    """For each pattern a list of rounds: {program: figures}."""
+    """Returns a list of rounds for each pattern; a round is {program: figures}."""
     fio = Fio(arguments, directory)
     programs = {"fio": fio.measure}
     for backend in BARS:
@@ -165,7 +170,7 @@ def measure_all(arguments, directory):
             order = names[number % len(names):] + names[:number % len(names)]
             figures = {}
             for name in order:
-                os.sync()  # what the one before left to do is not the next one's
+                os.sync()  # so that no program waits for the writes of the one before
                 figures[name] = programs[name](pattern)
             rounds[pattern].append(figures)
             if sys.stderr.isatty():
@@ -207,8 +212,8 @@ def print_table(arguments, rows):
           f"{arguments.rounds} rounds of {arguments.seconds:g} s"
           f"{', fio on huge pages' if arguments.huge else ''}"
           f"{', fio with registered file and buffers' if arguments.registered else ''}\n")
-    print(f"{'':8}{'':10}{'GB/s':>7}{'fio':>7}{'share':>8}{'bar':>6}"
-          f"{'CPU s/GB':>10}{'fio':>8}{'ratio':>7}{'bar':>6}")
+    print(f"{'':8}{'':10}{'GB/s':>7}{'fio':>7}{'share':>8}{'least':>6}"
+          f"{'CPU s/GB':>10}{'fio':>8}{'ratio':>7}{'most':>6}")
     for row in rows:
         most = "-" if row["cpu_bar"] is None else f"{row['cpu_bar']:.1f}"
         print(f"{row['pattern']:8}{row['backend']:10}{row['gb_per_second']:7.3f}"
@@ -216,7 +221,7 @@ def print_table(arguments, rows):
               f"{100 * row['rate_bar']:5.0f}%{row['cpu_seconds_per_gb']:10.4f}"
               f"{row['fio_cpu_seconds_per_gb']:8.4f}{row['cpu_ratio']:7.2f}{most:>6}"
               f"  {'ok' if row['met'] else 'MISSED'}{' (noisy)' if row['noisy'] else ''}")
-    print("\nshare and ratio: medians of Ballast's figure over fio's in the same round")
+    print("\nshare and ratio: Ballast's figure / fio's in the same round, median over the rounds")
     if any(row["noisy"] for row in rows):
         print(f"noisy: fio's best round is {NOISY} times its worst or more; measure again")
 
@@ -226,7 +231,7 @@ def main():
     if shutil.which("fio") is None:
         fail("fio is not installed; on Debian: apt install fio")
     if not arguments.ballast.is_file():
-        fail(f"{arguments.ballast} is not there; build it or name it with --ballast")
+        fail(f"{arguments.ballast} does not exist; build it or name it with --ballast")
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=arguments.path) as directory:
         rounds = measure_all(arguments, pathlib.Path(directory))
     rows = [summary(pattern, rounds[pattern], backend)

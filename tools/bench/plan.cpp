@@ -200,10 +200,16 @@ void run_choice(const BenchPlanArguments& arguments) {
       fmt::print("{:<17}does not fit\n", one.name);
     }
   }
+  if (tried == 0) {
+    throw Error(ErrorCategory::memory,
+                "bench plan: no manual choice fits; raise ballast.host_bytes with --set");
+  }
   // The machine may have changed its speed since the first row.
   own = std::min(own, planners());
-  fmt::print("best of {} by hand: {}, {:.1f} ms; the planner's: {:.1f} ms, {:.2f}x as fast\n",
-             tried, best_name, 1e3 * best, 1e3 * own, best / own);
+  fmt::print(
+      "fastest of {} manual choices: {}, {:.1f} ms; the planner's choice: {:.1f} ms, {:.2f}x as "
+      "fast\n",
+      tried, best_name, 1e3 * best, 1e3 * own, best / own);
 }
 
 void run_bench(const BenchPlanArguments& arguments) {
@@ -226,7 +232,8 @@ void run_bench(const BenchPlanArguments& arguments) {
   if (arguments.json) {
     fmt::print("{}\n", json.pretty(1));
   } else {
-    fmt::print("{} of {} within 10%\n", close, cases.size());
+    fmt::print("{} of {} predicted step times are within 10% of the measured ones\n", close,
+               cases.size());
   }
 }
 
@@ -236,10 +243,11 @@ void add_bench_plan(Command bench) {
   auto arguments = std::make_shared<BenchPlanArguments>();
   auto& a = *arguments;
   Command command =
-      bench.add_command("plan", "Predicted step times and memory against those of real steps");
-  command.add_option("--only", &a.only, "Cases, in that order (default: all)", {.commas = true});
+      bench.add_command("plan", "Compare predicted step times and memory with real steps");
+  command.add_option("--only", &a.only, "Cases to run, in this order (default: all)",
+                     {.commas = true});
   command.add_flag("--list", &a.list, "List the cases");
-  command.add_option("--steps", &a.steps, "Steps to time, after two to warm up",
+  command.add_option("--steps", &a.steps, "Steps to measure, after two warm-up steps",
                      {.range = std::pair(1, 10000), .show_default = true});
   command.add_option("--path", &a.path, "Directory to swap to", {.show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",

@@ -138,12 +138,12 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   fmt::print("  {:<14} {}\n", "device", result.description);
   fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
-  fmt::print("  {:<14} {:>9} {:>13}  of this run; 100% below\n", "GEMM peak", "",
-             format_rate(result.gemm_peak, "FLOP"));
+  fmt::print("  {:<14} {:>9} {:>13}  measured in this run; 100% in the rows below\n", "GEMM peak",
+             "", format_rate(result.gemm_peak, "FLOP"));
   print_rate("hardware", "", result.flops_per_second(), result,
-             "all matrix products of a step over its time");
+             "FLOPs of all matrix products / step time");
   print_rate("model (MFU)", "", result.model_per_second(), result,
-             "the same without recomputed products");
+             "the same without recomputation");
   for (const Pass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
@@ -214,12 +214,12 @@ void add_bench_step(Command bench) {
   add("--hidden", &a.hidden, "Width");
   add("--layers", &a.layers, "Layers");
   add("--heads", &a.heads, "Attention heads");
-  add("--kv-heads", &a.kv_heads, "llama: heads of keys and values; 0: as --heads");
+  add("--kv-heads", &a.kv_heads, "llama: key and value heads; 0: same as --heads");
   add("--intermediate", &a.intermediate, "Width of the MLP; 0: 4 (llama: 8/3) times --hidden");
   add("--sequence", &a.sequence, "Tokens per sequence");
   add("--micro-batch", &a.micro_batch, "Sequences per micro-batch");
   add("--accumulation", &a.accumulation, "Micro-batches per step");
-  command.add_option("--steps", &a.steps, "Steps to time",
+  command.add_option("--steps", &a.steps, "Steps to measure",
                      {.positive = true, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
                      {.single_argument = true});

@@ -1,4 +1,4 @@
-"""Options of step_peers.py: named sets of sizes, and what does not go together."""
+"""Options of step_peers.py: presets of sizes, and checks of combinations."""
 
 import argparse
 import importlib.util
@@ -10,7 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-# What options that are not given stand at. Host bytes: of Ballast's budget.
+# Defaults. host_bytes is Ballast's budget.
 BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": None,
         "kv_heads": None, "intermediate": None, "tied": None, "host_bytes": None, "loss_chunks": 1}
 LLAMA_8B = {**BASE, "peer": "deepspeed", "vocab": 128256, "hidden": 4096, "heads": 32,
@@ -26,8 +26,8 @@ PRESETS = {
     "6b-offload": {**LLAMA_8B, "layers": 22, "host_bytes": "100GiB"},
     "8b-offload": {**LLAMA_8B, "layers": 32, "host_bytes": "112GiB"},
 }
-# Bytes per parameter of a peer's states in the memory where most of them lie (for DeepSpeed what
-# its own estimate_zero3_model_states_mem_needs says, without its half as much again).
+# Bytes of a peer's states per parameter, in the memory that holds most of them. DeepSpeed's are
+# those of its estimate_zero3_model_states_mem_needs without the additional buffer factor of 1.5.
 STATE_BYTES = {"bf16": 18, "amp": 16, "fp32": 16}
 OFFLOADED_BYTES = {"optimizer": 16, "all": 18}
 
@@ -40,13 +40,13 @@ def fail(message):
 def size(text):
     match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text)
     if not match or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size such as 24GiB")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write a size such as 24GiB")
     return int(match[1]) * SCALES[match[2]]
 
 
 def positive(text):
     if not re.fullmatch(r"[1-9]\d{0,8}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
     return int(text)
 
 
@@ -54,7 +54,7 @@ def precisions(text):
     names = text.split(",")
     for name in names:
         if name not in ("bf16", "amp"):
-            raise argparse.ArgumentTypeError(f"'{name}' is none of bf16, amp")
+            raise argparse.ArgumentTypeError(f"'{name}' is not a precision; choose bf16 or amp")
     return list(dict.fromkeys(names))
 
 
@@ -65,27 +65,29 @@ class Parser(argparse.ArgumentParser):
 
 def read_arguments():
     parser = Parser(
-        description="Compares `ballast bench step` with PyTorch and DeepSpeed; the head of the "
-                    "file says what is measured and what is equal", allow_abbrev=False)
+        description="Compares `ballast bench step` with PyTorch and DeepSpeed; the docstring of "
+                    "the file describes the measurement", allow_abbrev=False)
     choice = ("no", "yes", "both")
     add = parser.add_argument
     add("--peer", choices=("torch", "deepspeed"))
-    add("--preset", choices=tuple(PRESETS), default="124m", help="sizes (default 124m); options "
-        "below override single ones")
+    add("--preset", choices=tuple(PRESETS), default="124m", help="sizes (default 124m); the "
+        "options below override single ones")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--recompute", choices=choice, help="peers that recompute layers, or not, or both")
+    add("--recompute", choices=choice,
+        help="whether the peer recomputes layers; both measures both")
     add("--precision", type=precisions, metavar="LIST",
-        help="how PyTorch computes in bf16: bf16 (default), amp, or both")
-    add("--compile", choices=choice, default="no", help="peers that are compiled (torch.compile)")
+        help="PyTorch's precision: bf16 (default), amp or bf16,amp")
+    add("--compile", choices=choice, default="no", help="whether the peer uses torch.compile")
     add("--model", choices=("plain", "transformers"), default="plain",
-        help="the peer's layers: written plainly, or transformers' (default plain)")
+        help="layers of the peer: those of step_torch.py (plain, the default) or of transformers")
     add("--rounds", type=positive, default=3, metavar="N")
     add("--steps", type=positive, default=3, metavar="N", help="steps of one measurement")
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)), metavar="N")
     add("--offload", choices=("none", "optimizer", "all"),
-        help="what lies in host memory: nothing, optimizer states, weights too (default: none; "
-             "with deepspeed optimizer)")
-    add("--device-bytes", type=size, metavar="SIZE", help="cap of both on a GPU's memory")
+        help="offload nothing, optimizer states, or also weights to host memory (default: none; "
+             "with --peer deepspeed: optimizer)")
+    add("--device-bytes", type=size, metavar="SIZE",
+        help="limit of GPU memory for Ballast and the peer")
     add("--host-bytes", metavar="SIZE", help="Ballast's budget of host memory")
     add("--ballast", type=pathlib.Path, default=ROOT / "build/tools/ballast", metavar="PATH",
         help="the program (default: build/tools/ballast)")
@@ -99,9 +101,9 @@ def read_arguments():
                  "micro-batch", "accumulation"):
         shape.add_argument(f"--{name}", type=positive, metavar="N")
     shape.add_argument("--tied", action=argparse.BooleanOptionalAction,
-                       help="the head reads the embedding (default: gpt2 yes, llama no)")
+                       help="tie the head to the embedding (default: gpt2 yes, llama no)")
     shape.add_argument("--loss-chunks", type=positive, metavar="N",
-                       help="the peer makes logits in so many parts, twice each (default 1)")
+                       help="chunks in which the peer computes its logits, twice each (default 1)")
     arguments = parser.parse_args()
     given = vars(arguments)
     for key, value in PRESETS[arguments.preset].items():
@@ -113,9 +115,9 @@ def read_arguments():
 
 
 def complete(a):
-    """Ballast's defaults for what depends on the rest."""
+    """Fills in the defaults that depend on other options, as Ballast does."""
     gpt2 = a.family == "gpt2"
-    # A preset's heads are for its family.
+    # The heads of a preset fit its own family only.
     a.kv_heads = a.heads if gpt2 or a.kv_heads is None else a.kv_heads
     if a.intermediate is None:
         a.intermediate = 4 * a.hidden if gpt2 else -(-8 * a.hidden // 3 // 64) * 64
@@ -125,43 +127,43 @@ def complete(a):
         a.offload = "optimizer" if a.peer == "deepspeed" else "none"
     if a.dtype == "fp32":
         if a.precision:
-            fail("--precision is for --dtype bf16")
+            fail("--precision applies only to --dtype bf16; remove it")
         a.precision = ["fp32"]
     elif a.peer == "deepspeed":
         if a.precision not in (None, ["bf16"]):
-            fail("--precision: DeepSpeed has its own, bf16")
+            fail("--precision: with --peer deepspeed it must be bf16")
         a.precision = ["bf16"]
     a.precision = a.precision or ["bf16"]
 
 
 def check(a):
     if a.hidden % a.heads or a.hidden // a.heads % 2 or a.heads % a.kv_heads:
-        fail(f"{a.hidden} columns, {a.heads} heads and {a.kv_heads} of keys and values do not fit "
-             "each other: --heads divides --hidden, --kv-heads divides --heads")
+        fail(f"--hidden {a.hidden}, --heads {a.heads} and --kv-heads {a.kv_heads} do not fit: "
+             "hidden / heads must be an even whole number, and --kv-heads must divide --heads")
     if a.peer == "torch" and a.offload != "none":
-        fail("--offload: PyTorch alone keeps everything on its device; use --peer deepspeed")
+        fail("--offload: PyTorch cannot offload; use --peer deepspeed")
     if a.peer == "deepspeed" and a.offload == "none":
-        fail("--offload none: with --peer deepspeed it is optimizer or all")
+        fail("--offload none: with --peer deepspeed it must be optimizer or all")
     if a.device == "cpu" and a.device_bytes:
-        fail("--device-bytes needs --device cuda: PyTorch's memory on CPUs cannot be capped")
+        fail("--device-bytes needs --device cuda: PyTorch cannot limit its memory on a CPU")
     if a.peer == "deepspeed" and (a.model != "plain" or a.compile != "no"):
-        fail("--model transformers and --compile are for --peer torch")
+        fail("--model transformers and --compile need --peer torch")
     if a.compile != "no" and a.model != "plain":
-        fail("--compile is for --model plain")
+        fail("--compile needs --model plain")
     if not a.ballast.is_file():
-        fail(f"{a.ballast} is not there; build it or name it with --ballast")
+        fail(f"{a.ballast} does not exist; build it or name it with --ballast")
     needed = ["torch"] + [name for name, wanted in (("deepspeed", a.peer == "deepspeed"),
                                                     ("transformers", a.model == "transformers"))
                           if wanted]
     for module in needed:
         if importlib.util.find_spec(module) is None:
             extra = " ninja" if "deepspeed" in needed else ""
-            fail(f"{sys.executable} has no module {module}; PyPI has what is needed: "
+            fail(f"{sys.executable} has no module {module}; run "
                  f"pip install {' '.join(needed)}{extra}")
 
 
 def product_weights(a):
-    """Weights in products of a layer."""
+    """Number of weights in the matrix products of one layer."""
     if a.family == "gpt2":
         return 4 * a.hidden**2 + 2 * a.hidden * a.intermediate
     return (2 * a.hidden**2 + 2 * a.hidden * a.kv_heads * (a.hidden // a.heads)
@@ -169,8 +171,8 @@ def product_weights(a):
 
 
 def lacking_memory(a, precision):
-    """Why the peer's states do not fit into host memory, or None. On a GPU it says itself what does
-    not fit there."""
+    """Returns why the peer's states do not fit into host memory, or None. Does not check
+    GPU memory: the peer reports that itself."""
     if a.device == "cuda" and a.offload == "none":
         return None
     layer = product_weights(a)
@@ -182,7 +184,7 @@ def lacking_memory(a, precision):
             free = 1024 * int(line.split()[1])
             if needed > free:
                 fits = (free // each - rest) // layer
-                advice = f"; --layers {fits} would" if fits > 0 else ""
-                return (f"its states take about {needed / 2**30:.1f} GiB of host memory and do "
-                        f"not fit the {free / 2**30:.1f} GiB that are free{advice}")
+                advice = f"; --layers {fits} would fit" if fits > 0 else ""
+                return (f"its states need about {needed / 2**30:.1f} GiB of host memory, but only "
+                        f"{free / 2**30:.1f} GiB are free{advice}")
     return None

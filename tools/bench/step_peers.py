@@ -6,36 +6,35 @@
                         [--rounds 3] [--steps 3] [--ballast PATH] [--json] [shape ...]
 
 Needs `torch` from PyPI; `deepspeed` and `ninja` with --peer deepspeed, `transformers` with --model
-transformers. In every round all programs take turns, in an order that rotates, each in a process of
-its own: `ballast bench step`, and for every way to run the peer `step_torch.py`, which makes
-the model in memory, does two steps to warm up and --steps that count. A program's rate in a round
-is that of its median step; `ratio` is the median over the rounds of Ballast's rate over the peer's
-in the same round.
+transformers. In every round all programs take turns, in an order that rotates, each in a process
+of its own: `ballast bench step`, and `step_torch.py` once for every configuration of the peer.
+Each makes the model in memory, runs two warm-up steps and measures --steps. A program's rate in a
+round is that of its median step; `ratio` is Ballast's rate / the peer's in the same round, median
+over the rounds.
 
-What is equal: the model (numbers of parameters are compared), the tokens, the batch and how it is
-cut into micro-batches; in bf16, products of bf16 matrices with fp32 master weights and moments;
-AdamW, clipping by the global norm, the learning rate, the threads, and that the loss is known on
-the host after every step. First losses must be about ln(vocabulary), last ones about equal. What
-is not:
+Equal: the model (numbers of parameters are compared), the tokens, the batch and its micro-batches;
+in bf16, products of bf16 matrices with fp32 master weights and moments; AdamW, clipping by the
+global norm, the learning rate, the threads, and that the host knows the loss after every step. The
+first loss must be about ln(vocabulary), the last losses about equal. Different:
 
-- Ballast keeps layers' intermediates for the backward pass where its device's memory has room, and
-  computes them again else. `recompute` peers always compute them again (torch.utils.checkpoint); the
-  others never: less work, more memory.
-- Initial weights are others, drawn from the same distribution.
-- Kernels and libraries: PyTorch has its own GEMM library. `GEMM` is what each side's own probe
-  reaches; MFU is 6 FLOPs per weight in products and token, and attention's half square, over
-  Ballast's probe: what is recomputed does not count.
-- Precision of the residual stream: bf16 in Ballast and with bf16, fp32 with amp. bf16: bf16 weights
-  beside fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp32 weights.
-- DeepSpeed adds micro-batches up in bf16 unless told otherwise, and is left at its defaults but for
-  what --offload says. With it Ballast has the same keys: stage 3, states in host memory (--offload
-  optimizer), weights too (--offload all).
-- Memory: `host` is the process's resident peak, libraries included; `device` is what nvidia-smi
-  sees more than before, once a second, contexts and caches included.
+- Ballast keeps layers' intermediates for the backward pass as far as its device memory allows, and
+  recomputes the others. `recompute` peers recompute all of them (torch.utils.checkpoint), the
+  other peers none: less work, more memory.
+- Initial weights are different numbers from the same distribution.
+- Kernels and libraries: PyTorch has its own GEMM library. `GEMM` is the peak that each program
+  measures itself. MFU counts 6 FLOPs per token and weight in matrix products and half of the
+  square of attention, without recomputation, relative to Ballast's peak.
+- Precision of the residual stream: bf16 in Ballast and with bf16, fp32 with amp. bf16: bf16
+  weights beside fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp32 weights.
+- DeepSpeed has its default settings except for --offload; it sums micro-batches in bf16. Ballast
+  has the same keys then: stage 3, states in host memory (--offload optimizer), weights too
+  (--offload all).
+- Memory: `host` is the process's resident peak, libraries included; `device` is the increase that
+  nvidia-smi reports, sampled once a second, contexts and caches included.
 
-A peer that fails (does not fit, say) is a line of the table; Ballast is measured all the same. A
-machine whose speed changes spoils the rates first and the ratios less: the table says so, and
---json has every round. Exit status: 0; 2 if something could not be measured.
+If a peer fails (out of memory, for example), its row gives the reason and the others are measured.
+If the machine's speed changes, the rates suffer more than the ratios: the table then has a
+warning, and --json has every round. Exit status: 0, or 2 if a measurement failed.
 """
 
 import contextlib
@@ -60,7 +59,7 @@ ROPE_THETA = 10000.0  # Ballast's default
 
 
 class DeviceMemory:
-    """The most memory in use on the GPU from here to close(), over what was in use before."""
+    """Peak increase of the GPU memory in use between construction and close()."""
 
     def __init__(self, device):
         self.samples = []
@@ -83,7 +82,7 @@ class DeviceMemory:
             self.sample()
 
     def close(self):
-        """Bytes, or None where they are not to be had."""
+        """Returns bytes, or None if they could not be measured."""
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -93,7 +92,7 @@ class DeviceMemory:
 
 
 def run(command, device, environment):
-    """Exit status, stdout, stderr, resident bytes at peak and the GPU's (see DeviceMemory)."""
+    """Returns exit status, stdout, stderr, peak resident bytes and GPU bytes (see DeviceMemory)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         memory = DeviceMemory(device)
         process = subprocess.Popen(command, stdout=out, stderr=err,
@@ -114,7 +113,7 @@ def run(command, device, environment):
 
 def last_line(text):
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no word"
+    return lines[-1].strip() if lines else "no output"
 
 
 class Ballast:
@@ -158,7 +157,7 @@ class Ballast:
 
 
 class Peer:
-    """`step_torch.py`, run in one way."""
+    """`step_torch.py` in one configuration."""
 
     def __init__(self, a, precision, recompute, compiled):
         words = [a.peer, precision] + ["recompute"] * recompute + ["compiled"] * compiled
@@ -175,7 +174,7 @@ class Peer:
         self.tokens = a.sequence * a.micro_batch * a.accumulation
 
     def measure(self):
-        """None, and the reason in `problem`, if it fails."""
+        """Returns the figures, or None with the reason in `problem`."""
         # DeepSpeed's build looks for the ninja of the same environment.
         path = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         status, out, err, host, device = run(
@@ -203,21 +202,21 @@ def make_programs(a):
 
 
 def check_losses(a, name, ours, theirs):
-    """That both do the same: parameters, first loss, last loss."""
+    """Checks that parameters, first loss and last loss agree."""
     if ours["parameters"] != theirs["parameters"]:
-        fail(f"{name} has {theirs['parameters']} parameters, Ballast's model {ours['parameters']}")
-    # Normed rows times random weights: logits of this variance.
+        fail(f"{name} has {theirs['parameters']} parameters, but Ballast has {ours['parameters']}")
+    # The logits are products of normalized rows and random weights with variance hidden * STDDEV^2.
     expected = math.log(a.vocab) + a.hidden * STDDEV**2 / 2
     tolerance = LOSS_TOLERANCE * math.log(a.vocab)
     if not abs(theirs["first_loss"] - expected) <= tolerance:
-        fail(f"{name}: its first loss is {theirs['first_loss']:.4f}, not about {expected:.4f}")
+        fail(f"{name}: the first loss is {theirs['first_loss']:.4f}, expected about {expected:.4f}")
     if not abs(theirs["loss"] - ours["loss"]) <= tolerance:
         fail(f"losses of the last step differ: {name} {theirs['loss']:.4f}, Ballast "
              f"{ours['loss']:.4f}")
 
 
 def measure(a, programs):
-    """A list of rounds: {program: figures}; programs that have failed are left out."""
+    """Returns a list of rounds {program: figures} without the programs that failed."""
     rounds = []
     for number in range(a.rounds):
         turn = number % len(programs)
@@ -275,7 +274,8 @@ def print_table(a, rows, programs, load):
     print(f"{a.family} {first['parameters'] / 1e6:.1f}M parameters, {a.dtype}, {first['tokens']} "
           f"tokens per step ({a.accumulation} x {a.micro_batch} x {a.sequence}), {a.device}, "
           f"{a.threads} threads, {a.rounds} rounds of {a.steps} steps")
-    print(f"PyTorch {version}, offload: {a.offload}, model: {a.model}; load before: {load:.1f}\n")
+    print(f"PyTorch {version}, offload: {a.offload}, model: {a.model}; "
+          f"load average before: {load:.1f}\n")
     print(f"{'':28}{'step s':>8}{'tokens/s':>10}{'MFU':>7}{'GEMM':>8}{'host':>7}{'device':>8}"
           f"{'loss':>8}{'ratio':>7}   range")
     print(f"{'':28}{'':>8}{'':>10}{'':>7}{'TFLOP/s':>8}{'GiB':>7}{'GiB':>8}")
@@ -289,7 +289,7 @@ def print_table(a, rows, programs, load):
               f"{gibibytes(row['device_bytes']):>8}{row['loss']:8.3f}"
               + ("" if row is first else f"{row['ratio']:6.2f}x   {row['ratio_min']:.2f} to "
                                          f"{row['ratio_max']:.2f}"))
-    print("\nratio: Ballast's tokens/s over the peer's in the same round, median")
+    print("\nratio: Ballast's tokens/s / the peer's in the same round, median over the rounds")
     rates = [[pair["tokens_per_second"] for pair in row["rounds"]] for row in rows
              if "rounds" in row]
     worst = max(max(each) / min(each) for each in rates)

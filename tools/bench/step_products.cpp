@@ -54,7 +54,7 @@ std::vector<Pass> time_passes(const schedule::Timeline& timeline,
   };
   add("layer forward", "layer_forward", Action::forward, 1);
   add("layer backward", "layer_backward", Action::backward, 1);
-  add("head, both", "head", Action::train_head, head);
+  add("head fwd + bwd", "head", Action::train_head, head);
   return passes;
 }
 

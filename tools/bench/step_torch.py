@@ -3,14 +3,14 @@
 
     step_torch.py JOB
 
-Needs `torch`, and what else the job asks for. JOB is a JSON object that step_peers.py makes
-(`Peer` there names the keys). The last line on stdout is a JSON object with the figures.
+Needs `torch`, and `deepspeed` or `transformers` if the job uses them. JOB is a JSON object that
+step_peers.py makes (`Peer` there names the keys). The last line on stdout is a JSON object with
+the figures.
 
-The models are those of Ballast's `model` section, written as one would for speed in eager PyTorch:
-queries, keys and values in one product, torch's own norms, scaled_dot_product_attention with the
-causal mask left to it, cross-entropy in fp32. With --model transformers the bodies are
-LlamaModel and GPT2Model in place of that. Initial weights have Ballast's distribution, tokens are
-the same ones.
+The models are those of Ballast's `model` section, written for speed in eager PyTorch: queries, keys
+and values in one product, torch's norms, scaled_dot_product_attention with is_causal, cross-entropy
+in fp32. With --model transformers the bodies are LlamaModel and GPT2Model instead. Initial weights
+have Ballast's distribution; the tokens are the same.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ MASK = 0xFFFFFFFF
 # Data.
 
 def philox(counter, stream):
-    """The low 64 bits of Philox4x32-10 with key 1, as two tensors of 32 bits: low and high."""
+    """The low 64 bits of Philox4x32-10 with key 1, as two tensors of 32-bit numbers: low, high."""
     zero = torch.zeros_like(counter)
     x = [counter & MASK, counter >> 32, zero + (stream & MASK), zero + (stream >> 32)]
     k0, k1 = 1, 0
     for _ in range(10):
-        # Products of 32 bits wrap into the sign; shift and mask do not mind.
+        # A product may overflow into the sign bit; the masks remove it.
         a = 0xD2511F53 * x[0]
         b = 0xCD9E8D57 * x[2]
         x = [((b >> 32) & MASK) ^ x[1] ^ k0, b & MASK, ((a >> 32) & MASK) ^ x[3] ^ k1, a & MASK]
@@ -66,7 +66,8 @@ def micro_batches(job, device):
     return list(zip(inputs, targets))
 
 
-# The models. Weights are drawn where modules are made: ZeRO's Init takes them away after that.
+# The models. Modules initialize their weights when they are made, because ZeRO's Init partitions
+# them right after that.
 
 class Linear(nn.Linear):
     def __init__(self, inputs, outputs, bias=False, stddev=STDDEV):
@@ -85,7 +86,7 @@ class Embedding(nn.Embedding):
 
 
 def attend(q, k, v):
-    """[sequences, length, heads, size] each; k and v may have fewer heads."""
+    """q, k and v: [sequences, length, heads, size]; k and v may have fewer heads."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True,
                                                   enable_gqa=q.shape[1] != k.shape[1])
@@ -156,7 +157,7 @@ class Body(nn.Module):
                 one.compile()
 
     def angles(self, x):
-        """Cosine and sine, [length, 1, size / 2] each, in the type that is rotated."""
+        """Cosine and sine, [length, 1, size / 2] each, in the type of the queries."""
         job = self.job
         half = job["hidden"] // job["heads"] // 2
         steps = torch.arange(half, dtype=torch.float32, device=x.device) / half
@@ -174,7 +175,7 @@ class Body(nn.Module):
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             if self.job["recompute"]:
-                # ZeRO takes weights away between the passes, which only the reentrant form bears.
+                # ZeRO releases weights between the passes; only the reentrant form supports that.
                 x = checkpoint(layer, x, *extra, use_reentrant=self.job["peer"] == "deepspeed")
             else:
                 x = layer(x, *extra)
@@ -182,7 +183,7 @@ class Body(nn.Module):
 
 
 def transformers_body(job):
-    """The same from transformers, with its names for everything."""
+    """The same model from transformers."""
     import transformers
     if job["family"] == "gpt2":
         body = transformers.GPT2Model(transformers.GPT2Config(
@@ -213,7 +214,7 @@ def head_loss(hidden, weight, targets):
 
 
 class Model(nn.Module):
-    """From token ids and targets to the mean loss."""
+    """Maps token ids and targets to the mean loss."""
 
     def __init__(self, job):
         super().__init__()
@@ -235,22 +236,22 @@ class Model(nn.Module):
         chunks = self.job["loss_chunks"]
         if chunks == 1:
             return self.head_loss(hidden, self.head.weight, targets) / len(targets)
-        # Logits of one chunk at a time, made again in the backward pass.
+        # Holds the logits of one chunk at a time and recomputes them in the backward pass.
         return sum(checkpoint(self.head_loss, part, self.head.weight, theirs, use_reentrant=False)
                    for part, theirs in zip(hidden.chunk(chunks), targets.chunk(chunks))
                    ) / len(targets)
 
 
 def parameters_of(model):
-    """ZeRO leaves the size of what it has taken away in ds_numel."""
+    """Number of parameters; ZeRO keeps the size of a partitioned one in ds_numel."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
 # Ways to train.
 
 class TorchTrainer:
-    """AdamW(fused) on fp32 weights. Precision bf16: the model has bf16 copies of them, whose
-    gradients are added to sums in fp32 as they appear; amp: autocast; fp32: as it is."""
+    """AdamW(fused) on fp32 weights. Precision bf16: the model has bf16 copies of them, and
+    their gradients are summed in fp32 at once; amp: autocast; fp32: no copies, no autocast."""
 
     def __init__(self, job, device):
         self.job = job
@@ -286,7 +287,7 @@ class TorchTrainer:
         return torch.autocast(self.device, torch.bfloat16)
 
     def step(self, batches):
-        """The mean loss."""
+        """Runs one step and returns the mean loss."""
         total = 0.0
         for index, (ids, targets) in enumerate(batches):
             self.fresh = index == 0
@@ -343,7 +344,7 @@ class DeepSpeedTrainer:
 
 
 def alone(device):
-    """What a launcher would say to the only rank of a job."""
+    """Sets the environment variables that a launcher sets for a job of one rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -361,7 +362,7 @@ def wait_for(device):
 
 
 def gemm_peak(device, dtype, seconds=0.5):
-    """FLOP/s of PyTorch's own best product of square matrices."""
+    """FLOP/s of PyTorch's fastest product of square matrices."""
     best = 0.0
     sizes = (4096, 8192) if device == "cuda" else (768, 1536, 2304)
     for size in sizes:
@@ -385,7 +386,7 @@ def measure(job):
         if job["device_bytes"]:
             whole = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, job["device_bytes"] / whole))
-        torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is fp32, as in Ballast
+        torch.backends.cuda.matmul.allow_tf32 = False  # Ballast does not use TF32 either
     peak = gemm_peak(device, dtype)
     trainer = (DeepSpeedTrainer if job["peer"] == "deepspeed" else TorchTrainer)(job, device)
     batches = micro_batches(job, device)

@@ -35,7 +35,7 @@ std::string describe_path(const std::filesystem::path& path) {
   const std::string free = file_system.free ? format_bytes(*file_system.free) + " free" : "";
   const std::string against = aio::unsuited_for_swap(file_system, path);
   return fmt::format("{}: {}{}{}{}{}", path.string(), file_system.type, free.empty() ? "" : ", ",
-                     free, against.empty() ? "" : "\n  unsuited for swapping: ", against);
+                     free, against.empty() ? "" : "\n  not suited for swapping: ", against);
 }
 
 Bytes read_size(const std::string& text, std::string_view option) {

@@ -84,7 +84,7 @@ TunedPath tune_path(const std::filesystem::path& path, IoRegion& region,
 void print_path(const TunedPath& tuned) {
   fmt::print("{}\n", describe_path(tuned.path));
   fmt::print("  {:>9} {:>6} {:<9} {:>7} {:>6} {:>9}\n", "block", "depth", "backend", "GB/s",
-             "turns", "in flight");
+             "rounds", "in flight");
   std::vector<const IoTrial*> order;
   for (const IoTrial& trial : tuned.trials) {
     if (!trial.rates.empty()) order.push_back(&trial);
@@ -93,16 +93,19 @@ void print_path(const TunedPath& tuned) {
     return a->rates.size() != b->rates.size() ? a->rates.size() > b->rates.size()
                                               : a->median() > b->median();
   });
-  constexpr std::size_t kShown = 8;
+  std::size_t left_out = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const IoTrial& trial = *order[i];
     const bool chosen = trial.setting == tuned.setting;
-    if (i >= kShown && !chosen) continue;
+    if (i >= 8 && !chosen) {
+      ++left_out;
+      continue;
+    }
     fmt::print("  {:>9} {:>6} {:<9} {:>7.3f} {:>6} {:>9}{}\n", format_bytes(trial.setting.block),
                trial.setting.depth, trial.setting.backend, trial.median(), trial.rates.size(),
                format_bytes(trial.setting.in_flight()), chosen ? "  chosen" : "");
   }
-  if (order.size() > kShown) fmt::print("  and {} more settings\n", order.size() - kShown);
+  if (left_out > 0) fmt::print("  and {} more settings\n", left_out);
   fmt::print("  chosen: read {:.3f}, write {:.3f}, mixed {:.3f} GB/s\n", tuned.rates.read,
              tuned.rates.write, tuned.rates.mixed);
   std::fflush(stdout);
@@ -248,12 +251,12 @@ void add_tune(Command program) {
   auto arguments = std::make_shared<TuneIoArguments>();
   auto& a = *arguments;
   Command command = tune.add_command(
-      "io", "Block size, depth and backend for swapping to each path, with the reasons");
+      "io", "Find block size, depth and backend for each swap path and explain the choice");
   command.add_option("--path", &a.paths, "Folder to swap to; several are tuned one by one",
                      {.required = true, .single_argument = true});
-  command.add_option("--seconds", &a.seconds, "Time to measure each path",
+  command.add_option("--seconds", &a.seconds, "Measuring time per path",
                      {.range = std::pair(0.5, 86400.0), .show_default = true});
-  command.add_option("--size", &a.size, "File per path", {.show_default = true});
+  command.add_option("--size", &a.size, "Size of the file on each path", {.show_default = true});
   command.add_option("--write", &a.config, "Config file to write the settings into");
   command.add_option("--tflops", &a.tflops,
                      "Compute rates for which to print the tokens per step that hide swapping "

@@ -60,9 +60,9 @@ struct Leftovers {
   Bytes bytes = 0;
 };
 
-/// Removes the files of dead runs in `directory`, with one log line: files that a
-/// SIGKILL between creation and unlink left on a file system without O_TMPFILE. A file is in use
-/// while its run holds a lock on it. Best effort; other files and other users' files are kept.
+/// Removes the files of crashed runs in `directory`, with one log line: files that a SIGKILL
+/// between creation and unlink left on a file system without O_TMPFILE. A file is in use while its
+/// run holds a lock on it. Best effort; other files and other users' files are kept.
 Leftovers remove_leftovers(const std::filesystem::path& directory);
 
 }  // namespace ballast::aio

@@ -12,11 +12,11 @@
 
 namespace ballast::cpu_adam {
 
-/// Instruction sets compiled in and supported by this CPU, worst first. The environment variable
-/// BALLAST_ISA_MASK (a name) hides every better one.
+/// Instruction sets compiled in and supported by this CPU, slowest first. The environment variable
+/// BALLAST_ISA_MASK (a name) hides all faster ones.
 std::vector<Isa> available();
 
-/// The best of available().
+/// The fastest of available().
 Isa active();
 
 struct UpdaterOptions {
@@ -42,7 +42,7 @@ struct TouchWay {
   friend bool operator==(const TouchWay&, const TouchWay&) = default;
 };
 
-/// The patterns worth measuring, the update's own first.
+/// The patterns that a benchmark should try, the update's own first.
 const std::vector<TouchWay>& touch_ways();
 
 /// Runs updates on a bounded number of threads. The result does not depend on the instruction set,

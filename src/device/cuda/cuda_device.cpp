@@ -99,7 +99,7 @@ class Arena {
 
  private:
   static void refuse_beyond_free(int ordinal, Bytes budget, Bytes size) {
-    if (budget == 0) throw Error(ErrorCategory::memory, "ballast.device_bytes is 0 bytes");
+    if (budget == 0) throw Error(ErrorCategory::memory, "ballast.device_bytes is 0; raise it");
     std::size_t free = 0;
     std::size_t total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "querying free device memory");

@@ -63,7 +63,8 @@ class HostDevice final : public Device {
         memory_({arena_.bytes().data(), arena_.bytes().size()}),
         threads_(options.compute_threads > 0 ? options.compute_threads : default_compute_threads()),
         link_gbps_(options.link_gbps) {
-    if (options.budget == 0) throw Error(ErrorCategory::memory, "ballast.device_bytes is 0 bytes");
+    if (options.budget == 0)
+      throw Error(ErrorCategory::memory, "ballast.device_bytes is 0; raise it");
   }
 
   std::string_view kind() const override { return "host"; }

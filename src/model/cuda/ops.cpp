@@ -19,7 +19,7 @@ using device::check_cuda;
 
 namespace {
 
-/// The types that cuDNN's attention takes.
+/// The types that cuDNN's attention supports.
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 
@@ -130,7 +130,8 @@ FusedAttention* Ops<T>::fused() {
                   fmt::format("ballast.attention is \"cudnn\", but {}", error.what()));
     }
     backend_ = AttentionBackend::own;
-    log(LogLevel::info, fmt::format("attention: our own kernels, for {}", error.what()));
+    log(LogLevel::info,
+        fmt::format("attention: using Ballast's kernels, because {}", error.what()));
   }
   return fused_.get();
 }

@@ -20,8 +20,8 @@
 namespace ballast::model::cuda {
 
 /// The operations of the CUDA device (../layer.h): each enqueues kernels on the stream of run().
-/// What they do is said at those of the host device (../host/ops.h). Nothing of CUDA is touched
-/// before the first one, so that a plan can be made without a GPU.
+/// They are described at those of the host device (../host/ops.h). CUDA is not used before the
+/// first one, so that a plan can be made without a GPU.
 template <class T>
 class Ops {
  public:
@@ -30,7 +30,7 @@ class Ops {
 
   Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend);
 
-  /// Calls `work`, whose operations go to `stream`.
+  /// Calls `work`, whose operations are enqueued on `stream`.
   template <class Work>
   void run(device::Stream& stream, const Work& work) {
     stream_ = &device::as_cuda(stream);
@@ -68,7 +68,7 @@ class Ops {
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c = false);
 
-  /// The stream's verdict is Error(data) where a token is outside the vocabulary.
+  /// A later wait for the stream throws Error(data) if a token is outside the vocabulary.
   void check_tokens(const std::int32_t* tokens);
   void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
@@ -90,16 +90,16 @@ class Ops {
 
  private:
   [[nodiscard]] Products& products();
-  /// cuDNN's attention, planned at the first call; null where our own kernels do it.
+  /// cuDNN's attention, planned at the first call; null if Ballast's own kernels run.
   [[nodiscard]] FusedAttention* fused();
 
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
-  Rows widest_;  ///< of all sums over rows
+  Rows widest_;  ///< the maximum over all sums over rows
   float epsilon_;
   std::optional<Products> products_;
-  AttentionBackend backend_;  ///< own, once it is known that cuDNN will not do
+  AttentionBackend backend_;  ///< own, once it is known that cuDNN is unavailable
   std::unique_ptr<FusedAttention> fused_;
   float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;

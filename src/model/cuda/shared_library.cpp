@@ -6,7 +6,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// What dlopen() has to say, without the library's name in front.
+/// The message of dlopen() without the library's name in front.
 std::string loader_says(std::string_view name) {
   const char* const text = dlerror();
   std::string_view said = text == nullptr ? "no reason given" : text;
@@ -15,13 +15,14 @@ std::string loader_says(std::string_view name) {
   return std::string(said);
 }
 
-/// Returns why the library `name` will not do, or nothing.
+/// Returns why the library `name` cannot be used, or "".
 std::string load_one(const std::string& name, const std::function<std::string(Symbols&)>& resolve) {
   void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return loader_says(name);
   Symbols symbols(library);
   std::string refusal = resolve(symbols);
-  if (!symbols.missing().empty()) refusal = fmt::format("it has no {}", symbols.missing());
+  if (!symbols.missing().empty())
+    refusal = fmt::format("it lacks the function {}", symbols.missing());
   if (!refusal.empty()) dlclose(library);
   return refusal;
 }

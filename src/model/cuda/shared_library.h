@@ -8,20 +8,20 @@
 
 namespace ballast::model::cuda {
 
-// Libraries that are loaded when they are needed and not linked, so that a program with CUDA in it
-// starts on machines without them.
+// Libraries that are loaded on first use instead of linked, so that a program with CUDA starts on
+// machines without them.
 
-/// A loaded library's functions by their names.
+/// Looks up a loaded library's functions by name.
 class Symbols {
  public:
   explicit Symbols(void* library) : library_(library) {}
 
-  /// Sets `function` to the library's function `name`; else remembers that it is missing.
+  /// Sets `function` to the library's function `name`, or records that it is missing.
   template <class Function>
   void find(const char* name, Function& function) {
     function = reinterpret_cast<Function>(look_up(name));
   }
-  /// The first that was not there, or nothing.
+  /// The first missing function, or "".
   [[nodiscard]] const std::string& missing() const { return missing_; }
 
  private:
@@ -30,7 +30,7 @@ class Symbols {
   std::string missing_;
 };
 
-/// What came of loading a library: its functions, or why not, in one line.
+/// The functions of a loaded library, or the reason in one line why it could not be loaded.
 template <class Functions>
 struct Loaded {
   Functions functions;
@@ -41,15 +41,15 @@ struct Loaded {
 /// in the toolkit that the program was built with.
 std::array<std::string, 3> library_names(std::string_view name, int major);
 
-/// Loads the first of `names` (for the loader's search, or paths) that is there, has all functions
-/// that `resolve` finds and that `resolve` has nothing against: it returns that, or nothing. What
-/// is loaded stays. Returns the reason why the first one will not do where none does: it is the
-/// right one, and of the others most are not there. `remedy`: what to do then.
+/// Loads the first of `names` (paths, or names for the loader's search path) that exists, has all
+/// functions that `resolve` looks up, and that `resolve` accepts by returning "". The library stays
+/// loaded. Returns "", or the reason for the first name if none can be used: it is the preferred
+/// one, and most of the others do not exist. `remedy` is the advice at the end of the reason.
 std::string load_first(std::span<const std::string> names, std::string_view remedy,
                        const std::function<std::string(Symbols&)>& resolve);
 
-/// load_first() of a library whose functions find themselves (Functions::find(Symbols&)) and judge
-/// their version (Functions::refusal()).
+/// load_first() for a library whose functions look themselves up (Functions::find(Symbols&)) and
+/// check their version (Functions::refusal()).
 template <class Functions>
 Loaded<Functions> load_library(std::span<const std::string> names, std::string_view remedy) {
   Functions found;

@@ -65,8 +65,8 @@ class Gpt2 final : public Family {
     const auto i = c.intermediate_size;
     const auto a = c.num_heads * c.head_dim;
     const double stddev = c.init_stddev;
-    // As in Hugging Face's GPT-2 (and section 2.3 of its paper): what is added to the residual
-    // stream starts smaller, for the number of such additions.
+    // As in Hugging Face's GPT-2 (and section 2.3 of its paper): projections that add to the
+    // residual stream start with smaller weights, scaled by the number of such additions.
     const double residual = stddev / std::sqrt(2.0 * static_cast<double>(c.num_layers));
     return BlockBuilder(BlockKind::layer, fmt::format("layer {}", index),
                         fmt::format("transformer.h.{}.", index))

@@ -43,8 +43,8 @@ class LlamaLayer final : public Layer<Ops> {
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, T* out) override;
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
-  /// Turns queries and keys by their positions; `direction` -1 turns back. They lie side by side in
-  /// a row, so they are turned as one row of heads.
+  /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
+  /// side in a row and are rotated as one row of heads.
   void rotate(T* qkv, float direction);
 
   std::vector<Tensors> tensors_;

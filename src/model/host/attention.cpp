@@ -108,7 +108,7 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   return at;
 }
 
-/// Primitives run inside a parallel region later, each on one thread, so they are made for one.
+/// Primitives run on one thread each inside a parallel region later, so they are made for one.
 template <class T>
 void Attention<T>::prepare() {
   if (prepared_) return;

@@ -11,14 +11,14 @@
 
 namespace ballast::model::host {
 
-/// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, a tile of query rows at a time: scratch
-/// memory is linear in the sequence's length. Scores are recomputed in the backward pass from the
+/// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, one tile of query rows at a time: scratch
+/// memory is linear in the sequence's length. The backward pass recomputes scores from the
 /// logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3 (tiles and
-/// recompute); here a tile sees all its keys, so the softmax needs no rescaling.
+/// recomputation); here a tile processes all its keys at once, so the softmax needs no rescaling.
 template <class T>
 class Attention {
  public:
-  /// `threads`: size of the team that runs it.
+  /// `threads`: size of the OpenMP team that runs it.
   Attention(const AttentionShape& shape, const RowKernels<T>& kernels, std::size_t threads);
 
   /// Bytes of scratch memory, a multiple of the cache line.
@@ -26,7 +26,7 @@ class Attention {
 
   /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward().
   void forward(const T* qkv, T* out, float* log_sums, std::byte* scratch);
-  /// out and log_sums as forward() left them; dout the gradient of out; dqkv is written.
+  /// out and log_sums are the results of forward(), dout is the gradient of out, dqkv is written.
   void backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
                 std::byte* scratch);
 

@@ -8,12 +8,12 @@ using Codes = std::int8_t __attribute__((vector_size(kFloats)));
 using Integers = std::int32_t __attribute__((vector_size(4 * kFloats)));
 using Floats = float __attribute__((vector_size(4 * kFloats)));
 
-/// The scale of a block: NaN when a value is not finite, 0 when there is nothing to divide by.
+/// The scale of a block: NaN if a value is not finite, 0 if it would be 0 or denormal.
 template <class T>
 inline float scale_of(const T* block) {
   Words most = {};
   for (Size i = 0; i < kCodeBlock; i += kFloats) {
-    // Magnitudes are ordered as their bits are, inf and NaN above all others.
+    // The bits of magnitudes are in the order of their values, with inf and NaN above all others.
     const Words bits = words_of(get(block + i, Whole{})) & 0x7fffffffU;
     most = bits > most ? bits : most;
   }

@@ -147,7 +147,7 @@ void pack(const float* gradient, const float* tied, T* packed, Size size, double
     Vec<float> v = get(gradient + i, part);
     if (tied != nullptr) v += get(tied + i, part);
     put(packed + i, v, part);
-    // What was stored, not what was meant to be.
+    // The statistics are those of the stored (rounded) values.
     tally.add(get(packed + i, part));
   });
   tally.add_to(sum_of_squares, non_finite);

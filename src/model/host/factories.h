@@ -11,7 +11,7 @@ namespace ballast::model::host {
 std::unique_ptr<Compute> make_host_compute(device::Device& device, const Architecture& model,
                                            DType type, MicroBatchShape shape);
 
-/// The same where kernels have so many threads; needs no device before the first kernel.
+/// The same with an explicit number of threads; needs no device before the first kernel.
 std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, std::size_t threads);
 

@@ -3,8 +3,8 @@
 
 #include "src/model/host/kernels.h"
 
-// BALLAST_KERNEL_ISAS(X) applies X to the name of each instruction set compiled in, worst first
-// (src/model/meson.build).
+// BALLAST_KERNEL_ISAS(X) applies X to the name of each instruction set that is compiled in, slowest
+// first (src/model/meson.build).
 namespace ballast::model::host {
 
 #define BALLAST_DECLARE(name) \

@@ -33,7 +33,7 @@ TypeKernels<T> kernels() {
 
 }  // namespace
 
-/// Fills in the kernels. Only constants: safe to call on a CPU without this instruction set.
+/// Fills in the kernels. Sets only constants, so it is safe on a CPU without this instruction set.
 void fill(KernelTable& table) {
   table.f32 = kernels<float>();
   table.bf16 = kernels<Bf16>();

@@ -39,9 +39,9 @@ struct RowKernels {
   void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
   /// Adds each column's sum.
   void (*column_sum)(const T* x, A* sum, Size rows, Size width);
-  /// Turns each of `heads` heads [head_dim] of each row by its position's angles, in place.
-  /// Row r is position (first + r) % length; cosine and sine are [length, head_dim / 2];
-  /// `direction` 1 forward, -1 backward.
+  /// Rotates each of `heads` heads [head_dim] of each row by its position's angles, in place. Row r
+  /// is position (first + r) % length; cosine and sine are [length, head_dim / 2]; `direction` 1
+  /// forward, -1 backward.
   void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
                const A* cosine, const A* sine, A direction);
   /// y = a + b.
@@ -55,17 +55,17 @@ struct RowKernels {
                   Size width);
 
   /// Causal softmax of a tile of scores: row r sees columns [0, first + r + 1), the others up to
-  /// `columns` get probability 0. `scores` are used up. log_sum[r] = log of the sum of
-  /// exp(scale * score).
+  /// `columns` get probability 0. Overwrites `scores`. log_sum[r] = log of the sum of exp(scale *
+  /// score).
   void (*attention_softmax)(A* scores, T* probabilities, Size stride, Size first, Size rows,
                             Size columns, A scale, A* log_sum);
-  /// Probabilities again, from log_sum, and the gradients of the unscaled scores: p * (dp - delta)
-  /// * scale.
+  /// Recomputes probabilities from log_sum, and the gradients of the unscaled scores: p * (dp -
+  /// delta) * scale.
   void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
                                      Size stride, Size first, Size rows, Size columns, A scale,
                                      const A* log_sum, const A* delta);
-  /// Returns the cross-entropy in nats of one row of logits (used up) against `target`. `gradient`
-  /// (null: not wanted) = scale * (softmax - one-hot); it may start where `logits` starts.
+  /// Returns the cross-entropy in nats of one row of logits against `target`. Overwrites the row.
+  /// `gradient` (or null) = scale * (softmax - one-hot); it may start where `logits` starts.
   double (*cross_entropy)(A* logits, Size size, Size target, A scale, T* gradient);
 };
 
@@ -77,13 +77,14 @@ struct GradientKernels {
   /// to the count of the packed values that are not finite.
   void (*pack)(const float* gradient, const float* tied, T* packed, Size size,
                double* sum_of_squares, std::uint64_t* non_finite);
-  /// The sums of what is packed already.
+  /// The statistics of values that are already packed.
   void (*measure)(const T* packed, Size size, double* sum_of_squares, std::uint64_t* non_finite);
 };
 
 inline constexpr std::size_t kCodeBlock = WeightCodes::kBlock;
 
-/// Kernels between weights and their codes, `blocks` times kCodeBlock elements; see WeightCodes.
+/// Kernels between weights and their codes, for `blocks` times kCodeBlock elements; see
+/// WeightCodes.
 template <class T>
 struct CodeKernels {
   using Size = std::size_t;
@@ -107,7 +108,7 @@ struct KernelTable {
   TypeKernels<Bf16> bf16;
 };
 
-/// Those of the training type T.
+/// The kernels of the training type T.
 template <class T>
 const TypeKernels<T>& kernels_of(const KernelTable& table) {
   if constexpr (kTypeOf<T> == DType::f32) {
@@ -118,8 +119,8 @@ const TypeKernels<T>& kernels_of(const KernelTable& table) {
   }
 }
 
-/// Tables compiled in and supported by this CPU, worst first; BALLAST_ISA_MASK (a name) hides every
-/// better one.
+/// The tables that are compiled in and supported by this CPU, slowest first; BALLAST_ISA_MASK (a
+/// name) hides all faster ones.
 std::vector<const KernelTable*> kernel_tables();
 
 }  // namespace ballast::model::host

@@ -13,19 +13,19 @@
 
 namespace ballast::model::host {
 
-/// The operations of the host device (../layer.h), spread over the team of the stream's thread.
-/// Per-thread sums of weight gradients are added in thread order.
+/// The operations of the host device (../layer.h), spread over the OpenMP team of the stream's
+/// thread. Per-thread sums of weight gradients are added in thread order.
 template <class T>
 class Ops {
  public:
   using Value = T;
-  /// Most bytes of logits that exist at a time.
+  /// Limit of the logits in memory at a time.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads);
 
-  /// Enqueues work, which calls what follows.
+  /// Enqueues `work`, which calls the functions below.
   void run(device::Stream& stream, std::function<void()> work);
 
   /// Takes the memory that the operations share.
@@ -47,7 +47,7 @@ class Ops {
   /// cosine and sine [length, head_dim / 2] of position * theta^(-2 i / head_dim). Source: Su et
   /// al., "RoFormer", 2021, section 3.2.2.
   void fill_angles(double theta, float* cosine, float* sine) const;
-  /// Turns queries and keys of qkv by their positions; `direction` -1 turns back.
+  /// Rotates queries and keys of qkv by their positions; `direction` -1 rotates back.
   void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
@@ -78,20 +78,21 @@ class Ops {
 
   /// Throws Error(data) naming the first of the micro-batch's tokens outside the vocabulary.
   void check_tokens(const std::int32_t* tokens) const;
-  /// out[i] = table[tokens[i]] (+ its position's row where `positions` is not null).
+  /// out[i] = table[tokens[i]] (+ the row of its position unless `positions` is null).
   void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens, in token order, and of their positions unless null.
+  /// Adds dy to the rows of the tokens in token order, and to those of their positions unless null.
   void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
                       std::byte* scratch) const;
-  /// losses[r] = the cross-entropy of a row of logits, which its gradients times *scale replace,
-  /// narrower, from the row's start, where `scale` is not null. `stride`: floats from row to row.
+  /// losses[r] = the cross-entropy of a row of logits. Unless `scale` is null, the row's gradients
+  /// times *scale replace the row from its start (they are narrower). `stride`: floats from row to
+  /// row.
   void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
                      const std::int32_t* targets, const float* scale, double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
   void zero(float* values, std::size_t size) const;
-  /// As Compute's calls; `stats` may be null.
+  /// As the calls of Compute; `stats` may be null.
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,

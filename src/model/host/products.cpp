@@ -102,7 +102,7 @@ bool has_bf16() {
   return has;
 }
 
-/// A bf16 matrix as an fp32 copy without gaps, rows and columns lying as they lay.
+/// An fp32 copy of a bf16 matrix without gaps, with the same row or column order.
 struct Widened {
   Matrix matrix;
   std::size_t outer;  ///< rows of the copy

@@ -23,7 +23,7 @@ using Vec = xsimd::batch<A>;
 template <class A>
 inline constexpr Size kLanes = Vec<A>::size;
 
-/// Vectors of the compiler, for what xsimd 8 does not convert: bf16 and float to double.
+/// Compiler vectors, for conversions that xsimd 8 lacks: bf16, and float to double.
 inline constexpr Size kFloats = kLanes<float>;
 using Words = std::uint32_t __attribute__((vector_size(4 * kFloats)));
 using Halves = std::uint16_t __attribute__((vector_size(2 * kFloats)));
@@ -43,7 +43,7 @@ inline Words widen(const Bf16* from) {
   return __builtin_convertvector(halves, Words) << 16;
 }
 
-/// Nearest even; NaN stays a quiet NaN (as to_bf16).
+/// Rounds to nearest even; NaN stays a quiet NaN (as to_bf16).
 inline Words round_words(Words bits) {
   const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
   const Words quiet = (bits >> 16) | 0x40U;
@@ -80,7 +80,7 @@ inline void store(A* to, const Vec<A>& x) {
   x.store_unaligned(to);
 }
 
-/// A whole vector of elements, and the last `count` elements of a row.
+/// Tags for a whole vector of elements, and for the last `count` elements of a row.
 struct Whole {};
 struct Part {
   Size count;
@@ -90,7 +90,7 @@ template <class T>
 inline Vec<Acc<T>> get(const T* from, Whole, Acc<T> = 0) {
   return load(from);
 }
-/// Lanes behind the row's end are `fill`.
+/// Lanes after the row's end are `fill`.
 template <class T>
 inline Vec<Acc<T>> get(const T* from, Part part, Acc<T> fill = 0) {
   alignas(64) Acc<T> lanes[kLanes<Acc<T>>];

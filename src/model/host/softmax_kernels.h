@@ -10,7 +10,7 @@ namespace ballast::model::host::BALLAST_KERNEL_ISA {
 /// Largest of x[0..size).
 template <class A>
 inline A row_max(const A* x, Size size) {
-  // No lane behind the end may win: fill with an element of the row.
+  // Lanes after the end must not be the maximum, so they get an element of the row.
   Vec<A> best(x[0]);
   for_row<A>(size, [&](Size i, auto part) { best = xsimd::max(best, get(x + i, part, x[0])); });
   return max_lanes(best);
@@ -31,7 +31,7 @@ void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first
     const A largest = row_max(scores, valid) * scale;
     Vec<A> sum(A(0));
     for_row<A>(valid, [&](Size i, auto part) {
-      // Lanes behind the end: exp(-inf) = 0.
+      // Lanes after the end: exp(-inf) = 0.
       const Vec<A> s = get(scores + i, part, -static_cast<A>(HUGE_VAL));
       const Vec<A> e = formulas::probability(s, Vec<A>(scale), Vec<A>(largest));
       put(scores + i, e, part);
@@ -68,7 +68,7 @@ void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* proba
   }
 }
 
-/// Turns logits into exp(logit - largest) and returns their sum; partial sums of a few thousand
+/// Replaces logits by exp(logit - largest) and returns their sum; partial sums of a few thousand
 /// elements are added in double.
 template <class A>
 inline double exponentials(A* logits, Size size, A largest) {
@@ -97,8 +97,8 @@ double cross_entropy(Acc<T>* logits, Size size, Size target, Acc<T> scale, T* gr
   const double total = exponentials(logits, size, largest);
   const double loss = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
   if (gradient == nullptr) return loss;
-  // Subtracting the one-hot before rounding: p - 1 keeps its precision near p = 1. exp - total is
-  // the same number before the common factor.
+  // Subtracts the one-hot before rounding, because p - 1 then keeps its precision near p = 1. exp -
+  // total is the same number without the common factor.
   logits[target] = static_cast<A>(static_cast<double>(logits[target]) - total);
   const Vec<A> factor(static_cast<A>(static_cast<double>(scale) / total));
   for_row<A>(size,

@@ -23,8 +23,8 @@ inline Range range_of(std::size_t size, std::size_t parts, std::size_t index) {
   return {size * index / parts, size * (index + 1) / parts};
 }
 
-/// Calls body(part) for part in [0, parts), part p always on thread p: what depends on the split
-/// does not depend on timing. The first exception is rethrown here.
+/// Calls body(part) for part in [0, parts), part p always on thread p, so that results that depend
+/// on the split do not depend on timing. The first exception is rethrown here.
 template <class Body>
 void on_team(std::size_t parts, const Body& body) {
   std::exception_ptr failure;

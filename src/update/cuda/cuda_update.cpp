@@ -39,7 +39,7 @@ std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device) {
   // Kernels are loaded onto the thread's current GPU; native() makes that the stream's GPU.
   const auto stream = device.make_stream("update");
   static_cast<void>(device::as_cuda(*stream).native());
-  device::check_cuda(cuda::load_updates(), "loading the kernels of updates");
+  device::check_cuda(cuda::load_updates(), "loading the update kernels");
   return std::make_unique<CudaUpdate>();
 }
 

@@ -51,7 +51,7 @@ struct Fiber {
   jmp_buf jump = {};
   bool entered = false;
   void* stack = nullptr;
-  void* fake_stack = nullptr;  ///< address sanitizer's
+  void* fake_stack = nullptr;  ///< of the address sanitizer
   State state = State::ready;
   std::uint32_t mask = 0;
   unsigned turn = 0;  ///< exchanges so far
@@ -59,8 +59,8 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
 
-  /// Goes on with the fiber; comes back through `home`. Contexts save the signal mask, by a system
-  /// call each time, jumps do not: a context only makes the first step onto the stack.
+  /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
+  /// call each time, jumps do not; so a context is used only for the first step onto the stack.
   [[gnu::noinline]] void jump_from(jmp_buf& home) {
     if (_setjmp(home) != 0) return;
     if (entered) _longjmp(jump, 1);
@@ -78,7 +78,7 @@ class Block {
   void run(Dim3 blocks, unsigned threads, std::size_t shared_bytes, Dim3 block,
            const std::function<void()>& body) {
     body_ = &body;
-    shared_.assign(shared_bytes + 128, std::byte{0xa5});  // memory that nobody has cleared
+    shared_.assign(shared_bytes + 128, std::byte{0xa5});  // uninitialised memory
     place_ = {.thread = {0, 0, 0}, .block = block, .threads = {threads}, .blocks = blocks};
     prepare(threads);
     std::mt19937 random(block.x + 7919 * block.y + 31337 * block.z);
@@ -113,7 +113,7 @@ class Block {
 
  private:
   static void start() { current_block().enter_body(); }
-  /// A fiber's life: one thread after another.
+  /// The main function of a fiber: runs one thread after another.
   void enter_body() {
     arrived(nullptr);
     while (true) {
@@ -157,7 +157,7 @@ class Block {
     return false;
   }
 
-  /// The first, last or any of the warps that can go on; warps() if none can.
+  /// The first, last or any of the warps that can continue; warps() if none can.
   unsigned choose_warp(std::mt19937& random) {
     const Order order = order_of_threads;
     unsigned chosen = warps();
@@ -208,7 +208,7 @@ class Block {
 #endif
   }
 
-  /// Lets the threads go on that have met all others of the block. Returns whether they have.
+  /// Releases the threads if all threads of the block have arrived. Returns whether it did.
   bool release_block() {
     unsigned at_block = 0;
     for (unsigned thread = 0; thread < count_; ++thread) {
@@ -221,7 +221,7 @@ class Block {
     return true;
   }
 
-  /// Lets the lanes go on that have met all whom they wait for.
+  /// Releases lanes whose exchange is complete.
   void release_warp(unsigned first) {
     const unsigned lanes = std::min(kLanes, count_ - first);
     for (unsigned lane = 0; lane < lanes; ++lane) {

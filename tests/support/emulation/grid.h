@@ -7,7 +7,7 @@
 
 namespace ballast::test::emulation {
 
-/// Extents, and places in them, as CUDA has them.
+/// Extents and indices as in CUDA.
 struct Dim3 {
   unsigned x = 1;
   unsigned y = 1;
@@ -16,23 +16,23 @@ struct Dim3 {
       : x(x_), y(y_), z(z_) {}
 };
 
-/// In which order the threads of a block get from one barrier to the next, and in which the blocks
-/// run: a warp goes on without the others to the next barrier of the block, the first one or the
-/// last one first; shuffled, any warp may go on to its next exchange. Right kernels give the same
-/// bits in each: what one thread leaves for another without a barrier between them shows, and so
-/// does what one block leaves for another.
+/// The order in which the threads of a block run between barriers, and in which the blocks run. A
+/// warp runs to the next barrier of the block before the others, the first warp or the last one
+/// first; shuffled, any warp may run to its next exchange. Correct kernels give the same bits in
+/// each order: data that passes between threads without a barrier, or between blocks, changes the
+/// result.
 enum class Order { forward, backward, shuffled };
 
-/// Order of the grids that this process runs from now on.
+/// Sets the order of all later grids in this process.
 void set_order(Order order);
 
-/// Runs `body` once for each thread of the grid, one block after the other; the threads of a block
+/// Runs `body` once for each thread of the grid, one block after the other. The threads of a block
 /// are fibers of the calling thread, so that they can wait for each other. Ends the process with a
-/// message when they wait for each other for ever.
+/// message if they deadlock.
 void run_grid(Dim3 blocks, unsigned threads, std::size_t shared_bytes,
               const std::function<void()>& body);
 
-/// Of the CUDA thread that runs.
+/// Indices of the CUDA thread that runs.
 struct Place {
   Dim3 thread;
   Dim3 block;
@@ -44,8 +44,8 @@ void* dynamic_memory();
 
 /// Waits for all threads of the block that have not ended.
 void meet_block();
-/// Waits for the lanes of `mask` in this warp; each gives `bytes` (at most kMostExchanged) and
-/// afterwards reads with given_by() what any of them gave, until its next exchange.
+/// Waits for the lanes of `mask` in this warp. Each passes `bytes` (at most kMostExchanged) and can
+/// then read the bytes of any other lane with given_by(), until its next exchange.
 inline constexpr std::size_t kMostExchanged = 64;
 void exchange_all(std::uint32_t mask, const void* mine, std::size_t bytes);
 const void* given_by(unsigned lane);
@@ -59,7 +59,7 @@ T shuffle(std::uint32_t mask, T value, unsigned from) {
   return got;
 }
 
-/// Copies that were started and not waited for, per thread: see tensor_core.h.
+/// Copies that were started but not waited for, per thread: see tensor_core.h.
 void start_copy(void* to, const void* from, bool there);
 void end_copies();
 void await_copies(std::size_t pending);

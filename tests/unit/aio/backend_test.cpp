@@ -17,7 +17,7 @@
 namespace ballast::aio {
 namespace {
 
-/// Sets BALLAST_IO_DISABLE for as long as it lives.
+/// Sets BALLAST_IO_DISABLE while it lives.
 class Disable {
  public:
   explicit Disable(const char* name) { setenv("BALLAST_IO_DISABLE", name, 1); }

@@ -106,7 +106,7 @@ TEST_F(BlockQueueTest, HoldsTheMemoryUntilTheLastBlockIsBackAlsoAfterAnError) {
   const Ticket ticket = queue->submit(request(Direction::read, 0, 20, [&] { ++returned; }));
   gate_.wait_for_starts(2);
   gate_.finish(0, -EIO);
-  // Start number 2 shows that the owner thread has dealt with the failure.
+  // Start number 2 shows that the owner thread has handled the failure.
   const Ticket next = queue->submit(request(Direction::read, 0, 10));
   gate_.wait_for_starts(3);
   EXPECT_EQ(returned, 0);

@@ -1,4 +1,4 @@
-// In which order blocks are started, how many, and what cancel() leaves.
+// Order and number of the blocks that are started, and the effect of cancel().
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -38,7 +38,7 @@ TEST_F(DispatchOrder, WaitingLiftsAReadAhead) {
   const Ticket second = queue->submit(request(Direction::read, 20'000, 10, true));
   const Ticket third = queue->submit(request(Direction::read, 30'000, 20, true));
   std::thread waiter([&] { EXPECT_TRUE(queue->wait(third).ok()); });
-  // Blocks of the first end until the third has overtaken the rest of it.
+  // Finish blocks of the first request until the third request has overtaken its remaining blocks.
   std::size_t started = 1;
   while (gate_.starts().back().offset < 30'000 && started < kBlocks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -68,7 +68,7 @@ TEST_F(DispatchOrder, WaitingForAWriteOrForWhatIsDoneChangesNothing) {
   EXPECT_TRUE(queue->wait(read).ok());
 }
 
-/// Says done at the next reap and keeps account of what is in flight.
+/// Completes a random block at every reap and counts blocks and bytes in flight.
 class RecordingTransport final : public Transport {
  public:
   struct Record {
@@ -94,7 +94,7 @@ class RecordingTransport final : public Transport {
       const std::size_t chosen = waiting_[index];
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(index));
       const Block block = gate_.starts()[chosen];
-      // Half of it, sometimes: the rest stays in flight.
+      // Sometimes only half of the block is transferred, so the queue starts the rest again.
       const bool half = block.length > 1 && random_() % 4 == 0;
       gate_.finish(chosen, static_cast<long>(half ? block.length / 2 : block.length));
       record_.bytes -= block.length;
@@ -175,11 +175,11 @@ TEST_F(Cancelling, EndsTheRestOfARequestThatIsHalfDone) {
   const Ticket ticket = queue->submit(request(Direction::read, 0, 50, [&] { ++released; }));
   gate_.wait_for_starts(2);
   queue->cancel();
-  // Its end shows that the owner thread has heard.
+  // Its end shows that the owner thread has seen the cancellation.
   const Ticket late = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(queue->wait(late).error_number, ECANCELED);
   gate_.finish(0);
-  gate_.finish(1, 4);  // its rest is not started again
+  gate_.finish(1, 4);  // the remaining part is not started again
   const Completion completion = queue->wait(ticket);
   EXPECT_EQ(completion.error_number, ECANCELED);
   EXPECT_EQ(completion.transferred, 14U);

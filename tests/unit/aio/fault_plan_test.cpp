@@ -18,7 +18,7 @@ Block block(Direction direction, std::size_t length = 64 * kKiB) {
   return {.direction = direction, .length = length};
 }
 
-/// Errors that `plan` inflicts on `count` starts in `direction`.
+/// Errors that `plan` chooses for `count` starts in `direction`.
 std::vector<int> errors(FaultPlan& plan, Direction direction, std::size_t count) {
   std::vector<int> found(count);
   for (int& error : found) error = plan(block(direction)).error_number;

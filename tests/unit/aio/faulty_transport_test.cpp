@@ -30,7 +30,7 @@ using test::GateTransport;
 
 constexpr std::chrono::hours kLong(1);
 
-/// Carries blocks out at once, on the thread that starts them.
+/// Executes blocks at once, on the thread that starts them.
 class PlainTransport final : public Transport {
  public:
   void start(Block& block) override {
@@ -67,7 +67,7 @@ class FaultyTransportTest : public testing::Test {
             .data = bytes.data(),
             .length = bytes.size()};
   }
-  /// The result of one block that meets `faults`.
+  /// The result of one block with `faults`.
   [[nodiscard]] long carry(const std::string& faults, Direction direction, HostBytes bytes) const {
     FaultyTransport transport(std::make_unique<PlainTransport>(), FaultPlan(faults));
     Block block = this->block(direction, bytes);
@@ -127,7 +127,8 @@ TEST_F(FaultyTransportTest, ABlockThatFailsIsNotCarriedOut) {
   EXPECT_TRUE(content() == before_);
 }
 
-/// Blocks come back in the order of `expected` (indices) when they are started and finish in turn.
+/// Starts and finishes blocks one by one and expects them back in the order of `expected`
+/// (indices).
 void expect_order(const std::string& faults, const std::vector<std::size_t>& expected) {
   Gate gate;
   FaultyTransport transport(std::make_unique<GateTransport>(gate), FaultPlan(faults));
@@ -166,7 +167,7 @@ TEST(FaultyTransport, AHungBlockNeitherComesBackNorSpins) {
   Block other{.length = kPage};
   transport.start(hung);
   std::vector<Block*> finished;
-  // Nothing to reap: sleeps until it is out of patience, or woken.
+  // Nothing to reap: sleeps until the timeout or a wake().
   transport.reap(finished, 1, std::chrono::milliseconds(1));
   EXPECT_TRUE(finished.empty());
   std::thread waker([&] { transport.wake(); });

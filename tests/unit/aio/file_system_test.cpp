@@ -15,7 +15,7 @@ namespace {
 
 using Kind = FileSystem::Kind;
 
-/// What the kernel says is mounted at `directory`; "" when nothing is.
+/// The kernel's name of the file system at `directory`; "" if nothing is mounted there.
 std::string mounted_at(const std::string& directory) {
   std::ifstream mounts("/proc/self/mounts");
   std::string device;

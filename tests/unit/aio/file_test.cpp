@@ -109,7 +109,7 @@ TEST(File, AMissingDirectoryIsNamed) {
 
 TEST(File, ADirectoryThatTakesNoFilesIsNamed) {
   expect_parts(creation_error("/proc/self", 0), {"/proc/self: ", "choose another"});
-  if (geteuid() == 0) return;  // root may write everywhere
+  if (geteuid() == 0) return;  // root can write everywhere
   const TempDir directory;
   std::filesystem::permissions(
       directory.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
@@ -146,7 +146,7 @@ TEST(File, ZerosAreWrittenWhereTheFileSystemCannotAllocate) {
   const bool direct = test::has_direct_io(directory.path());
   const File file =
       File::create_anonymous(directory.path(), 0, direct ? Access::direct : Access::buffered);
-  const Bytes size = 2 * kMiB + 3 * kPage + 100;  // no multiple of any alignment
+  const Bytes size = 2 * kMiB + 3 * kPage + 100;  // not a multiple of any alignment
   ASSERT_EQ(write_zeros(file.descriptor(), size, file.alignment()), 0);
   struct stat status {};
   ASSERT_EQ(fstat(file.descriptor(), &status), 0);

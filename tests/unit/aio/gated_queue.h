@@ -14,7 +14,7 @@
 
 namespace ballast::aio {
 
-/// Queues over a transport whose blocks end when the test says so.
+/// Queues over a transport whose blocks end under the control of the test.
 class GatedQueue : public testing::Test {
  protected:
   [[nodiscard]] std::unique_ptr<BlockQueue> queue(const QueueOptions& options) {
@@ -29,7 +29,8 @@ class GatedQueue : public testing::Test {
                                 std::function<void()> returned) const {
     return {direction, &file_, offset, memory_.view(0, length), false, std::move(returned)};
   }
-  /// Ends block after block, as they are started, until `count` have been; their offsets.
+  /// Ends block after block in the order of their starts until `count` have ended; returns their
+  /// offsets.
   std::vector<Bytes> finish_in_turn(std::size_t count, std::size_t first = 0) {
     for (std::size_t i = first; i < count; ++i) {
       gate_.wait_for_starts(i + 1);

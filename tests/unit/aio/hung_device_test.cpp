@@ -35,7 +35,7 @@ class HungDevice : public testing::Test {
   test::Gate gate_;
 };
 
-/// Behind blocks that fill the depth and never return, queued requests must end as well.
+/// Queued requests must also end if blocks that fill the depth never return.
 TEST_F(HungDevice, QueuedRequestsEndWhenEveryPlaceAtTheDeviceIsAbandoned) {
   auto queue = this->queue(1, 0.05, 0.2);
   const Ticket stuck = queue->submit(request(10));
@@ -69,7 +69,8 @@ TEST_F(HungDevice, TheDestructorReturnsAlthoughRequestsAreQueuedBehindAHungBlock
   ending.get();
 }
 
-/// A second block of a request that was given up already stalls after the waiter took the name.
+/// A second block of an abandoned request stalls after the waiter has taken the completion and its
+/// file name.
 TEST_F(HungDevice, EveryWarningNamesTheFile) {
   const test::CapturedLog log;
   auto queue = this->queue(2, 0.3, 0.6);

@@ -57,7 +57,7 @@ std::size_t entries(const std::filesystem::path& directory) {
       std::distance(std::filesystem::directory_iterator(directory), {}));
 }
 
-/// A child that has a named file with one page in it and goes on writing until it is killed.
+/// A child process with a named file of one page, to which it writes until it is killed.
 class Writer {
  public:
   explicit Writer(const std::filesystem::path& directory) {
@@ -108,7 +108,7 @@ TEST(Leftovers, OfARunKilledInMidWriteAreRemovedByTheNext) {
   const File file = File::create_anonymous(directory.path(), kPage, File::Access::buffered);
   EXPECT_EQ(entries(directory.path()), 0U);
   const std::string wanted =
-      "aio: removed 1 swap file (4.00 KiB) of dead runs from " + directory.path().string();
+      "aio: removed 1 swap file (4.00 KiB) of crashed runs from " + directory.path().string();
   EXPECT_EQ(log.lines().front(), wanted);
 }
 
@@ -167,7 +167,7 @@ TEST(NamedFiles, ReportWhyTheyCannotBe) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-// Creators and sweepers in one directory at once: no creation is lost, nothing stays.
+// Creators and sweepers in one directory at the same time: no creation fails, and no file is left.
 TEST(NamedFiles, StandBesideManyThatSweep) {
   const TempDir directory;
   constexpr int kProcesses = 4;

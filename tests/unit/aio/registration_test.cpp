@@ -25,7 +25,7 @@ class RegistrationTest : public testing::Test {
     if (!uring.usable) GTEST_SKIP() << uring.reason;
   }
 
-  /// Writes `out` and reads it back into `in`, somewhere in the file.
+  /// Writes `out` to the file and reads it back into `in`.
   static void round_trip(Queue& queue, const File& file, HostBytes out, HostBytes in) {
     EXPECT_TRUE(queue.wait(queue.submit({Direction::write, &file, 3 * kPage, out})).ok());
     EXPECT_TRUE(queue.wait(queue.submit({Direction::read, &file, 3 * kPage, in})).ok());
@@ -95,8 +95,8 @@ TEST_F(RegistrationTest, PollingWhereThereIsNoneIsAnErrorWithTheReason) {
     std::exit(1);                             \
   }
 
-/// Without the right to lock more (root has it), memory stays unregistered, one line says so, and
-/// everything works.
+/// Without the right to lock more memory (root has it), memory stays unregistered, one log line
+/// reports it, and transfers work.
 TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   const auto act = [] {

@@ -1,4 +1,4 @@
-// A device that is slow to answer, or never does.
+// A device that answers slowly or never.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -15,7 +15,7 @@ namespace {
 
 class Watchdog : public GatedQueue {
  protected:
-  /// Until `text` is in the log.
+  /// Waits until `text` is in the log.
   void wait_for_line(const std::string& text) const {
     while (log_.text().find(text) == std::string::npos) std::this_thread::yield();
   }
@@ -31,19 +31,19 @@ TEST_F(Watchdog, WarnsOncePerBlockAndNamesIt) {
   const auto queue = this->queue({.block_bytes = 20, .depth = 4, .stall_seconds = 0.05});
   const Ticket read = queue->submit(request(Direction::read, 100, 20));
   gate_.wait_for_starts(1);
-  wait_for_line("aio: read " + file_.name() + " offset=100 length=20 has been at the device for ");
-  // By the time that a second block has been warned of, the first could have been again.
+  wait_for_line("aio: read " + file_.name() + " offset=100 length=20 has not completed after ");
+  // When a second block causes a warning, the first could have caused another one.
   const Ticket write = queue->submit(request(Direction::write, 200, 30));
   gate_.wait_for_starts(3);
-  wait_for_line("aio: write " + file_.name() + " offset=200 length=20 has been at the device for ");
-  wait_for_line("aio: write " + file_.name() + " offset=220 length=10 has been at the device for ");
+  wait_for_line("aio: write " + file_.name() + " offset=200 length=20 has not completed after ");
+  wait_for_line("aio: write " + file_.name() + " offset=220 length=10 has not completed after ");
   for (std::size_t i = 0; i < 3; ++i) gate_.finish(i);
   const Completion completion = queue->wait(read);
   EXPECT_TRUE(completion.ok());
   EXPECT_GE(completion.seconds, 0.05);
   EXPECT_TRUE(queue->wait(write).ok());
   EXPECT_EQ(warnings(), 3) << log_.text();
-  EXPECT_NE(log_.text().find(" s without an answer"), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find(" has not completed after "), std::string::npos) << log_.text();
 }
 
 TEST_F(Watchdog, SaysNothingOfADeviceThatAnswers) {
@@ -96,7 +96,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
   const Ticket ticket = queue->submit(request(Direction::write, 0, 40, [&] { ++returned; }));
   EXPECT_EQ(queue->wait(ticket).error_number, ETIMEDOUT);
   gate_.finish(1);
-  // Its place is taken by another block, which shows that the owner thread has dealt with it.
+  // Another block takes its place, which shows that the owner thread has handled it.
   const Ticket next = queue->submit(request(Direction::read, 100, 10));
   EXPECT_EQ(gate_.wait_for_starts(3)[2].offset, 100U);
   EXPECT_EQ(returned, 0);
@@ -107,7 +107,7 @@ TEST_F(GivingUp, KeepsTheMemoryUntilTheLastOfItsBlocksIsBack) {
 }
 
 TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
-  // The transport of such a queue lives on: so must what this one refers to.
+  // The transport of such a queue is never freed, and neither are the objects that it refers to.
   auto* const gate = new test::Gate;
   std::atomic<int> returned = 0;
   std::atomic<int> others = 0;
@@ -116,7 +116,7 @@ TEST_F(GivingUp, LetsTheQueueBeDestroyedAndKeepsTheMemoryForEver) {
                      [&](unsigned) { return std::make_unique<test::GateTransport>(*gate); });
     (void)queue.submit(request(Direction::write, 0, 20, [&] { ++returned; }));
     gate->wait_for_starts(2);
-    // Finds no room at the device before that is given up, nor after.
+    // Gets no place at the device, neither before nor after the first request is abandoned.
     const Ticket queued = queue.submit(request(Direction::write, 100, 10, [&] { ++others; }));
     queue.cancel();
     EXPECT_EQ(queue.wait(queued).error_number, ECANCELED);

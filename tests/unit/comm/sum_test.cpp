@@ -17,7 +17,8 @@ namespace {
 
 using Values = std::vector<float>;
 
-/// Values of many sizes, so that the order of a sum shows in its last bits; exact in `type`.
+/// Values of many magnitudes, exact in `type`, so that a different order of a sum changes the last
+/// bits.
 Values random_values(std::size_t count, std::uint32_t seed, DType type) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> mantissa(-1.0F, 1.0F);
@@ -62,7 +63,7 @@ Case make_case(std::size_t ranks, std::size_t count, DType type) {
   return made;
 }
 
-/// The plain loop of the definition.
+/// A plain loop as the definition of the sum.
 Values plain_sum(const Case& of) {
   Values sums = of.values[0];
   for (std::size_t rank = 1; rank < of.values.size(); ++rank) {
@@ -99,7 +100,7 @@ TEST(SumInOrder, IsCloseToDouble) {
     }
     Bf16 bits;
     std::memcpy(&bits, out.data() + 2 * i, 2);
-    // Half a unit in the last of bf16's 8 places, once, and the few of fp32.
+    // Half a unit in the last of bf16's 8 digits, for one rounding, plus a few roundings of fp32.
     EXPECT_NEAR(to_float(bits), sum, std::abs(sum) * 0x1p-8 + size * 0x1p-21) << i;
   }
 }

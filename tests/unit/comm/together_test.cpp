@@ -12,8 +12,8 @@
 namespace ballast::comm {
 namespace {
 
-/// What together() does on each of `world` ranks with `work`: "" when it returns, or the message;
-/// what is no JointError has "alone: " in front.
+/// The result of together() on each of `world` ranks with `work`: "" if it returns, otherwise the
+/// message, with the prefix "alone: " if the error is not a JointError.
 std::vector<std::string> outcomes(std::uint32_t world,
                                   const std::function<void(Ranks& ranks)>& work) {
   std::vector<std::string> found(world);

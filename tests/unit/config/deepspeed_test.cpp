@@ -123,8 +123,8 @@ TEST(DeepSpeedConfig, WhatWouldChangeTheTrainingIsRefused) {
       {"optimizer.params.amsgrad=true", "AMSGrad is not in this version"},
       {"optimizer.params.bias_correction=false", "Adam without bias correction"},
       {"optimizer.params.max_grad_norm=1", "use gradient_clipping"},
-      {"bf16.bf16_master_weights_and_grads=true", "master weights are fp32"},
-      {"bf16.bf16_optimizer_states=true", "is ballast.optimizer_states here"},
+      {"bf16.bf16_master_weights_and_grads=true", "master weights are always fp32"},
+      {"bf16.bf16_optimizer_states=true", "use ballast.optimizer_states instead"},
       {"zero_optimization.zero_quantized_gradients=true", "gradients are not quantised"},
       {"zero_optimization.zenflow={}", "stale updates are not in this version"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
@@ -219,8 +219,7 @@ TEST(BatchTriplet, IsRefusedWithTheNumbersWhenItDoesNotMultiply) {
             "c.json: train_batch_size: 3 is not divisible by gradient_accumulation_steps 1 x 4 "
             "ranks");
   const std::string missing =
-      "c.json: train_batch_size: missing; give it or train_micro_batch_size_per_gpu, or both of "
-      "them";
+      "c.json: train_batch_size: missing; give it, train_micro_batch_size_per_gpu or both";
   EXPECT_EQ(error_of(batch_text({0, 0, 0, 1})), missing);
   EXPECT_EQ(error_of(batch_text({0, 0, 5, 1})), missing);
   EXPECT_NE(error_of(batch_text({0, 1ULL << 32U, 1ULL << 32U, 1})).find("is too large"),

@@ -91,7 +91,7 @@ TEST(EditText, RefusesWhatIsNoConfigAndPathsThroughValues) {
   };
   EXPECT_NE(message("{\"a\": }", "a").find("c.json:1:7: not valid JSON"), std::string::npos);
   EXPECT_NE(message("[1]", "a").find("expected a JSON object"), std::string::npos);
-  EXPECT_EQ(message("{\"a\": 1}", "a.b"), "c.json: a: is not a section; a.b cannot be set");
+  EXPECT_EQ(message("{\"a\": 1}", "a.b"), "c.json: a: is not a JSON object, so a.b cannot be set");
 }
 
 TEST(EditText, SetsWhatWasAskedAndKeepsTheRestInEverySample) {
@@ -108,7 +108,7 @@ TEST(EditText, SetsWhatWasAskedAndKeepsTheRestInEverySample) {
     }
     const std::string changed = edit_text(text, edits, "c.json");
     EXPECT_EQ(nlohmann::json::parse(changed, nullptr, true, true), expected) << changed;
-    // Once more changes nothing.
+    // Applying it again changes nothing.
     EXPECT_EQ(edit_text(changed, edits, "c.json"), changed);
   }
 }

@@ -14,7 +14,7 @@ std::size_t below(Random& random, std::size_t bound) {
   return random() % bound;
 }
 
-/// Values at the edges of every type that a config has.
+/// Values at the limits of every type in a config.
 const std::vector<std::string>& edge_values() {
   static const std::vector<std::string> values = {"null",
                                                   "true",
@@ -91,8 +91,8 @@ std::string mutate_tree(const std::string& text, Random& random) {
                      edge_values()[below(random, edge_values().size())]);
 }
 
-/// What must hold for any text: a config that prints and reads back, or one line of error. Returns
-/// whether it was a config.
+/// For any text, the result must be a config that prints and reads back, or one line of error.
+/// Returns whether it was a config.
 bool check(const std::string& text, const std::vector<std::string>& overrides) {
   try {
     const std::string printed = print(parse_text(text, overrides));
@@ -116,7 +116,7 @@ TEST(ConfigMutation, OfBytesGivesAConfigOrOneLine) {
     configs += check(mutate_bytes(texts[below(random, texts.size())], random), {}) ? 1 : 0;
     if (HasFailure()) return;
   }
-  EXPECT_GT(configs, 100);  // else the mutations are too wild to reach the later checks
+  EXPECT_GT(configs, 100);  // otherwise the mutations do not reach the later checks
 }
 
 TEST(ConfigMutation, OfValuesGivesAConfigOrOneLine) {

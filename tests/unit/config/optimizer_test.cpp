@@ -35,7 +35,7 @@ TEST(OptimizerConfig, AdamMeansAdamWUnlessItsModeSaysOtherwise) {
   EXPECT_EQ(optimizer(R"({"type": "Adam"})").type, Type::adamw);
   EXPECT_EQ(optimizer(R"({"type": "Adam"})").weight_decay, 0.01);
   EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"adam_w_mode": true}})").type, Type::adamw);
-  // The mode is read first wherever it stands.
+  // The mode is read first, wherever it is in the file.
   const auto adam = optimizer(
       R"({"params": {"weight_decay": 0.5, "lr": 0.25, "adam_w_mode": false}, "type": "Adam"})");
   EXPECT_EQ(adam.type, Type::adam);

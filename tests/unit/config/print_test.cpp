@@ -47,7 +47,7 @@ AioSection unusual_aio() {
                     {.path = "/n3"}}};
 }
 
-/// Every field away from its default, so that a field that print() or parse() forgets shows.
+/// No field has its default, so that a field that print() or parse() omits is detected.
 Config unusual() {
   Config c;
   c.model = {.family = "llama",

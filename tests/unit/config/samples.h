@@ -9,7 +9,7 @@
 
 namespace ballast::config::test {
 
-/// The least a config has to say.
+/// The smallest valid config.
 inline const std::string kMinimal = R"({
   "model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4},
   "data": {"text": "corpus.txt", "sequence_length": 32},

@@ -69,7 +69,7 @@ TEST(ConfigAioPaths, ThatNothingUsesAreNoted) {
   EXPECT_TRUE(parse_text(kMinimal, {entry}).ignored.empty());
 }
 
-/// `path` is where the message points, `message` how it ends.
+/// `path` is the key that the message names, `message` its end.
 struct Refusal {
   std::string setting;
   std::string path;

@@ -15,8 +15,9 @@ constexpr bool is_nan(std::uint32_t bits) {
   return (bits & 0x7fffffffU) > 0x7f800000U;
 }
 
-/// A 16-bit format said slowly: its finite magnitudes in double, in order. The one behind the last
-/// is where infinity would lie if the exponent went on; to round there is to overflow.
+/// A simple model of a 16-bit format: its finite magnitudes in double, in order. After the last one
+/// comes the value that infinity would have if the exponent continued; rounding to it is an
+/// overflow.
 class Slow {
  public:
   Slow(int exponent_bits, int fraction_bits)
@@ -35,7 +36,7 @@ class Slow {
     return magnitudes_[static_cast<std::size_t>(pattern)];
   }
 
-  /// The pattern nearest to `value`, the even one of two. Not for NaN.
+  /// The pattern nearest to `value`, the even one of two equally near ones. Not for NaN.
   [[nodiscard]] int nearest(float value) const {
     const int sign = std::signbit(value) ? 0x8000 : 0;
     const double x = std::fabs(static_cast<double>(value));

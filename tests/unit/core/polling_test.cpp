@@ -10,7 +10,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// A clock that each reading moves on.
+/// A clock that advances with each reading.
 Polling::Duration step;
 Polling::TimePoint moment;
 Polling::TimePoint stepping_clock() {

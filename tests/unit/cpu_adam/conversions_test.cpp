@@ -24,8 +24,8 @@ TEST(SplitWeights, ManyMastersPassEveryKernelUnchanged) {
   }
 }
 
-/// SGD without momentum or decay leaves the gradient itself in the first moment; the negative zeros
-/// keep its sign where it is zero.
+/// SGD without momentum or decay stores the gradient itself in the first moment; the negative zeros
+/// keep the sign of a zero gradient.
 States decoded_gradients(DType type, Isa isa) {
   States states({Optimizer::sgd, Weights::Format::plain, type}, kHalf);
   for (std::size_t i = 0; i < kHalf; ++i) {
@@ -104,7 +104,7 @@ TEST(Copies, F16IsTheMasterRoundedAsInCore) {
       masters.push_back(std::nextafter(value, INFINITY));
     }
   }
-  // Below binary16's range, and patterns all over.
+  // Values below binary16's range, and patterns from the whole range.
   for (std::uint32_t bits = 0; bits < 0xffff0000U; bits += 10'007) {
     masters.push_back(std::bit_cast<float>(bits));
   }

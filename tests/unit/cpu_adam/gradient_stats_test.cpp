@@ -10,7 +10,7 @@ namespace {
 using test::Layout;
 using test::States;
 
-/// Longer than three chunks of an update, and no multiple of any vector.
+/// Longer than three chunks of an update, and not a multiple of any vector.
 constexpr std::size_t kLong = 200'011;
 
 States gradients(DType type, std::size_t size, std::uint64_t seed, std::size_t offset = 0) {

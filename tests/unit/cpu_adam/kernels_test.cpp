@@ -14,7 +14,7 @@ using test::hyper_at;
 using test::Layout;
 using test::States;
 
-/// Every instruction set of this CPU but the scalar one. Skips the test when there is none.
+/// Every instruction set of this CPU except the scalar one. Skips the test if there is none.
 class Kernels : public testing::Test {
  protected:
   void SetUp() override {
@@ -24,8 +24,8 @@ class Kernels : public testing::Test {
     if (vector_.empty()) GTEST_SKIP() << "this CPU has none of the vector instruction sets";
   }
 
-  /// Steps copies of `start` with the scalar and with each vector kernel; they must stay equal, and
-  /// so must the gradient and what lies around the arrays.
+  /// Steps copies of `start` with the scalar and with each vector kernel. The results must be
+  /// equal, and the gradient and the memory around the arrays must not change.
   void expect_same_bits(const States& start, int steps, const Hyper& hyper) const {
     States expected = start;
     test::run(scalar_, expected, steps, hyper);
@@ -54,7 +54,7 @@ class Kernels : public testing::Test {
   std::vector<Updater> vector_;
 };
 
-constexpr std::size_t kLongest = 4 * 16 + 3;  // four vectors of the widest lanes and some
+constexpr std::size_t kLongest = 4 * 16 + 3;  // four of the widest vectors and some more
 
 TEST_F(Kernels, AgreeForEveryLayoutAndLength) {
   for (const Layout& layout : test::all_layouts()) {
@@ -97,7 +97,7 @@ TEST_F(Kernels, AgreeOnManyChunks) {
   }
   for (const auto moments : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {
     States states = States::random({.moments = moments}, 150'001, 3, 1);
-    states.first_element = (Elems{1} << 32) - 512;  // the chunks straddle a multiple of 2^32
+    states.first_element = (Elems{1} << 32) - 512;  // chunks on both sides of a multiple of 2^32
     expect_same_bits(states, 2);
   }
 }
@@ -116,7 +116,7 @@ TEST_F(Kernels, AgreeForOtherHyperParameters) {
   }
 }
 
-/// Zeros, denormals, the ends of the range, ties and values that round up to the next binade (in
+/// Zeros, denormals, the limits of the range, ties and values that round up to the next binade (in
 /// bf16 and in binary16), infinities and NaNs.
 const std::vector<float>& special_values() {
   using Limits = std::numeric_limits<float>;
@@ -145,7 +145,7 @@ const std::vector<float>& special_values() {
   return values;
 }
 
-/// Each combination of special values as an element; with Codes 256 combinations to a block.
+/// Each combination of special values is one element; with Codes a block has 256 combinations.
 States special_states(const Layout& layout) {
   const std::vector<float>& values = special_values();
   const std::size_t n = values.size();
@@ -190,7 +190,7 @@ TEST_F(Kernels, AgreeOnSpecialValuesInBlocksOfCodes) {
       states.set_gradient(3 * Codes::kBlock + 16, special);
       expect_same_bits(states, 3);
     }
-    // Any byte under any exponent, those that no update writes included.
+    // Any byte under any exponent, including those that no update writes.
     States states = States::random(layout, 256 * Codes::kBlock, 6);
     for (std::size_t block = 0; block < 256; ++block) {
       for (auto* exponents : {&states.first_exponents, &states.second_exponents}) {

@@ -18,7 +18,7 @@ inline constexpr std::size_t kHalf = 0x10000;  // patterns of 16 bits
 /// Lion without a gradient and with a rate of zero: the weight passes through the kernel unchanged.
 inline constexpr Hyper kKeepWeights{.optimizer = Optimizer::lion, .learning_rate = 0.0};
 
-/// Masters under the given high halves, all low halves each, as the split that core/dtype.h makes.
+/// Masters with the given high halves and all low halves, in the split format of core/dtype.h.
 class Masters {
  public:
   explicit Masters(std::vector<std::uint16_t> highs)
@@ -30,7 +30,7 @@ class Masters {
     std::iota(lows_.begin(), lows_.end(), std::uint16_t{0});
   }
 
-  /// Other high halves, as many as before.
+  /// Replaces the high halves by other ones, equally many.
   void set_highs(const std::vector<std::uint16_t>& highs) { highs_ = highs; }
 
   /// 0 when no master changes in one update with `updater`.
@@ -51,7 +51,8 @@ class Masters {
   void fill(std::size_t block) {
     const std::uint16_t high = highs_[block];
     Bf16* weights = expected_weights_.data() + block * kHalf;
-    // The weight changes in the middle of the low halves; infinity and the NaNs need a closer look.
+    // The weight changes in the middle of the low halves; infinity and NaNs need a separate
+    // comparison.
     std::fill_n(weights, kHalf / 2, split_master(master(high, 0)).weight);
     std::fill_n(weights + kHalf / 2, kHalf / 2, split_master(master(high, kHalf / 2)).weight);
     if (!ordinary(high)) {

@@ -13,7 +13,7 @@ using test::States;
 
 constexpr std::size_t kBlock = Codes::kBlock;
 
-/// SGD that leaves gradient + momentum * first moment in the first moment.
+/// SGD that stores gradient + momentum * first moment in the first moment.
 Hyper sgd(double momentum, std::int64_t step = 1) {
   return {.optimizer = Optimizer::sgd, .learning_rate = 0.0, .momentum = momentum, .step = step};
 }
@@ -34,7 +34,7 @@ Updater single(Isa isa = active()) {
   return Updater({.threads = 1, .isa = isa});
 }
 
-/// The first moments after `values` came in as gradients of step `step`, through zeros.
+/// The first moments after gradients `values` in step `step`, starting from zero.
 std::vector<float> rounded(Moments::Format format, const std::vector<float>& values,
                            std::int64_t step, Elems first_element = 0) {
   States states = first_moments(format, values.size());
@@ -46,7 +46,7 @@ std::vector<float> rounded(Moments::Format format, const std::vector<float>& val
   return result;
 }
 
-/// Floats cut below the lowest of `bits` significant bits, and the next ones away from zero.
+/// Floats truncated to `bits` significant bits, and the next such floats away from zero.
 std::pair<float, float> neighbours(float value, int bits) {
   const std::uint32_t cut = (1U << (24 - bits)) - 1;
   const std::uint32_t down = std::bit_cast<std::uint32_t>(value) & ~cut;
@@ -114,8 +114,8 @@ TEST_P(StochasticRounding, IsTheSameAgainAndOtherInOtherStepsAndElements) {
   EXPECT_TRUE(std::equal(later.begin(), later.end() - 2 * kBlock, expected.begin() + 2 * kBlock));
 }
 
-/// The mean product of two series of signs, in units of its standard deviation were they
-/// independent.
+/// The mean product of two series of signs, in units of its standard deviation for independent
+/// series.
 double correlation(const std::vector<double>& a, const std::vector<double>& b, std::size_t lag) {
   double sum = 0.0;
   for (std::size_t i = 0; i + lag < a.size(); ++i) sum += a[i] * b[i + lag];
@@ -167,7 +167,7 @@ TEST(Bf16Moment, KeepsInfinitiesAndNans) {
   }
 }
 
-/// Every code once in every block, block b under exponent `lowest` + b.
+/// Every code once in every block; block b has exponent `lowest` + b.
 void set_every_code(test::Array& codes, test::Array& exponents, std::size_t lowest) {
   for (std::size_t i = 0; i < codes.bytes(); ++i) {
     codes.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i);
@@ -177,7 +177,7 @@ void set_every_code(test::Array& codes, test::Array& exponents, std::size_t lowe
   }
 }
 
-// Below exponent 48 no block is written, and 255 stands for NaN.
+// No block has an exponent below 48, and 255 means NaN.
 constexpr std::size_t kLowestExponent = 48;
 constexpr std::size_t kExponents = 254 - kLowestExponent + 1;
 
@@ -274,7 +274,8 @@ TEST(Codes, SecondMomentAboveZeroNeverBecomesZero) {
 
 TEST(Codes, OneHugeValueLeavesTheOthersTheirMagnitude) {
   for (const Isa isa : available()) {
-    // Squares from 2^-24 to 2^2 beside one of 2^6, first moments from 2^-12 to 2 beside one of 2^2.
+    // Second moments from 2^-24 to 2^2 in a block with one of 2^6, first moments from 2^-12 to 2
+    // with one of 2^2.
     States second = second_moments(kBlock);
     States first = first_moments(Moments::Format::blockwise8, kBlock);
     Numbers numbers(4);
@@ -317,7 +318,7 @@ TEST(Codes, FirstMomentsBelowTheSmallestCodeKeepTheirMean) {
 }
 
 TEST(Codes, TwoMomentsOfAnElementAreRoundedIndependently) {
-  // Both moments half way between two codes: first 1 + 1/16, second its square under a scale.
+  // Both moments are half way between two codes: first 1 + 1/16, second its square under a scale.
   States states({Optimizer::adam, Weights::Format::plain, DType::f32, Moments::Format::blockwise8},
                 1'024 * kBlock);
   Hyper hyper{.optimizer = Optimizer::adam, .learning_rate = 0.0, .beta1 = 0.0, .beta2 = 0.0};

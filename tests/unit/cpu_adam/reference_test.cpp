@@ -14,7 +14,7 @@ using test::Layout;
 using test::Numbers;
 using test::States;
 
-/// The algorithms as their papers write them, in double; nothing here is shared with the library.
+/// The algorithms as in their papers, in double; shares no code with the library.
 struct Textbook {
   double weight, first, second;
 };
@@ -97,7 +97,7 @@ TEST(Reference, RejectsAResultThatIsAFewUlpsOff) {
     for (std::int64_t i = 0; i < 1'000; ++i) {
       const Hyper hyper = hyper_at(optimizer, 10);
       Element before = random_element(numbers);
-      // No cancellation, and a weight that is larger than its update.
+      // No cancellation, and the weight is larger than its update.
       before.weight = 1.0F + std::fabs(before.weight);
       before.first = std::fabs(before.first);
       before.second += 1.0F;
@@ -167,7 +167,7 @@ TEST(Reference, EveryTermOfTheHyperParametersCounts) {
 
 TEST(Reference, LionsSignIsFreeOnlyWhereRoundingDecidesIt) {
   Hyper hyper{.optimizer = Optimizer::lion, .learning_rate = 0.01, .beta1 = 0.9};
-  // beta1 * m + (1 - beta1) * g is zero but for the rounding of its numbers.
+  // beta1 * m + (1 - beta1) * g is zero except for rounding.
   const Element undecided{1.0F, 0.1F, 0.0F, -0.9F};
   const Element decided{1.0F, 0.1F, 0.0F, -0.89F};
   for (const Element& before : {undecided, decided}) {
@@ -230,7 +230,7 @@ TEST(Reference, EveryKernelStaysWithinTheBoundsInEveryLayout) {
     for (const Layout& layout : test::all_layouts()) {
       const double worst = worst_error(updater, layout, 300, 20);
       EXPECT_LE(worst, 1.0) << to_string(isa) << ": " << describe(layout);
-      // A bound far above what happens would prove little.
+      // A bound far above the real errors would prove little.
       EXPECT_GE(worst, 0.2) << to_string(isa) << ": " << describe(layout);
     }
   }
@@ -263,7 +263,7 @@ TEST(Reference, WhatIsZeroStaysZero) {
   }
 }
 
-/// Elements whose numbers span most of what a float can be, where results are denormal too.
+/// Elements that span most of the range of float, with denormal results.
 TEST(Reference, BoundsHoldForNumbersOfEveryMagnitude) {
   const Updater updater({.threads = 1});
   for (const auto optimizer : test::kOptimizers) {

@@ -47,7 +47,7 @@ inline std::vector<Layout> all_layouts() {
   return all;
 }
 
-/// Every optimizer with every format of moments; weights and gradients take turns.
+/// Every optimizer with every format of moments; formats of weights and gradients alternate.
 inline std::vector<Layout> some_layouts() {
   std::vector<Layout> some;
   for (const auto optimizer : kOptimizers) {
@@ -94,7 +94,7 @@ class Numbers {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
     return x ^ (x >> 31);
   }
-  /// Of either sign, its magnitude in [2^lowest, 2^(highest + 1)).
+  /// A number of either sign with a magnitude in [2^lowest, 2^(highest + 1)).
   float any(int lowest, int highest) {
     const std::uint64_t random = bits();
     const auto span = static_cast<std::uint64_t>(highest - lowest + 1);
@@ -108,8 +108,8 @@ class Numbers {
   std::uint64_t state_;
 };
 
-/// `size` elements of `width` bytes, the first of them `offset` elements behind a cache line's
-/// start, between guards that nobody may write.
+/// `size` elements of `width` bytes, starting `offset` elements after the start of a cache line,
+/// between guard bytes that must not change.
 class Array {
  public:
   Array() = default;
@@ -197,7 +197,7 @@ struct States {
     return states;
   }
 
-  /// Element `i` from numbers. Moments in codes are left alone.
+  /// Sets element `i` from numbers. Moments in codes are not changed.
   void set(std::size_t i, float p, float m, float v, float g) {
     set_weight(i, p);
     set_gradient(i, g);
@@ -250,7 +250,7 @@ struct States {
   Shard shard() { return part(0, size); }
 
   [[nodiscard]] Element element(std::size_t i) const {
-    States& self = const_cast<States&>(*this);  // a Shard is for writing; reading leaves it as is
+    States& self = const_cast<States&>(*this);  // reading changes nothing, but a Shard is mutable
     return read_element(layout.optimizer, self.shard(), i);
   }
 
@@ -311,7 +311,7 @@ std::ptrdiff_t first_difference(const Array& a, const Array& b) {
   return -1;
 }
 
-/// What differs between states of one layout and size, or "". Two NaNs are equal whatever their
+/// The difference between states of one layout and size, or "". Two NaNs are equal for every
 /// payload, and so are the remainders of two NaN weights.
 inline std::string difference(const States& a, const States& b) {
   const auto at = [](const char* what, std::ptrdiff_t i) {
@@ -349,7 +349,7 @@ inline std::string difference(const States& a, const States& b) {
   return a.gradient == b.gradient ? "" : "the gradient";
 }
 
-/// Typical hyper-parameters with every term switched on.
+/// Typical hyper-parameters that use every term.
 inline Hyper hyper_at(Optimizer optimizer, std::int64_t step) {
   return {.optimizer = optimizer,
           .learning_rate = 2e-3,
@@ -363,7 +363,7 @@ inline Hyper hyper_at(Optimizer optimizer, std::int64_t step) {
           .gradient_scale = 0.37F};
 }
 
-/// Runs `steps` updates from hyper.step on.
+/// Runs `steps` updates, starting with hyper.step.
 inline void run(const Updater& updater, States& states, int steps, Hyper hyper) {
   hyper.optimizer = states.layout.optimizer;
   for (int i = 0; i < steps; ++i, ++hyper.step) updater.step(hyper, states.shard());

@@ -73,8 +73,8 @@ class TraceReader {
   std::ifstream file_;
 };
 
-/// The largest distances from torch, in ulps of the largest magnitude that the weight, the first
-/// moment or the gradient that enters it, or the second moment has had so far.
+/// The largest distances from torch, in ulps of the largest magnitude so far of the weight, of the
+/// first moment or the gradient that enters it, and of the second moment.
 struct Distances {
   double weight = 0.0;
   double first = 0.0;
@@ -96,7 +96,7 @@ class TorchTrace : public testing::Test {
     return std::fabs(double{ours} - double{theirs}) / ulp(largest);
   }
 
-  /// Steps through `one`; each step starts from torch's states when `follow`, else from our own.
+  /// Runs all steps; each starts from torch's states if `follow` is set, otherwise from Ballast's.
   static Distances run(const Case& one, Isa isa, bool follow) {
     const Updater updater({.threads = 1, .isa = isa});
     Hyper hyper = one.hyper;
@@ -136,7 +136,7 @@ class TorchTrace : public testing::Test {
   std::vector<Case> cases_;
 };
 
-/// Holds every instruction set and case to `bounds`, one for each optimizer.
+/// Checks every instruction set and case against `bounds`, one for each optimizer.
 class TorchBounds : public TorchTrace {
  protected:
   void expect_within(const std::array<Distances, 5>& bounds, bool follow) {
@@ -154,16 +154,16 @@ class TorchBounds : public TorchTrace {
   }
 };
 
-// Adam and Adagrad: torch takes the square root from MKL, which is off by up to 0.7 ulp where ours
-// is rounded to nearest, and Adam's bias corrections stand elsewhere in the formula; the moments
-// round alike. Lion's moment and SGD's are fused here and rounded twice there.
+// Adam and Adagrad: torch takes the square root from MKL, which has errors of up to 0.7 ulp, while
+// Ballast's is correctly rounded. Adam's bias corrections are in another place of the formula. The
+// moments round alike. Lion's and SGD's moments are fused in Ballast and rounded twice in torch.
 TEST_F(TorchBounds, OneStepFromTorchsStatesEndsWithinOneUlp) {
   expect_within({{{1, 0, 0}, {1, 0, 0}, {1, 0, 0}, {1, 0.25, 0}, {1, 1, 0}}}, true);
 }
 
-// Decay is fused with the step here; torch and the script round the decayed weight first, by up to
-// half an ulp per step and, as the weight hardly moves, often in the same direction. Where decay is
-// part of the gradient, other weights make other moments.
+// Ballast fuses decay with the step. Torch and the script round the decayed weight first, by up to
+// half an ulp per step, often in the same direction because the weight hardly changes. If decay is
+// part of the gradient, different weights lead to different moments.
 TEST_F(TorchBounds, AllStepsFromOurOwnStatesStayWithinAFewUlps) {
   expect_within({{{11, 0, 0}, {3, 2, 2}, {3, 1, 1}, {11, 0.5, 0}, {4, 3, 0}}}, false);
 }

@@ -118,7 +118,7 @@ TEST(Updater, EveryElementIsUpdatedOnce) {
 TEST(Updater, StochasticRoundingFollowsTheStepAndTheElement) {
   const Updater updater({.threads = 2});
   for (const auto moments : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {
-    // SGD's arithmetic knows neither of the two, so that only the rounding can differ.
+    // SGD's arithmetic uses neither of the two, so only the rounding can differ.
     const States start =
         States::random({.optimizer = Optimizer::sgd, .moments = moments}, 5'003, 16);
     const auto first_moments = [&](std::int64_t step, Elems first_element) {

@@ -10,7 +10,7 @@
 namespace ballast::device {
 namespace {
 
-/// What make_device says instead of making a device of this kind.
+/// The error of make_device for a device of this kind.
 std::string refusal_of(const std::string& kind, ErrorCategory category) {
   try {
     make_device({.kind = kind, .budget = kMiB});

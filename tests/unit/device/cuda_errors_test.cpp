@@ -10,7 +10,7 @@ namespace {
 
 TEST(CheckCuda, NamesTheOperationAndTheError) {
   EXPECT_NO_THROW(check_cuda(cudaSuccess, "nothing"));
-  const cudaError_t code = cudaSetDevice(100000);  // no such device, or no driver to ask
+  const cudaError_t code = cudaSetDevice(100000);  // no such device, or no driver
   ASSERT_NE(code, cudaSuccess);
   try {
     check_cuda(code, "taking CUDA device 100000");

@@ -1,4 +1,4 @@
-// How the CUDA device pins host memory, on a fake of CUDA's runtime.
+// Pinned host memory of the CUDA device, on a fake of the CUDA runtime.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -25,14 +25,14 @@ using test::FakeCuda;
 constexpr Bytes kSize = 2 * kGiB + 512 * kMiB;
 constexpr std::string_view kSetting = "ballast.host_bytes";
 
-/// Lets nobody write to `memory`, or everybody.
+/// Makes `memory` read-only or writable.
 void protect(HostBytes memory, int protection) {
   ASSERT_EQ(mprotect(memory.data(), memory.size(), protection), 0);
 }
 
 class CudaPinning : public testing::Test {
  protected:
-  /// Address space only: no pages can be made of it, and the fake makes none.
+  /// Address space without pages: they cannot be made, and the fake does not touch them.
   static Mapping address_space(Bytes bytes) {
     Mapping mapping(bytes, "test");
     protect(mapping.bytes(), PROT_NONE);
@@ -44,6 +44,7 @@ class CudaPinning : public testing::Test {
     FakeCuda::refused_unregistrations = 0;
   }
   void TearDown() override {
+    FakeCuda::registrations_left = -1;
     FakeCuda::told_of_registrations = nullptr;
     EXPECT_TRUE(FakeCuda::registered().empty());
     EXPECT_EQ(FakeCuda::refused_unregistrations, 0);
@@ -55,7 +56,7 @@ class CudaPinning : public testing::Test {
   Mapping mapping_ = address_space(kSize);
 };
 
-/// The pieces are `memory`, each within one GiB of the address space.
+/// The registrations cover `memory`, each within one GiB of the address space.
 void expect_pieces_of(HostBytes memory) {
   const std::byte* at = memory.data();
   for (const FakeCuda::Piece& piece : FakeCuda::registered()) {
@@ -146,7 +147,7 @@ TEST_F(CudaPinning, MakesThePagesItself) {
 
 TEST_F(CudaPinning, IsInterruptedBetweenPartsAndLeavesNothing) {
   FakeCuda::told_of_registrations = &interrupted_;
-  FakeCuda::registrations_left = 2;  // the second one would be one too many
+  FakeCuda::registrations_left = 2;  // the third one fails
   try {
     device_->pin(mapping_.bytes(), kSetting);
     ADD_FAILURE() << "nothing was thrown";
@@ -159,7 +160,7 @@ TEST_F(CudaPinning, IsInterruptedBetweenPartsAndLeavesNothing) {
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
-/// Registered memory is copied within one registration only.
+/// A copy must stay within one registration.
 TEST_F(CudaPinning, CopiesMayCrossItsParts) {
   const auto pin = device_->pin(mapping_.bytes(), kSetting);
   const Bytes border = FakeCuda::registered()[0].size;

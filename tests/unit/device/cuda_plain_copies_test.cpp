@@ -1,4 +1,4 @@
-// What the CUDA device's copies are measured against, on a fake of CUDA's runtime.
+// The baseline for copies of the CUDA device, on a fake of the CUDA runtime.
 #include <gtest/gtest.h>
 
 #include "ballast/device/device.h"

@@ -1,4 +1,4 @@
-// How kernels are allowed shared memory, on a fake of CUDA's runtime.
+// Limits of shared memory for kernels, on a fake of the CUDA runtime.
 #include <thread>
 #include <vector>
 
@@ -15,7 +15,7 @@ using test::FakeCuda;
 
 constexpr std::size_t kMuch = kFreelyShared + 1;
 
-/// Each test has kernels of its own: what they were allowed lasts as long as the program.
+/// Each test has its own kernels, because a kernel's limit lasts as long as the program.
 class SharedMemory : public testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// Streams of the CUDA device, on a fake of CUDA's runtime.
+// Streams of the CUDA device, on a fake of the CUDA runtime.
 #include "ballast/device/cuda_stream.h"
 
 #include <string>

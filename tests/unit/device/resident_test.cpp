@@ -22,11 +22,11 @@ std::size_t resident_pages(HostBytes memory) {
       std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page % 2 != 0; }));
 }
 
-/// Several pieces, whose borders are somewhere inside.
+/// Several pieces, whose borders are inside the memory.
 TEST(MakeResident, MakesAllPagesAndNoOthers) {
   if (!test::kernel_makes_pages()) GTEST_SKIP() << "not with this kernel";
   const Mapping mapping(192 * kMiB, "test");
-  // Without huge pages, which may reach beyond what was asked for.
+  // Disables huge pages, which may extend beyond the requested range.
   ASSERT_EQ(madvise(mapping.bytes().data(), mapping.bytes().size(), MADV_NOHUGEPAGE), 0);
   const HostBytes asked = mapping.bytes().subspan(5 * kPage, 100 * kMiB + 3 * kPage);
   make_resident(asked);

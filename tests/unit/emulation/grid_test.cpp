@@ -1,4 +1,4 @@
-// The stand-in for a GPU that kernels are tested on: what it carries out, and which mistakes show.
+// The emulated GPU for tests of kernels: its functions, and the mistakes that it detects.
 #include "tests/support/emulation/grid.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ TEST(Grid, LanesExchangeWhatTheyHave) {
   }
 }
 
-/// Each block's number, where it came in the order of all.
+/// Each block's number, at the index of its turn.
 __global__ void queue_up(unsigned* queue) {
   const unsigned place = queue[0]++;
   queue[1 + place] = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -87,7 +87,7 @@ TEST(Grid, BlocksRunInTheOrderTooAndEachOnce) {
   }
 }
 
-/// Each warp tells the other one a number, twice, in the same place.
+/// Each warp passes a number to the other one, twice, through the same memory.
 __global__ void tell_twice(int* out, bool with_barrier) {
   __shared__ int told[2];
   const unsigned warp = threadIdx.x / 32;
@@ -111,7 +111,7 @@ TEST(Grid, WarpsThatRunAheadShow) {
       const std::vector<int> right(64, 12);
       if (with_barrier) {
         EXPECT_EQ(out, right);
-      } else if (order != Order::shuffled) {  // there it is a matter of luck
+      } else if (order != Order::shuffled) {  // shuffled: either result is possible
         EXPECT_NE(out, right);
       }
     }

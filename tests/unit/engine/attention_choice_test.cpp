@@ -1,4 +1,4 @@
-// ballast.attention, from the config to the kernels, on the stand-ins for a GPU and for cuDNN.
+// ballast.attention, from the config to the kernels, on fakes of the GPU and of cuDNN.
 #include <string>
 #include <vector>
 
@@ -71,7 +71,8 @@ TEST_F(AttentionChoice, WithoutCudnnOursAttendsUnlessItWasAskedFor) {
     const test::CapturedLog log;
     test::expect_same(train({}), own, "auto");
     const std::string line =
-        "attention: our own kernels, for libcudnn.so.9 cannot be loaded: a test has none\n";
+        "attention: using Ballast's kernels, because libcudnn.so.9 cannot be loaded: a test has "
+        "none\n";
     const auto at = log.text().find(line);
     EXPECT_NE(at, std::string::npos) << log.text();
     EXPECT_EQ(log.text().find(line, at + 1), std::string::npos) << log.text();

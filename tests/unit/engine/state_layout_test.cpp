@@ -21,7 +21,7 @@ constexpr std::array kOptimizers = {Optimizer::adamw, Optimizer::adam, Optimizer
                                     Optimizer::lion, Optimizer::sgd};
 constexpr std::array kFormats = {Format::f32, Format::bf16_first, Format::blockwise8};
 
-/// The arrays that are kept, in order of their place.
+/// The arrays that a block keeps, in the order of their addresses.
 std::vector<StateArray> arrays_of(const StateLayout& layout) {
   std::vector<StateArray> arrays;
   for (const StateArray& array : {layout.remainder, layout.first, layout.second,
@@ -70,8 +70,7 @@ TEST(StateLayout, ArraysOfWholePagesAreFarFromEachOtherInTheSetsOfTheFirstCache)
     // The weights and the gradient start on a page.
     std::vector<Bytes> lines = {0};
     for (const StateArray& array : arrays_of(layout)) {
-      if (array.bytes < layout.elements)
-        continue;  // exponents, which are read once in 256 elements
+      if (array.bytes < layout.elements) continue;  // exponents: one byte per 256 elements
       lines.push_back(array.offset % kPage / kCacheLine);
     }
     constexpr Bytes kLines = kPage / kCacheLine;
@@ -86,7 +85,7 @@ TEST(StateLayout, ArraysOfWholePagesAreFarFromEachOtherInTheSetsOfTheFirstCache)
   });
 }
 
-/// What tells the lines of a set apart in the first cache of Zen.
+/// The address bits by which Zen's L1 cache selects the way; see cpu_adam::kArraySkew.
 std::uint64_t way_tag(std::uint64_t address) {
   constexpr std::pair<unsigned, unsigned> kBits[] = {{12, 27}, {13, 26}, {14, 25}, {15, 20},
                                                      {16, 21}, {17, 22}, {18, 23}, {19, 24}};
@@ -110,7 +109,7 @@ TEST(StateLayout, MomentsOfBlocksOfPowersOfTwoNeverShareTheirTagInTheFirstCache)
   }
 }
 
-/// Bytes per element of a large block, weights included, without what lies between arrays.
+/// Bytes per element of a large block, weights included, without the gaps between arrays.
 double bytes_per_element(DType type, Optimizer optimizer, Format format) {
   constexpr Elems kElements = Elems{1} << 24U;
   const StateLayout layout(type, {optimizer, format}, kElements);

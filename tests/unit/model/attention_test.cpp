@@ -63,7 +63,7 @@ class AttentionShapes : public testing::TestWithParam<std::size_t> {
 };
 
 TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
-  // Groups of three; lengths below, at and above a tile, and above a block of keys.
+  // Groups of three; lengths below, at and above the size of a tile, and above a block of keys.
   const AttentionShape shape{2, GetParam(), 6, 2, 10};
   Values qkv = normals(shape.tokens() * shape.row(), 1);
   for (double& value : qkv) value = static_cast<float>(value);

@@ -1,4 +1,4 @@
-// Whole blocks against a plain model in double.
+// Whole blocks, compared with a plain model in double.
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -28,7 +28,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
-/// Heads that are together wider or narrower than the model.
+/// Heads whose total width is larger or smaller than hidden_size.
 ModelConfig with_head_dim(ModelConfig config, std::uint64_t head_dim) {
   config.head_dim = head_dim;
   return config;
@@ -47,8 +47,8 @@ std::vector<Case> cases() {
           {"gpt2_narrow_heads", with_head_dim(test::small_gpt2(), test::odd(5, 8)), {1, 9}, 2}};
 }
 
-/// `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss` along
-/// one random direction over all elements, and by a few single elements.
+/// Checks `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss`
+/// along one random direction over all elements, and along a few single elements.
 void expect_derivatives(const std::function<double()>& loss, Values& x, const Values& gradient,
                         std::size_t begin, std::size_t size, const std::string& what) {
   double norm = 0.0;
@@ -110,7 +110,7 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
     covered += tensor.size;
   }
   expect_derivatives(loss, in, dx, 0, in.size(), "input");
-  // Nothing was written between the tensors.
+  // The gaps between the tensors are unchanged.
   EXPECT_LE(static_cast<Elems>(std::count_if(gradient.begin(), gradient.end(),
                                              [](double value) { return value != 0.0; })),
             covered);
@@ -192,8 +192,8 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Blocks, testing::ValuesIn(cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// Runs each block once and returns everything it wrote.
-/// `keep`: the layer's intermediates, in place of computing them again.
+/// Runs each block once and returns everything it wrote. `keep`: keeps the layer's intermediates
+/// instead of recomputing them.
 std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchShape shape,
                             int threads, bool keep = false) {
   Bench b(config, type, shape, threads);
@@ -211,7 +211,7 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
       keep ? b.device->allocate(b.compute->memory().intermediates[1], "intermediates")
            : DeviceBytes();
   b.compute->layer_forward(*b.stream, 1, weights, in, out, kept);
-  // Another layer's comes between, and takes the workspace.
+  // A call for another layer overwrites the workspace in between.
   if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), in, dx, {});
   b.compute->layer_backward(*b.stream, 1, weights, in, d, layer, kept);
   b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
@@ -247,7 +247,7 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
         b.device->allocate(b.compute->memory().intermediates[1], "intermediates");
     const DeviceBytes weights = b.upload(b.weights(1));
     const DeviceBytes in = b.upload(b.activation_values(9));
-    // The gradient of a layer's last matrix comes from its intermediates alone.
+    // The gradient of a layer's last matrix depends only on its intermediates.
     const auto last_gradient = [&](const DeviceBytes& of) {
       b.compute->layer_forward(*b.stream, 1, weights, in, b.activation(), kept);
       const auto gradient = b.gradient(b.architecture.blocks[1].elements);
@@ -289,7 +289,7 @@ TEST(BlocksTwice, GiveTheSameBits) {
 
 TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
   if (test::device_kind() == "cuda") GTEST_SKIP() << "chunks hold four times as much there";
-  // Logits of 400 rows do not fit the chunk, and the last chunk is not full.
+  // Logits of 400 rows do not fit one chunk, and the last chunk is not full.
   ModelConfig config = test::small_gpt2();
   config.vocab_size = 50021;
   config.hidden_size = 6;
@@ -313,7 +313,7 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     EXPECT_NEAR(b.one(loss), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);
     if (type == DType::bf16) continue;
     const auto f = [&] { return plain.head(weights, embedding.data(), in, targets); };
-    // The last row's input: its chunk is the last one.
+    // The input of the last row, which is in the last chunk.
     const Values d = b.download(dx);
     const std::size_t i = in.size() - 2;
     EXPECT_NEAR(d[i], central_difference(f, in[i]), 1e-4);

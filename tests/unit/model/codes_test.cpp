@@ -1,4 +1,4 @@
-// Weights as codes against a plain reading of what WeightCodes says.
+// Weight codes, compared with a plain implementation of the definition of WeightCodes.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ using test::normals;
 constexpr Elems kBlock = WeightCodes::kBlock;
 constexpr Elems kBlocks = 37;
 
-/// What `values` become, block by block.
+/// The decoded values, block by block.
 std::vector<double> expected(const std::vector<double>& values, DType type) {
   std::vector<double> out;
   for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {

@@ -128,8 +128,8 @@ TEST(MakeCompute, RefusesWhatItCannotRun) {
   EXPECT_THROW(compute->set_workspace(device->allocate(64, "too small")), Error);
 }
 
-/// The head of a large vocabulary needs more memory than a layer; what a layer keeps from call to
-/// call must not lie there.
+/// The head of a large vocabulary needs more memory than a layer; it must not overwrite the memory
+/// that a layer keeps from call to call.
 TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   ModelConfig config = test::small_llama();
   config.vocab_size = 4000;

@@ -14,7 +14,7 @@
 
 namespace ballast::test {
 
-/// Odd sizes, as far as the device does them: on CUDA multiples of 8.
+/// Odd sizes, as far as the device supports them: on CUDA multiples of 8.
 inline std::uint64_t odd(std::uint64_t on_host, std::uint64_t on_cuda) {
   return device_kind() == "cuda" ? on_cuda : on_host;
 }
@@ -46,7 +46,7 @@ inline model::ModelConfig small_llama() {
   return c;
 }
 
-/// A device with the kernels of one model and memory to call them with. `threads`: of the host
+/// A device with the kernels of one model and memory for their calls. `threads`: of the host
 /// device's kernels.
 struct Bench {
   Bench(const model::ModelConfig& config, DType type, model::MicroBatchShape shape, int threads = 2)
@@ -85,11 +85,11 @@ struct Bench {
   DeviceView<float> gradient(std::size_t size) {
     return view_as<float>(device->allocate(size * sizeof(float), "gradient"));
   }
-  /// Another gradient, of these values.
+  /// Another gradient with these values.
   DeviceView<float> gradient(const std::vector<float>& of) { return view_as<float>(put(of)); }
   DeviceView<double> number() { return view_as<double>(device->allocate(8, "number")); }
 
-  /// What device memory holds once the stream's work is done.
+  /// The content of device memory after the stream's work is done.
   template <class T>
   [[nodiscard]] std::vector<T> get(DeviceView<T> view) const {
     std::vector<T> found(view.size());

@@ -1,4 +1,4 @@
-// The row kernels in double, against central differences.
+// The row kernels in double, compared with central differences.
 #define BALLAST_KERNEL_ISA in_double
 
 #include <numeric>
@@ -21,7 +21,7 @@ using Values = std::vector<double>;
 
 constexpr double kTolerance = 1e-6;
 
-/// Every element of `gradient` is the derivative of `loss` by the same element of `x`.
+/// Checks that every element of `gradient` is the derivative of `loss` by the same element of `x`.
 void expect_gradient(const std::function<double()>& loss, Values& x, const Values& gradient,
                      const char* what) {
   ASSERT_EQ(x.size(), gradient.size());
@@ -194,7 +194,7 @@ TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
 }
 
 TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
-  // More than one stretch of partial sums, and an odd end.
+  // More than one part of partial sums, and an odd end.
   for (const std::size_t size : {std::size_t{1}, std::size_t{53}, std::size_t{4999}}) {
     constexpr double kScale = 0.25;
     Values logits = normals(size, 1, 3.0);

@@ -9,7 +9,7 @@
 
 namespace ballast::test {
 
-/// `size` normal numbers with this deviation, the same for the same seed.
+/// `size` normal numbers with this deviation, the same for equal seeds.
 template <class T = double>
 std::vector<T> normals(std::size_t size, std::uint64_t seed, double deviation = 1.0,
                        double mean = 0.0) {
@@ -20,7 +20,7 @@ std::vector<T> normals(std::size_t size, std::uint64_t seed, double deviation = 
   return out;
 }
 
-/// (f(x + h e_i) - f(x - h e_i)) / 2h; `x` is what f reads.
+/// (f(x + h e_i) - f(x - h e_i)) / 2h; f reads `x`.
 template <class T>
 double central_difference(const std::function<double()>& f, T& x, double h = 1e-5) {
   const T before = x;

@@ -7,8 +7,8 @@
 
 namespace ballast::test {
 
-/// The models once more, in double and as plain as they are written in the papers: what the blocks
-/// are tested against. Weights are a block's flat buffer.
+/// The models in double, in the plain form of the papers, as the reference for tests of blocks.
+/// Weights are a block's flat buffer.
 struct Reference {
   model::ModelConfig config;
   std::size_t sequences = 0;

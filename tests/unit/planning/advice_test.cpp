@@ -7,8 +7,7 @@ namespace {
 
 using schedule::Lane;
 
-/// What is said of a run of 10 seconds with these lane times, when `variants` are what the
-/// simulator finds.
+/// The advice for a run of 10 seconds with these lane times, if the simulator finds `variants`.
 std::string advice(double compute, Lane lane, double busy, const std::vector<Variant>& variants) {
   engine::Blueprint blueprint;
   blueprint.workload.micro_batch_tokens = 256;
@@ -43,9 +42,9 @@ TEST(Advice, ASlowLaneIsNamedWithTheBestChangeThatWasSimulated) {
 
 TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
   const std::string text = advice(4.0, Lane::upload, 7.0, {});
-  EXPECT_TRUE(says(text, "No change that was simulated makes it faster.")) << text;
+  EXPECT_TRUE(says(text, "No simulated change makes it faster.")) << text;
   schedule::LaneTotals lanes;
-  EXPECT_TRUE(says(advise({}, lanes, 10.0), "ballast plan simulates what would help."));
+  EXPECT_TRUE(says(advise({}, lanes, 10.0), "`ballast plan` simulates changes."));
 }
 
 TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {

@@ -48,7 +48,7 @@ TEST_F(Calibration, FindsEveryRateOfARun) {
         rates_of(config({kOnNvme, "train_micro_batch_size_per_gpu=3"}, bf16));
     const std::vector<double> sizes = {37, 74, 111, 148};
     for (const auto* curve : {&rates.forward, &rates.backward, &rates.head}) {
-      // On a busy machine those are left out that would take long.
+      // Slow measurements are skipped on a busy machine.
       const std::vector<double> found = tokens(*curve);
       ASSERT_FALSE(found.empty());
       EXPECT_EQ(found.front(), sizes.front());

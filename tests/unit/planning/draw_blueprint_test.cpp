@@ -1,4 +1,4 @@
-// What a config, with "auto"s or without, makes of a model when no rate is known.
+// Blueprints of configs with and without "auto", without rates.
 
 #include <string>
 #include <vector>
@@ -60,7 +60,7 @@ TEST_F(DrawBlueprint, AutomaticPlacementFillsTheFastestTierThatFits) {
   const memory::Ledger& ledger = base.ledger;
   const auto& work = base.workload.blocks;
   ASSERT_GT(work[1].state_bytes, work[0].state_bytes);
-  // Room on the host for the states of the embedding, not for those of a layer; none on the device.
+  // The host has room for the states of the embedding but not of a layer; the device has none.
   const engine::Blueprint tight = draw_blueprint(config(
       {kWeights + "cpu", kOptimizer + "auto",
        fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),

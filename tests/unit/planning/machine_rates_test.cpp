@@ -19,7 +19,7 @@
 namespace ballast::planning {
 namespace {
 
-/// An environment variable set for as long as this lives; null: not set.
+/// Sets an environment variable while it lives; null: unset.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -96,7 +96,7 @@ TEST_F(MachineRates, AreMeasuredAnewWhenTheFileIsOfNoUse) {
   directory_.write("ballast/" + file.filename().string(), "{\"nam");
   const schedule::Rates measured_now = rates();
   EXPECT_TRUE(measured());
-  EXPECT_EQ(rates(), measured_now);  // mended
+  EXPECT_EQ(rates(), measured_now);  // replaced by a new measurement
 }
 
 TEST_F(MachineRates, AreMeasuredAnewForAnotherKey) {
@@ -163,9 +163,9 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
   };
   lane(Lane::compute, 0.8, 1.0);
   lane(Lane::update, 0.2, 0.1);
-  lane(Lane::upload, 0.005, 0.006);  // of no account
+  lane(Lane::upload, 0.005, 0.006);  // negligible
   lane(Lane::fetch, 0.1, 0.16);
-  lane(Lane::writeback, 0.1, 0.3);  // beyond belief
+  lane(Lane::writeback, 0.1, 0.3);  // too large a difference
   const schedule::Rates better = corrected(rates, predicted, measured);
   const schedule::Curve forward = {{64.0, 80e9}, {128.0, 160e9}};
   EXPECT_EQ(better.forward, forward);
@@ -179,7 +179,7 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
   EXPECT_DOUBLE_EQ(better.mixed_per_second, 4e9 / std::sqrt(1.6));
 }
 
-/// A run of the fixture's config, and rates that are kept for it.
+/// A run of the fixture's config, and cached rates for it.
 class RunPredictions : public MachineRates {
  protected:
   RunPredictions()

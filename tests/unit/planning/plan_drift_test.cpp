@@ -1,4 +1,4 @@
-// What is planned and what is then allocated are the same list.
+// The planned and the allocated buffers are the same list.
 
 #include <string>
 #include <tuple>
@@ -25,7 +25,7 @@ std::vector<Line> lines(const memory::Ledger& ledger) {
   return out;
 }
 
-/// Some rates or other.
+/// Arbitrary rates.
 schedule::Rates some_rates() {
   schedule::Rates rates;
   rates.name = "some machine";
@@ -54,7 +54,7 @@ TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
                                     .budgets = budgets,
                                     .rates = some_rates()});
   engine::Engine engine(decision.blueprint, engine_options(decision.config));
-  // What the ranks of a run draw from the decided config.
+  // The blueprint that the ranks of a run draw from the decided config.
   const engine::Blueprint drawn = draw_blueprint(decision.config);
   EXPECT_EQ(lines(drawn.ledger), lines(decision.blueprint.ledger));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);

@@ -20,7 +20,7 @@
 namespace ballast::planning {
 namespace {
 
-/// A machine on which compute is quick, so that transfers show.
+/// A machine with fast compute, so that transfers determine the step time.
 schedule::Rates machine() {
   schedule::Rates rates;
   rates.name = "test machine";
@@ -52,7 +52,7 @@ config::Config make_config(const std::vector<std::string>& overrides) {
   return config::parse(text, "/base", "test", overrides);
 }
 
-/// Round numbers that grow with the micro-batch, as kernels' memory does.
+/// Round numbers that grow with the micro-batch, like the memory of kernels.
 model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
   return {.workspace = shape.tokens() * 4096,
           .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 2048)};
@@ -138,7 +138,7 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
     return std::count_if(blocks.begin(), blocks.end(),
                          [](const auto& block) { return block.keeps_intermediates; });
   };
-  // Room for the intermediates of one micro-batch and all states, not for those of sixteen.
+  // Room for the intermediates of one micro-batch and all states, but not for those of sixteen.
   const Decision by_micro_batch = decide("micro_batch_major", 256 * kMiB);
   const Bytes enough = by_micro_batch.blueprint.ledger.total(Tier::device);
   ASSERT_EQ(kept(by_micro_batch),
@@ -211,7 +211,7 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
   }
 }
 
-/// Any placement, micro-batch size and buffers that come to mind; false when they do not fit.
+/// A random placement, micro-batch size and number of buffers; false if they do not fit.
 bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_second) {
   std::uint64_t drawn = 0;
   const auto below = [&](std::uint64_t n) { return random_u64(seed, drawn++, 0) % n; };
@@ -334,7 +334,7 @@ TEST(Planner, SplitsTheBatchOverRanks) {
   }
 }
 
-/// What a rank holds of the states of a 7.5B-parameter model, all on the device.
+/// Bytes of a rank for the states of a 7.5B-parameter model, all on the device.
 schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& parameters) {
   const config::Config config = make_config(
       {"model.hidden_size=4096", "model.num_layers=37", "model.num_heads=32", "train_batch_size=1",
@@ -371,7 +371,7 @@ TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
         EXPECT_GE(bytes, exact) << world << " ranks, stage " << stage;
         EXPECT_LE(bytes, exact + padding) << world << " ranks, stage " << stage;
       };
-      // In each of the 39 blocks, parts are whole pages, and the three arrays of states lie apart.
+      // In each of the 39 blocks, shards are whole pages, and the three arrays of states lie apart.
       constexpr double kBlocks = 39.0;
       const double whole = kBlocks * world * kPage;
       const double part = kBlocks * kPage;
@@ -411,7 +411,7 @@ std::vector<std::vector<std::string>> advised(const std::string& message) {
   return ways;
 }
 
-/// Expects that `overrides` with named budgets do not fit, and that they do with each change that
+/// Expects that `overrides` with named budgets do not fit, and that they fit with each change that
 /// the refusal advises. Returns the refusal.
 std::string expect_advice_that_fits(std::vector<std::string> overrides,
                                     const memory::Budgets& budgets) {

@@ -93,7 +93,7 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 100; ++i) {
     const auto any = [&] {
-      // All magnitudes, all 52 bits of the mantissa.
+      // All magnitudes, and all 52 bits of the mantissa.
       return std::ldexp(1.0 + static_cast<double>(random() >> 12) * 0x1p-52,
                         static_cast<int>(random() % 160) - 80);
     };
@@ -200,7 +200,7 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
-/// Ranks of a node and more, weights and states below the device: every lane has work.
+/// More ranks than a node has, weights and states below the device: every lane has work.
 schedule::Schedule demanding_schedule(schedule::Workload& workload) {
   workload.blocks.assign(4, {"block", 1 << 20, 2 << 20, 1 << 20, 5 << 20, 1e9, 13 << 20});
   workload.activation_bytes = kMiB;
@@ -232,7 +232,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
         rates.network_per_second > 0.0 ? 8 * rates.ranks_per_node : rates.ranks_per_node;
     const auto schedule = demanding_schedule(workload);
     EXPECT_GT(simulate(schedule, workload, rates).step_seconds, 0.0) << entry;
-    // And one node more than there are.
+    // And with one node more than before.
     if (rates.network_per_second > 0.0) continue;
     workload.world *= 2;
     const auto larger = demanding_schedule(workload);
@@ -244,7 +244,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
 
 TEST(RatesFile, EveryKeyStandsInTheReadme) {
   const TempDir dir;
-  Rates rates;  // nothing at its default, so that every key is written
+  Rates rates;  // no key has its default, so that every key is written
   rates.forward = rates.backward = rates.head = {{1.0, 1.0}};
   rates.device_memory_per_second = rates.launch_seconds = rates.update_per_second = 1.0;
   rates.upload_per_second = rates.offload_per_second = 1.0;

@@ -1,4 +1,4 @@
-// What the options of ZeRO's stage 3 make of a config, before anything is allocated.
+// The options of ZeRO's stage 3, from the config to the blueprint, before anything is allocated.
 
 #include <string>
 #include <vector>
@@ -42,7 +42,7 @@ TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {
   EXPECT_EQ(whole("1e5"), (std::vector<bool>{true, true, true, true}));
 }
 
-/// What is said about gathers of weights.
+/// The description of the gathers of weights.
 std::string gathers_line(std::uint32_t world, const std::vector<std::string>& options) {
   std::string found;
   for (const auto& text : engine::describe_placement(drawn(world, options))) {

@@ -65,12 +65,12 @@ TEST(SwapOptions, UseThePageCacheOnlyWhenTold) {
   EXPECT_EQ(options({"aio.buffered=true"}).access, aio::File::Access::buffered);
 }
 
-/// Directories of the rank with that number on a machine with `local_world` of them.
+/// Swap directories of the rank with that number on a machine with `local_world` ranks.
 std::vector<std::string> dealt(const std::string& paths, std::uint32_t local_rank,
                                std::uint32_t local_world) {
   const auto config = test::tiny_config(kModel, true, "/run",
                                         {"zero_optimization.offload_optimizer.nvme_path=" + paths});
-  // The number in the run is another one: ranks of other machines have paths of their own.
+  // The rank's number in the run does not matter: ranks on other machines have their own paths.
   return directories(swap_options(config, {.launcher = "mpirun",
                                            .rank = 10 + local_rank,
                                            .world = 20,

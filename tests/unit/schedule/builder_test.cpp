@@ -53,7 +53,7 @@ TEST(Builder, ARemovedEdgeIsFoundAsAHazard) {
   EXPECT_FALSE(find_hazards(schedule, {&schedule.steady, &schedule.steady}).empty());
 }
 
-/// Two operations that write the same buffer one behind the other, without an edge.
+/// Two operations that write the same buffer one after the other, without an edge.
 struct TwoWriters {
   explicit TwoWriters(Lane lane) {
     schedule.buffers = {{.name = "shared", .bytes = 8}};
@@ -106,7 +106,7 @@ TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
   }
 }
 
-/// Bytes of `role` that host operations see, by block; each piece behind the one before it.
+/// Bytes of `role` that host operations see, by block; the pieces follow each other.
 std::vector<Bytes> seen(const Plan& plan, Action action, Role role, std::size_t blocks) {
   std::vector<Bytes> found(blocks, 0);
   for (const Operation& operation : plan.operations) {
@@ -149,7 +149,7 @@ TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
-  // Staging of a step serves as well.
+  // The staging of a step is used.
   const Problem mixed = uniform(3, 1, Tier::device, Tier::host);
   for (const Buffer& buffer : build(mixed).buffers) {
     EXPECT_EQ(buffer.name.find("passing place"), std::string::npos) << buffer.name;
@@ -159,8 +159,8 @@ TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
 TEST(Builder, LayerMajorMovesWeightsOncePerPassWhateverTheNumberOfMicroBatches) {
   for (const std::uint32_t micro_batches : {1U, 2U, 8U}) {
     const Schedule schedule = build(uniform(6, micro_batches, Tier::host, Tier::host));
-    // Forward: 6 blocks. Backward: the layers below those still in their two slots, and no
-    // weights for the embedding's gradient.
+    // Forward: 6 blocks. Backward: the layers below those that are still in the two slots; the
+    // gradient of the embedding needs no weights.
     EXPECT_EQ(schedule.steady.bytes_on(Lane::upload) - micro_batches * Bytes{512},
               (6 + 3) * Bytes{4096});
     EXPECT_EQ(count(schedule.steady, Action::offload_gradient), 6U);

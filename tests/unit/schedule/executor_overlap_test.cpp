@@ -15,7 +15,7 @@
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/random_workload.h"
 
-// Overlapping plans: what failures, interrupts and observers see of them.
+// Overlapping plans: failures, interrupts and observers.
 
 namespace ballast::schedule {
 namespace {
@@ -36,10 +36,10 @@ struct Pipelined {
   }
 };
 
-/// What has run, by run and operation. To be read when nothing runs.
+/// The finished operations by run. Read it when nothing runs.
 using Ran = std::set<std::pair<std::uint64_t, const Operation*>>;
 
-/// Whether everything that a member of `ran` follows has run as well.
+/// Whether all predecessors of every member of `ran` have also run.
 bool closed(const Ran& ran, const std::vector<const Plan*>& runs) {
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const Plan& plan = *runs[r];
@@ -128,7 +128,7 @@ TEST(Executor, AnInterruptEndsTheWaitWithoutFinishingTheStep) {
       } catch (const Error& error) {
         EXPECT_EQ(error.category(), ErrorCategory::interrupted);
       }
-      // Each lane may finish what it had begun.
+      // Each lane may finish its current operation.
       EXPECT_LE(ran, moment + kLaneCount);
       EXPECT_LT(ran, both);
     }
@@ -181,7 +181,7 @@ TEST(Executor, ShowsEveryOperationOnceInAnOrderThatItsEdgesAllow) {
       }
     }
     EXPECT_EQ(in_plan_order.size(), spans.size());
-    // In real time, too, no two uses of a buffer meet, and no two operations of a lane.
+    // In real time, too, uses of a buffer do not overlap, nor do two operations of a lane.
     EXPECT_EQ(find_conflicts(schedule, in_plan_order), std::vector<std::string>{});
     std::array<double, kLaneCount> lane_free{};
     for (const Span& span : in_plan_order) {

@@ -25,8 +25,8 @@
 namespace ballast::schedule {
 namespace {
 
-/// Device streams and disks in miniature: a thread for each queued lane that runs what is enqueued
-/// there, a stream in order, a disk the last request first.
+/// A small model of device streams and disks: one thread per queued lane runs the enqueued
+/// operations, a stream in order, a disk the latest request first.
 class Streams {
  public:
   explicit Streams(Handler work) : work_(std::move(work)) {
@@ -49,7 +49,7 @@ class Streams {
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;
 
-  /// For the executor: performs, or enqueues where the lane is queued.
+  /// The executor's handler: performs an operation, or enqueues it if the lane is queued.
   void start(const Operation& operation, std::uint64_t run) {
     if (!is_queued(operation.lane)) return work_(operation, run);
     Stream& stream = of(operation);
@@ -78,7 +78,7 @@ class Streams {
     };
     return others;
   }
-  /// Most operations that a stream held at a time.
+  /// The largest number of operations in a stream at a time.
   [[nodiscard]] std::size_t most() const {
     const std::scoped_lock lock(mutex_);
     return most_;
@@ -87,9 +87,9 @@ class Streams {
  private:
   using Item = std::pair<const Operation*, std::uint64_t>;
   struct Stream {
-    std::deque<Item> items;    ///< not over
+    std::deque<Item> items;    ///< not done
     std::deque<Item> started;  ///< not finished
-    std::set<Item> done;       ///< over and not finished
+    std::set<Item> done;       ///< done but not finished
     bool in_order = true;
     std::thread thread;
   };
@@ -120,9 +120,9 @@ class Streams {
   bool ending_ = false;
 };
 
-/// Whether a FakeMachine comes to the serial result however it is run: `execute(machine, options,
-/// submit)` makes an executor of those options that works on `machine`, and calls `submit` with it.
-/// The machine has no lock: to the thread sanitizer a missing edge is a data race.
+/// Whether a FakeMachine gets the serial result in every mode: `execute(machine, options, submit)`
+/// makes an executor with these options that works on `machine` and calls `submit` with it. The
+/// machine has no lock, so the thread sanitizer reports a missing edge as a data race.
 template <class Execute>
 void expect_serial_results(Execute execute) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
@@ -166,7 +166,7 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
   EXPECT_EQ(most, kMostEnqueued) << "nothing was enqueued ahead, or too much";
 }
 
-/// Operations of given lanes, each behind the one before it.
+/// Operations of the given lanes, each after the previous one.
 Plan chain(std::initializer_list<Lane> lanes) {
   Plan plan;
   for (const Lane lane : lanes) {
@@ -192,8 +192,8 @@ TEST(Executor, EnqueuesBehindWhatIsUnderWayOnTheSameLaneAndNoOther) {
   options.finish = [&](const Operation& op, std::uint64_t) {
     std::unique_lock lock(mutex);
     if (number(op) != 0) return;
-    // The first is under way until the second is enqueued, and then for as long as others might
-    // need to be started by mistake.
+    // The first operation runs until the second is enqueued, and then long enough for others to
+    // start by mistake.
     EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(60), [&] {
       return started.size() >= 2;
     })) << "nothing is enqueued ahead";
@@ -289,7 +289,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForWhenTheExecutorIsGivenUp) {
     ExecutorOptions options;
     options.finish = [&](const Operation&, std::uint64_t) {
       while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      // For as long as it takes to be told to end.
+      // Runs until it is told to end.
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ++finished;
     };
@@ -309,7 +309,7 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
     {
       ExecutorOptions options = {.serial = serial};
       options.finish = [&](const Operation&, std::uint64_t) {
-        // Whatever can be enqueued by now is.
+        // Enqueues every operation that can be enqueued now.
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         if (++finished == 1) throw Error(ErrorCategory::device, "broken");
       };

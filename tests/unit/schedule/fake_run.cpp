@@ -14,7 +14,7 @@ namespace {
 
 using Seam = std::vector<std::vector<OpId>>;
 
-/// Mostly short, sometimes long enough for everything else to overtake.
+/// Mostly short, sometimes long enough for all other operations to overtake.
 double random_duration(Dice& dice) {
   const double base = static_cast<double>(dice.pick(1, 1000));
   return dice.pick(0, 9) == 0 ? 20.0 * base : base;
@@ -56,7 +56,7 @@ struct Lease {
   bool open = false;
 };
 
-/// Bytes that a tier holds from one instant on.
+/// Bytes in use on a tier from one time on.
 struct Change {
   double when;
   bool takes;
@@ -76,7 +76,7 @@ class LeaseBook {
     const Operation& op = span.operation();
     for (const Use& use : op.uses) {
       if (!passes(schedule_.buffers[use.buffer])) continue;
-      // The initial fill takes NVMe homes into use; nobody wants what it puts there.
+      // The initial fill uses NVMe homes of activations, but nothing reads them.
       if (span.plan->micro_batches == 0 && use.role == Role::output && op.lane == Lane::writeback) {
         continue;
       }
@@ -162,7 +162,7 @@ std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t
     double finish = finished_before;
     for (OpId id = 0; id < plan.operations.size(); ++id) {
       const Operation& op = plan.operations[id];
-      // Requests to the disks start in plan order and end in any order.
+      // Disk requests start in plan order and end in any order.
       double& free = lane_free[static_cast<std::size_t>(op.lane)];
       double start = std::max(free, finished);
       for (const OpId before : op.after) start = std::max(start, ended[before]);
@@ -181,7 +181,7 @@ std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t
 std::vector<std::uint64_t> result_of(const Schedule& schedule, const std::vector<Span>& spans) {
   struct Event {
     double when;
-    bool starts;  // what ends at an instant is there for what starts at it
+    bool starts;  // ends come before starts at the same time
     std::size_t span;
   };
   std::vector<Event> events;

@@ -10,13 +10,13 @@
 
 namespace ballast::schedule {
 
-/// A device that computes with numbers in place of tensors: every operation mixes what it reads
-/// into what it writes, so that a missing edge changes the result.
+/// A device that computes with numbers instead of tensors: every operation mixes its inputs into
+/// its outputs, so that a missing edge changes the result.
 class FakeMachine {
  public:
   explicit FakeMachine(std::size_t buffers) : values_(buffers, 1) {}
 
-  /// What `operation` of run `run` makes of what it reads now.
+  /// The result of `operation` of run `run` for its current inputs.
   [[nodiscard]] std::uint64_t read(const Operation& operation, std::uint64_t run) const {
     std::uint64_t mix = (static_cast<std::uint64_t>(operation.action) << 32) ^
                         (operation.block * 8191U) ^ (operation.micro * 131U) ^ (run << 48);
@@ -44,21 +44,21 @@ class FakeMachine {
 std::vector<Span> fake_spans(const std::vector<const Plan*>& runs, std::uint64_t seed,
                              bool one_at_a_time = false);
 
-/// What a FakeMachine holds after `spans`: reads happen when an operation starts, writes when it
-/// ends.
+/// The content of a FakeMachine after `spans`: an operation reads at its start and writes at its
+/// end.
 std::vector<std::uint64_t> result_of(const Schedule& schedule, const std::vector<Span>& spans);
 
-/// The same one operation after the other.
+/// The same for serial execution.
 std::vector<std::uint64_t> serial_result(const Schedule& schedule,
                                          const std::vector<const Plan*>& runs);
 
-/// Uses of one buffer that overlap in time, or happen in another order than that of the plans, one
-/// of them writing. One line each.
+/// Uses of one buffer, at least one of them writing, that overlap in time or happen in another
+/// order than in the plans. One line each.
 std::vector<std::string> find_conflicts(const Schedule& schedule, const std::vector<Span>& spans);
 
-/// Passing places as leases: taken by the operation that fills them, returned by the last one that
-/// uses what is in them. One line for each that is filled in vain or while it is still in use, and
-/// for each tier that at some instant holds more than the schedule's bytes.
+/// Staging buffers as leases: an operation takes one by filling it, and the last operation that
+/// uses the data returns it. One line for each that is filled without being used or while it is
+/// still in use, and for each tier that holds more than the schedule's bytes at some time.
 std::vector<std::string> find_lease_breaches(const Schedule& schedule,
                                              const std::vector<Span>& spans);
 
@@ -67,8 +67,8 @@ inline std::string action_name(const Operation& operation) {
   return std::string(to_string(operation.action));
 }
 
-/// Submits `runs`, numbered from 1. `patient`: each waits for the gate of the one before, as a
-/// training loop does; otherwise as many overlap as the executor allows.
+/// Submits `runs`, numbered from 1. `patient`: waits for the gate of each before the next, like a
+/// training loop; otherwise as many overlap as the executor allows.
 inline void submit_all(Executor& executor, const std::vector<const Plan*>& runs, bool patient) {
   std::uint64_t number = 0;
   for (const Plan* plan : runs) {

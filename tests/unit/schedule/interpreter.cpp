@@ -125,8 +125,8 @@ void Interpreter::perform(const Operation& op) {
   }
 }
 
-/// What goes through a smaller place than its home is in there in pieces; each of them stands for
-/// all of it here.
+/// Data that passes through a buffer smaller than its home does so in pieces; here each piece
+/// stands for the whole.
 void Interpreter::initialize(const Operation& op) {
   if (updates_[op.block] > 0) complain(op, "comes after updates");
   const Use& use = op.uses.front();
@@ -145,8 +145,8 @@ void Interpreter::read(const Operation& op) {
               : weights(op.block, home(op.block)));
 }
 
-/// Where weights are whole, a rank updates its shard, and what the others have is old until all
-/// have been gathered: torn.
+/// Where weights are whole, a rank updates its shard. The other shards are old until all have been
+/// gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
   const Use from = op.use(Role::weights_source);
   const Use to = op.use(Role::weights);
@@ -248,7 +248,7 @@ void Interpreter::backward(const Operation& op) {
   put(op, Role::accumulator, of_run(What::accumulator, op, op.micro + 1));
 }
 
-/// What is not kept is computed again.
+/// Intermediates that are not kept are recomputed.
 void Interpreter::use_up_intermediates(const Operation& op) {
   const BlockWork& block = work_.blocks[op.block];
   const double again = keeps(op) ? 0.0 : block.recomputed_flops;
@@ -316,7 +316,7 @@ void Interpreter::update(const Operation& op) {
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
   const Use place = op.use(Role::weights);
-  // Of what it keeps, a rank needs no more than its shard.
+  // A rank needs only its shard of the data that it keeps.
   const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
   const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
   if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
@@ -364,7 +364,7 @@ Content Interpreter::gradient(const Operation& op, std::uint64_t run, Extent ext
 
 Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
   if (work_.world == 1) return whole;
-  // Parts are equal and whole pages, so that all of them together may be more than the block.
+  // Shards are equal and whole pages, so all of them together may be larger than the block.
   constexpr Bytes kPageBytes = 4096;
   const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
   const bool share = extent == Extent::share || extent == Extent::torn_share;

@@ -10,7 +10,7 @@
 
 namespace ballast::schedule {
 
-/// What a buffer holds, by meaning.
+/// The meaning of the content of a buffer.
 struct Content {
   enum class What : std::uint8_t {
     nothing,
@@ -31,8 +31,8 @@ struct Content {
   enum class Extent : std::uint8_t {
     whole,
     shard,      ///< one rank's shard
-    torn,       ///< all of it, but only this rank's shard is up to date
-    share,      ///< what one rank keeps of weights that a group of ranks has together
+    torn,       ///< the whole, but only this rank's shard is up to date
+    share,      ///< one rank's part of weights that a group of ranks holds together
     torn_share  ///< the same, but only this rank's shard is up to date
   };
   What what = What::nothing;
@@ -43,16 +43,16 @@ struct Content {
   friend bool operator==(const Content&, const Content&) = default;
 };
 
-/// Runs plans in their serial order and follows what every buffer holds. It knows what each
-/// operation means, and nothing of how plans are built: an operation that finds anything but what
-/// it needs (another block's weights, those of another version, a gradient that lacks a
-/// micro-batch) is a complaint, and so is one that writes more than its buffer holds.
+/// Runs plans in serial order and tracks the content of every buffer. It knows the meaning of each
+/// operation but not how plans are built. An operation that finds the wrong content (another
+/// block's weights, another version, a gradient that lacks a micro-batch), or writes more than its
+/// buffer holds, is reported.
 class Interpreter {
  public:
   Interpreter(const Problem& problem, const Schedule& schedule);
 
   void run(const Plan& plan);
-  /// Behind the last run: every update is done, and everything is where it lives.
+  /// Checks after the last run that every update is done and all data is in its home.
   void finish();
 
   [[nodiscard]] const std::vector<std::string>& complaints() const { return complaints_; }
@@ -101,8 +101,8 @@ class Interpreter {
   const Problem& problem_;
   const Workload& work_;
   const Schedule& schedule_;
-  Extent own_ = Extent::whole;   ///< of what this rank updates
-  Extent sums_ = Extent::whole;  ///< of reduced gradients in the place of packed ones
+  Extent own_ = Extent::whole;   ///< of the data that this rank updates
+  Extent sums_ = Extent::whole;  ///< of reduced gradients that replace packed ones
   std::vector<Content> held_;    ///< by buffer
   std::vector<std::uint64_t> updates_;
   std::vector<std::string> complaints_;
@@ -112,7 +112,7 @@ class Interpreter {
   const Plan* plan_ = nullptr;
   bool training_ = false;   ///< whether the current run is a training step
   bool filling_ = false;    ///< whether it is the initial fill
-  bool in_pieces_ = false;  ///< whether it fills or reads what may go through smaller places
+  bool in_pieces_ = false;  ///< whether it fills or reads data that may pass smaller buffers
   std::size_t seen_uses_ = 0;
 };
 

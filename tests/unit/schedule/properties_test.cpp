@@ -1,5 +1,5 @@
-// What must hold of every schedule, tried on thousands of random ones: sizes, placements, options,
-// ranks, and sequences of runs as a training loop submits them.
+// Properties of every schedule, tested on thousands of random ones: sizes, placements, options,
+// ranks, and sequences of runs as in a training loop.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ Case random_case(std::uint64_t seed) {
 
 using Lines = std::vector<std::string>;
 
-/// The first few of `lines`: enough to see what is wrong.
+/// The first few of `lines`.
 Lines first_of(Lines lines) {
   if (lines.size() > 3) lines.resize(3);
   return lines;

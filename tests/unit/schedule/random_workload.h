@@ -11,7 +11,7 @@
 
 namespace ballast::schedule {
 
-/// Numbers of a seed.
+/// Random numbers from a seed.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : random_(seed) {}
@@ -95,11 +95,11 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   return problem;
 }
 
-/// Plans one after the other as a training loop submits them: the initial fill, then steps, now and
-/// then of fewer micro-batches, evaluations and readings of all states, with flushes where waiting
-/// updates must be applied.
+/// Plans in the order of a training loop: the initial fill, then steps, sometimes with fewer
+/// micro-batches, evaluations and reads of all states, with flushes where pending updates must be
+/// applied.
 struct RunSequence {
-  std::deque<Plan> partial;  ///< plans that the schedule does not have
+  std::deque<Plan> partial;  ///< plans outside the schedule
   std::vector<const Plan*> runs;
 };
 

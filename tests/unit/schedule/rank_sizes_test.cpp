@@ -73,7 +73,7 @@ TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
   EXPECT_EQ(sizes.updated_weights(1), 10 * kPage);
 }
 
-/// A gather of weights: from the group, or of what a rank keeps.
+/// A gather of weights: from the group, or of this rank's part from those that keep it.
 Operation gather(bool from_group) {
   Operation operation;
   operation.action = Action::gather_weights;
@@ -93,7 +93,7 @@ TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
     EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 10.0) << group;
     EXPECT_EQ(seconds_alone(gather(false), in_groups(24, group), rates), 100.0) << group;
   }
-  // A group over several nodes, or that does not end where a node does.
+  // A group over several nodes, or one that does not end at a node's border.
   for (const std::uint32_t group : {0U, 3U, 8U, 24U}) {
     EXPECT_EQ(seconds_alone(gather(true), in_groups(24, group), rates), 100.0) << group;
   }

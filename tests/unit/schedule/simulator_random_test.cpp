@@ -12,7 +12,7 @@
 #include "tests/unit/schedule/random_workload.h"
 #include "tests/unit/schedule/unit_rates.h"
 
-// What is true of the simulation of any schedule.
+// Properties of the simulation of any schedule.
 
 namespace ballast::schedule {
 namespace {
@@ -34,7 +34,7 @@ Rates random_rates(std::uint64_t seed) {
   rates.offload_per_second = pick();
   rates.read_per_second = pick();
   rates.write_per_second = pick();
-  // No slower than one after the other, byte for byte.
+  // No slower than serial execution, byte for byte.
   rates.mixed_per_second = 2.0 / (1.0 / rates.read_per_second + 1.0 / rates.write_per_second);
   rates.launch_seconds = 0.001;
   rates.io_latency_seconds = 0.002;
@@ -56,8 +56,8 @@ struct Alone {
   double critical_path = 0.0;
 };
 
-/// Durations of one plan's operations that have everything to themselves: the least of lanes and
-/// paths, the most of all together.
+/// Durations of one plan's operations without sharing: lower bounds from lanes and paths, and the
+/// sum of all as an upper bound.
 Alone alone(const Plan& plan, const Workload& workload, const Rates& rates) {
   Alone result;
   std::map<Lane, double> lanes;

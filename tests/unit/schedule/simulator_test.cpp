@@ -23,7 +23,7 @@ Action action_of(Lane lane) {
   return kActions[static_cast<std::size_t>(lane)];
 }
 
-/// A plan written by hand; edges and boundaries too.
+/// A plan written by hand, including edges and boundaries.
 class Hand {
  public:
   /// An operation of `seconds` on the machine above.
@@ -47,7 +47,7 @@ class Hand {
     plan_.gate = id;
     return *this;
   }
-  /// `reader` of the next run waits for `writer` of this one.
+  /// `reader` of the next run waits for `writer` of this run.
   Hand& carry(OpId writer, OpId reader) {
     const auto buffer = static_cast<BufferId>(plan_.boundaries.size());
     plan_.boundaries.push_back({buffer, writer, {reader}, writer, {}});
@@ -134,7 +134,7 @@ TEST(Simulator, ReadingAndWritingShareTheDisk) {
   rates.mixed_per_second = 1.5;  // three quarters of both
   const Prediction prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
-  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 7.0);  // 3 of 6 done by then, and 3 alone
+  EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 7.0);  // 3 of 6 done by then, then 3 alone
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::fetch), 7.0);
   EXPECT_DOUBLE_EQ(bound_of(prediction, Lane::writeback), 3.0);
 }
@@ -157,7 +157,7 @@ TEST(Simulator, ReadingAndWritingGetTheirSharesOfTheDisk) {
   EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 4.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 4.0);
   rates.mixed_read_share = 0.5;
-  rates.mixed_per_second = 5.0;  // writing takes 2 of it and can use no more
+  rates.mixed_per_second = 5.0;  // writing uses 2 of it and cannot use more
   prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, write).end, 2.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, read).end, 3.5);
@@ -216,7 +216,7 @@ TEST(Simulator, ComputeIsAsSlowBesideCopiesAndTransfersAsMeasured) {
   const OpId upload = hand.add(Lane::upload, 4.0);
   Rates rates = with_cores(2, 2, 2);
   rates.link_cores = 0.5;
-  rates.compute_beside_io = 0.1;  // none here
+  rates.compute_beside_io = 0.1;  // not used here
   rates.compute_beside_copy = 0.5;
   const Prediction prediction = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(prediction, upload).end, 4.0);
@@ -273,7 +273,7 @@ TEST(Simulator, TheNextStepIsSubmittedAtTheGateAndWaitsOnlyAtSeams) {
   Hand hand;
   const OpId compute = hand.add(Lane::compute, 4.0);
   const OpId gate = hand.add(Lane::update, 0.0, {compute});
-  const OpId write = hand.add(Lane::writeback, 3.0, {gate});  // behind the gate
+  const OpId write = hand.add(Lane::writeback, 3.0, {gate});  // after the gate
   hand.gate(gate);
   const SimulationOptions three = {.warm_up = 1, .measured = 2, .timeline = true};
   const Prediction free = simulate(hand.schedule(), nothing(), unit_rates(), three);
@@ -296,7 +296,7 @@ TEST(Simulator, NoMoreThanTwoRunsAreUnfinished) {
   hand.gate(gate);
   const Prediction prediction = simulate(hand.schedule(), nothing(), unit_rates(),
                                          {.warm_up = 0, .measured = 4, .timeline = true});
-  // The writes of the first run end at 6: only then the third can be submitted.
+  // The writes of the first run end at 6: the third can only be submitted then.
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 1).start, 1.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 2).start, 6.0);
   EXPECT_DOUBLE_EQ(span_of(prediction, compute, 3).start, 11.0);

@@ -4,7 +4,7 @@
 
 namespace ballast::schedule {
 
-/// A machine on which a byte, a FLOP and a unit of traffic take a second each.
+/// A machine on which a byte, a FLOP and a unit of traffic each take a second.
 inline Rates unit_rates() {
   Rates rates;
   rates.name = "unit";
@@ -17,7 +17,7 @@ inline Rates unit_rates() {
   return rates;
 }
 
-/// The same, on so many cores for threads of compute and update.
+/// The same with this many cores for the threads of compute and update.
 inline Rates with_cores(unsigned cores, unsigned compute, unsigned update) {
   Rates rates = unit_rates();
   rates.shared_cores = cores;

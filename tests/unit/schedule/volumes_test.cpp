@@ -1,5 +1,5 @@
 // Bytes that each lane moves in a run, counted without the builder: from sizes, placement, order
-// and the number of passing places.
+// and the number of staging buffers.
 
 #include <algorithm>
 #include <array>
@@ -15,8 +15,8 @@ namespace {
 
 using Volumes = std::array<Bytes, kLaneCount>;
 
-/// How often something must be brought to `places` passing places, the least recently used of which
-/// is given to whatever is not there: when that many others were used since its last use, or never.
+/// How often data must be brought into `places` buffers with least-recently-used replacement: if at
+/// least that many others were used since its last use, or if it was never used.
 class Misses {
  public:
   explicit Misses(std::size_t places) : places_(places) {}
@@ -77,7 +77,8 @@ class Counter {
         }
       }
     }
-    // A gated step reads the first states for the updates that follow it, and finds as many there.
+    // A gated step reads the first states for the updates after it, and finds as many already
+    // there.
     if (eager) fetch_states(0, swapped());
     if (!eager) fetch_states(0, ahead());
     if (applies_updates) fetch_states(ahead(), swapped());
@@ -116,7 +117,7 @@ class Counter {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
 
-  /// In forward order, gated; eager, the first ones do not matter, all are read.
+  /// In forward order, gated. In eager mode the first ones do not matter, because all are read.
   [[nodiscard]] std::size_t swapped() const {
     return static_cast<std::size_t>(
         std::count_if(place_.blocks.begin(), place_.blocks.end(),
@@ -211,7 +212,7 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
   }
 }
 
-/// All blocks alike, on one tier.
+/// All blocks equal, on one tier.
 Problem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
   Problem problem = random_problem(1);
   problem.workload.blocks.assign(8, {"block", world * Bytes{8192}, world * Bytes{16384},
@@ -230,13 +231,13 @@ TEST(Volumes, BetweenRanksAreThoseOfTheZeroPaper) {
       for (const Tier optimizer : kTiers) {
         const Problem problem = uniform(world, stage, optimizer);
         const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
-        // Psi: all weights in the training type, of which a rank already has its own part.
+        // Psi: all weights in the training type, of which a rank already has its own shard.
         const Bytes psi = 8 * problem.workload.blocks[0].weight_bytes;
         const Bytes once = psi - psi / world;
         const Bytes moved = plan.bytes_on(Lane::gather) + plan.bytes_on(Lane::reduce);
         // Sections 7.1 and 7.2 of arXiv 1910.02054: 2 Psi up to stage 2, 3 Psi with stage 3. The
-        // embedding's weights are not needed for its own gradient, and the last blocks' are still
-        // there when the backward pass begins.
+        // embedding's own gradient needs no weights, and the last blocks' weights are still there
+        // when the backward pass begins.
         const Bytes block = once / 8;
         const Bytes spared = stage == 3 ? 3 * block : 0;
         EXPECT_EQ(moved, (stage == 3 ? 3 : 2) * once - spared) << world << ' ' << stage;
@@ -249,7 +250,7 @@ TEST(Volumes, OfGathersOfCodesAreAByteForEveryWeightAndAScaleForEvery256) {
   for (const Bytes width : {2U, 4U}) {
     for (const Tier tier : kTiers) {
       Problem problem = uniform(4, 3, tier);
-      constexpr Bytes kElements = 64 * 4096;  // of each rank's part: its scales are a page
+      constexpr Bytes kElements = 64 * 4096;  // of each rank's shard: its scales are a page
       for (BlockWork& block : problem.workload.blocks) block.weight_bytes = 4 * width * kElements;
       for (BlockPlacement& place : problem.placement.blocks) place.weights = tier;
       const Plan exact = build(problem.workload, problem.placement, problem.options).steady;
@@ -280,8 +281,8 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
         const bool in_group = operation.buffer(Role::weights_source) != kNoBuffer;
         (in_group ? inside : across) += operation.bytes;
       }
-      // As the backward pass in section 3.2 of arXiv 2306.10209, here the forward pass too. Behind
-      // the update each share, one of `group`, comes from the ranks that keep it too.
+      // Like the backward pass in section 3.2 of arXiv 2306.10209, here also for the forward pass.
+      // After the update each share, one of `group`, comes from the ranks that hold the same share.
       EXPECT_EQ(inside, 13 * (whole - whole / group));
       EXPECT_EQ(across, 8 * (whole / group - whole / 8));
       EXPECT_EQ(schedule.steady.bytes_on(Lane::reduce), 8 * (whole - whole / 8));
@@ -300,7 +301,7 @@ TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
     for (const std::size_t whole : {0U, 3U, 4U, 7U})
       problem.workload.blocks[whole].keeps_whole = true;
     const Plan plan = build(problem.workload, problem.placement, problem.options).steady;
-    // One gather for the update in place of one each before the forward and the backward pass. Of
+    // One gather for the update instead of one each before the forward and the backward pass. Among
     // the others, the last two are still there when the backward pass begins.
     const Bytes once = problem.workload.blocks[0].weight_bytes / 4 * 3;
     EXPECT_EQ(plan.bytes_on(Lane::reduce), 8 * once);

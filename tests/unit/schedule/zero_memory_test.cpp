@@ -62,7 +62,7 @@ TEST(ZeroMemory, GivesTable1OfTheZeroPaper) {
       for (int stage = 1; stage <= 3; ++stage) {
         const std::string printed = row.printed.at(static_cast<std::size_t>(stage) - 1);
         const double gigabytes = total(zero_memory(model.parameters, row.ranks, stage)) / 1e9;
-        // The paper rounds some entries and cuts others off.
+        // The paper rounds some entries and truncates others.
         EXPECT_NEAR(gigabytes, std::stod(printed), 0.999 * unit_of(printed))
             << model.parameters << " parameters, " << row.ranks << " ranks, stage " << stage;
       }

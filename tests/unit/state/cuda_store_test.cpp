@@ -1,4 +1,4 @@
-// That a store pins its host memory, on a fake of CUDA's runtime.
+// A store pins its host memory; on a fake of the CUDA runtime.
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -18,6 +18,7 @@ class CudaStore : public testing::Test {
     FakeCuda::refused_unregistrations = 0;
   }
   void TearDown() override {
+    FakeCuda::registrations_left = -1;
     EXPECT_TRUE(FakeCuda::registered().empty());
     EXPECT_EQ(FakeCuda::refused_unregistrations, 0) << "unpinned after the memory was gone";
   }
@@ -48,7 +49,7 @@ TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {
   EXPECT_TRUE(FakeCuda::registered().empty());
 }
 
-/// TearDown sees whether a store that could not be made has left anything pinned.
+/// TearDown checks that a store that could not be made has left nothing pinned.
 TEST_F(CudaStore, ThatFailsLaterUnpins) {
   schedule_.buffers.push_back({.name = "too much", .tier = Tier::device, .bytes = kMiB});
   EXPECT_THROW(Store(schedule_, *device_, {}), Error);

@@ -12,8 +12,8 @@
 namespace ballast::state {
 namespace {
 
-/// What must hold for every layout: the segments of an extent are all of it, in order, and those of
-/// a file are all of that, without gaps or overlaps.
+/// Properties of every layout: the segments of an extent cover it in order, and those of a file
+/// cover the file, without gaps or overlaps.
 void check(const Stripe& stripe, const std::vector<Bytes>& extents) {
   std::map<std::pair<std::size_t, Bytes>, Bytes> files;  // (path, offset): end
   std::size_t chunks = 0;

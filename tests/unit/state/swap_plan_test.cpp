@@ -25,7 +25,7 @@ SwapPath at(const std::filesystem::path& directory, double read = 0.0, double wr
       .directory = directory, .io = {.backend = "threads"}, .read_gbps = read, .write_gbps = write};
 }
 
-/// Options that any place for temporary files can serve.
+/// Options that work in any folder for temporary files.
 SwapOptions over(std::vector<SwapPath> paths) {
   return {.paths = std::move(paths), .access = Access::buffered, .any_file_system = true};
 }
@@ -40,7 +40,7 @@ std::string message(const SwapOptions& options, const std::vector<Bytes>& extent
   return "";
 }
 
-/// Somewhat more than the file system of `directory` can ever hold.
+/// Slightly more than the file system of `directory` can ever hold.
 Bytes too_much(const std::filesystem::path& directory) {
   struct statvfs status {};
   EXPECT_EQ(statvfs(directory.c_str(), &status), 0);
@@ -120,7 +120,7 @@ TEST(SwapPlan, RefusesMoreThanIsFree) {
   const TempDir a;
   const Bytes size = too_much(a.path());
   expect_parts(message(over({at(a.path())}), {size}),
-               {a.path().string() + ": swapping needs " + format_bytes(size), "free are ",
+               {a.path().string() + ": swapping needs " + format_bytes(size), "are free; ",
                 "another nvme_path", "No space left"});
 }
 

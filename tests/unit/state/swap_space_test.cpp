@@ -21,12 +21,12 @@ namespace {
 using ballast::test::TempDir;
 using test::Memory;
 
-/// A queue that changes what passes through: the disk's faults.
+/// A queue that changes the data of its requests, like a faulty disk.
 class FaultyQueue final : public aio::Queue {
  public:
-  /// `after_read` may change what a read brought.
+  /// `after_read` may change the data of a read.
   using Fault = std::function<void(HostBytes data, Bytes offset)>;
-  /// Requests for which `drop` holds are reported as done without being carried out.
+  /// Requests for which `drop` is true are reported as done without being carried out.
   using Drop = std::function<bool(const aio::Request&)>;
 
   explicit FaultyQueue(std::unique_ptr<aio::Queue> below) : below_(std::move(below)) {}
@@ -77,7 +77,7 @@ class FaultyQueue final : public aio::Queue {
   std::vector<std::byte> shadow_;
 };
 
-/// Extents over two paths of which the second gets two segments of three.
+/// Extents over two paths; the second gets two segments of three.
 class SwapSpaceTest : public testing::Test {
  protected:
   SwapSpaceTest() {
@@ -148,8 +148,8 @@ TEST_F(SwapSpaceTest, CountsTheBytesOfEachPath) {
   EXPECT_EQ(swap->backend(), "threads");
 }
 
-// No byte of any file is left as the file system made it: what is never written might not be there
-// when it is wanted.
+// The fill writes every byte of all files: a byte that is never written might not be allocated when
+// it is needed.
 TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
   const SwapPlan plan =
       plan_swap({.paths = {{.directory = directories[0].path(), .io = {.backend = "threads"}},
@@ -179,7 +179,7 @@ TEST_F(SwapSpaceTest, OneFlippedBitIsFoundAndPlaced) {
   const std::string place = directories[second.path].path().string() +
                             " offset=" + std::to_string(second.offset) + " length=1048576";
   EXPECT_EQ(text, "fetch: read " + place +
-                      ": checksum mismatch, the disk returned different bytes than were written; "
+                      ": checksum mismatch: the disk returned different bytes than were written; "
                       "check the drive");
 }
 

@@ -7,8 +7,8 @@
 
 namespace ballast::test {
 
-/// Bounds the size of the files that this process writes, for as long as the object lives: a write
-/// beyond it fails with EFBIG.
+/// Limits the size of the files that this process writes while the object lives: a write beyond it
+/// fails with EFBIG.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : previous_handler_(std::signal(SIGXFSZ, SIG_IGN)) {

@@ -26,7 +26,7 @@ nlohmann::json load(const std::string& name) {
   return nlohmann::json::parse(file);
 }
 
-/// What PyTorch wrote is what the readers read: see tests/data/make_training_fixtures.py.
+/// The readers read files that PyTorch wrote: see tests/data/make_training_fixtures.py.
 class TrainingFixture : public testing::TestWithParam<std::string> {
  protected:
   const nlohmann::json recorded_ = load(GetParam());

@@ -84,7 +84,7 @@ TEST(SampleOrder, CutsAndOrdersEveryEpochAnew) {
 }
 
 TEST(SampleOrder, SpreadsTheFirstSampleOfAnEpochEvenly) {
-  // 4 windows, 4000 epochs: 1000 expected each, standard deviation 27.
+  // 4 windows, 4000 epochs: 1000 expected for each, standard deviation 27.
   const SampleOrder order(60, 10, true, 3);
   ASSERT_EQ(order.windows(), 4U);
   std::vector<int> counts(4);
@@ -156,7 +156,7 @@ TEST(Loader, NeverTrainsOnHeldOutTokens) {
   }
 }
 
-/// Tokens, then targets, of step `step` of all ranks: what rank 0 has first.
+/// Tokens, then targets, of step `step` of all ranks, rank 0 first.
 std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>& source,
                                        LoaderOptions options, std::uint64_t world,
                                        std::uint64_t step) {
@@ -177,7 +177,7 @@ TEST(Loader, TheBatchOfAllRanksDoesNotDependOnTheirNumber) {
   const test::TempDir dir;
   const auto source = counting(dir, 600);
   auto options = small_options();
-  options.micro_batches = 12;  // 36 sequences a step, some 106 an epoch: step 3 is over its end
+  options.micro_batches = 12;  // 36 sequences per step, about 106 per epoch: step 3 crosses its end
   for (const bool shuffle : {false, true}) {
     options.shuffle = shuffle;
     for (std::uint64_t step = 1; step <= 5; ++step) {
@@ -258,7 +258,7 @@ TEST(Loader, DeliversGoodBatchesFirstAndThenTheErrorEveryTime) {
   options.shuffle = false;
   options.prefetch = 4;
   Loader loader(counting(dir, 200, 65), split_tokens(200, 0.0, 5), options);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the thread meets the error first
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the thread finds the error first
   EXPECT_EQ(loader.next().step, 1U);
   EXPECT_EQ(loader.next().step, 2U);
   for (int i = 0; i < 2; ++i) {

@@ -26,7 +26,7 @@ std::string read_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The bytes of a file with this header and these data.
+/// The bytes of a file with this header and data.
 std::string file_of(const std::string& header, const std::string& data) {
   const std::uint64_t length = header.size();
   std::string prefix(8, '\0');

@@ -139,7 +139,7 @@ TEST(TokenSource, WalksAFolderInSortedOrderWithoutBinariesAndBuilds) {
   dir.write("corpus/b/1.txt", "2");
   dir.write("corpus/a.txt", "1");
   dir.write("corpus/c.txt", "4");
-  dir.write("corpus/B.txt", "0");  // upper case sorts first, whatever the locale
+  dir.write("corpus/B.txt", "0");  // upper case comes first in every locale
   dir.write("corpus/image.png", std::string("x\0y", 3));
   dir.write("corpus/.git/config", "x");
   dir.write("corpus/build/log", "x");

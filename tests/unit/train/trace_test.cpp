@@ -26,7 +26,7 @@ using nlohmann::json;
 using schedule::OpId;
 using schedule::Span;
 
-/// A random run of a random model, as the executor would record it.
+/// A random run of a random model, in the form that the executor records.
 struct Recorded {
   schedule::Problem problem;
   schedule::Schedule schedule;
@@ -67,7 +67,7 @@ std::vector<json> of_phase(const std::vector<json>& all, std::string_view phase)
   return found;
 }
 
-/// Nanoseconds, which are what the file has three digits for.
+/// Nanoseconds: the file's microseconds have three decimals.
 std::int64_t time_of(const json& event, const char* key) {
   return std::llround(event.at(key).get<double>() * 1000.0);
 }
@@ -115,7 +115,7 @@ TEST(Trace, HasOneNamedTrackPerLaneInTheOrderOfTheStages) {
     const auto stage = std::find(stages.begin(), stages.end(), name) - stages.begin();
     EXPECT_EQ(order.at(track), stage + 1) << name;
   }
-  // By lane, the slices are the spans.
+  // The slices of each lane are its spans.
   std::multiset<std::string> expected;
   std::multiset<std::string> found;
   for (const Span& span : recorded.timeline.spans) {
@@ -169,9 +169,9 @@ std::multiset<std::string> edges(const std::vector<const schedule::Plan*>& runs)
   return found;
 }
 
-/// Every arrow of a trace by the operations that lie at its ends, in the form of edges().
+/// Every arrow of a trace as the operations at its ends, in the form of edges().
 std::multiset<std::string> arrows(const Recorded& recorded, const std::vector<json>& all) {
-  // Which operation a track shows at a time. Names of tracks are in the order of the stages.
+  // The operation that a track shows at a time. Names of tracks are in the order of the stages.
   std::map<std::string, int> tracks;
   for (const json& event : of_phase(all, "M")) {
     if (event.at("name") == "thread_name") tracks[event.at("args").at("name")] = event.at("tid");
@@ -214,7 +214,7 @@ TEST(Trace, DrawsAnArrowAlongEveryEdgeAlsoAcrossRuns) {
 TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
   Recorded recorded(2);
   auto& spans = recorded.timeline.spans;
-  // What an interrupted run leaves, recorded from the middle on.
+  // The records of an interrupted run, from the middle on.
   spans = {spans.begin() + static_cast<std::ptrdiff_t>(spans.size() / 3),
            spans.begin() + static_cast<std::ptrdiff_t>(spans.size() / 2)};
   const auto all = events(recorded);

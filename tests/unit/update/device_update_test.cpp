@@ -1,4 +1,4 @@
-// Updates on a device against the same ones on the host, bit for bit.
+// Updates on a device, compared with the same updates on the host, bit for bit.
 #include "ballast/update/device_update.h"
 
 #include <algorithm>
@@ -33,17 +33,17 @@ using cpu_adam::test::Layout;
 using cpu_adam::test::Numbers;
 using cpu_adam::test::States;
 
-/// An array in device memory, between guards that nobody may write.
+/// An array in device memory, between guard bytes that must not change.
 class Copy {
  public:
-  /// `offset`: bytes from an address aligned to 256 bytes to the first one.
+  /// `offset`: bytes from an address aligned to 256 bytes to the first element.
   Copy(const Array& array, std::size_t offset)
       : start_(kGuarded + offset), bytes_(array.bytes()), memory_(guarded(array)) {}
 
   [[nodiscard]] std::byte* data() const {
     return bytes_ == 0 ? nullptr : reinterpret_cast<std::byte*>(memory_.data()) + start_;
   }
-  /// Whether the guards are as they were.
+  /// Whether the guard bytes are unchanged.
   [[nodiscard]] bool fetch(Array& array) const {
     const std::vector<unsigned char> all = memory_.get();
     if (bytes_ != 0) std::memcpy(array.as<unsigned char>(), all.data() + start_, bytes_);
@@ -63,7 +63,7 @@ class Copy {
   test::DeviceArray<unsigned char> memory_;
 };
 
-/// The arrays of States in device memory; `offset`: how many elements behind an aligned address.
+/// The arrays of States in device memory; `offset`: elements after an aligned address.
 class DeviceStates {
  public:
   DeviceStates(const States& states, std::size_t offset)
@@ -81,7 +81,7 @@ class DeviceStates {
   [[nodiscard]] Shard shard() const {
     return {weights(), moments(), gradient(), size_, first_element_};
   }
-  /// Whether nothing was written beside the arrays.
+  /// Whether no byte around the arrays was written.
   [[nodiscard]] bool fetch(States& states) const {
     bool intact = main_.fetch(states.main);
     intact = companion_.fetch(states.companion) && intact;
@@ -134,7 +134,7 @@ class DeviceStates {
   Copy main_, companion_, first_, second_, first_exponents_, second_exponents_, gradient_;
 };
 
-/// On the host with the scalar kernels, which are the reference, and with the best ones.
+/// On the host with the scalar kernels, which are the reference, and with the fastest ones.
 class CudaUpdate : public ballast::test::Kernels {
  protected:
   void SetUp() override {
@@ -145,7 +145,7 @@ class CudaUpdate : public ballast::test::Kernels {
     update_ = make_device_update(*device_, scalar_);
   }
 
-  /// Expects `states` after these updates to be the same here and there.
+  /// Expects that these updates change `states` equally on device and host.
   void compare(const States& states, const std::vector<Hyper>& updates, std::size_t offset = 0) {
     States expected = states;
     for (const Hyper& hyper : updates) scalar_.step(hyper, expected.shard());
@@ -216,7 +216,7 @@ TEST_F(CudaUpdate, FiftyStepsInARow) {
   }
 }
 
-/// A small beta1 interpolates from the gradient's end.
+/// A small beta1 interpolates from the gradient.
 TEST_F(CudaUpdate, EveryHyperParameterTakesPart) {
   for (const Layout& layout : cpu_adam::test::some_layouts()) {
     const States states = States::random(layout, 300, 13);
@@ -252,7 +252,7 @@ TEST_F(CudaUpdate, ElementsKeepTheirNumbers) {
   }
 }
 
-/// Every combination of `values` as weight, moments and gradient, several tiles of them.
+/// Every combination of `values` as weight, moments and gradient, in several tiles.
 States combinations(const Layout& layout, const std::vector<float>& values) {
   const std::size_t n = values.size();
   States states(layout, n * n * n);
@@ -280,8 +280,8 @@ TEST_F(CudaUpdate, DenormalsAndZerosCount) {
   }
 }
 
-/// Where a NaN comes out, any NaN may; everything else has the same bits. In codes a block with an
-/// infinity or a NaN has nothing else.
+/// A NaN may be any NaN; everything else has the same bits. With codes, a block with an infinity or
+/// a NaN has no other values.
 TEST_F(CudaUpdate, InfinitiesAndNaNsComeOutWhereTheyDoOnTheHost) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -311,7 +311,7 @@ TEST_F(CudaUpdate, ZerosInCodesStayZeros) {
   compare(States(layout, std::size_t{1} << 18U), hyper_at(layout.optimizer, 1));
 }
 
-/// What `call` throws.
+/// The error that `call` throws.
 template <class Call>
 std::string error_of(const Call& call) {
   try {

@@ -9,10 +9,8 @@
 
 namespace ballast::model::cuda {
 
-// head_dim is a multiple of 8 and at most 256.
-//
-// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, with memory linear in the sequence:
-// scores exist a tile at a time and are recomputed in the backward pass from the logarithm of each
+// softmax(Q K^T / sqrt(head_dim)) V under a causal mask. Memory is linear in the sequence length:
+// scores exist one tile at a time, and the backward pass recomputes them from the logarithm of each
 // row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
 // 1 and 2). bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
 
@@ -22,9 +20,9 @@ template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
                       float* log_sums);
 
-/// out and log_sums as attention() left them; dout the gradient of out; dqkv is written. `scratch`:
-/// attention_scratch_bytes() of device memory, aligned to 16 bytes. No sum uses atomics. Both
-/// refuse (cudaErrorInvalidValue) extents other than those above.
+/// out and log_sums are the results of attention(), dout is the gradient of out, dqkv is written.
+/// `scratch`: attention_scratch_bytes() of device memory, aligned to 16 bytes. No sum uses atomics.
+/// Both functions return cudaErrorInvalidValue for a head_dim that is not supported.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,

@@ -5,8 +5,8 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// A block owns rows of keys and values, or of queries and dout, and goes through those of the
-/// other two a step at a time.
+/// A block owns rows of keys and values, or of queries and dout, and loops over the rows of the
+/// other two in steps.
 template <int kWidth>
 struct Geometry {
   static constexpr int kTiles = kWidth <= 64 ? 2 : 1;
@@ -15,22 +15,22 @@ struct Geometry {
   static constexpr int kWarpRows = 16 * kTiles;
   static constexpr int kOwn = kWarps * kWarpRows;
   static constexpr int kStep = kWidth <= 128 ? 32 : 16;
-  /// Columns of dkeys and dvalues that a block has registers for.
+  /// Columns of dkeys and dvalues that fit into the registers of a block.
   static constexpr int kSlice = kWidth <= 128 ? kWidth : 128;
   static constexpr int kSlices = kWidth / kSlice;
-  /// Blocks of differentiate_queries() that fit a multiprocessor's registers.
+  /// Blocks of differentiate_queries() that fit into the registers of a multiprocessor.
   static constexpr int kQueryBlocks = kWidth == 64 || kWidth > 128 ? 2 : 3;
   static constexpr std::size_t kSharedBytes =
       (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
 };
 
-/// Two matrices whose rows belong together: queries and dout, or keys and values.
+/// Two matrices with corresponding rows: queries and dout, or keys and values.
 struct Pair {
   HeadRows<const Bf16> first;
   HeadRows<const Bf16> second;
 };
 
-/// A tile of the first and behind it one of the second.
+/// A tile of the first matrix, followed by one of the second.
 template <int kWidth, int kRows>
 __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
   constexpr int kThreads = Geometry<kWidth>::kThreads;
@@ -38,7 +38,7 @@ __device__ void copy_pair(Bf16* tiles, const Pair& pair, int row) {
   copy_rows<kWidth, kRows, kThreads>(tiles + kRows * kTileStep<kWidth>, pair.second, row);
 }
 
-/// The shared memory of a block: what it owns, and two buffers for steps.
+/// The shared memory of a block: the rows that it owns, and two buffers for steps.
 template <int kWidth>
 struct Shared {
   using G = Geometry<kWidth>;
@@ -50,7 +50,7 @@ struct Shared {
     steps = own + 2 * G::kOwn * kTileStep<kWidth>;
     rows = reinterpret_cast<QueryRow*>(steps + 4 * G::kStep * kTileStep<kWidth>);
   }
-  /// Rows of this warp.
+  /// First row of this warp.
   __device__ Bf16* own_first() const {
     return own + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows * kTileStep<kWidth>;
   }
@@ -62,8 +62,8 @@ struct Shared {
   __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
 };
 
-/// Queries that a block of keys meets in one step. It goes through the heads that share the keys,
-/// head after head, from the first key on.
+/// Queries that a block of keys processes in one step. It loops over the heads that share the keys,
+/// and for each head over the queries from the first key on.
 struct Queries {
   int head;
   int first;  ///< position
@@ -87,8 +87,8 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   }
 }
 
-/// Sets to 0 what belongs to keys that come after their query. `distance`: how far the query of
-/// this lane's first element comes after its key.
+/// Sets elements to 0 whose key comes after their query. `distance`: how far the query of this
+/// lane's first element comes after its key.
 template <bool kKeysAreRows, int kTiles, int kStep>
 __device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
 #pragma unroll
@@ -106,8 +106,8 @@ __device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
   }
 }
 
-/// Adds what the queries of one step give to the keys of this warp, which are the rows here.
-/// Probabilities and their gradients go into the second products in bf16.
+/// Adds the contributions of the queries of one step to the gradients of this warp's keys, which
+/// are the rows here. Probabilities and their gradients enter the second products in bf16.
 template <int kWidth, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
@@ -155,9 +155,9 @@ __device__ void fill(float (&factors)[kTiles][2], float value) {
   for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = value;
 }
 
-/// Gradients of keys and values. A block per head of keys (and slice of columns), tile of keys
-/// (those that the most queries see start first) and sequence. Source: Dao, "FlashAttention-2",
-/// 2023, algorithm 2, without the queries' gradients, so that no two blocks add to one sum.
+/// Gradients of keys and values. One block per head of keys (and slice of columns), tile of keys
+/// and sequence; tiles that the most queries see start first. Source: Dao, "FlashAttention-2",
+/// 2023, algorithm 2, without the gradients of queries, so that no two blocks add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
     differentiate_keys(AttentionShape shape, float scale, const Bf16* qkv, const QueryRow* rows,
@@ -187,14 +187,14 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
     Queries next{queries.head, queries.first + G::kStep};
     if (next.first >= length) next = {queries.head + 1, first};
     device::await_copies<0>();
-    __syncthreads();  // this step is here; nobody needs the one before any more
+    __syncthreads();  // this step is complete, and no thread reads the previous one any more
     if (next.head < first_head + group) {
       copy_queries<kWidth>(shared, shape, next, qkv, rows, dout, turn + 1);
     }
     device::end_copies();
     const int query = queries.first;
     queries = next;
-    // Warps without keys, or whose keys come after these queries, only take part in copies.
+    // Warps without keys, or whose keys come after these queries, take part only in the copies.
     if (first_key >= length || first_key >= query + G::kStep) continue;
     add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, slice,
                                               scale * kLog2E);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
                                            slice);
 }
 
-/// Adds what the keys of one step give to the queries of this warp.
+/// Adds the contributions of the keys of one step to the gradients of this warp's queries.
 template <int kWidth, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
                          int first_query, int first_key, const QueryRow (&rows)[kTiles][2],
@@ -243,8 +243,8 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   add_product<kWidth, kTiles, kStep, kWidth>(dqueries, weights, keys);
 }
 
-/// Gradients of queries. A block per head, tile of queries (those with the most keys start first)
-/// and sequence; scores are computed once more, so that no two blocks add to one sum.
+/// Gradients of queries. One block per head, tile of queries and sequence; tiles with the most keys
+/// start first. Scores are computed again, so that no two blocks add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::kQueryBlocks)
     differentiate_queries(AttentionShape shape, float scale, const Bf16* qkv,
@@ -276,12 +276,12 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
   for (int turn = 0; turn * G::kStep < end; ++turn) {
     const int key = turn * G::kStep;
     device::await_copies<0>();
-    __syncthreads();  // this step is here; nobody needs the one before any more
+    __syncthreads();  // this step is complete, and no thread reads the previous one any more
     if (key + G::kStep < end) {
       copy_pair<kWidth, G::kStep>(shared.first(turn + 1), keys, key + G::kStep);
     }
     device::end_copies();
-    // Warps without queries, or whose queries come before these keys, only take part in copies.
+    // Warps without queries, or whose queries come before these keys, take part only in the copies.
     if (first_query >= length || key >= first_query + G::kWarpRows) continue;
     add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, rows, scale * kLog2E);
   }

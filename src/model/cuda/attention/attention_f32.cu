@@ -8,15 +8,15 @@
 namespace ballast::model::cuda {
 namespace {
 
-// Attention in fp32, which tensor cores do not multiply: for comparisons with other programs. A
-// warp owns a few rows; it meets the other side's rows 32 at a time, a lane each, and then has a
-// lane for each column of the results.
+// Attention in fp32, which tensor cores do not support: for comparisons with other programs. A warp
+// owns a few rows. It processes the rows of the other side 32 at a time, one per lane; in the
+// results each lane has one column.
 
 constexpr int kWarps = 4;
 constexpr int kLanes = static_cast<int>(device::kWarp);
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kStep = kLanes;
-/// Columns of a lane: 256 in all.
+/// Columns of a lane; all lanes have 256.
 constexpr int kParts = 8;
 constexpr int kForwardRows = 4;
 constexpr int kBackwardRows = 2;
@@ -32,13 +32,13 @@ __device__ int warp() {
 __host__ __device__ constexpr int tile_step(int size) {
   return size + 1;
 }
-/// Tiles [rows, tile_step()] of a block, with `weights` floats behind them.
+/// Shared memory of a block: tiles [rows, tile_step()], then `weights` floats.
 std::size_t shared_bytes(const AttentionShape& shape, int rows, int weights) {
   const int floats = rows * tile_step(static_cast<int>(shape.head_dim)) + weights;
   return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
-/// Rows first .. first + count; zeros for those behind the end.
+/// Rows first .. first + count; zeros for rows after the end.
 __device__ void load_rows(float* tile, const HeadRows<const float>& rows, int first, int count) {
   for (int row = warp(); row < count; row += kWarps) {
     const bool there = first + row < rows.length;
@@ -50,7 +50,7 @@ __device__ void load_rows(float* tile, const HeadRows<const float>& rows, int fi
   }
 }
 
-/// Products of kRows rows from `a` on with this lane's row of a tile.
+/// Products of kRows rows, starting at `a`, with this lane's row of a tile.
 template <int kRows>
 __device__ void multiply_rows(float (&products)[kRows], const float* a, const float* tile,
                               int size) {
@@ -106,13 +106,13 @@ __device__ float greatest_of_warp(float value) {
   return value;
 }
 
-/// Of one row, as attend() goes through its keys.
+/// State of one row while attend() loops over its keys.
 struct RowState {
   float greatest = -std::numeric_limits<float>::infinity();  ///< score
   float sum = 0.0F;  ///< this lane's part of the sum of exp(score - greatest)
 };
 
-/// A block per head, tile of queries and sequence. `scale` is that of powers of 2.
+/// One block per head, tile of queries and sequence. `scale` applies to exponents of base 2.
 __global__ void __launch_bounds__(kThreads)
     attend(AttentionShape shape, float scale, const float* qkv, float* out, float* log_sums) {
   constexpr int kRows = kWarps * kForwardRows;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
       if (key + lane() > first_row + r) scores[r] = -std::numeric_limits<float>::infinity();
-      // Every row sees key 0, so its greatest score is a number.
+      // Every row sees key 0, so its maximum is finite.
       const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
       const float correction = exp2f((rows[r].greatest - greatest) * scale);
       const float power = exp2f((scores[r] - greatest) * scale);
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kThreads)
   write_rows<kForwardRows>(sums, factors, rows_in_out(shape, out + place.out), first_row);
 }
 
-/// What a block of differentiate() owns and what it goes through: queries and dout on one side,
-/// keys and values on the other.
+/// The rows that a block of differentiate() owns and those that it loops over: queries and dout on
+/// one side, keys and values on the other.
 struct Sides {
   HeadRows<const float> queries;
   HeadRows<const float> douts;
@@ -193,8 +193,8 @@ __device__ Weight weight_of(float score, float dp, const QueryRow& row, float sc
   return {probability, probability * (dp - row.delta)};
 }
 
-/// Gradients of keys and values (kOfKeys) or of queries. A block per head of theirs, tile of rows
-/// and sequence; the heads that share keys come one after the other.
+/// Gradients of keys and values (kOfKeys) or of queries. One block per head, tile of rows and
+/// sequence; heads that share keys are processed one after the other.
 template <bool kOfKeys>
 __global__ void __launch_bounds__(kThreads)
     differentiate(AttentionShape shape, float scale, const float* qkv, const QueryRow* rows,

@@ -19,15 +19,15 @@ struct Geometry {
   static constexpr std::size_t kSharedBytes = (kRows + 2 * kKeys) * kTileRowBytes<kWidth>;
 };
 
-/// Per row of a lane: the greatest score so far and this lane's part of the sum of exp(score -
-/// greatest).
+/// Per row of a lane: the maximum score so far and this lane's part of the sum of exp(score -
+/// maximum).
 template <int kTiles>
 struct Softmax {
   float greatest[kTiles][2];
   float sum[kTiles][2];
 };
 
-/// A row's maximum or sum from those of the four lanes that have its columns.
+/// Combines the maximum or sum of a row over the four lanes that have its columns.
 __device__ float greatest_of_row(float value) {
   value = fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(device::kAllLanes, value, 2));
@@ -37,8 +37,8 @@ __device__ float sum_of_row(float value) {
   return value + __shfl_xor_sync(device::kAllLanes, value, 2);
 }
 
-/// Scores of keys that come after their query are as good as not there. `distance`: how far the key
-/// of this lane's first element comes after its query.
+/// Masks the scores of keys that come after their query. `distance`: how far the key of this lane's
+/// first element comes after its query.
 template <int kTiles>
 __device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int distance) {
 #pragma unroll
@@ -54,8 +54,9 @@ __device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int distance) {
   }
 }
 
-/// Turns scores into exp(scale * (score - greatest so far)), and sums to that greatest score. A row
-/// sees key 0 in its first tile, so its greatest score is a number. `scale` is that of powers of 2.
+/// Replaces scores by exp(scale * (score - maximum so far)) and rescales the sums to that maximum.
+/// Every row sees key 0 in its first tile, so its maximum is finite. `scale` applies to exponents
+/// of base 2.
 template <int kWidth, int kTiles>
 __device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax,
                            Sums<kTiles, kWidth>& sums, float scale) {
@@ -110,9 +111,9 @@ __device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_ro
   }
 }
 
-/// A block per head, tile of queries (those with the most keys start first) and sequence. Source:
-/// Dao, "FlashAttention-2", 2023, algorithm 1. A tile's values are on their way while its scores
-/// are computed, the next tile's keys while the values are added up.
+/// One block per head, tile of queries and sequence; tiles with the most keys start first. Source:
+/// Dao, "FlashAttention-2", 2023, algorithm 1. A tile's values are copied while its scores are
+/// computed, and the next tile's keys while the values are summed.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     attend(AttentionShape shape, float scale, const Bf16* qkv, Bf16* out, float* log_sums) {
@@ -143,11 +144,11 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   device::end_copies();
   const int end = std::min(first + G::kRows, length);
   for (int key = 0; key < end; key += kKeys) {
-    // Warps without rows, or whose rows come before these keys, only take part in copies.
+    // Warps without rows, or whose rows come before these keys, take part only in the copies.
     const bool seen = first_row < length && key < first_row + G::kWarpRows;
     Weights<kTiles, kKeys> weights;
     device::await_copies<0>();
-    __syncthreads();  // keys are here; nobody needs the values before these
+    __syncthreads();  // keys are complete, and no thread reads the previous values any more
     copy_rows<kWidth, kKeys, kThreads>(values, all_values, key);
     device::end_copies();
     if (seen) {
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
       to_weights<kTiles, kKeys>(scores, weights);
     }
     device::await_copies<0>();
-    __syncthreads();  // values are here; nobody needs these keys any more
+    __syncthreads();  // values are complete, and no thread reads these keys any more
     if (key + kKeys < end) copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, key + kKeys);
     device::end_copies();
     if (seen) {

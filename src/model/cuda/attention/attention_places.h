@@ -59,14 +59,14 @@ constexpr HeadRows<T> rows_in_out(const AttentionShape& shape, T* start) {
           static_cast<int>(shape.head_dim)};
 }
 
-/// What the backward pass needs of a query. Rows [sequences, heads, padded_length()]; rows after
-/// the length are 0 and add nothing, because their queries and dout are 0 in a tile.
+/// What the backward pass needs from a query. Rows are [sequences, heads, padded_length()]; rows
+/// after the end are 0 and add nothing, because their queries and dout are 0 in a tile.
 struct alignas(8) QueryRow {
   float log_sum = 0.0F;  ///< base 2, of the exponentials of scores
-  float delta = 0.0F;    ///< sum of dout * out: the part of the gradient that all keys share
+  float delta = 0.0F;    ///< sum of dout * out, the same for all keys
 };
 
-/// The length rounded up to a multiple of every tile's rows.
+/// The length rounded up to a multiple of the rows of every tile.
 constexpr std::size_t padded_length(const AttentionShape& shape) {
   return (shape.length + 127) / 128 * 128;
 }

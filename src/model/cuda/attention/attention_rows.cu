@@ -17,7 +17,8 @@ struct alignas(16) Part {
   T values[8];
 };
 
-/// `lanes`, a power of two, share a row. Blocks: x for tokens, y for heads, z for sequences.
+/// `lanes` threads, a power of two, share a row. Blocks: x for tokens, y for heads, z for
+/// sequences.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gather(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums, const T* dout,

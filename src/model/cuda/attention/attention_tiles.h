@@ -12,13 +12,13 @@
 
 namespace ballast::model::cuda {
 
-// What the kernels of attention in bf16 share: tiles in shared memory, their products and the way
+// Shared by the kernels of attention in bf16: tiles in shared memory, their products, and the copy
 // back. A tile holds rows of one head, padded with zeros to kWidth columns. A warp owns 16 * kTiles
-// rows of the result and sees all of the other side of a product, so no two warps add to one sum.
-// Of the fragments (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, the columns
-// lane_column() and lane_column() + 1. Only kernels' sources include it.
+// rows of the result and processes all rows of the other side, so no two warps add to one sum. In a
+// fragment (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, and the columns
+// lane_column() and lane_column() + 1. Included only by the sources of kernels.
 
-/// start(width), a std::integral_constant: the columns that a head's are padded to.
+/// Calls start(width) with a std::integral_constant, the padded columns of a head.
 template <class Start>
 cudaError_t for_width(const AttentionShape& shape, const Start& start) {
   if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{});
@@ -28,16 +28,17 @@ cudaError_t for_width(const AttentionShape& shape, const Start& start) {
   return start(std::integral_constant<int, 256>{});
 }
 
-/// Elements from row to row of a tile: eight rows' parts of 16 bytes lie in different banks.
+/// Elements from row to row of a tile, such that 16-byte parts of eight rows lie in different
+/// banks.
 template <int kWidth>
 inline constexpr int kTileStep = kWidth + 8;
 template <int kWidth>
 inline constexpr std::size_t kTileRowBytes = kTileStep<kWidth> * sizeof(Bf16);
 
-/// Sums of 16 * kTiles rows and kColumns columns.
+/// Sums for 16 * kTiles rows and kColumns columns.
 template <int kTiles, int kColumns>
 using Sums = float[kTiles][kColumns / 8][4];
-/// The same as the left side of a product, in bf16.
+/// Such a matrix in bf16 as the left operand of a product.
 template <int kTiles, int kColumns>
 using Weights = std::uint32_t[kTiles][kColumns / 16][4];
 
@@ -48,16 +49,16 @@ __device__ inline int lane_column() {
   return static_cast<int>(threadIdx.x % 4 * 2);
 }
 
-/// The part of this lane in loading 16 rows and 16 columns that start at `from`: matrices are in
-/// the order upper left, lower left, upper right, lower right.
+/// This lane's address when a warp loads 16 rows and 16 columns starting at `from`. The order of
+/// the 8 x 8 matrices is upper left, lower left, upper right, lower right.
 template <int kWidth>
 __device__ const Bf16* lane_part(const Bf16* from) {
   const int lane = static_cast<int>(threadIdx.x % device::kWarp);
   return from + lane % 16 * kTileStep<kWidth> + lane / 16 * 8;
 }
 
-/// Starts the copies of rows first .. first + kRows by kThreads threads; zeros for what is not
-/// there.
+/// Starts the copies of rows first .. first + kRows by kThreads threads; zeros for rows and columns
+/// after the end.
 template <int kWidth, int kRows, int kThreads>
 __device__ void copy_rows(Bf16* tile, const HeadRows<const Bf16>& rows, int first) {
   constexpr int kParts = std::bit_ceil(static_cast<unsigned>(kWidth / 8));  // 16 bytes each
@@ -89,8 +90,8 @@ __device__ void clear(Sums<kTiles, kColumns>& sums) {
   }
 }
 
-/// sums = A B^T over kWidth columns: A the rows of this warp from `a` on, B kColumns rows from `b`
-/// on, both already lane_part()s.
+/// sums = A B^T over kWidth columns. A: the rows of this warp, starting at `a`. B: kColumns rows,
+/// starting at `b`. Both addresses are lane_part()s.
 template <int kWidth, int kTiles, int kColumns>
 __device__ void multiply_rows(Sums<kTiles, kColumns>& sums, const Bf16* a, const Bf16* b) {
   clear<kTiles, kColumns>(sums);
@@ -114,7 +115,7 @@ __device__ void multiply_rows(Sums<kTiles, kColumns>& sums, const Bf16* a, const
   }
 }
 
-/// sums += W B: B is kRows rows from `b` (a lane_part()) on, kColumns of their columns.
+/// sums += W B. B: kRows rows, starting at `b` (a lane_part()), and kColumns of their columns.
 template <int kWidth, int kTiles, int kRows, int kColumns>
 __device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, kRows>& weights,
                             const Bf16* b) {
@@ -133,7 +134,7 @@ __device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, 
   }
 }
 
-/// What the columns of sums are as the left side of a product: the fragments' layouts agree.
+/// Converts sums to the left operand of a product: the layouts of the fragments are equal.
 template <int kTiles, int kColumns>
 __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, kColumns>& weights) {
 #pragma unroll
@@ -150,8 +151,8 @@ __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, k
 }
 
 /// Writes sums * factors (one per lane_row() and lane_row() + 8 of each 16 rows) to rows first ..
-/// of `to`, columns from `column` on, by way of `staging`: the rows of this warp in a tile that
-/// nobody else reads any more. Rows and columns that are not there are left out.
+/// of `to`, columns from `column` on. They pass through `staging`, the rows of this warp in a tile
+/// that no other warp reads any more. Rows and columns after the end are skipped.
 template <int kWidth, int kTiles, int kColumns>
 __device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&factors)[kTiles][2],
                            Bf16* staging, const HeadRows<Bf16>& to, int first, int column) {

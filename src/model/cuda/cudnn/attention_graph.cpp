@@ -7,7 +7,7 @@ namespace {
 
 using Tensor = OperationGraph::Tensor;
 
-/// Extents as cuDNN counts them.
+/// Extents in the integer type of cuDNN.
 struct Counts {
   explicit Counts(const AttentionShape& shape)
       : sequences(static_cast<std::int64_t>(shape.sequences)),
@@ -26,11 +26,11 @@ struct Counts {
   std::int64_t row;
   std::int64_t hidden;
 
-  /// [sequences, heads, length, head_dim] in a matrix of a row for every token.
+  /// [sequences, heads, length, head_dim] in a matrix with one row per token.
   [[nodiscard]] TensorShape tokens(std::int64_t of_heads, std::int64_t step) const {
     return {{sequences, of_heads, length, head_dim}, {length * step, head_dim, step, 1}};
   }
-  /// [sequences, heads, head_dim, length] likewise.
+  /// [sequences, heads, head_dim, length] in the same matrix.
   [[nodiscard]] TensorShape transposed_tokens(std::int64_t of_heads, std::int64_t step) const {
     return {{sequences, of_heads, head_dim, length}, {length * step, head_dim, 1, step}};
   }
@@ -81,7 +81,7 @@ class Builder {
     return scaled;
   }
 
-  /// Queries see the keys up to their own place.
+  /// A query sees the keys up to its own position.
   Tensor hide_later_keys(Tensor all) {
     const Tensor query = scores(CUDNN_DATA_INT32);
     const Tensor key = scores(CUDNN_DATA_INT32);
@@ -94,7 +94,7 @@ class Builder {
     return masked;
   }
 
-  /// In bf16; the logarithm of each row's sum goes to memory, relative to nothing.
+  /// In bf16. The logarithm of each row's sum, which includes the maximum, goes to memory.
   Tensor softmax(Tensor masked) {
     const Tensor greatest = of_queries();
     graph_.reduce(CUDNN_REDUCE_TENSOR_MAX, masked, greatest);

@@ -11,16 +11,16 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// The first whose attention has none of the known mistakes (NVIDIA's cudnn-frontend,
-/// sdpa_support_surface.h, names versions up to 9.10.1), takes heads of more than 128 values and
-/// minus infinity as what hides a score.
+/// The first version whose attention has no known defect (NVIDIA's cudnn-frontend,
+/// sdpa_support_surface.h, names versions up to 9.10.1), supports heads of more than 128 values,
+/// and accepts minus infinity as the score of a masked key.
 constexpr std::size_t kOldest = 91002;
 
 std::string text_of(std::size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-/// What cuDNN says about the last call that failed, in one line; may be nothing.
+/// cuDNN's message about the last failed call, in one line; may be empty.
 std::string last_words(const Cudnn& library) {
   std::array<char, 512> text = {};
   library.last_error(text.data(), text.size() - 1);
@@ -50,11 +50,11 @@ void Cudnn::find(Symbols& symbols) {
 std::string Cudnn::refusal() const {
   const std::size_t found = version();
   if (found / 10000 != CUDNN_MAJOR) {
-    return fmt::format("it is version {}, this program is made for {}", text_of(found),
+    return fmt::format("it is version {}, but this program needs version {}", text_of(found),
                        CUDNN_MAJOR);
   }
   if (found >= kOldest) return "";
-  return fmt::format("it is version {}, and attention needs at least {}", text_of(found),
+  return fmt::format("it is version {}, but attention needs at least {}", text_of(found),
                      text_of(kOldest));
 }
 
@@ -71,7 +71,7 @@ void CudnnCalls::check(cudnnStatus_t status, std::string_view call) const {
 
 Descriptor CudnnCalls::make(cudnnBackendDescriptorType_t type) const {
   cudnnBackendDescriptor_t made = nullptr;
-  check(library().create_descriptor(type, &made), "making a descriptor");
+  check(library().create_descriptor(type, &made), "creating a descriptor");
   return {made, {&library()}};
 }
 
@@ -85,7 +85,7 @@ void CudnnCalls::set_raw(const Descriptor& descriptor, cudnnBackendAttributeName
   const cudnnStatus_t status = library().set_attribute(descriptor.get(), name, type,
                                                        static_cast<std::int64_t>(count), values);
   if (status != CUDNN_STATUS_SUCCESS) {
-    check(status, fmt::format("attribute {}", static_cast<int>(name)));
+    check(status, fmt::format("setting attribute {}", static_cast<int>(name)));
   }
 }
 
@@ -97,7 +97,7 @@ std::size_t CudnnCalls::get_raw(const Descriptor& descriptor, cudnnBackendAttrib
       library().get_attribute(descriptor.get(), name, type, static_cast<std::int64_t>(count),
                               &found, count == 0 ? nullptr : values);
   if (status != CUDNN_STATUS_SUCCESS) {
-    check(status, fmt::format("asking for attribute {}", static_cast<int>(name)));
+    check(status, fmt::format("getting attribute {}", static_cast<int>(name)));
   }
   return static_cast<std::size_t>(found);
 }

@@ -14,8 +14,8 @@
 
 namespace ballast::model::cuda {
 
-/// The functions of cuDNN that are used: its backend interface, which describes a computation as a
-/// graph of operations on tensors and picks an engine for it.
+/// The functions of cuDNN that are used. They are its backend interface: a computation is described
+/// as a graph of operations on tensors, and an engine is chosen for it.
 struct Cudnn {
   decltype(&cudnnGetVersion) version = nullptr;
   decltype(&cudnnGetErrorString) status_name = nullptr;
@@ -31,18 +31,18 @@ struct Cudnn {
   decltype(&cudnnBackendExecute) execute = nullptr;
 
   void find(Symbols& symbols);
-  /// Why this version will not do, or nothing.
+  /// Why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
 /// The library, loaded once for the whole process. Throws Error(device) with cudnn_refusal().
 const Cudnn& cudnn();
-/// Empty when it can be loaded; else the reason, one line.
+/// "" if the library can be loaded, otherwise the reason in one line.
 std::string_view cudnn_refusal();
 
 using LoadedCudnn = Loaded<Cudnn>;
-/// Loads the first of these that has the major version that this program is made for and is new
-/// enough.
+/// Loads the first library of `names` that has the major version of this program's headers and is
+/// new enough.
 LoadedCudnn load_cudnn(std::span<const std::string> names);
 
 /// Ends a descriptor of cuDNN.
@@ -69,11 +69,11 @@ consteval cudnnBackendAttributeType_t attribute_type() {
   throw "not a type of attributes";
 }
 
-/// Calls to cuDNN's backend interface. Errors: Error(device), one line with what was called, the
-/// status and cuDNN's own words.
+/// Calls to cuDNN's backend interface. Errors: Error(device), one line with the call, the status
+/// and cuDNN's message.
 class CudnnCalls {
  public:
-  /// The library has to outlive what is made.
+  /// `library` must outlive the descriptors that are made.
   explicit CudnnCalls(const Cudnn& library) : library_(library) {}
 
   [[nodiscard]] const Cudnn& library() const { return library_.get(); }
@@ -81,7 +81,8 @@ class CudnnCalls {
   void check(cudnnStatus_t status, std::string_view call) const;
 
   [[nodiscard]] Descriptor make(cudnnBackendDescriptorType_t type) const;
-  /// After this a descriptor's attributes stay as they are. `what` it is, for errors.
+  /// Finalizes a descriptor: its attributes cannot change afterwards. `what` names the call in
+  /// errors.
   void finish(const Descriptor& descriptor, std::string_view what) const;
 
   template <class T>
@@ -102,13 +103,13 @@ class CudnnCalls {
     set_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());
   }
 
-  /// Up to values.size() values of an attribute; returns how many there were.
+  /// Reads up to values.size() values of an attribute; returns how many there were.
   template <class T>
   std::size_t get(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
                   std::span<T> values) const {
     return get_raw(descriptor, name, attribute_type<T>(), values.size(), values.data());
   }
-  /// Descriptors, which are filled in place; returns how many were.
+  /// The same for descriptors, which are filled in place.
   std::size_t fill(const Descriptor& descriptor, cudnnBackendAttributeName_t name,
                    std::span<cudnnBackendDescriptor_t> others) const {
     return get_raw(descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, others.size(), others.data());

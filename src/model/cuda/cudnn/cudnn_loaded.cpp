@@ -1,4 +1,4 @@
-// Which cuDNN there is. Tests without a GPU link another definition of these functions.
+// Loads the installed cuDNN. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/cudnn.h"

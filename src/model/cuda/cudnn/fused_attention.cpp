@@ -26,7 +26,7 @@ using Handle = std::unique_ptr<cudnnContext, EndHandle>;
 
 Handle make_handle(const CudnnCalls& calls) {
   cudnnHandle_t made = nullptr;
-  calls.check(calls.library().create(&made), "starting it");
+  calls.check(calls.library().create(&made), "creating a handle");
   return {made, {&calls.library()}};
 }
 
@@ -58,7 +58,7 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
   float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   float hidden = -std::numeric_limits<float>::infinity();
   Bf16* const queries = const_cast<Bf16*>(qkv);
-  // Numbers are read while the execution is enqueued, so that they may be on this stack.
+  // cuDNN reads numbers while the execution is enqueued, so they may lie on this stack.
   using Which = AttentionTensor;
   const auto id = [](Which which) { return static_cast<std::int64_t>(which); };
   const std::array ids = {id(Which::queries),  id(Which::keys),  id(Which::values), id(Which::out),
@@ -74,8 +74,8 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
   calls.set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, std::span<const std::int64_t>(ids));
   calls.set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, std::span<void* const>(places));
   calls.set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace);
-  calls.finish(pack, "an attention's tensors");
-  calls.check(calls.library().set_stream(plan_->handle.get(), stream), "choosing a stream");
+  calls.finish(pack, "finalizing the tensors of attention");
+  calls.check(calls.library().set_stream(plan_->handle.get(), stream), "setting the stream");
   calls.check(calls.library().execute(plan_->handle.get(), plan_->engine.plan.get(), pack.get()),
               "attention");
 }

@@ -11,29 +11,29 @@
 
 namespace ballast::model::cuda {
 
-/// The forward pass of attention() in bf16 by an engine of cuDNN, which writes the log-sums that
-/// our own backward pass needs. Why not the backward pass too: cuDNN's adds up the gradients of
-/// queries in memory, in whatever order they come (in the code of 9.19's engine for an H100:
-/// UTMAREDG.ADD), and is not marked for that with CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC; the form
-/// of its graph that is computed in a fixed order keeps a number for every pair of places of every
-/// head in its workspace (1 GiB for 32 heads of 4096 tokens). The code of the forward engines has
-/// no such sums.
+/// The forward pass of attention() in bf16 by an engine of cuDNN. It also writes the log-sums that
+/// Ballast's backward pass needs. The backward pass of cuDNN is not used, because it adds the
+/// gradients of queries in memory in any order (in the code of 9.19's engine for an H100:
+/// UTMAREDG.ADD) without being marked with CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC. The variant of
+/// its graph with a fixed order needs workspace for every pair of positions of every head (1 GiB
+/// for 32 heads of 4096 tokens). The code of the forward engines has no such sums.
 class FusedAttention {
  public:
-  /// Bytes of device memory that forward() takes. cuDNN 9.19 needs 256 on an H100 or H200, for all
-  /// shapes, and none on an A100 or L4.
+  /// Bytes of device memory that forward() needs at most. cuDNN 9.19 needs 256 on an H100 or H200
+  /// for all shapes, and none on an A100 or L4.
   static constexpr Bytes kWorkspace = 1 * kMiB;
 
-  /// Plans it for the current device, which takes up to a few seconds: engines are compiled when
-  /// they are planned. Throws Error(device), one line: why cuDNN will not do.
+  /// Plans the computation for the current device. This takes up to a few seconds, because engines
+  /// are compiled when they are planned. Throws Error(device) with the reason in one line if cuDNN
+  /// cannot be used.
   explicit FusedAttention(const AttentionShape& shape);
   ~FusedAttention();
   FusedAttention(const FusedAttention&) = delete;
   FusedAttention& operator=(const FusedAttention&) = delete;
 
-  /// Arguments as those of attention(), aligned to 16 bytes; equal calls give equal bits on GPUs of
-  /// one model. `workspace`: kWorkspace bytes, aligned to 256, of which nothing is kept. From a
-  /// thread whose current device is that of the constructor. Throws Error(device).
+  /// Arguments as those of attention(), aligned to 16 bytes. Equal calls have equal bits on GPUs of
+  /// one model. `workspace`: kWorkspace bytes, aligned to 256, not used after the call. The current
+  /// device must be that of the constructor. Throws Error(device).
   void forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, float* log_sums, void* workspace);
 
  private:
@@ -41,7 +41,7 @@ class FusedAttention {
   std::unique_ptr<Plan> plan_;
 };
 
-/// Empty when cuDNN can be loaded; else the reason, one line.
+/// "" if cuDNN can be loaded, otherwise the reason in one line.
 std::string_view fused_attention_refusal();
 
 }  // namespace ballast::model::cuda

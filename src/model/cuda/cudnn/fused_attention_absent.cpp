@@ -1,4 +1,4 @@
-// Where this program is built without the headers of cuDNN.
+// For programs that are built without the headers of cuDNN.
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/cudnn/fused_attention.h"

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 16;
 
-/// Fills `others`, which are of that type, with what cuDNN has there; returns how many there were.
+/// Fills `others`, descriptors of the attribute's type, and returns how many values there were.
 std::size_t fill(const CudnnCalls& calls, const Descriptor& from, cudnnBackendAttributeName_t name,
                  std::span<const Descriptor> others) {
   std::vector<cudnnBackendDescriptor_t> raw;
@@ -40,30 +40,30 @@ EnginePlan plan_of(const CudnnCalls& calls, cudnnHandle_t handle, Descriptor con
   Descriptor plan = calls.make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   calls.set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle);
   calls.link(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration.get());
-  calls.finish(plan, "a plan");
+  calls.finish(plan, "finalizing an execution plan");
   std::int64_t workspace = 0;
   calls.get(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, std::span(&workspace, 1));
   return {std::move(configuration), std::move(plan), static_cast<std::size_t>(workspace)};
 }
 
-/// One engine after the other, as the heuristics list them, and why the first one that was tried
-/// will not do.
+/// Tries one engine after the other in the order of the heuristics, and keeps the reason why the
+/// first one cannot be used.
 class Search {
  public:
   Search(const CudnnCalls& calls, cudnnHandle_t handle, std::size_t most_workspace)
       : calls_(calls), handle_(handle), most_workspace_(most_workspace) {}
 
-  /// Empty where none of those that `mode` finds will do.
+  /// Empty if no engine that `mode` finds can be used.
   EnginePlan among(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
     Descriptor heuristics = calls_.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     calls_.link(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
     calls_.set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, mode);
-    calls_.finish(heuristics, "the search for engines");
+    calls_.finish(heuristics, "searching for engines");
     const std::size_t most = calls_.fill(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, {});
     if (most == 0) return {};
     std::vector<Descriptor> found(most);
     for (Descriptor& one : found) one = calls_.make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    // Those that cannot run on this machine are not among them.
+    // The results do not contain engines that cannot run on this machine.
     const std::size_t count = fill(calls_, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, found);
     for (std::size_t i = 0; i < std::min(count, most); ++i) {
       if (EnginePlan plan = try_one(std::move(found[i])); plan.plan != nullptr) return plan;
@@ -80,12 +80,12 @@ class Search {
   EnginePlan try_one(Descriptor configuration) {
     try {
       if (!always_same_bits(calls_, configuration)) {
-        refuse("cuDNN: the results of its engine are not the same each time");
+        refuse("cuDNN: its engine for attention is not deterministic");
         return {};
       }
       EnginePlan plan = plan_of(calls_, handle_, std::move(configuration));
       if (plan.workspace <= most_workspace_) return plan;
-      refuse(fmt::format("cuDNN: its engine needs {} bytes of workspace, and there are {}",
+      refuse(fmt::format("cuDNN: its engine needs {} bytes of workspace, but has only {}",
                          plan.workspace, most_workspace_));
     } catch (const Error& error) {
       refuse(error.what());
@@ -116,7 +116,7 @@ OperationGraph::Tensor OperationGraph::tensor(std::int64_t id, cudnnDataType_t t
   calls_.set(made, CUDNN_ATTR_TENSOR_STRIDES, std::span<const std::int64_t>(shape.steps));
   calls_.set(made, CUDNN_ATTR_TENSOR_IS_VIRTUAL, where == Where::nowhere);
   calls_.set(made, CUDNN_ATTR_TENSOR_IS_BY_VALUE, where == Where::host_number);
-  calls_.finish(made, "a tensor");
+  calls_.finish(made, "finalizing a tensor");
   return keep(std::move(made));
 }
 
@@ -141,13 +141,13 @@ void OperationGraph::add(Descriptor operation, const char* what) {
 void OperationGraph::multiply(Tensor a, Tensor b, Tensor c) {
   Descriptor product = calls_.make(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
   calls_.set(product, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
-  calls_.finish(product, "a product");
+  calls_.finish(product, "finalizing a matrix product");
   Descriptor operation = calls_.make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
   calls_.link(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
   calls_.link(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
   calls_.link(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
   calls_.link(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, keep(std::move(product)));
-  add(std::move(operation), "the operation of a product");
+  add(std::move(operation), "finalizing the operation of a matrix product");
 }
 
 void OperationGraph::apply(const Function& function, const Arguments& arguments, Tensor y) {
@@ -155,7 +155,7 @@ void OperationGraph::apply(const Function& function, const Arguments& arguments,
   calls_.set(made, CUDNN_ATTR_POINTWISE_MODE, function.mode);
   calls_.set(made, CUDNN_ATTR_POINTWISE_MATH_PREC, function.type);
   if (function.axis >= 0) calls_.set(made, CUDNN_ATTR_POINTWISE_AXIS, function.axis);
-  calls_.finish(made, "a pointwise function");
+  calls_.finish(made, "finalizing a pointwise function");
   Descriptor operation = calls_.make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   const auto link = [&](cudnnBackendAttributeName_t name, Tensor tensor) {
     if (tensor != nullptr) calls_.link(operation, name, tensor);
@@ -165,7 +165,7 @@ void OperationGraph::apply(const Function& function, const Arguments& arguments,
   link(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, arguments.other);
   link(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, arguments.condition);
   link(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-  add(std::move(operation), "a pointwise operation");
+  add(std::move(operation), "finalizing a pointwise operation");
 }
 
 void OperationGraph::pointwise(cudnnPointwiseMode_t mode, Tensor x, Tensor y) {
@@ -189,12 +189,12 @@ void OperationGraph::reduce(cudnnReduceTensorOp_t function, Tensor x, Tensor y) 
   Descriptor reduction = calls_.make(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   calls_.set(reduction, CUDNN_ATTR_REDUCTION_OPERATOR, function);
   calls_.set(reduction, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
-  calls_.finish(reduction, "a reduction");
+  calls_.finish(reduction, "finalizing a reduction");
   Descriptor operation = calls_.make(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
   calls_.link(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
   calls_.link(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
   calls_.link(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, keep(std::move(reduction)));
-  add(std::move(operation), "the operation of a reduction");
+  add(std::move(operation), "finalizing the operation of a reduction");
 }
 
 void OperationGraph::finish(cudnnHandle_t handle) {
@@ -202,7 +202,7 @@ void OperationGraph::finish(cudnnHandle_t handle) {
   if (handle != nullptr) calls_.set(graph_, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle);
   calls_.link(graph_, CUDNN_ATTR_OPERATIONGRAPH_OPS,
               std::span<const cudnnBackendDescriptor_t>(operations_));
-  calls_.finish(graph_, "the graph");
+  calls_.finish(graph_, "finalizing the graph");
 }
 
 EnginePlan plan_graph(const CudnnCalls& calls, cudnnHandle_t handle, const Descriptor& graph,
@@ -215,7 +215,7 @@ EnginePlan plan_graph(const CudnnCalls& calls, cudnnHandle_t handle, const Descr
       search.refuse(error.what());
     }
   }
-  search.refuse("cuDNN has no engine for it on this GPU");
+  search.refuse("cuDNN has no engine for attention on this GPU");
   throw Error(ErrorCategory::device, search.reason());
 }
 

@@ -9,15 +9,15 @@
 
 namespace ballast::model::cuda {
 
-/// Extents of a tensor [sequences, heads, rows, columns] and the elements between neighbours along
-/// each.
+/// Extents of a tensor [sequences, heads, rows, columns] and the step (elements) between neighbours
+/// along each axis.
 struct TensorShape {
   std::array<std::int64_t, 4> extents;
   std::array<std::int64_t, 4> steps;
 };
 
-/// What cuDNN shall compute, operation by operation. Tensors and operations belong to the graph,
-/// which has to outlive what is planned for it. Sums and intermediate numbers are fp32. Errors as
+/// A computation for cuDNN, operation by operation. Tensors and operations belong to the graph,
+/// which must outlive the plans made for it. Sums and intermediate numbers are fp32. Errors as
 /// CudnnCalls.
 class OperationGraph {
  public:
@@ -25,32 +25,33 @@ class OperationGraph {
 
   explicit OperationGraph(const CudnnCalls& calls) : calls_(calls) {}
 
-  /// A tensor in memory, aligned to 16 bytes, whose address is given with each execution, by `id`.
-  /// Ids are below kFirstOwn.
+  /// A tensor in memory, aligned to 16 bytes. Each execution gives its address by `id`. Ids are
+  /// below kFirstOwn.
   Tensor memory(std::int64_t id, cudnnDataType_t type, const TensorShape& shape);
-  /// An fp32 number in host memory, given likewise.
+  /// An fp32 number in host memory, also given by `id`.
   Tensor number(std::int64_t id);
-  /// A tensor that is nowhere outside the engine.
+  /// An intermediate tensor that exists only inside the engine.
   Tensor between(cudnnDataType_t type, const TensorShape& shape);
 
-  /// c = a b for every sequence and head; b's heads may be fewer, each for several of a's.
+  /// c = a b for every sequence and head. b may have fewer heads; each is used for several heads of
+  /// a.
   void multiply(Tensor a, Tensor b, Tensor c);
-  /// y = mode(x), y = mode(x, other). Extents of 1 of `other` stand for all.
+  /// y = mode(x), y = mode(x, other). Axes of extent 1 in `other` are broadcast.
   void pointwise(cudnnPointwiseMode_t mode, Tensor x, Tensor y);
   void pointwise(cudnnPointwiseMode_t mode, Tensor x, Tensor other, Tensor y);
-  /// The same of a comparison, whose y is of CUDNN_DATA_BOOLEAN.
+  /// The same for a comparison; y has type CUDNN_DATA_BOOLEAN.
   void compare(cudnnPointwiseMode_t mode, Tensor x, Tensor other, Tensor y);
   /// y = condition ? x : other.
   void select(Tensor condition, Tensor x, Tensor other, Tensor y);
-  /// y = the place along `axis` of every element of x.
+  /// y = the index of every element of x along `axis`.
   void index(std::int64_t axis, Tensor x, Tensor y);
-  /// Over those axes that are 1 in y.
+  /// Reduces the axes whose extent is 1 in y.
   void reduce(cudnnReduceTensorOp_t operation, Tensor x, Tensor y);
 
-  /// Finalizes the graph; its operations are in the order in which they were added. Without a
-  /// handle the graph is for no device.
+  /// Finalizes the graph. Operations keep the order in which they were added. Without a handle the
+  /// graph belongs to no device.
   void finish(cudnnHandle_t handle);
-  /// After finish().
+  /// Only after finish().
   [[nodiscard]] const Descriptor& descriptor() const { return graph_; }
 
  private:
@@ -79,16 +80,16 @@ class OperationGraph {
   Descriptor graph_;
 };
 
-/// A graph with an engine that computes it.
+/// An engine for a graph, with its plan.
 struct EnginePlan {
   Descriptor configuration;   ///< of the engine
   Descriptor plan;            ///< null: none
   std::size_t workspace = 0;  ///< bytes of device memory that an execution needs
 };
 
-/// Plans `graph` for the device of `handle` with the engine that cuDNN's heuristics like best among
-/// those that give the same bits every time and need at most so many bytes of workspace. Throws
-/// Error(device) saying why there is none.
+/// Plans `graph` for the device of `handle`. Takes the first engine of cuDNN's heuristics that is
+/// deterministic and needs at most `most_workspace` bytes. Throws Error(device) with the reason if
+/// there is none.
 EnginePlan plan_graph(const CudnnCalls& calls, cudnnHandle_t handle, const Descriptor& graph,
                       std::size_t most_workspace);
 

@@ -24,7 +24,8 @@ void CublasLt::find(Symbols& symbols) {
 std::string CublasLt::refusal() const {
   const std::size_t major = version() / 10000;
   if (major == CUBLAS_VER_MAJOR) return "";
-  return fmt::format("it is version {}, this program is made for {}", major, CUBLAS_VER_MAJOR);
+  return fmt::format("it is version {}, but this program needs version {}", major,
+                     CUBLAS_VER_MAJOR);
 }
 
 LoadedCublasLt load_cublaslt(std::span<const std::string> names) {

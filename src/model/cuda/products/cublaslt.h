@@ -28,17 +28,17 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 
   void find(Symbols& symbols);
-  /// Why this version will not do, or nothing.
+  /// Why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
 /// The library, loaded once for the whole process. Throws Error(device) with cublaslt_refusal().
 const CublasLt& cublaslt();
-/// Empty when it can be loaded; else the reason, one line.
+/// "" if the library can be loaded, otherwise the reason in one line.
 std::string_view cublaslt_refusal();
 
 using LoadedCublasLt = Loaded<CublasLt>;
-/// Loads the first of these that has the major version that this program is made for.
+/// Loads the first library of `names` that has the major version of this program's headers.
 LoadedCublasLt load_cublaslt(std::span<const std::string> names);
 
 }  // namespace ballast::model::cuda

@@ -1,4 +1,4 @@
-// Which cuBLASLt there is. Tests without a GPU link another definition of these functions.
+// Loads the installed cuBLASLt. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
 #include "src/model/cuda/products/cublaslt.h"

@@ -84,7 +84,7 @@ class Square {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     return memory_.data() + (round_up(address, kWorkspaceAlignment) - address);
   }
-  /// Seconds that each of `count` takes.
+  /// Seconds of one product, as the mean over `count`.
   double run(int count) {
     const auto at = [&](std::size_t i) {
       return Matrix{

@@ -11,7 +11,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// What matrices, addends and biases are aligned to.
+/// Alignment of matrices, addends and biases.
 constexpr std::uint32_t kAlignment = 16;
 
 /// Ends an object of cuBLASLt.
@@ -30,8 +30,8 @@ ProductKey key_of(const Extents& e, const Matrix& a, const Matrix& b, const Matr
                          static_cast<std::size_t>(extras.bias != nullptr) << 1U);
 }
 
-/// A product made ready. cuBLASLt's matrices are column-major, so that ours are to it their own
-/// transposes, and it computes d^T = b^T a^T: its A is our b, its B our a, its rows our columns.
+/// A prepared product. cuBLASLt's matrices are column-major, so it sees the transposes of ours and
+/// computes d^T = b^T a^T: its A is our b, its B our a, its rows our columns.
 struct Plan {
   Owned<cublasLtMatmulDesc_t> operation;
   Owned<cublasLtMatrixLayout_t> a;
@@ -110,7 +110,7 @@ class Calls {
   [[nodiscard]] Owned<cublasLtMatmulDesc_t> operation(const Matrix& a, const Matrix& b,
                                                       const Extras& extras) const {
     cublasLtMatmulDesc_t made = nullptr;
-    // Of fp32 matrices too: only CUBLAS_COMPUTE_32F_FAST_TF32 and the like round them first.
+    // Also for fp32 matrices: only CUBLAS_COMPUTE_32F_FAST_TF32 and similar types round them first.
     check(lt_.create_operation(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     Owned<cublasLtMatmulDesc_t> owned(made, {lt_.destroy_operation});
     const auto transposition = [](const Matrix& m) {
@@ -120,7 +120,7 @@ class Calls {
     set(made, CUBLASLT_MATMUL_DESC_TRANSB, transposition(a));
     if (extras.bias != nullptr) {
       set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      // The search sees how it is aligned: always the same, whichever bias comes first.
+      // The search needs the bias's alignment, which is the same for every bias.
       set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kAlignment));
     }
     return owned;
@@ -134,9 +134,9 @@ class Calls {
       check(lt_.set_preference(made, what, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{Products::kWorkspace});
-    // Parts of a sum that lie in fp32 in the workspace and are added in a step of their own. Not
-    // those that add to the output one after the other as they get done (INPLACE), whose order is
-    // not said, nor those that are rounded to the output's type before (OUTPUT_TYPE).
+    // Only schemes with parts of a sum that are stored in fp32 in the workspace and added in a
+    // separate step. INPLACE adds to the output in an unspecified order, and OUTPUT_TYPE rounds the
+    // parts to the output's type first.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     for (const auto matrix :
@@ -167,7 +167,7 @@ void check_arguments(const Extents& extents, const Matrix& a, const Matrix& b, c
 struct Products::Cache {
   const CublasLt& lt = cublaslt();
   void* workspace = nullptr;
-  // Made by the first product, whose thread has entered the device.
+  // Made by the first product, whose thread has the device as its current one.
   Owned<cublasLtHandle_t> handle;
   std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
 

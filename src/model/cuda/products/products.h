@@ -12,21 +12,21 @@
 
 namespace ballast::model::cuda {
 
-/// What a product does besides. Aligned like matrices.
+/// Additional operands of a product, aligned like matrices.
 struct Extras {
-  const void* addend = nullptr;  ///< [m, n] laid out like d: added; d itself, or another matrix
-  const void* bias = nullptr;    ///< [n] of a's type, which then is d's too: added to every row
+  const void* addend = nullptr;  ///< [m, n] with the layout of d, added; d itself or another matrix
+  const void* bias = nullptr;    ///< [n], of the type of a and d, added to every row
 };
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
-/// the step that is not 1 is a multiple of 8; fp32 matrices are multiplied in fp32,
-/// not TF32. The algorithm is chosen once per shape, among those whose sums have a fixed order, so
-/// that equal calls give equal bits on GPUs of one model. Calls go to one stream at a time, for
-/// there is one workspace, and from threads whose current device is the stream's. The library is
-/// loaded when the first object is made. Errors: Error(device).
+/// the step that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. The
+/// algorithm is chosen once per shape among those with a fixed order of summation, so equal calls
+/// have equal bits on GPUs of one model. Calls go to one stream at a time, because there is one
+/// workspace, and from threads whose current device is the stream's. The library is loaded when the
+/// first object is made. Errors: Error(device).
 class Products {
  public:
-  /// Bytes of device memory that set_workspace() takes.
+  /// Bytes of device memory for set_workspace().
   static constexpr Bytes kWorkspace = 32 * kMiB;
 
   Products();
@@ -37,8 +37,8 @@ class Products {
   /// Aligned to 256 bytes.
   void set_workspace(void* workspace);
 
-  /// d = a * b (+ addend) (+ bias), rounded once. a and b have one type; d has it too, or is fp32.
-  /// d's column_step is 1; k is not 0.
+  /// d = a * b (+ addend) (+ bias), rounded once. a and b have the same type; d has that type or
+  /// fp32. d's column_step is 1; k is not 0.
   void multiply(cudaStream_t stream, const Extents& extents, const Matrix& a, const Matrix& b,
                 const Matrix& d, const Extras& extras = {});
 
@@ -47,7 +47,7 @@ class Products {
   std::unique_ptr<Cache> cache_;
 };
 
-/// Empty when cuBLASLt can be loaded; else the reason, one line.
+/// "" if cuBLASLt can be loaded, otherwise the reason in one line.
 std::string_view products_refusal();
 
 }  // namespace ballast::model::cuda

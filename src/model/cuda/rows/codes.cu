@@ -14,17 +14,17 @@ using device::kEight;
 using device::kWarp;
 
 constexpr unsigned kThreads = 256;
-static_assert(WeightCodes::kBlock == kWarp * kEight, "a warp has a block");
+static_assert(WeightCodes::kBlock == kWarp * kEight, "one warp encodes one block");
 
-/// Of a block whose largest magnitude has these bits; magnitudes are ordered as their bits are, inf
-/// and NaN above all others.
+/// The scale of a block; `largest` has the bits of its largest magnitude. The bits of magnitudes
+/// are in the order of their values, with inf and NaN above all others.
 __device__ float scale_of(unsigned largest) {
   if (largest >= 0x7f800000U) return __uint_as_float(0x7fc00000U);
   const float scale = __fdiv_rn(__uint_as_float(largest), 127.0F);
   return scale >= 0x1p-126F ? scale : 0.0F;
 }
 
-/// A warp for each block, eight elements to a lane.
+/// One warp per block, eight elements per lane.
 template <class T>
 __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float* scales) {
   const std::size_t lane_of_all = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -54,7 +54,7 @@ __global__ void encode(const T* weights, std::size_t blocks, uint2* codes, float
   codes[lane_of_all] = {words[0], words[1]};
 }
 
-/// A thread for eight elements.
+/// One thread per eight elements.
 template <class T>
 __global__ void decode(const uint2* codes, const float* scales, std::size_t blocks, T* weights) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -64,7 +64,7 @@ __global__ void decode(const uint2* codes, const float* scales, std::size_t bloc
   const uint2 mine = codes[at];
   const unsigned words[2] = {mine.x, mine.y};
   T* const to = weights + at * kEight;
-  if (std::isnan(scale)) {  // itself: a GPU's product would be another NaN
+  if (std::isnan(scale)) {  // the scale itself, because a GPU's product would be a different NaN
     for (unsigned i = 0; i < kEight; ++i) device::narrow(scale, to[i]);
     return;
   }

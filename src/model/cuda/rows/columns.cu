@@ -13,10 +13,10 @@ using device::kWarp;
 /// Threads that share a column; each takes every kStrands-th row of the group.
 constexpr unsigned kStrands = 8;
 constexpr unsigned kThreads = kStrands * kWarp;
-/// Rows for which it pays to have a group.
+/// Number of rows from which groups are faster.
 constexpr std::size_t kLeastRows = 64;
 
-/// A block for 256 columns (x) and a group of rows (y): the rows r with r % groups == group.
+/// One block per 256 columns (x) and group of rows (y): the rows r with r % groups == group.
 template <class T>
 __global__ void sum_columns(const T* x, std::size_t stride, float* partials, std::size_t rows,
                             std::size_t width) {
@@ -43,8 +43,8 @@ __global__ void sum_columns(const T* x, std::size_t stride, float* partials, std
   partials[blockIdx.y * width + mine] = sum;
 }
 
-/// A block for kWarp columns of the partial sums, of which the first `width` belong to `gradient`
-/// and the others to `second`.
+/// One block per kWarp columns of the partial sums. The first `width` columns belong to `gradient`,
+/// the others to `second`.
 __global__ void sum_groups(const float* partials, std::size_t groups, std::size_t columns,
                            std::size_t width, float* gradient, float* second) {
   __shared__ float strands[kStrands][kWarp];

@@ -15,10 +15,10 @@ using device::write;
 
 constexpr unsigned kThreads = 256;
 
-/// A float whose exp and quotients are good to a few units of the last place and take a fraction of
-/// the instructions: enough for what is rounded to bf16, and what else would take longer than the
-/// memory does. Its operators are constexpr, and those that call what is not are templates, so that
-/// the formulas remain constexpr (formulas.h).
+/// A float whose exp and quotients are exact to a few ulp and need a fraction of the instructions.
+/// That is enough for results that are rounded to bf16, where exact instructions would take longer
+/// than the memory accesses. Its operators are constexpr, and those that call non-constexpr
+/// functions are templates, so that the formulas remain constexpr (formulas.h).
 struct Quick {
   float value = 0.0F;
   constexpr __device__ Quick(float from) : value(from) {}                       // NOLINT: a number
@@ -45,7 +45,7 @@ constexpr __device__ Q exp(Q a) {
   return __expf(a.value);
 }
 
-/// What formulas are computed in whose results are rounded to T.
+/// The type in which formulas are computed whose results are rounded to T.
 template <class T>
 struct Number {
   using type = Quick;
@@ -126,7 +126,7 @@ __global__ void swiglu_gradients(T* gate, T* up, const T* dy, std::size_t size) 
   write(u, up + at);
 }
 
-/// Of a kernel with a thread for each eight elements.
+/// For a kernel with one thread per eight elements.
 device::Launch over(cudaStream_t stream, std::size_t size) {
   constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
   return {.stream = stream,

@@ -11,12 +11,12 @@ using device::Eight;
 using device::kEight;
 using device::kWarp;
 
-/// Of the block that has a chunk.
+/// Threads of the block of one chunk.
 constexpr unsigned kThreads = 1024;
-/// Of the one that adds up what the chunks have.
+/// Threads of the block that adds up the chunks.
 constexpr unsigned kTotalThreads = 128;
 
-/// Turns the thread's counts into those of its block; thread 0 writes them.
+/// Sums the statistics of all threads of the block; thread 0 writes them.
 __device__ void leave(GradientStats mine, GradientStats* to) {
   __shared__ double squares[kWarp];
   __shared__ std::uint64_t non_finite[kWarp];
@@ -27,7 +27,7 @@ __device__ void leave(GradientStats mine, GradientStats* to) {
   if (threadIdx.x == 0) *to = {sum[0], count[0]};
 }
 
-/// Adds up to kEight elements from `from` on to `values`.
+/// Adds up to kEight elements, starting at `from`, to `values`.
 template <class T>
 __device__ void add_some(const T* from, std::size_t count, float (&values)[kEight]) {
   if (count >= kEight) {
@@ -47,7 +47,7 @@ __device__ void write_some(const Eight<T>& eight, std::size_t count, T* to) {
   for (std::size_t i = 0; i < count; ++i) device::narrow(values[i], to[i]);
 }
 
-/// What there is in eight values, some of which may be zeros behind the end.
+/// Statistics of eight values; values after the end are zeros.
 __device__ void count(const float (&values)[kEight], double& squares, unsigned& non_finite) {
   for (const float value : values) {
     const auto wide = static_cast<double>(value);
@@ -64,8 +64,8 @@ struct Packing {
   T* packed;
 };
 
-/// A block for each chunk of `size` values. Packs them first, unless there is nothing to pack; a
-/// thread has the same values either way, so that the statistics do not differ.
+/// One block per chunk of `size` values. Packs them first if there is something to pack. A thread
+/// has the same values either way, so that the statistics do not differ.
 template <bool packs, class T>
 __global__ void __launch_bounds__(kThreads)
     go_through_chunks(Packing<T> from, const T* packed, std::size_t size, GradientStats* partial) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kTotalThreads)
   leave(mine, stats);
 }
 
-/// `stats` null: only packs.
+/// If `stats` is null, only packs.
 template <bool packs, class T>
 cudaError_t run(cudaStream_t stream, const Packing<T>& from, const T* packed, std::size_t size,
                 GradientStats* partial, GradientStats* stats) {

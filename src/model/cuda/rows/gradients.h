@@ -9,11 +9,12 @@
 
 namespace ballast::model::cuda {
 
-// Kernels behind Compute's calls of the same names, where the arguments are described. Conventions:
-// rows.h, but sizes may be any. `partial`: scratch memory, a GradientStats per kStatsChunk values.
+// Kernels for the calls of Compute with the same names, which describe the arguments. Conventions:
+// rows.h, but sizes may be any. `partial`: scratch memory, one GradientStats per kStatsChunk
+// values.
 
 /// packed = gradient + tied (its first `tied_size` elements), rounded to T; stats of the packed
-/// values unless null (then `partial` is not used). No array may be another's.
+/// values unless null (then `partial` is not used). The arrays must not overlap.
 template <class T>
 cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
                           std::size_t tied_size, T* packed, std::size_t size,
@@ -23,7 +24,7 @@ template <class T>
 cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t size,
                              GradientStats* partial, GradientStats* stats);
 
-/// The same bits as the host device's (ballast/core/weight_codes.h).
+/// The bits equal the host device's (ballast/core/weight_codes.h).
 template <class T>
 cudaError_t encode_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
                            std::int8_t* codes, float* scales);

@@ -18,7 +18,7 @@ template <bool centred, Fit fit, unsigned held, class T>
 __global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
   Team<fit> team;
   const std::size_t row = team.number();
-  if (row >= a.rows.count) return;  // whole teams
+  if (row >= a.rows.count) return;  // the whole team returns
   const auto width = static_cast<unsigned>(a.rows.width);
   const Share<fit, held> share(team, width);
   const T* const x = a.x + row * a.rows.width;

@@ -16,8 +16,8 @@ struct NormBackward {
   Rows rows;
 };
 
-/// Gradients of the weights at eight columns, summed over rows. In memory the biases' are `width`
-/// behind the others.
+/// Gradients of the weights and biases for eight columns, summed over rows. In memory the biases'
+/// gradients follow the weights' after `width` elements.
 template <bool centred>
 struct Sums {
   float weight[kEight] = {};
@@ -38,19 +38,19 @@ struct Sums {
   }
 };
 
-/// What a thread keeps of a row.
+/// The part of a row that a thread holds in registers.
 template <unsigned held, class T>
 struct Kept {
   Eight<T> x[held];
   Eight<T> dy[held];
 };
 
-/// Whether the next row is read while the threads still have this one: where there are registers
-/// for both.
+/// Whether the next row is read while the threads still use this one. This needs registers for
+/// both.
 template <unsigned held, class T>
 inline constexpr bool kAhead = held * sizeof(T) <= 4;
 
-/// A row and what its gradient needs.
+/// A row and the quantities that its gradient needs.
 template <bool centred, Fit fit, unsigned held, class T>
 class BackwardRow {
  public:
@@ -62,8 +62,8 @@ class BackwardRow {
     share_.keep(a_.dy + start_, kept.dy);
   }
 
-  /// Writes dx. Adds to `sums`, of the columns that are kept; the other columns are summed in
-  /// `others` [columns], which hold nothing yet if this row is the first.
+  /// Writes dx. Adds to `sums` for the columns in registers. The other columns are summed in
+  /// `others` [columns], which is uninitialized if this row is the first.
   __device__ void run(Team<fit>& team, const Kept<held, T>& kept, Sums<centred> (&sums)[held],
                       float* others, bool first) {
     const std::size_t width = a_.rows.width;
@@ -142,7 +142,7 @@ class BackwardRow {
   float means_[centred ? 2 : 1] = {};  ///< of g * n and of g
 };
 
-/// Leaves the sums of a block's warps in `own`, added up in the order of the warps.
+/// Writes the sums of a block's warps, added in the order of the warps, to `own`.
 template <bool centred>
 __device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
                                     Sums<centred> (&sums)[kHeldByLane], float* own,
@@ -164,7 +164,7 @@ __device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
   }
 }
 
-/// Each team has every count()-th row; a block leaves the sums over its rows in `partials`.
+/// Each team processes every count()-th row; a block writes the sums over its rows to `partials`.
 template <bool centred, Fit fit, unsigned held, class T>
 __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMostThreads,
                                   fit == Fit::block && held == 1 && sizeof(T) == 2 ? 2 : 1)
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMos
   }
 }
 
-/// The kernel for rows that need a whole block, and its threads.
+/// The kernel for rows that need a whole block, and its number of threads.
 template <bool centred, class T>
 cudaError_t launch_blocks(device::Launch how, const NormBackward<T>& a) {
   const std::size_t width = a.rows.width;
@@ -203,7 +203,7 @@ cudaError_t launch_blocks(device::Launch how, const NormBackward<T>& a) {
   };
   if (keeps(width, 1)) return launch(1, &norm_backward_rows<centred, Fit::block, 1, T>);
   if (keeps(width, 2)) return launch(2, &norm_backward_rows<centred, Fit::block, 2, T>);
-  if constexpr (sizeof(T) == 2) {  // there are registers for that
+  if constexpr (sizeof(T) == 2) {  // enough registers only for 16-bit types
     if (keeps(width, 4)) return launch(4, &norm_backward_rows<centred, Fit::block, 4, T>);
   }
   return launch(1, &norm_backward_rows<centred, Fit::beyond, 1, T>);

@@ -14,7 +14,7 @@ using device::kEight;
 using device::kWarp;
 
 constexpr unsigned kMostThreads = 256;
-/// Heads that a thread turns by the same angles, which it reads once.
+/// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
 __global__ void find_angles(double theta, std::size_t size, std::size_t half, float* cosine,
@@ -27,7 +27,7 @@ __global__ void find_angles(double theta, std::size_t size, std::size_t half, fl
   sine[at] = static_cast<float>(std::sin(angle));
 }
 
-/// Turns `count` pairs (a[i], b[i]).
+/// Rotates `count` pairs (a[i], b[i]).
 template <unsigned count>
 __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)[count],
                      const float (&sine)[count]) {
@@ -38,8 +38,8 @@ __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)
   }
 }
 
-/// A block for a row. A thread has eight neighbouring pairs of kTogether heads, all of which it
-/// reads before it writes any.
+/// One block per row. A thread has eight neighbouring pairs of kTogether heads and reads all of
+/// them before it writes any.
 template <class T>
 __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.head_dim / 2;
@@ -76,7 +76,7 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   }
 }
 
-/// The same for heads whose halves are not whole eights, a pair at a time.
+/// The same for heads whose half size is not a multiple of eight, one pair at a time.
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.head_dim / 2;

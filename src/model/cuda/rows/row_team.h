@@ -9,24 +9,24 @@
 
 namespace ballast::model::cuda {
 
-// Which threads have a row of a norm, and what they find out about it.
+// The threads that process one row of a norm, and their sums over the row.
 
 using device::Eight;
 using device::kEight;
 using device::kWarp;
 
-/// How the threads get at a row: each keeps a few eights of it in registers.
+/// How threads hold a row: each keeps a few groups of eight elements in registers.
 enum class Fit {
-  warp,    ///< a warp keeps a row of up to kNarrow elements, kRowsOfBlock of them to a block
-  block,   ///< a block keeps it
-  beyond,  ///< a block keeps the first part and reads the others again where it needs them again
+  warp,    ///< a warp holds a row of up to kNarrow elements; a block has kRowsOfBlock rows
+  block,   ///< a block holds it
+  beyond,  ///< a block holds the first part and reads the rest again when it needs it
 };
-inline constexpr unsigned kHeldByLane = 4;  ///< eights
+inline constexpr unsigned kHeldByLane = 4;  ///< groups of eight
 inline constexpr std::size_t kNarrow = std::size_t{kWarp} * kHeldByLane * kEight;
 inline constexpr unsigned kRowsOfBlock = 8;
 inline constexpr unsigned kMostThreads = 512;
 
-/// The threads that have a row.
+/// The threads of one row.
 template <Fit fit>
 class Team {
  public:
@@ -34,14 +34,14 @@ class Team {
 
   __device__ unsigned rank() const { return kWarpEach ? threadIdx.x % kWarp : threadIdx.x; }
   __device__ unsigned size() const { return kWarpEach ? kWarp : blockDim.x; }
-  /// Among the teams of the grid.
+  /// Index of this team in the grid.
   __device__ std::size_t number() const {
     return kWarpEach ? std::size_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / kWarp : blockIdx.x;
   }
   __device__ std::size_t count() const {
     return kWarpEach ? std::size_t{gridDim.x} * kRowsOfBlock : gridDim.x;
   }
-  /// Turns each of `values` into its sum over the team.
+  /// Replaces each of `values` by its sum over the team.
   template <unsigned count>
   __device__ void sum(float (&values)[count]) {
     if constexpr (kWarpEach) {
@@ -58,14 +58,14 @@ class Team {
   unsigned turn_ = 0;
 };
 
-/// Which elements of a row a thread has: eights that are a team's size apart, the first `held` of
-/// which it keeps in registers.
+/// The elements of a row that a thread has: groups of eight, a team's size apart. The first `held`
+/// of them are in registers.
 template <Fit fit, unsigned held>
 class Share {
  public:
   __device__ Share(const Team<fit>& team, unsigned width)
       : first_(team.rank() * kEight), step_(team.size() * kEight), width_(width) {}
-  /// Calls body(k, at) for the eights that are kept, the k-th of which begins at `at`.
+  /// Calls body(k, at) for the groups in registers; the k-th begins at `at`.
   template <class Body>
   __device__ void each_held(const Body& body) const {
     for (unsigned k = 0; k < held; ++k) {
@@ -73,14 +73,14 @@ class Share {
       if (at < width_) body(k, at);
     }
   }
-  /// Calls body(at) for the others.
+  /// Calls body(at) for the other groups.
   template <class Body>
   __device__ void each_other(const Body& body) const {
     if constexpr (fit == Fit::beyond) {
       for (unsigned at = first_ + held * step_; at < width_; at += step_) body(at);
     }
   }
-  /// Calls body(at, values) for all of `row`, whose kept ones are `kept`.
+  /// Calls body(at, values) for all groups of `row`; `kept` has those in registers.
   template <class T, class Body>
   __device__ void each(const T* row, const Eight<T> (&kept)[held], const Body& body) const {
     float values[kEight];
@@ -109,8 +109,8 @@ struct RowStatistics {
   float factor;
 };
 
-/// Mean (LayerNorm only) and inverse deviation of a row; the deviations from the mean are taken
-/// from the elements, so that a large mean does not cancel the variance.
+/// Mean (LayerNorm only) and inverse deviation of a row. The variance is computed from the
+/// differences to the mean, so that a large mean does not cancel it.
 template <bool centred, Fit fit, unsigned held, class T>
 __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit, held>& share,
                                                const T* row, const Eight<T> (&kept)[held],
@@ -132,13 +132,13 @@ __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit,
   return {mean, formulas::inverse_deviation(squares[0] / count, epsilon)};
 }
 
-/// Threads of a block that has a row of `width` elements, when each keeps `held` eights.
+/// Threads of the block for a row of `width` elements if each holds `held` groups of eight.
 inline unsigned threads_of_row(std::size_t width, unsigned held) {
   const std::size_t together = std::size_t{kWarp} * held * kEight;
   return static_cast<unsigned>(
       std::min<std::size_t>((width + together - 1) / together * kWarp, kMostThreads));
 }
-/// Whether a block keeps the whole row so.
+/// Whether a block can hold the whole row.
 inline bool keeps(std::size_t width, unsigned held) {
   return width <= std::size_t{kMostThreads} * held * kEight;
 }

@@ -8,10 +8,10 @@ namespace ballast::model::cuda {
 
 // Kernels over rows of activations. `T` is the training type, float or Bf16; values are computed
 // and summed in fp32 with the formulas of src/model/formulas.h. Matrices are row-major without gaps
-// unless a stride (in elements) is given; pointers are to device memory, aligned to 16 bytes, and
-// widths, strides and sizes are multiples of 8 unless said otherwise. Results depend only on the
-// arguments: the order of every sum is fixed by the extents. `partials` is scratch memory. Work of
-// extent 0 is none: cudaSuccess.
+// unless a stride (in elements) is given. Pointers are to device memory and aligned to 16 bytes.
+// Widths, strides and sizes are multiples of 8 unless stated otherwise. Results depend only on the
+// arguments: the extents fix the order of every sum. `partials` is scratch memory. With an extent
+// of 0 a call does nothing and returns cudaSuccess.
 
 struct Rows {
   std::size_t count = 0;  ///< less than 2^31
@@ -37,7 +37,7 @@ template <class T>
 cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
                             float* partials, Rows rows);
 
-/// Floats of `partials` that any of these needs for at most that many rows and columns.
+/// Floats of `partials` that these kernels need for at most this many rows and columns.
 std::size_t partial_floats(Rows most);
 
 /// Largest number of groups of rows whose columns are summed separately: enough for the largest
@@ -52,7 +52,7 @@ struct Partials {
   std::size_t width = 0;
 };
 
-/// Adds the sums over the groups to `gradient` [width] and, unless it is null, `second` [width].
+/// Adds the sums over the groups to `gradient` [width] and, unless null, to `second` [width].
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
                          float* second);
 
@@ -66,24 +66,24 @@ cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t siz
 /// y = silu(gate) * up.
 template <class T>
 cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, T* y, std::size_t size);
-/// Turns gate and up in place into their gradients, given dy.
+/// Replaces gate and up by their gradients, given dy.
 template <class T>
 cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, std::size_t size);
 
 /// Rotary positions.
 struct Rotation {
   std::size_t length = 0;         ///< row r is at position r % length
-  std::size_t heads = 0;          ///< heads to turn, side by side from the start of a row
+  std::size_t heads = 0;          ///< heads to rotate, side by side from the start of a row
   std::size_t head_dim = 0;       ///< even
   const float* cosine = nullptr;  ///< [length, head_dim / 2]
   const float* sine = nullptr;
-  float direction = 1.0F;  ///< -1 turns back
+  float direction = 1.0F;  ///< -1 for the backward pass
 };
 /// cosine and sine of position * theta^(-2 i / head_dim), in double, rounded once. Source: Su et
 /// al., "RoFormer", 2021, section 3.2.2.
 cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length, std::size_t head_dim,
                         float* cosine, float* sine);
-/// Turns x [rows.count, stride] in place; rows.width is heads * head_dim.
+/// Rotates x [rows.count, stride] in place; rows.width is heads * head_dim.
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows);

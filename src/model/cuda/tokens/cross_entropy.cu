@@ -10,18 +10,18 @@ namespace {
 
 constexpr unsigned kThreads = 512;
 constexpr unsigned kWarps = kThreads / device::kWarp;
-/// Pieces of a row that a thread has in registers at once.
+/// Parts of a row that a thread holds in registers at once.
 constexpr unsigned kPieces = 2;
 constexpr unsigned kEach = device::kOneAccess<float>;
-/// Logits that the block has in registers at once.
+/// Logits that the block holds in registers at once.
 constexpr unsigned kChunk = kThreads * kPieces * kEach;
 
-/// First element of the thread's piece `i` in a chunk.
+/// First element of the thread's part `i` of a chunk.
 __device__ unsigned place_of(unsigned chunk, unsigned i) {
   return chunk + (i * kThreads + threadIdx.x) * kEach;
 }
 
-/// The thread's part of a chunk, filled up with -infinity, whose exponential is 0.
+/// The thread's part of a chunk, padded with -infinity, whose exponential is 0.
 __device__ void load_chunk(const float* row, unsigned chunk, unsigned vocabulary,
                            float (&x)[kPieces][kEach]) {
   for (unsigned i = 0; i < kPieces; ++i) {
@@ -38,8 +38,8 @@ __device__ float exponential(float x, float largest) {
   return formulas::probability(x, 1.0F, largest);
 }
 
-/// Sum of exp(x - largest) over a part of a row. The smallest finite number to begin with: with
-/// -infinity for `largest`, the difference of two infinities would be NaN.
+/// Sum of exp(x - largest) over a part of a row. Starts at the smallest finite number: with
+/// -infinity the difference of two infinities would be NaN.
 struct PartialSum {
   float largest = -FLT_MAX;
   float sum = 0.0F;
@@ -53,7 +53,7 @@ struct PartialSum {
   }
 };
 
-/// Largest value of all threads. `shared`: kWarps values that nobody else uses.
+/// Largest value of all threads. `shared`: kWarps values that no other function uses.
 __device__ float block_max(float value, float* shared) {
   for (unsigned step = device::kWarp / 2; step > 0; step /= 2) {
     const float other = __shfl_xor_sync(device::kAllLanes, value, static_cast<int>(step));
@@ -67,7 +67,7 @@ __device__ float block_max(float value, float* shared) {
   return value;
 }
 
-/// Sum over all threads, the same in each: lanes in pairs, then the warps in order.
+/// Sum over all threads, the same in each thread: lanes in pairs, then the warps in order.
 __device__ double block_sum(double value, double* shared) {
   for (unsigned step = device::kWarp / 2; step > 0; step /= 2) {
     value += __shfl_xor_sync(device::kAllLanes, value, static_cast<int>(step));
@@ -79,7 +79,7 @@ __device__ double block_sum(double value, double* shared) {
   return sum;
 }
 
-/// What a row's gradient is made of: (exp(logit - largest) - (total at the target)) * factor.
+/// The gradient of a row: (exp(logit - largest) - (total at the target)) * factor.
 struct RowGradient {
   float largest;
   double total;
@@ -87,8 +87,8 @@ struct RowGradient {
   unsigned target;
 };
 
-/// Overwrites the row with its gradient. Of a chunk's gradients, narrower than its logits, none
-/// comes to lie behind the chunk.
+/// Overwrites the row with its gradient. Gradients are narrower than logits, so those of a chunk
+/// never lie after the chunk.
 template <class T>
 __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGradient& gradient) {
   T* const out = reinterpret_cast<T*>(row);
@@ -98,7 +98,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
     float x[kPieces][kEach];
     load_chunk(row, chunk, vocabulary, x);
-    // What others still have to read must not be overwritten.
+    // Other threads must have read their logits before they are overwritten.
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
     for (unsigned i = 0; i < kPieces; ++i) {
       const unsigned at = place_of(chunk, i);
@@ -106,7 +106,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
       Narrow narrowed;
       for (unsigned j = 0; j < kEach; ++j) {
         float e = exponential(x[i][j], gradient.largest);
-        // The one-hot, before rounding: p - 1 keeps its precision near p = 1.
+        // Subtracts the one-hot before rounding, so that p - 1 keeps its precision near p = 1.
         if (at + j == gradient.target) {
           e = static_cast<float>(static_cast<double>(e) - gradient.total);
         }
@@ -117,7 +117,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
   }
 }
 
-/// A block per row.
+/// One block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     losses_and_gradients(float* logits, std::size_t stride, unsigned vocabulary,
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   const float largest = block_max(partial.largest, largest_of);
   const float sum = partial.sum * exponential(partial.largest, largest);
   const double total = block_sum(static_cast<double>(sum), sum_of);
-  const auto target = static_cast<unsigned>(targets[blockIdx.x]);  // a negative one is too large
+  const auto target = static_cast<unsigned>(targets[blockIdx.x]);  // negative: too large
   if (threadIdx.x == 0) {
     const float wanted = target < vocabulary ? row[target] : NAN;
     losses[blockIdx.x] = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
       {.largest = largest, .total = total, .factor = shared_factor, .target = target});
 }
 
-/// One block: partial sums of its threads, then theirs.
+/// One block: each thread sums a part, then the parts are added.
 __global__ void __launch_bounds__(kThreads)
     add_losses(const double* losses, std::size_t count, double* sum) {
   __shared__ double sum_of[kWarps];

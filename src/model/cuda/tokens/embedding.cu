@@ -11,27 +11,28 @@ using device::kOneAccess;
 using device::Packed;
 
 constexpr unsigned kThreads = 256;
-/// Of a block that works on a part of a row.
+/// Threads of a block that processes a part of a row.
 constexpr unsigned kMostRowThreads = 128;
 
-/// How links end.
+/// Marks the end of a list of links.
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-/// Positions whose successors a block looks for, a warp for a few one after the other.
+/// Positions for which a block searches the next one with the same token. Each warp takes a few of
+/// them, one after the other.
 constexpr unsigned kPositions = 32;
-/// Tokens at a time that they are looked for among.
+/// Number of tokens that are searched at a time.
 constexpr unsigned kTile = 2048;
-/// Rows that a thread has on the way at once.
+/// Rows that a thread reads ahead.
 constexpr unsigned kAhead = 8;
 
 unsigned blocks_for(std::size_t items, unsigned per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
 }
 
-/// What a thread has of a row.
+/// The part of a row that a thread has.
 template <class T>
 using Piece = Packed<T, kOneAccess<T>>;
 
-/// A block for each row and part of its columns, a thread for each piece of these.
+/// One block per row and part of its columns, one thread per piece of the part.
 template <class T>
 device::Launch by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
   const std::size_t pieces = width / kOneAccess<T>;
@@ -82,7 +83,7 @@ __global__ void look_up(Embedding<T> embedding, const std::int32_t* tokens, T* o
   device::write(row, out + at * embedding.width + column);
 }
 
-/// Each position by itself, and the first of its token.
+/// Every position starts as the end of its list and as the first of its token.
 __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::size_t count) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= count) return;
@@ -90,9 +91,9 @@ __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::s
   is_first[at] = 1;
 }
 
-/// Index of the first of tile[begin..end) that equals `token`, `end` where none does. A warp looks
-/// at four per lane; the tile is aligned and as long as whole looks need, and what is found behind
-/// the end is no vote.
+/// Index of the first element of tile[begin..end) that equals `token`, or `end`. A warp compares
+/// four elements per lane at a time. The tile is aligned and padded to whole comparisons; matches
+/// after the end do not count.
 __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
                             std::int32_t token) {
   constexpr unsigned kEach = kOneAccess<std::int32_t>;
@@ -113,7 +114,7 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
   return end;
 }
 
-/// Links each position to the next one with the same token, which then is not its first. The
+/// Links each position to the next one with the same token, which then is not the first. The
 /// distances to all successors of a token add up to at most `count`, so the work is `count` times
 /// the number of different tokens.
 __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint32_t* is_first,
@@ -123,7 +124,7 @@ __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint3
   alignas(16) __shared__ std::int32_t tile[kTile];
   const unsigned lane = threadIdx.x % device::kWarp;
   const unsigned first = blockIdx.x * kPositions + threadIdx.x / device::kWarp * kEach;
-  unsigned searching = 0;  // a bit for each of the warp's positions
+  unsigned searching = 0;  // one bit per position of the warp
   for (unsigned i = 0; i < kEach; ++i) searching |= (first + i < count ? 1U : 0U) << i;
   for (unsigned start = blockIdx.x * kPositions; start < count; start += kTile) {
     const unsigned size = count - start < kTile ? count - start : kTile;
@@ -140,12 +141,12 @@ __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint3
         is_first[start + found] = 0;
       }
     }
-    // Everybody is done with the tile; nobody needs another one when nobody searches.
+    // All threads are done with the tile. No further tile is needed if no thread searches.
     if (__syncthreads_or(static_cast<int>(searching)) == 0) return;
   }
 }
 
-/// sum += the row's.
+/// Adds a row to `sum`.
 template <class T>
 __device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
   float values[kOneAccess<T>];
@@ -153,7 +154,7 @@ __device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
   for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
 }
 
-/// What the gradients of the rows of a table are summed up from.
+/// Arguments of the kernels that sum the gradients of a table's rows.
 template <class T>
 struct Scatter {
   const std::int32_t* tokens;

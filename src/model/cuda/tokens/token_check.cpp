@@ -29,10 +29,10 @@ std::int32_t read_token(const std::int32_t* token, cudaStream_t queue) {
 
 }  // namespace
 
-/// Pinned words that results are copied to, for as many checks as are under way.
+/// Pinned words for results: one per check in flight.
 class TokenCheck::Words : public std::enable_shared_from_this<Words> {
  public:
-  /// A word of the caller's alone, until the last copy of the pointer ends.
+  /// A word for one caller, until the last copy of the pointer ends.
   std::shared_ptr<std::uint32_t> take() {
     Word word = take_free();
     if (!word) {

@@ -13,12 +13,12 @@ class TokenCheck {
  public:
   TokenCheck();
 
-  /// Device memory for one number, before the first check().
+  /// Sets the device memory for one number. Call it before the first check().
   void set_memory(std::uint32_t* first_bad) { first_bad_ = first_bad; }
 
-  /// Enqueues a look at tokens [count]. Where one of them is outside [0, vocabulary), the stream's
-  /// verdict (CudaStream::add_verdict) throws Error(data) with the first such; the tokens are still
-  /// there then. Throws Error(device).
+  /// Enqueues a check of tokens [count]. If one of them is outside [0, vocabulary), the stream's
+  /// verdict (CudaStream::add_verdict) throws Error(data) with the first such token, which must
+  /// still be in memory then. Throws Error(device).
   void enqueue(device::CudaStream& stream, const std::int32_t* tokens, std::size_t count,
                std::size_t vocabulary);
 

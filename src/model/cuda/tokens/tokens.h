@@ -7,9 +7,9 @@
 
 namespace ballast::model::cuda {
 
-// Kernels that know tokens. Conventions: rows.h. With a token outside [0, vocabulary) nothing
-// outside the arrays is read or written: it embeds as 0, gives the table no gradient, and as a
-// target has the loss NaN and a gradient of no use.
+// Kernels that use token ids. Conventions: rows.h. A token outside [0, vocabulary) causes no access
+// outside the arrays: it embeds as 0, its gradient is dropped, and as a target it has the loss NaN
+// and an undefined gradient.
 
 /// *first_bad = min(*first_bad, index of the first token outside [0, vocabulary)).
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
@@ -28,28 +28,28 @@ template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std::int32_t* tokens,
                   std::size_t count, T* out);
 
-/// Adds dy [count, width] to the rows of the tokens, each row in token order, and (where
-/// `positions` is not null) to those of their positions, in order of sequences. `links` is scratch
-/// memory for 2 * count values. Positions of one token are found by comparing: the work grows with
-/// `count` times the number of different tokens, which is nothing beside a model up to some 64k
-/// tokens. dy is read once for each of the two.
+/// Adds dy [count, width] to the rows of the tokens, each row in token order, and (if `positions`
+/// is not null) to those of their positions, in order of sequences. `links` is scratch memory for 2
+/// * count values. Positions of one token are found by comparison: the work grows with `count`
+/// times the number of different tokens, which is negligible beside a model up to about 64k tokens.
+/// dy is read once for each of the two tables.
 template <class T>
 cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
                            const T* dy, std::size_t vocabulary, std::size_t width,
                            std::size_t length, float* table, float* positions,
                            std::uint32_t* links);
 
-/// Cross-entropy in nats of each row of logits, softmax and sum in fp32 with fp32 partial sums of a
-/// fixed order: losses[r] = log(sum exp(logits[r])) - logits[r][targets[r]], in double from there.
-/// Where `scale` is not 0, each row of logits is overwritten from its start with the gradients of
-/// scale * loss, in T; behind the vocabulary a row then holds anything. `stride`: floats from row
-/// to row, a multiple of 4. A row with NaN or +infinity has the loss NaN. Replaced where it lies
-/// because logits are the largest intermediate there is.
+/// Cross-entropy in nats of each row of logits. Softmax and sum are in fp32, with fp32 partial sums
+/// in a fixed order: losses[r] = log(sum exp(logits[r])) - logits[r][targets[r]], from there in
+/// double. If `scale` is not 0, each row of logits is overwritten from its start with the gradients
+/// of scale * loss, in T; the rest of the row is undefined. `stride`: floats from row to row, a
+/// multiple of 4. A row with NaN or +infinity has the loss NaN. The gradients replace the logits,
+/// because logits are the largest intermediate.
 template <class T>
 cudaError_t cross_entropy(cudaStream_t stream, float* logits, std::size_t rows, std::size_t stride,
                           std::size_t vocabulary, const std::int32_t* targets, float scale,
                           double* losses);
-/// *sum = the losses' sum, in an order that depends on `count` alone.
+/// *sum = the sum of the losses, in an order that depends only on `count`.
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum);
 
 }  // namespace ballast::model::cuda

@@ -9,9 +9,8 @@
 
 namespace ballast::test {
 
-/// Causal attention with grouped queries once more, in double and plain. With every result comes
-/// its size: what it would be if all that is added up were positive, which is what rounding errors
-/// are in proportion to.
+/// Causal attention with grouped queries in double. With every result comes its size: the sum of
+/// the magnitudes of all terms, to which rounding errors are proportional.
 struct AttentionReference {
   using Values = std::vector<double>;
   struct Result {
@@ -46,7 +45,7 @@ struct AttentionReference {
     return result;
   }
 
-  /// Gradient of qkv, given that of `out`, whose values are taken as they are.
+  /// Gradient of qkv, given that of `out`; uses the given values of `out`.
   [[nodiscard]] Result backward(const Values& qkv, const Values& out, const Values& dout) const {
     Result result(shape.tokens() * shape.row());
     const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
@@ -75,7 +74,7 @@ struct AttentionReference {
   }
 
  private:
-  /// One query: where it, the first key and value that it sees, and its results are.
+  /// One query: offsets of the query, of the first key and value that it sees, and of its results.
   struct Row {
     std::size_t position;
     std::size_t query;

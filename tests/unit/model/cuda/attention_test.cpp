@@ -1,4 +1,4 @@
-// Attention on a GPU against attention in double.
+// Attention on a GPU, compared with attention in double.
 #include "src/model/cuda/attention/attention.h"
 
 #include <algorithm>
@@ -74,16 +74,15 @@ std::string text(const AttentionShape& shape) {
          std::to_string(shape.head_dim);
 }
 
-/// Lengths below, at and above the tiles' borders; widths that are padded and that are not; groups.
+/// Lengths below, at and above the borders of tiles; padded and unpadded widths; groups.
 const std::vector<AttentionShape> kShapes = {
     {2, 1, 3, 1, 8},     {3, 15, 2, 2, 16},  {1, 63, 3, 1, 64},
     {1, 64, 4, 2, 72},   {2, 65, 1, 1, 32},  {1, 130, 2, 1, 64},
     {1, 140, 1, 1, 128}, {1, 70, 1, 1, 256}, {1, 35, 2, 2, 200},
 };
 
-/// Rounding of one operand and of the result to T; for the rest, which is in fp32, some more, and
-/// where terms cancel each other (inputs are of the size of 1) a bit that nothing is in proportion
-/// to.
+/// Tolerance: the rounding of one operand and of the result to T, some more for fp32, and, where
+/// terms cancel (inputs have a size of 1), a small absolute term.
 template <class T>
 constexpr double kUnit = std::is_same_v<T, float> ? 0x1p-19 : 0x1.02p-8;
 
@@ -93,7 +92,7 @@ void expect_near(const std::vector<T>& found, const AttentionReference::Result& 
   ASSERT_EQ(found.size(), expected.value.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
     const double bound = kUnit<T> * (expected.size[i] + std::abs(expected.value[i])) + 4e-6;
-    // Not EXPECT_NEAR, which says too little about the place and costs much.
+    // Not EXPECT_NEAR, which is slow and does not report the index.
     ASSERT_LE(std::abs(widened(found[i]) - expected.value[i]), bound)
         << what << ", element " << i << ": " << widened(found[i]) << " for " << expected.value[i];
   }
@@ -104,7 +103,7 @@ struct Forward {
   std::vector<T> out;
   std::vector<float> log_sums;
 };
-/// What was there before must not matter.
+/// The previous content must not matter.
 template <class T>
 Forward<T> forward(const AttentionShape& shape, const std::vector<T>& qkv) {
   const DeviceArray<T> in(qkv);
@@ -185,7 +184,7 @@ TEST(AttentionReferenceTest, DifferentiatesItself) {
   }
 }
 
-/// A sequence between two that are all NaN.
+/// A sequence between two sequences of NaN.
 template <class T>
 std::vector<T> between_nans(const AttentionShape& one, std::size_t width) {
   std::vector<T> values(3 * one.length * width, nan_of<T>());
@@ -233,11 +232,11 @@ TYPED_TEST(Attention, LaterTokensDoNotChangeEarlierRows) {
 TYPED_TEST(Attention, GreatScoresNeitherOverflowNorVanish) {
   using T = TypeParam;
   const AttentionShape shape{1, 90, 2, 1, 16};
-  // |q . k| / 4 is about 100, for single pairs several times that.
+  // |q . k| / 4 is about 100, and several times that for single pairs.
   const auto qkv = random_values<T>(shape.tokens() * shape.row(), 7, 10.0);
   const auto expected = AttentionReference{shape}.forward(widened(qkv));
   const Forward<T> found = forward(shape, qkv);
-  // The scores' own rounding, in fp32, grows with them.
+  // The rounding of the scores in fp32 grows with their size.
   for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
     ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 5e-4);
   }

@@ -1,4 +1,4 @@
-// Weights as codes: a GPU's have the bits of the host's.
+// Weight codes: a GPU's have the same bits as the host's.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -72,11 +72,11 @@ void expect_the_hosts_bits(const std::vector<T>& weights) {
   EXPECT_TRUE(test::same_bits(std::get<2>(found), std::get<2>(expected))) << "decoded";
 }
 
-/// Blocks of all magnitudes; then some with nothing to scale, of the least scale there is and just
-/// below it, with values halfway between two codes, and with what is not finite.
+/// Blocks of all magnitudes; then blocks with a scale of 0, with the smallest scale and just below
+/// it, with values halfway between two codes, and with values that are not finite.
 template <class T>
 std::vector<T> weights() {
-  constexpr std::size_t kRandom = 11;  // and so blocks that do not fill the threads' last block
+  constexpr std::size_t kRandom = 11;  // the blocks do not fill the last thread block
   std::vector<T> out;
   for (std::size_t i = 0; i < kRandom * kBlock; ++i) {
     const int exponent = static_cast<int>(i / kBlock) * 25 - 125;

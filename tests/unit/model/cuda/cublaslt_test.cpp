@@ -1,4 +1,4 @@
-// The loading of cuBLASLt. Needs no GPU; what needs the library is skipped where it is not.
+// The loading of cuBLASLt. Needs no GPU; tests that need the library are skipped without it.
 #include "src/model/cuda/products/cublaslt.h"
 
 #include <cstddef>
@@ -30,7 +30,9 @@ TEST(CublasLtLoader, AMissingLibraryIsNamedInOneLine) {
 
 TEST(CublasLtLoader, ALibraryWithoutTheFunctionsIsRefused) {
   const std::string refusal = refusal_of({"libm.so.6"});
-  EXPECT_EQ(refusal.find("libm.so.6 cannot be loaded: it has no cublasLtGetVersion; install"), 0U)
+  EXPECT_EQ(
+      refusal.find("libm.so.6 cannot be loaded: it lacks the function cublasLtGetVersion; install"),
+      0U)
       << refusal;
 }
 

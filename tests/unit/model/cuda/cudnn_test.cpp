@@ -1,6 +1,6 @@
-// The loading of cuDNN, and what the library itself says about our graph. Needs no GPU: cuDNN plans
-// for GPUs that are only described, up to what it asks the driver for. What needs the library is
-// skipped where it is not.
+// The loading of cuDNN, and the real library's answers for Ballast's graph. Needs no GPU: cuDNN
+// plans for GPUs that are only described, until it needs the driver. Tests that need the library
+// are skipped without it.
 #include "src/model/cuda/cudnn/cudnn.h"
 
 #include <cstddef>
@@ -33,7 +33,9 @@ TEST(CudnnLoader, AMissingLibraryIsNamedInOneLine) {
 
 TEST(CudnnLoader, ALibraryWithoutTheFunctionsIsRefused) {
   const std::string refusal = refusal_of({"libm.so.6"});
-  EXPECT_EQ(refusal.find("libm.so.6 cannot be loaded: it has no cudnnGetVersion; install"), 0U)
+  EXPECT_EQ(
+      refusal.find("libm.so.6 cannot be loaded: it lacks the function cudnnGetVersion; install"),
+      0U)
       << refusal;
 }
 
@@ -42,9 +44,9 @@ std::string refusal_of_version(std::size_t (*version)()) {
 }
 TEST(CudnnLoader, AnotherMajorVersionAndAnOldOneAreRefused) {
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 80907; }),
-            "it is version 8.9.7, this program is made for 9");
+            "it is version 8.9.7, but this program needs version 9");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 91001; }),
-            "it is version 9.10.1, and attention needs at least 9.10.2");
+            "it is version 9.10.1, but attention needs at least 9.10.2");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 91002; }), "");
   EXPECT_EQ(refusal_of_version([]() -> std::size_t { return 92200; }), "");
 }
@@ -59,12 +61,12 @@ TEST(CudnnLoader, WithoutAGpuAttentionSaysSo) {
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::device);
     const std::string_view line = error.what();
-    EXPECT_EQ(line.find("cuDNN: starting it: CUDNN_STATUS_"), 0U) << line;
+    EXPECT_EQ(line.find("cuDNN: creating a handle: CUDNN_STATUS_"), 0U) << line;
     EXPECT_EQ(line.find('\n'), std::string_view::npos);
   }
 }
 
-/// A GPU as cuDNN describes it, of that compute capability times 100.
+/// cuDNN's description of a GPU with this compute capability times 100.
 Descriptor described_gpu(const CudnnCalls& calls, int capability, int shared_memory) {
   const std::string text = fmt::format(
       R"({{"deviceVer":{},"driverVer":13000,"cudaDeviceId":0,)"
@@ -85,13 +87,13 @@ Descriptor described_gpu(const CudnnCalls& calls, int capability, int shared_mem
   return gpu;
 }
 
-/// The engines that cuDNN thinks of for the graph on that GPU.
+/// The engines that cuDNN finds for the graph on that GPU.
 std::size_t engines(const CudnnCalls& calls, const Descriptor& graph, const Descriptor& gpu) {
   const Descriptor heuristics = calls.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   calls.link(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.get());
   calls.set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
   calls.link(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, gpu.get());
-  calls.finish(heuristics, "the search for engines");
+  calls.finish(heuristics, "searching for engines");
   return calls.fill(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, {});
 }
 

@@ -1,4 +1,4 @@
-// What is asked of cuDNN, and what becomes of its refusals: of its stand-in.
+// Calls to cuDNN and the handling of its refusals, on a fake of cuDNN.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -37,7 +37,7 @@ class FusedAttentionCalls : public testing::Test {
     FakeCudnn::reset();
   }
 
-  /// Why there can be no attention by cuDNN, or nothing.
+  /// The reason why cuDNN attention is unavailable, or "".
   static std::string refusal() {
     try {
       const FusedAttention attention(kShape);
@@ -89,16 +89,18 @@ TEST_F(FusedAttentionCalls, AnExecutionThatFailsIsOneLine) {
 
 TEST_F(FusedAttentionCalls, ARefusalSaysWhy) {
   FakeCudnn::engines = {};
-  EXPECT_EQ(refusal(), "cuDNN has no engine for it on this GPU");
+  EXPECT_EQ(refusal(), "cuDNN has no engine for attention on this GPU");
   FakeCudnn::engines = {{.same_bits = false}};
-  EXPECT_EQ(refusal(), "cuDNN: the results of its engine are not the same each time");
+  EXPECT_EQ(refusal(), "cuDNN: its engine for attention is not deterministic");
   FakeCudnn::engines = {{.workspace = FusedAttention::kWorkspace + 1}};
-  EXPECT_EQ(refusal(), "cuDNN: its engine needs 1048577 bytes of workspace, and there are 1048576");
+  EXPECT_EQ(refusal(), "cuDNN: its engine needs 1048577 bytes of workspace, but has only 1048576");
   FakeCudnn::engines = {{.planned = CUDNN_STATUS_NOT_SUPPORTED}};
-  EXPECT_EQ(refusal(), "cuDNN: a plan: CUDNN_STATUS_NOT_SUPPORTED (it cannot be planned)");
+  EXPECT_EQ(
+      refusal(),
+      "cuDNN: finalizing an execution plan: CUDNN_STATUS_NOT_SUPPORTED (it cannot be planned)");
   FakeCudnn::engines = {{}};
   FakeCudnn::next_start = CUDNN_STATUS_NOT_INITIALIZED;
-  EXPECT_EQ(refusal().find("cuDNN: starting it: CUDNN_STATUS_NOT_INITIALIZED"), 0U);
+  EXPECT_EQ(refusal().find("cuDNN: creating a handle: CUDNN_STATUS_NOT_INITIALIZED"), 0U);
   EXPECT_EQ(refusal(), "");
   FakeCudnn::present = false;
   EXPECT_EQ(refusal(), "libcudnn.so.9 cannot be loaded: a test has none");
@@ -127,7 +129,7 @@ TEST_F(FusedAttentionCalls, AnAttributeThatIsRefusedIsNamed) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "cuDNN: attribute 1500: CUDNN_STATUS_BAD_PARAM (an attribute of others)");
+                 "cuDNN: setting attribute 1500: CUDNN_STATUS_BAD_PARAM (an attribute of others)");
   }
 }
 
@@ -169,11 +171,12 @@ TEST_F(FusedAttentionCalls, WithoutCudnnOurKernelsAttendAndTheLogSaysWhyOnce) {
   };
   FakeCudnn::engines = {{.same_bits = false}};
   EXPECT_EQ(without(),
-            "attention: our own kernels, for cuDNN: the results of its engine are not the same "
-            "each time\n");
+            "attention: using Ballast's kernels, because cuDNN: its engine for attention is not "
+            "deterministic\n");
   FakeCudnn::present = false;
   EXPECT_EQ(without(),
-            "attention: our own kernels, for libcudnn.so.9 cannot be loaded: a test has none\n");
+            "attention: using Ballast's kernels, because libcudnn.so.9 cannot be loaded: a test "
+            "has none\n");
   EXPECT_EQ(FakeCudnn::executions, 0);
 }
 
@@ -188,7 +191,7 @@ TEST_F(FusedAttentionCalls, WhoeverWantsCudnnAndCannotHaveItIsTold) {
   };
   FakeCudnn::engines = {};
   EXPECT_EQ(failure(DType::bf16),
-            "ballast.attention is \"cudnn\", but cuDNN has no engine for it on this GPU");
+            "ballast.attention is \"cudnn\", but cuDNN has no engine for attention on this GPU");
   FakeCudnn::present = false;
   EXPECT_EQ(failure(DType::bf16),
             "ballast.attention is \"cudnn\", but libcudnn.so.9 cannot be loaded: a test has none");
@@ -225,7 +228,7 @@ TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
   const auto device =
       device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
   const auto trial = make_attention_trial(*device, extents);
-  EXPECT_EQ(trial->cudnn_refusal(), "cuDNN has no engine for it on this GPU");
+  EXPECT_EQ(trial->cudnn_refusal(), "cuDNN has no engine for attention on this GPU");
   trial->run(AttentionPass::own_forward, 1);
 }
 
@@ -240,7 +243,7 @@ TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
 TEST(AttentionFlops, CountHalfOfAllPairs) {
   const AttentionShape extents = {
       .sequences = 2, .length = 10, .heads = 3, .kv_heads = 1, .head_dim = 8};
-  // 2 x 3 heads, 50 pairs, 8 products and 8 sums each, twice or five times.
+  // 2 x 3 heads, 50 pairs of positions, 8 products and 8 sums each, twice or five times.
   EXPECT_EQ(attention_flops(extents, AttentionPass::own_forward), 2 * 6 * 50 * 16.0);
   EXPECT_EQ(attention_flops(extents, AttentionPass::cudnn_forward), 2 * 6 * 50 * 16.0);
   EXPECT_EQ(attention_flops(extents, AttentionPass::own_backward), 5 * 6 * 50 * 16.0);

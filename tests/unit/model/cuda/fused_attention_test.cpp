@@ -1,5 +1,5 @@
-// cuDNN's attention against attention in double and against our own kernels: on a GPU that of
-// cuDNN itself, else that of its stand-in.
+// cuDNN's attention, compared with attention in double and with Ballast's kernels: on a GPU with
+// cuDNN itself, otherwise with its fake.
 #include "src/model/cuda/cudnn/fused_attention.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::string text(const AttentionShape& shape) {
                      shape.heads, shape.kv_heads, shape.head_dim);
 }
 
-/// Odd lengths, several sequences, groups, heads of the usual and of other sizes.
+/// Odd lengths, several sequences, groups, heads of common and of other sizes.
 const std::vector<AttentionShape> kShapes = {
     {2, 33, 4, 2, 64}, {1, 70, 2, 2, 128}, {3, 37, 4, 1, 8},  {2, 64, 3, 3, 80},
     {1, 65, 6, 2, 72}, {1, 40, 2, 1, 256}, {2, 5, 2, 2, 128}, {2, 1, 2, 1, 64},
@@ -61,7 +61,7 @@ class FusedAttentions : public test::Kernels {
 
 using Forward = std::tuple<std::vector<Bf16>, std::vector<float>>;
 
-/// What is behind the results, and must stay.
+/// Values after the results, which must not change.
 constexpr std::size_t kBehind = 1000;
 const Bf16 kStays = to_bf16(3.0F);
 template <class T>
@@ -105,7 +105,7 @@ TEST_F(FusedAttentions, AreThatOfThePlainFormula) {
       ASSERT_LE(std::abs(to_float(out[i]) - expected.out.value[i]), bound)
           << text(shape) << ", element " << i;
     }
-    // Natural logarithms, of sums that are relative to nothing: what the backward pass reads.
+    // Natural logarithms of sums that include the maximum, as the backward pass reads them.
     for (std::size_t i = 0; i < log_sums.size(); ++i) {
       ASSERT_NEAR(log_sums[i], expected.log_sums[i], 4e-5) << text(shape) << ", row " << i;
     }
@@ -148,7 +148,7 @@ TEST_F(FusedAttentions, OurBackwardPassGoesOnWithTheirResults) {
 }
 
 #if !defined(BALLAST_EMULATED_GPU)
-/// Milliseconds of one call, the median of several after one that does not count.
+/// Milliseconds of one call: the median of several after a warm-up.
 template <class Call>
 float milliseconds(const Call& call) {
   cudaEvent_t start = nullptr;
@@ -192,7 +192,7 @@ TEST_F(FusedAttentions, DifferFromOurKernelsByRoundingOnly) {
     const auto a = theirs.get();
     const auto b = ours.get();
     for (std::size_t i = 0; i < size; ++i) {
-      // Values are of the size of 1 divided by the root of the keys that are seen, or smaller.
+      // Values are at most about 1 divided by the root of the number of visible keys.
       ASSERT_NEAR(to_float(a[i]), to_float(b[i]), 0x1p-6 * std::abs(to_float(b[i])) + 0x1p-8)
           << text(shape) << ", element " << i;
     }

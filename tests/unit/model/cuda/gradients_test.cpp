@@ -26,14 +26,14 @@ template <class T>
 struct Packed {
   std::vector<T> values;
   GradientStats stats;
-  GradientStats measured;  ///< of the packed values by themselves
+  GradientStats measured;  ///< of the packed values alone
 };
 
 std::size_t chunks_of(std::size_t size) {
   return (size + kStatsChunk - 1) / kStatsChunk;
 }
 
-/// Eight elements behind the packed ones stay as they are.
+/// Eight elements after the packed ones must not change.
 template <class T>
 Packed<T> pack(const std::vector<float>& gradient, const std::vector<float>& tied) {
   const std::size_t size = gradient.size();
@@ -75,8 +75,8 @@ void check(std::size_t size, std::size_t tied_size) {
 }
 
 TEST_F(CudaGradients, ArePackedAndMeasured) {
-  // Less than a thread's eight elements, than a chunk, just one, more than one; the tied part ends
-  // within eight elements, within a chunk, with the last element.
+  // Sizes below a thread's eight elements, below a chunk, exactly one chunk, and above it; the tied
+  // part ends within eight elements, within a chunk, and with the last element.
   for (const auto& [size, tied] : {std::pair<std::size_t, std::size_t>{1, 0},
                                    {5, 3},
                                    {1024, 1024},
@@ -109,7 +109,7 @@ void check_non_finite() {
   gradient[4] = -infinity;
   gradient[kStatsChunk + 99] = nan;
   gradient[7] = 3e38F;
-  tied[7] = 3e38F;                                   // together too large
+  tied[7] = 3e38F;                                   // their sum overflows
   gradient[20] = std::numeric_limits<float>::max();  // rounds to infinity in bf16
   const Packed<T> found = pack<T>(gradient, tied);
   const std::uint64_t expected = std::is_same_v<T, Bf16> ? 5 : 4;

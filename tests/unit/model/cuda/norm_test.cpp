@@ -1,4 +1,4 @@
-// The norms on a GPU against those of the host in double, which have a test of their own.
+// The norms on a GPU, compared with those of the host in double, which have their own test.
 #define BALLAST_KERNEL_ISA in_double
 
 #include <limits>
@@ -27,7 +27,7 @@ using test::normals_of;
 using test::rounded;
 
 constexpr float kEpsilon = 1e-5F;
-/// Behind everything that is written; stays as it is.
+/// Values after all outputs, which must not change.
 constexpr std::size_t kBehind = 8;
 
 struct Case {
@@ -39,8 +39,9 @@ void trace(const Case& c, std::string& text) {
          (c.centred ? ", LayerNorm" : ", RMSNorm");
 }
 
-/// Widths on both sides of where another kernel begins: a warp for a row, a block that keeps one,
-/// two or four eights per thread, rows that no block keeps. Rows that fill no block of warps.
+/// Widths on both sides of the limits between kernels: a warp per row, a block that holds a row
+/// with one, two or four groups of eight per thread, and rows that no block holds. Numbers of rows
+/// that do not fill a block of warps.
 std::vector<Rows> shapes() {
   return {{1, 8},    {9, 8},    {17, 264}, {8, 768},  {3, 1024},  {5, 1032},
           {2, 4096}, {2, 4104}, {2, 8192}, {2, 8200}, {2, 16384}, {2, 16392}};
@@ -124,7 +125,7 @@ TEST_F(CudaNorm, SurvivesALargeMean) {
   for (const std::size_t width : {264U, 1032U}) {
     const Case c = {{2, width}, true};
     const Inputs<float> in(c, 1.0, 1000.0);
-    // The mean itself is rounded to 1000 * 2^-24 or so.
+    // The mean itself has an error of about 1000 * 2^-24.
     expect_close(normed(in, c), expected_norm(in, c), 5e-4);
   }
 }
@@ -150,16 +151,16 @@ TEST_F(CudaNorm, OfANanIsNanInItsRowAlone) {
   }
 }
 
-/// What norm_backward has for `residual` and `dx`.
+/// The arguments `residual` and `dx` of norm_backward.
 enum class Place { apart, without_residual, in_residual, in_dy, in_both };
 
-/// Of threads: runs of many rows take seconds where they are emulated.
+/// Number of threads: runs with many rows take seconds if they are emulated.
 enum class Orders { all, one };
 
 template <class T>
 using Gradients = std::tuple<std::vector<T>, std::vector<float>, std::vector<float>>;
 
-/// dx, and the gradients of the weights on top of `before`.
+/// dx, and the gradients of the weights added to `before`.
 template <class T>
 Gradients<T> gradients(const Inputs<T>& in, const Case& c, Place place,
                        const std::vector<float>& before, Orders orders) {
@@ -211,7 +212,7 @@ template <class T>
 void check_backwards(const std::vector<Case>& cases) {
   for (const Case& c : cases) check_backward(Inputs<T>(c), c, Place::apart);
 }
-// The widths of shapes(), as far as they have kernels of their own in that type.
+// The widths of shapes() that have their own kernels in that type.
 TEST_F(CudaNorm, GradientsAreTheHostsInFp32) {
   check_backwards<float>({{{1, 8}, false},
                           {{9, 8}, true},
@@ -239,7 +240,7 @@ TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
 }
 
 TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
-  // Several rows for each group of the kernels that keep a row.
+  // Several rows per group, for the kernels that hold a row.
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}}) {
     for (const Place place :
          {Place::without_residual, Place::in_residual, Place::in_dy, Place::in_both}) {
@@ -252,7 +253,7 @@ TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
 }
 
 TEST_F(CudaNorm, GradientsOfMoreRowsThanGroups) {
-  // 2048 rows of a warp each, 256 of a block each are one per group.
+  // 2048 rows with a warp each, or 256 with a block each, are one row per group.
   const Case of_warps = {{2100, 8}, true};
   check_backward(Inputs<Bf16>(of_warps), of_warps, Place::apart, Orders::one);
   const Case of_blocks = {{258, 1032}, true};

@@ -1,4 +1,4 @@
-// What is asked of cuBLASLt, and what becomes of its refusals: of its stand-in.
+// Calls to cuBLASLt and the handling of its refusals, on a fake of cuBLASLt.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -119,7 +119,7 @@ TEST_F(ProductsCalls, NothingIsLeftBehind) {
   EXPECT_EQ(FakeCublasLt::alive, before);
 }
 
-/// What the next product's error says.
+/// The error of the next product.
 template <class Call>
 std::string error_of(const Call& call) {
   try {
@@ -145,7 +145,7 @@ TEST_F(ProductsCalls, RefusalsNameTheProduct) {
             }),
             "matrix product [16, 8, 4] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
   EXPECT_NO_THROW(multiply(products, {16, 8, 4}));
-  // What is aligned to less than the search was told.
+  // Memory with a smaller alignment than the search assumed.
   EXPECT_EQ(error_of([&] {
               multiply(products, {4, 8, 4}, {.addend = values_.data() + 1});
             }),

@@ -1,4 +1,4 @@
-// Matrix products of the CUDA device: through cuBLASLt on a GPU, else through its stand-in.
+// Matrix products of the CUDA device: through cuBLASLt on a GPU, otherwise through its fake.
 #include "src/model/cuda/products/products.h"
 
 #include <cmath>
@@ -27,7 +27,7 @@ constexpr std::size_t padded(std::size_t size) {
   return (size + 7) / 8 * 8;
 }
 
-/// A matrix with its numbers, in memory of `type` whose gaps are NaN.
+/// A matrix with its numbers, in memory of `type` whose gaps hold NaN.
 class Numbers {
  public:
   Numbers(DType type, std::size_t rows, std::size_t columns, bool by_rows, std::uint32_t seed,
@@ -55,7 +55,7 @@ class Numbers {
   [[nodiscard]] std::size_t rows() const { return rows_; }
   [[nodiscard]] std::size_t columns() const { return columns_; }
 
-  /// Reads what is in the device's memory now.
+  /// Reads the current content of the device's memory.
   void fetch() {
     if (type_ == DType::f32) {
       values_ = wide_->get();
@@ -65,7 +65,7 @@ class Numbers {
     }
   }
   [[nodiscard]] const std::vector<float>& all() const { return values_; }
-  /// Whether the memory between rows is as it was.
+  /// Whether the gaps between rows are unchanged.
   [[nodiscard]] bool has_its_gaps() const {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       if (i % row_step_ >= columns_ && !std::isnan(values_[i])) return false;
@@ -111,7 +111,7 @@ struct Case {
   bool b_by_rows = true;
   Addend addend = Addend::none;
   bool bias = false;
-  std::size_t gap = 0;  ///< more elements between the rows of d than padding needs
+  std::size_t gap = 0;  ///< additional elements between the rows of d, beyond padding
 };
 
 std::string name_of(const Case& test) {
@@ -151,7 +151,7 @@ class CudaProducts : public test::Kernels {
     }
   };
 
-  /// d as the product leaves it.
+  /// The result d of the product.
   Numbers product(const Case& test) {
     Operands in(test);
     products_->multiply(nullptr, test.extents, in.a.matrix(), in.b.matrix(), in.d.matrix(),
@@ -178,7 +178,7 @@ class CudaProducts : public test::Kernels {
         if (test.addend == Addend::itself) sum += in.d.value(r, c);
         if (test.addend == Addend::other) sum += in.other.value(r, c);
         if (test.bias) sum += in.bias.value(0, c);
-        // TF32 would be off by 2^-12 of each term.
+        // TF32 would have an error of 2^-12 of each term.
         ASSERT_NEAR(d.value(r, c), sum, std::abs(sum) * rounding + 1e-6 * sizes) << r << ", " << c;
       }
     }
@@ -189,7 +189,7 @@ class CudaProducts : public test::Kernels {
   std::optional<Products> products_;
 };
 
-/// Of all types: to fp32, of fp32 and of bf16, and from bf16 to bf16.
+/// All types: fp32 results of fp32 and bf16 operands, and bf16 results of bf16 operands.
 std::vector<Case> of_all_types(const Extents& extents) {
   return {{.extents = extents, .type = DType::f32, .out = DType::f32},
           {.extents = extents, .type = DType::bf16, .out = DType::bf16},

@@ -1,5 +1,5 @@
-// Elementwise kernels, rotations and sums of columns on a GPU against those of the host in double,
-// which have a test of their own.
+// Elementwise kernels, rotations and sums of columns on a GPU, compared with those of the host in
+// double, which have their own test.
 #define BALLAST_KERNEL_ISA in_double
 
 #include "src/model/cuda/rows/rows.h"
@@ -30,9 +30,9 @@ using test::rounded;
 
 class CudaRows : public test::Kernels {};
 
-/// Less than a block of threads has, all of it, and more.
+/// Sizes below, at and above a block of threads.
 constexpr std::size_t kSizes[] = {8, 2040, 2048, 2056, 5000};
-/// Numbers where exp overflows or vanishes are among them.
+/// Includes numbers for which exp overflows or underflows.
 constexpr double kDeviation = 20.0;
 
 template <class T>
@@ -114,8 +114,8 @@ TEST_F(CudaRows, GeluOfExtremes) {
   check_extremes<Bf16>();
 }
 
-/// Rows on both sides of one group of rows, of all threads of a column, and of the most groups;
-/// columns on both sides of a block.
+/// Numbers of rows on both sides of one group, of all threads of a column, and of the largest
+/// number of groups; numbers of columns on both sides of a block.
 constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},  {64, 264},
                                   {65, 16}, {130, 24}, {16640, 8}};
 
@@ -175,13 +175,13 @@ TEST_F(CudaRows, AnglesAreThoseOfTheirPositions) {
   for (std::size_t i = 0; i < length * half; ++i) {
     const double angle = static_cast<double>(i / half) *
                          std::pow(kTheta, -static_cast<double>(i % half) / double{half});
-    // Half a unit of the last place, and what one machine's cosine differs from another's.
+    // Half a unit in the last place, plus the differences between cosines of different machines.
     ASSERT_NEAR(found.cosine[i], std::cos(angle), 0x1.01p-25) << i;
     ASSERT_NEAR(found.sine[i], std::sin(angle), 0x1.01p-25) << i;
   }
 }
 
-/// Row r is at position r % 3; what is behind the heads stays.
+/// Row r is at position r % 3; elements after the heads must not change.
 template <class T>
 void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim) {
   SCOPED_TRACE(testing::Message() << heads << " heads of " << head_dim);
@@ -207,8 +207,8 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim) {
   }
 }
 TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
-  // Halves of whole eights and others; heads that do not fill the last thread, more than a block
-  // turns at once.
+  // Half sizes that are multiples of eight and others; numbers of heads that do not fill the last
+  // thread, and more than a block rotates at once.
   for (const auto& [heads, head_dim] : {std::pair<std::size_t, std::size_t>{1, 16},
                                         {5, 48},
                                         {140, 128},

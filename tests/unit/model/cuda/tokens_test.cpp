@@ -1,4 +1,4 @@
-// Kernels that know tokens.
+// Kernels that use token ids.
 #include "src/model/cuda/tokens/tokens.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ T rounded(float value) {
     return to_bf16(value);
   }
 }
-/// Of many sizes, so that the order of a sum shows.
+/// Values of many magnitudes, so that a different order of a sum is detected.
 template <class T>
 std::vector<T> random_values(std::size_t size, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -56,7 +56,7 @@ std::vector<T> random_values(std::size_t size, std::uint32_t seed) {
   }
   return values;
 }
-/// `count` tokens, a few of them frequent.
+/// `count` tokens, some of them frequent.
 std::vector<std::int32_t> random_tokens(std::size_t count, std::uint32_t vocabulary,
                                         std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -128,7 +128,7 @@ std::vector<T> embedded(const Table<T>& from, bool with_positions) {
 }
 
 TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
-  // A part of a warp, and more packs than a block has threads.
+  // A part of a warp, and more pieces than a block has threads.
   for (const std::size_t width : {std::size_t{8}, std::size_t{40}, std::size_t{1048}}) {
     const Table<TypeParam> from(width, 3, 7);
     for (const bool with_positions : {false, true}) {
@@ -204,14 +204,14 @@ TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
     expect_gradients(Table<TypeParam>(40, 5, 41), with_positions);
     expect_gradients(Table<TypeParam>(1048, 2, 3), with_positions);
   }
-  // Less than one sequence.
+  // Fewer tokens than one sequence.
   Table<TypeParam> from(8, 1, 40);
   from.tokens.resize(33);
   expect_gradients(from, true);
 }
 
 TYPED_TEST(Tokens, LinksReachFromTileToTile) {
-  // Tiles of the search have 2048 tokens and start with each block's first.
+  // Tiles of the search have 2048 tokens and start at the first token of each block.
   Table<TypeParam> from(8, 1, 4500);
   std::fill(from.tokens.begin(), from.tokens.end(), 1);
   for (const std::size_t at : {0U, 31U, 2047U, 2048U, 4499U}) from.tokens[at] = 5;
@@ -227,7 +227,7 @@ TYPED_TEST(Tokens, TokensOutsideTheTableTouchNothing) {
   expect_gradients(from, true);
 }
 
-/// What there is behind the vocabulary must not matter.
+/// Values after the vocabulary must not matter.
 std::vector<float> random_logits(std::size_t rows, std::size_t stride, std::size_t vocabulary) {
   std::vector<float> logits = random_values<float>(rows * stride, 11);
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -240,7 +240,7 @@ std::vector<float> random_logits(std::size_t rows, std::size_t stride, std::size
 template <class T>
 struct Entropy {
   std::vector<double> losses;
-  std::vector<float> logits;  ///< as they were left
+  std::vector<float> logits;  ///< the content after the call
 
   /// Element of a row of gradients.
   [[nodiscard]] float gradient(std::size_t row, std::size_t stride, std::size_t i) const {
@@ -262,7 +262,7 @@ Entropy<T> entropy(const std::vector<float>& logits, std::size_t stride, std::si
   return {losses, left};
 }
 
-/// Of one row, in double.
+/// The result for one row, in double.
 struct Softmax {
   double largest = -HUGE_VAL;
   double total = 0.0;
@@ -310,14 +310,14 @@ void expect_entropy(std::size_t rows, std::size_t vocabulary, std::size_t stride
 TYPED_TEST(Tokens, CrossEntropyIsThatOfDoublePrecision) {
   expect_entropy<TypeParam>(1, 1, 4);
   expect_entropy<TypeParam>(5, 131, 144);
-  // A chunk of the block is 4096 logits: exactly one, a bit more than one, four and a part.
+  // A chunk of the block has 4096 logits: exactly one, slightly more than one, four and a part.
   expect_entropy<TypeParam>(2, 4096, 4096);
   expect_entropy<TypeParam>(2, 4097, 4100);
   expect_entropy<TypeParam>(3, 18001, 18016);
 }
 
 TYPED_TEST(Tokens, TheTargetsGradientIsPreciseWhereItsProbabilityIsNearOne) {
-  // p - 1 = -1e-6, which no fp32 p near 1 holds to a percent.
+  // p - 1 = -1e-6, which would have an error of more than 1% if p near 1 were rounded to fp32.
   constexpr std::size_t kVocabulary = 4096;
   std::vector<float> logits(kVocabulary, -22.1F);
   logits[7] = 0.0F;

@@ -45,11 +45,11 @@ std::vector<T> normals_of(std::size_t size, std::uint64_t seed, double deviation
   return out;
 }
 
-/// What the rounding of a number to T makes of it at most, with what fp32 does to it before.
+/// The largest error of rounding a number to T, including fp32 errors before.
 template <class T>
 inline constexpr double kRounding = std::is_same_v<T, Bf16> ? 0x1p-8 + 1e-5 : 1e-5;
 
-/// Each element is off by at most kRounding of itself and `absolute`.
+/// Checks that each element has an error of at most kRounding of itself plus `absolute`.
 template <class T>
 void expect_close(const std::vector<T>& found, const std::vector<double>& expected,
                   double absolute) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Stands before the header of this name in src/ when tests compile kernels for the host.
+// Found before the header of this name in src/ when tests compile kernels for the host.
 
 #include <bit>
 #include <cmath>
@@ -34,7 +34,7 @@ inline void __syncthreads() {
   ballast::test::emulation::meet_block();
 }
 inline int __syncthreads_or(int vote) {
-  static thread_local int any;  // of the one block that runs
+  static thread_local int any;  // of the block that runs
   __syncthreads();
   any = 0;
   __syncthreads();
@@ -82,7 +82,7 @@ inline float __fdiv_rn(float a, float b) {
 inline float __fsqrt_rn(float a) {
   return std::sqrt(a);
 }
-/// Those that trade bits for time: here they are exact.
+/// Functions that are approximate on a GPU; here they are exact.
 inline float __expf(float a) {
   return std::exp(a);
 }

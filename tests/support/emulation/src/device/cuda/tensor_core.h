@@ -1,6 +1,6 @@
 #pragma once
 
-// Stands before the header of this name in src/ when tests compile kernels for the host.
+// Found before the header of this name in src/ when tests compile kernels for the host.
 
 #include <array>
 #include <cstdint>
@@ -61,7 +61,7 @@ inline void load_matrices_as(std::uint32_t (&r)[4], const void* row, bool transp
     r[m] = transposed ? element(2 * t, g) | element(2 * t + 1, g) << 16U
                       : element(g, 2 * t) | element(g, 2 * t + 1) << 16U;
   }
-  // What was read may be written again as soon as the instruction is over.
+  // The source may be overwritten as soon as the instruction is done.
   test::emulation::exchange_all(kAllLanes, nullptr, 0);
 }
 inline void load_matrices(std::uint32_t (&r)[4], const void* row) {
