@@ -12,24 +12,22 @@ std::string_view to_string(ErrorCategory category) noexcept {
   return kNames[static_cast<std::size_t>(category)];
 }
 
-Error::Error(ErrorCategory category, const std::string& message, SourceLocation where)
-    : std::runtime_error(message), category_(category), where_(where) {}
+Error::Error(ErrorCategory category, const std::string& message)
+    : std::runtime_error(message), category_(category) {}
 
-Error::Error(ErrorCategory category, const std::string& message, int error_number,
-             SourceLocation where)
+Error::Error(ErrorCategory category, const std::string& message, int error_number)
     : std::runtime_error(message + ": " + std::generic_category().message(error_number)),
       category_(category),
-      error_number_(error_number),
-      where_(where) {}
+      error_number_(error_number) {}
 
 Error Error::with_context(std::string_view context) const {
-  Error copy(category_, std::string(context) + ": " + what(), where_);
+  Error copy(category_, std::string(context) + ": " + what());
   copy.error_number_ = error_number_;
   return copy;
 }
 
-void expects(bool condition, std::string_view what, SourceLocation where) {
-  if (!condition) throw Error(ErrorCategory::state, std::string(what), where);
+void expects(bool condition, std::string_view what) {
+  if (!condition) throw Error(ErrorCategory::state, std::string(what));
 }
 
 }  // namespace ballast

@@ -4,13 +4,11 @@
 
 namespace ballast::device {
 
-void check_cuda(cudaError_t code, std::string_view operation, SourceLocation where) {
+void check_cuda(cudaError_t code, std::string_view operation) {
   if (code == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  throw Error(
-      ErrorCategory::device,
-      fmt::format("{}: CUDA: {} ({})", operation, cudaGetErrorString(code), cudaGetErrorName(code)),
-      where);
+  throw Error(ErrorCategory::device, fmt::format("{}: CUDA: {} ({})", operation,
+                                                 cudaGetErrorString(code), cudaGetErrorName(code)));
 }
 
 }  // namespace ballast::device

@@ -11,8 +11,7 @@ namespace ballast::device {
 /// Throws Error(device) "OPERATION: CUDA: TEXT (NAME)" unless `code` is cudaSuccess. Clears the
 /// runtime's last error, so that the next call does not report it again; an error that destroyed
 /// the context returns anyway.
-void check_cuda(cudaError_t code, std::string_view operation,
-                SourceLocation where = SourceLocation::current());
+void check_cuda(cudaError_t code, std::string_view operation);
 
 /// Deleter of a CUDA object. Ignores errors: at program exit the driver may already be unloaded.
 template <auto end>
