@@ -41,8 +41,10 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has files of machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
-  return planning::machine_rates(config, model::build_architecture(config.model),
-                                 arguments.recalibrate);
+  const model::Architecture model = model::build_architecture(config.model);
+  planning::require_fit(
+      {.config = config, .model = model, .budgets = planning::budgets_of(config, {})});
+  return planning::machine_rates(config, model, arguments.recalibrate, &interrupted());
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const planning::Forecast& forecast) {

@@ -39,14 +39,14 @@ tools/format.sh --check
 
 if [ "${1:-}" = "quick" ]; then
   step "build and test: gcc"
-  configure build-test
+  configure build-test -Dgpu_architectures=80
   check build-test --suite unit --suite arch --suite conformance \
     --no-suite emulated --no-suite kernels --no-suite older-cpus --no-suite ranks
   exit 0
 fi
 
 step "build and test: gcc"
-configure build-test
+configure build-test -Dgpu_architectures=80
 check build-test
 
 for isa in scalar avx2; do

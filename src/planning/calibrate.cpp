@@ -204,6 +204,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   return {.config = config,
           .blueprint = std::move(blueprint),
           .blocks = model.blocks.size(),
+          .length = config.data.sequence_length,
           .last_level_cache = memory::read_topology().last_level_cache};
 }
 
@@ -219,17 +220,28 @@ bool may_swap(const config::Config& config) {
   });
 }
 
-schedule::Rates calibrate(const config::Config& config, const model::Architecture& model) {
-  const Sample sample = make_sample(config, model);
+void Sample::check_interrupt() const {
+  if (interrupted != nullptr && *interrupted) {
+    throw Error(ErrorCategory::interrupted, "interrupted while measuring this machine");
+  }
+}
+
+schedule::Rates calibrate(const config::Config& config, const model::Architecture& model,
+                          const std::atomic<bool>* interrupted) {
+  Sample sample = make_sample(config, model);
+  sample.interrupted = interrupted;
+  sample.length = measurable_length(sample);
   schedule::Rates rates;
   rates.name = "this machine";
-  measure_compute(sample, rates);
-  measure_update(sample, rates);
-  measure_link(sample, rates);
+  for (const auto measure : {measure_compute, measure_update, measure_link}) {
+    measure(sample, rates);
+    sample.check_interrupt();
+  }
   if (rates.shared_cores > 0) {
     rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
   }
   if (may_swap(config)) try_swap(sample, rates);
+  sample.check_interrupt();
   return rates;
 }
 

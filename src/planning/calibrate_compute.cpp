@@ -49,7 +49,7 @@ class Kernels {
   Kernels(const Sample& sample, std::uint64_t sequences)
       : model_(sample.blueprint.model),
         type_(sample.blueprint.type),
-        shape_{sequences, sample.config.data.sequence_length},
+        shape_{sequences, sample.length},
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
@@ -279,13 +279,28 @@ bool short_enough(const schedule::Curve& curve, double flops, bool own) {
 
 }  // namespace
 
+std::uint64_t measurable_length(const Sample& sample) {
+  constexpr std::uint64_t kShortLength = 256;
+  std::uint64_t length = sample.config.data.sequence_length;
+  if (length <= kShortLength) return length;
+  Sample shorter = sample;
+  shorter.length = kShortLength;
+  Kernels kernels(shorter, 1);
+  const double rate = kernels.forward_flops() / kernels.forward_seconds();
+  const auto seconds = [&] {
+    return 3.0 * sample.blueprint.model.forward_flops(1, 1, length) / rate;
+  };
+  while (length > kShortLength && seconds() > kTooLong) length /= 2;
+  return length;
+}
+
 void measure_compute(const Sample& sample, schedule::Rates& rates) {
   const std::uint64_t own_size = sample.config.batch.micro_batch;
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
-    const double flops =
-        sample.blueprint.model.forward_flops(1, size, sample.config.data.sequence_length);
+    const double flops = sample.blueprint.model.forward_flops(1, size, sample.length);
     if (!short_enough(rates.backward, 3.0 * flops, own)) continue;
+    sample.check_interrupt();
     Kernels kernels(sample, size);
     const auto add = [&](schedule::Curve& curve, double work, double seconds) {
       curve.push_back({kernels.tokens(), work / seconds});
@@ -309,7 +324,7 @@ void measure_compute(const Sample& sample, schedule::Rates& rates) {
 }
 
 std::function<void()> layer_passes(const Sample& sample, const schedule::Rates& rates) {
-  const double length = static_cast<double>(sample.config.data.sequence_length);
+  const double length = static_cast<double>(sample.length);
   const double sequences = rates.backward.back().tokens / length;
   const auto kernels =
       std::make_shared<Kernels>(sample, static_cast<std::uint64_t>(std::llround(sequences)));

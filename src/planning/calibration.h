@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 #include "ballast/config/config.h"
@@ -29,10 +31,19 @@ struct Sample {
   /// One layer and the head; the vocabulary is cut where the matrix would be too large.
   engine::Blueprint blueprint;
   std::size_t blocks = 0;      ///< of the whole model
+  std::uint64_t length = 0;    ///< tokens of a sequence
   Bytes last_level_cache = 0;  ///< 0: unknown
+  const std::atomic<bool>* interrupted = nullptr;
+
+  /// Throws Error(interrupted) after a signal.
+  void check_interrupt() const;
 };
 
 Sample make_sample(const config::Config& config, const model::Architecture& model);
+
+/// The config's sequence length, or as much of it as a layer computes in seconds. Operations on
+/// longer sequences have nearly the same FLOPs per second.
+std::uint64_t measurable_length(const Sample& sample);
 
 /// How many buffers of `bytes` a measurement uses in turn so that they are as cold in the caches as
 /// the whole model's: more than the caches hold, but at most one per block of the model.

@@ -173,14 +173,14 @@ std::filesystem::path rates_cache_file(const std::string& key) {
 }
 
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                              bool recalibrate) {
+                              bool recalibrate, const std::atomic<bool>* interrupted) {
   const std::string key = calibration_key(config, model);
   const std::filesystem::path file = rates_cache_file(key);
   if (!recalibrate) {
     if (auto rates = cached(file, key)) return *std::move(rates);
   }
   log(LogLevel::info, "rates: measuring this machine, which takes a few seconds");
-  schedule::Rates rates = calibrate(config, model);
+  schedule::Rates rates = calibrate(config, model, interrupted);
   const bool complete = rates.read_per_second > 0.0 || !may_swap(config);
   if (!file.empty() && complete) keep(file, rates, key);
   return rates;

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "ballast/core/error.h"
+
 #include "src/planning/search.h"
 
 namespace ballast::planning {
@@ -204,6 +206,12 @@ std::string explain_refusal(const PlanRequest& request) {
   const std::string missing = describe_excess(request.budgets, nearest.ledger);
   if (ways.empty()) return missing;
   return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
+}
+
+void require_fit(const PlanRequest& request) {
+  if (come_nearest(request).excess > 0) {
+    throw Error(ErrorCategory::memory, explain_refusal(request));
+  }
 }
 
 }  // namespace ballast::planning

@@ -59,12 +59,14 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
 }
 
 /// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
-RunPlan decide_open(const config::Config& config, const PeerRanks& peers) {
+RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
+                    const std::atomic<bool>* interrupted) {
   PlanRequest request = {
       .config = config, .model = model::build_architecture(config.model), .world = peers.world};
-  request.rates = machine_rates(config, request.model);
+  request.budgets = budgets_of(config, {});
+  require_fit(request);
+  request.rates = machine_rates(config, request.model, false, interrupted);
   if (peers.world > 1) share_out(request.rates, peers);
-  request.budgets = budgets_of(config, request.rates);
   Decision decision = decide(request);
   const config::BatchSection& batch = decision.config.batch;
   const schedule::Options& options = decision.blueprint.options;
@@ -78,13 +80,14 @@ RunPlan decide_open(const config::Config& config, const PeerRanks& peers) {
   return {std::move(decision), std::move(request)};
 }
 
-RunPlan plan_alone(const config::Config& config) {
-  if (leaves_choices(config)) return decide_open(config, {});
+RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interrupted) {
+  if (leaves_choices(config)) return decide_open(config, {}, interrupted);
   return {.decision = {.config = config, .blueprint = draw_blueprint(config)}};
 }
 
 /// Every rank draws its blueprint from the config that rank 0 decides.
-RunPlan plan_together(const config::Config& config, comm::Ranks& ranks) {
+RunPlan plan_together(const config::Config& config, comm::Ranks& ranks,
+                      const std::atomic<bool>* interrupted) {
   const MachineShare share = find_share(ranks, config);
   const bool first = ranks.rank() == 0;
   const auto& launch = ranks.launch();
@@ -100,7 +103,8 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks) {
     config::Config own = shared;
     apply_own_share(own, share);
     if (first) {
-      decided = std::async(std::launch::async, [own, peers] { return decide_open(own, peers); });
+      decided =
+          std::async(std::launch::async, [=] { return decide_open(own, peers, interrupted); });
     }
     wait_for_first(ranks, decided, config.ballast.comm_timeout_seconds);
   }
@@ -126,9 +130,10 @@ RunPlan plan_together(const config::Config& config, comm::Ranks& ranks) {
 
 }  // namespace
 
-RunPlan plan_run(const config::Config& config, comm::Ranks* ranks) {
-  return ranks == nullptr || ranks->world() == 1 ? plan_alone(config)
-                                                 : plan_together(config, *ranks);
+RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
+                 const std::atomic<bool>* interrupted) {
+  return ranks == nullptr || ranks->world() == 1 ? plan_alone(config, interrupted)
+                                                 : plan_together(config, *ranks, interrupted);
 }
 
 }  // namespace ballast::planning

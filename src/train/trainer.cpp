@@ -86,7 +86,8 @@ class Trainer {
     if (first() && !trace_.file.empty()) check_trace_file(trace_.file);
     if (first()) observer_.planned(engine_.blueprint(), engine_.device().description());
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
-    probe_gemm_peak();
+    // The other ranks measure at the same time. The matrices are freed before the engine allocates.
+    gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
     if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
@@ -145,13 +146,6 @@ class Trainer {
             .world = world_};
   }
 
-  /// Measures this rank's peak while the other ranks measure theirs. Other work can disturb a
-  /// probe, so the best of several counts.
-  void probe_gemm_peak() {
-    gemm_peak_ = std::max(
-        gemm_peak_, model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3));
-  }
-
   void start_engine() {
     if (config_.initial_weights.empty()) {
       engine_.start();
@@ -205,7 +199,6 @@ class Trainer {
       metrics.eval_loss = evaluate();
       settled_steps_ = 0;
       evaluation_seconds_ += seconds_between(start, Clock::now());
-      probe_gemm_peak();
       held_out_loss_ = metrics.eval_loss;
     }
     if (first()) report(metrics);
@@ -222,12 +215,10 @@ class Trainer {
                        .eta_seconds = pace * left});
   }
 
-  /// Rate and peak are of one rank. A step that is faster than the probes sets the peak.
-  [[nodiscard]] double gemm_share(double step_seconds) {
+  /// Rate and peak are of one rank. Above 1 if other work slowed the measurement of the peak.
+  [[nodiscard]] double gemm_share(double step_seconds) const {
     if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
-    const double rate = engine_.blueprint().flops_per_step() / step_seconds;
-    gemm_peak_ = std::max(gemm_peak_, rate);
-    return rate / gemm_peak_;
+    return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
   }
 
   StepMetrics measure(std::uint64_t step, const engine::StepResult& result, double rate,
@@ -387,7 +378,7 @@ class Trainer {
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
-  planning::RunPlan plan = planning::plan_run(config, ranks);
+  planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
     trainer.emplace(std::move(plan), config, observer, interrupted, trace, ranks);

@@ -74,6 +74,13 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return json.loads(done.stdout)
 
+    # Before the machine is measured.
+
+    def test_what_cannot_fit_is_refused_before_anything_is_measured(self):
+        done = self.ballast("plan", self.config, "--set", "data.sequence_length=1000000",
+                            "--set", "zero_optimization.offload_optimizer.device=cpu")
+        assert_one_line(self, done, 1, ["budget of 64.0 MiB is ", "it would fit with"])
+
     # Successful commands.
 
     def test_json_has_what_scripts_rely_on(self):

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "ballast/config/config.h"
@@ -15,9 +16,11 @@ bool may_swap(const config::Config& config);
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
 /// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
-/// leaves no files. Throws Error like a run. Swap paths that cannot be used cause a warning and
-/// rates of 0 if the config names no tier on NVMe, otherwise an Error.
-schedule::Rates calibrate(const config::Config& config, const model::Architecture& model);
+/// leaves no files. Sequences that take too long are measured shorter. `interrupted` (may be null)
+/// ends it with Error(interrupted). Throws Error like a run. Swap paths that cannot be used cause a
+/// warning and rates of 0 if the config names no tier on NVMe, otherwise an Error.
+schedule::Rates calibrate(const config::Config& config, const model::Architecture& model,
+                          const std::atomic<bool>* interrupted = nullptr);
 
 /// Everything that a calibration depends on, as text: processor, cores, device, threads, link,
 /// paths, type and shape of the model's layers. Rates are reusable where the keys are equal.

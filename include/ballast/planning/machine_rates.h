@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <filesystem>
 #include <optional>
@@ -20,7 +21,8 @@ namespace ballast::planning {
 /// seconds and is cached. Logs a warning if the cache cannot be read or written. Throws Error like
 /// calibrate().
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                              bool recalibrate = false);
+                              bool recalibrate = false,
+                              const std::atomic<bool>* interrupted = nullptr);
 
 /// Measured times of a training step: total seconds, and busy seconds of each lane.
 struct MeasuredStep {

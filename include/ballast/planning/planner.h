@@ -21,7 +21,7 @@ struct PlanRequest {
   schedule::Rates rates;
   std::uint32_t world = 1;  ///< ranks that share the batch
   /// Memory that the kernels need for micro-batches of a shape. If empty: the host device's where
-  /// compute and update share cores, otherwise CUDA's.
+  /// compute and update share cores, otherwise CUDA's; without rates, those of the config's device.
   std::function<model::KernelMemory(model::MicroBatchShape)> kernels;
   /// Limit on the operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
@@ -43,6 +43,10 @@ bool leaves_choices(const config::Config& config);
 /// with the largest ledger line, the missing bytes and the smallest change that fits; Error(config)
 /// for a batch that cannot be divided, or if a rate that every plan needs is missing.
 Decision decide(const PlanRequest& request);
+
+/// Throws like decide() if no plan fits the budgets. Needs no rates, so it can precede their
+/// measurement.
+void require_fit(const PlanRequest& request);
 
 /// A change of the config or machine, and the simulated speed with it.
 struct Variant {

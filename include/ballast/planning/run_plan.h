@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <string>
@@ -26,10 +27,12 @@ struct RunPlan {
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all ranks run the
 /// config that rank 0 decides. Budgets are a rank's share of its machine, the same on all ranks;
 /// threads and NUMA node of the update are each rank's own. The other ranks wait for rank 0 without
-/// a timeout while it is alive.
+/// a timeout while it is alive. `interrupted` (may be null) ends measurements with
+/// Error(interrupted).
 ///
 /// Throws like decide() and machine_rates(); with ranks comm::JointError, or what Ranks throws.
-RunPlan plan_run(const config::Config& config, comm::Ranks* ranks);
+RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
+                 const std::atomic<bool>* interrupted = nullptr);
 
 /// Describes what bounds a run whose steps and evaluations took `seconds`, and which change would
 /// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound

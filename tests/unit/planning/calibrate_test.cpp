@@ -1,6 +1,7 @@
 #include "ballast/planning/calibrate.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include <gtest/gtest.h>
 
@@ -139,6 +140,29 @@ TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
   calls = 0;
   mean_seconds({.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
   EXPECT_EQ(calls, 6);
+}
+
+TEST_F(Calibration, MeasuresLongSequencesShorter) {
+  const auto length_of = [&](const std::string& length) {
+    const config::Config asked = config({"data.sequence_length=" + length});
+    return measurable_length(make_sample(asked, model::build_architecture(asked.model)));
+  };
+  EXPECT_EQ(length_of("37"), 37U);
+  // Its attention alone takes 10^15 operations.
+  EXPECT_LT(length_of("4000000"), 1000000U);
+  EXPECT_GE(length_of("4000000"), 128U);
+}
+
+TEST_F(Calibration, EndsAtAnInterrupt) {
+  const std::atomic<bool> interrupted = true;
+  const config::Config asked = config({kOnNvme});
+  try {
+    calibrate(asked, model::build_architecture(asked.model), &interrupted);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::interrupted);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
 
 TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {

@@ -395,6 +395,19 @@ TEST(PlannerRefusal, NamesTheLineAndABudgetThatIsEnough) {
   EXPECT_EQ(raised.refusal(), "");
 }
 
+TEST(PlannerRefusal, NeedsNoRates) {
+  for (const Bytes device : {2 * kMiB, 20 * kMiB, 256 * kMiB}) {
+    Asked asked({}, {device, 64 * kMiB});
+    const bool fits = asked.refusal().empty();
+    asked.rates = {};
+    if (fits) {
+      EXPECT_NO_THROW(require_fit(asked.request()));
+    } else {
+      EXPECT_THROW(require_fit(asked.request()), Error);
+    }
+  }
+}
+
 /// Every change that a refusal advises: the arguments of --set that belong together.
 std::vector<std::vector<std::string>> advised(const std::string& message) {
   const std::string words = "it would fit with ";
