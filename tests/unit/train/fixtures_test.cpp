@@ -12,6 +12,11 @@
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
+#include "ballast/train/trainer.h"
+
+#include "src/train/initial_weights.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train {
 namespace {
@@ -94,6 +99,102 @@ TEST_P(TrainingFixture, WeightsAreOneTensorForEveryGradient) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainingFixture, testing::Values("gpt2", "llama", "llama_tied"),
                          [](const auto& info) { return info.param; });
+
+std::filesystem::path weights_of(const std::string& name) {
+  return std::filesystem::absolute(folder() / (name + ".initial.safetensors"));
+}
+
+/// The model of fixture `name`, with `changes` to its keys, and initial weights from `path`.
+config::Config config_of(const std::string& name, const std::filesystem::path& path,
+                         const nlohmann::json& changes = {}) {
+  nlohmann::json text = {{"data", {{"tokens", "none.bin"}, {"sequence_length", 37}}},
+                         {"train_micro_batch_size_per_gpu", 1}};
+  text["model"] = load(name)["model"];
+  if (!changes.is_null()) text["model"].update(changes);
+  text["model"]["weights"] = path.string();
+  return config::parse(text.dump(), "/", "test", {});
+}
+
+void expect_refused(const config::Config& config, std::initializer_list<std::string_view> parts,
+                    ErrorCategory category = ErrorCategory::data) {
+  test::expect_error(category, {"model.weights: "}, [&] { check_initial_weights(config); });
+  test::expect_error(category, parts, [&] { check_initial_weights(config); });
+}
+
+TEST(InitialWeights, AreAcceptedForTheirModelOrNone) {
+  for (const std::string name : {"gpt2", "llama", "llama_tied"}) {
+    check_initial_weights(config_of(name, weights_of(name)));
+    check_initial_weights(config_of(name, ""));
+  }
+}
+
+TEST(InitialWeights, NameTheKeyWhenTheyCannotBeRead) {
+  const test::TempDir dir;
+  const auto none = dir.path() / "none.safetensors";
+  expect_refused(config_of("gpt2", none),
+                 {"cannot read " + none.string() + ": No such file or directory"});
+  expect_refused(config_of("gpt2", dir.write("short", "1234")), {"has 4 bytes: too short"});
+}
+
+TEST(InitialWeights, SayWhatAFolderOrAnIndexIs) {
+  const test::TempDir dir;
+  const auto index = dir.write("parts/model.safetensors.index.json", "{}");
+  const auto whole = dir.write("whole/model.safetensors", "");
+  expect_refused(config_of("gpt2", index),
+                 {index.string() + " is the index of a sharded checkpoint",
+                  "give a single .safetensors file"});
+  expect_refused(config_of("gpt2", index.parent_path()),
+                 {"is a folder of a sharded checkpoint; give a single .safetensors file"});
+  expect_refused(config_of("gpt2", whole.parent_path()),
+                 {"is a folder of a checkpoint; give its file " + whole.string()});
+  expect_refused(config_of("gpt2", dir.path()),
+                 {dir.path().string() + " is a folder; give a single .safetensors file"});
+}
+
+TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
+  expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 3}}),
+                 {"has no tensor 'model.layers.2.input_layernorm.weight'"});
+  expect_refused(config_of("llama", weights_of("llama"), {{"vocab_size", 130}}),
+                 {"has shape [131, 48], but the model needs [130, 48]"});
+  const test::TempDir dir;
+  const auto shard = dir.path() / "model-00001-of-00002.safetensors";
+  std::filesystem::copy_file(weights_of("llama"), shard);
+  expect_refused(config_of("llama", shard, {{"num_layers", 3}}),
+                 {"is one file of a sharded checkpoint"});
+}
+
+/// Fails the test when a run gets as far as a plan.
+struct NoRun : Observer {
+  void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {
+    ADD_FAILURE() << "the run was planned";
+  }
+  void started(const RunStart& /*start*/) override { ADD_FAILURE() << "the run started"; }
+  void stepped(const StepReport& /*report*/) override {}
+  void finished(const RunSummary& /*summary*/) override {}
+};
+
+TEST(InitialWeights, AreCheckedBeforePlanning) {
+  config::Config config = config_of("llama", weights_of("llama"), {{"num_layers", 3}});
+  config.ballast.device_bytes = 1;  // planning would refuse this
+  NoRun observer;
+  test::expect_error(ErrorCategory::data, {"model.weights: ", "has no tensor"},
+                     [&] { train(config, observer, nullptr); });
+}
+
+TEST(TrainingData, ThatCannotBeReadNamesItsKey) {
+  const test::TempDir dir;
+  config::Config config = config_of("llama", "");
+  config.ballast.out = dir.path();
+  config.ballast.device = "host";
+  config.ballast.device_bytes = config.ballast.host_bytes = 64 * kMiB;
+  NoRun observer;
+  test::expect_error(ErrorCategory::data, {"data.tokens: cannot read /none.bin: No such file"},
+                     [&] { train(config, observer, nullptr); });
+  config.data.text = {"/none.txt"};
+  config.data.tokens.clear();
+  test::expect_error(ErrorCategory::data, {"data.text: cannot read /none.txt: No such file"},
+                     [&] { train(config, observer, nullptr); });
+}
 
 }  // namespace
 }  // namespace ballast::train
