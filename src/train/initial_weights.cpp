@@ -1,13 +1,18 @@
 #include "src/train/initial_weights.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
+#include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
 
@@ -61,7 +66,8 @@ void check_shape(const SafetensorsReader& file, const model::TensorSpec& tensor)
                      tensor.name, format_shape(stored->shape), format_shape(tensor.shape)));
 }
 
-void check_tensor(const SafetensorsReader& file, const model::TensorSpec& tensor) {
+void check_tensor(const SafetensorsReader& file, const model::Architecture& model,
+                  const model::TensorSpec& tensor) {
   const fs::path& path = file.path();
   // Hugging Face names the files of a sharded checkpoint model-00001-of-00002.safetensors.
   const bool shard = path.filename().string().find("-of-") != std::string::npos;
@@ -71,8 +77,65 @@ void check_tensor(const SafetensorsReader& file, const model::TensorSpec& tensor
                     ".safetensors file (sharded checkpoints are not supported yet)",
                     path.string(), tensor.name));
   }
+  if (tensor.name == model.outer.output && file.find(tensor.name) == nullptr) {
+    refuse(
+        fmt::format("{} has no tensor '{}', so its embeddings are tied; set "
+                    "model.tie_embeddings to true",
+                    path.string(), tensor.name));
+  }
   file.read(tensor.name, {});  // throws for a missing tensor and for a wrong dtype
   check_shape(file, tensor);
+}
+
+/// Compares values, since the two may have different dtypes. Reads both in pieces.
+bool are_equal(const SafetensorsReader& file, const StoredTensor& one, const StoredTensor& other) {
+  constexpr Elems kPiece = Elems{1} << 20;
+  if (one.shape != other.shape) return false;
+  std::vector<float> left;
+  std::vector<float> right;
+  for (Elems done = 0; done < one.elements; done += left.size()) {
+    left.resize(std::min(kPiece, one.elements - done));
+    right.resize(left.size());
+    file.read(one.name, left, done);
+    file.read(other.name, right, done);
+    if (left != right) return false;
+  }
+  return true;
+}
+
+/// A tied model has no output matrix; a file may hold it as a copy of the embedding.
+void check_tied(const SafetensorsReader& file, const model::Architecture& model) {
+  const StoredTensor* output = file.find(model.outer.output);
+  if (!model.config.tie_embeddings || output == nullptr) return;
+  if (are_equal(file, *output, *file.find(model.outer.tokens))) return;
+  refuse(
+      fmt::format("{}: '{}' differs from '{}', so the file's embeddings are not tied; set "
+                  "model.tie_embeddings to false",
+                  file.path().string(), model.outer.output, model.outer.tokens));
+}
+
+/// Refuses tensors that the model does not use: without them the file is another model.
+void check_unused(const SafetensorsReader& file, const model::Architecture& model) {
+  constexpr std::size_t kNamed = 3;
+  std::unordered_set<std::string_view> used = {model.outer.output};  // see check_tied()
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) used.insert(tensor.name);
+  }
+  const auto buffers = model::family(model.config.family).checkpoint_buffers(model.config);
+  std::string names;
+  std::size_t unused = 0;
+  for (const StoredTensor& tensor : file.tensors()) {
+    const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
+      return tensor.name.ends_with(known.suffix) && tensor.shape == known.shape;
+    });
+    if (buffer || used.contains(tensor.name)) continue;
+    if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
+  }
+  if (unused == 0) return;
+  refuse(fmt::format(
+      "{} has {} tensor{} that this model does not use ({}{}); change the keys of "
+      "model to those of the file, or give the weights of this model",
+      file.path().string(), unused, unused == 1 ? "" : "s", names, unused > kNamed ? ", ..." : ""));
 }
 
 void check(const config::Config& config) {
@@ -80,8 +143,10 @@ void check(const config::Config& config) {
   const SafetensorsReader file = open(config.initial_weights);
   const model::Architecture model = model::build_architecture(config.model);
   for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) check_tensor(file, tensor);
+    for (const model::TensorSpec& tensor : block.tensors) check_tensor(file, model, tensor);
   }
+  check_unused(file, model);
+  check_tied(file, model);
 }
 
 }  // namespace

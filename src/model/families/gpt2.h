@@ -85,6 +85,10 @@ class Gpt2 final : public Family {
         .add("mlp.c_proj.bias", {h}, Init::zeros)
         .finish();
   }
+  /// The causal mask, and the value of masked scores.
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".attn.bias", {1, 1, c.max_sequence, c.max_sequence}}, {".attn.masked_bias", {}}};
+  }
 };
 
 template <class Ops>

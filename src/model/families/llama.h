@@ -96,6 +96,10 @@ class Llama final : public Family {
         .add_last_product("mlp.down_proj.weight", {h, i}, stddev)
         .finish();
   }
+  /// Frequencies of the rotary positions.
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".rotary_emb.inv_freq", {c.head_dim / 2}}};
+  }
 };
 
 template <class Ops>

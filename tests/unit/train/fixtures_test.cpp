@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -161,6 +163,81 @@ TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
   std::filesystem::copy_file(weights_of("llama"), shard);
   expect_refused(config_of("llama", shard, {{"num_layers", 3}}),
                  {"is one file of a sharded checkpoint"});
+}
+
+using Shape = std::vector<std::uint64_t>;
+
+/// Writes the weights of fixture `name` and one more tensor of `value`s to `path`. Without a value
+/// it is a copy of the embedding.
+void write_with(const std::string& name, const std::filesystem::path& path,
+                const std::string& added, const Shape& shape, std::optional<float> value = 0.5F) {
+  const SafetensorsReader from(weights_of(name));
+  std::vector<TensorToStore> tensors = {{added, DType::f32, shape}};
+  std::vector<float> values;
+  if (value) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : shape) count *= extent;
+    values.assign(count, *value);
+  } else {
+    values.resize(from.find("model.embed_tokens.weight")->elements);
+    from.read("model.embed_tokens.weight", values);
+  }
+  for (const StoredTensor& tensor : from.tensors()) {
+    tensors.push_back({tensor.name, DType::f32, tensor.shape});
+    const std::size_t start = values.size();
+    values.resize(start + tensor.elements);
+    from.read(tensor.name, std::span(values).subspan(start));
+  }
+  SafetensorsWriter writer(path, tensors);
+  writer.write(values);
+  writer.finish();
+}
+
+TEST(InitialWeights, MayNotHoldTensorsThatTheModelDoesNotUse) {
+  expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 1}}),
+                 {weights_of("llama").string() + " has 9 tensors that this model does not use (",
+                  "model.layers.1.", ", ...)", "change the keys of model"});
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  write_with("llama", path, "model.layers.0.self_attn.q_proj.bias", {48});
+  expect_refused(
+      config_of("llama", path),
+      {"has 1 tensor that this model does not use (model.layers.0.self_attn.q_proj.bias)"});
+  write_with("gpt2", path, "a\nb", {1});
+  expect_refused(config_of("gpt2", path), {"(a\\u000ab)"});
+}
+
+TEST(InitialWeights, MayHoldBuffersOfTheirFamily) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  const auto with = [&](const std::string& name, const std::string& added, const Shape& shape) {
+    write_with(name, path, added, shape);
+    return config_of(name, path);
+  };
+  const std::string layer = "transformer.h.1.attn.";
+  check_initial_weights(with("gpt2", layer + "bias", {1, 1, 48, 48}));
+  check_initial_weights(with("gpt2", layer + "masked_bias", {}));
+  expect_refused(with("gpt2", layer + "bias", {1, 1, 47, 47}), {"(" + layer + "bias)"});
+  expect_refused(with("gpt2", layer + "c_proj.masked_bias", {}), {"masked_bias)"});
+  const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  check_initial_weights(with("llama", frequencies, {4}));
+  expect_refused(with("llama", frequencies, {8}), {"(" + frequencies + ")"});
+  expect_refused(with("gpt2", frequencies, {8}), {"(" + frequencies + ")"});
+}
+
+TEST(InitialWeights, AreTiedLikeTheModel) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  write_with("llama_tied", path, "lm_head.weight", {131, 48}, {});
+  check_initial_weights(config_of("llama_tied", path));
+  const nlohmann::json tied = {{"tie_embeddings", true}};
+  expect_refused(config_of("llama", weights_of("llama"), tied),
+                 {"'lm_head.weight' differs from 'model.embed_tokens.weight'",
+                  "set model.tie_embeddings to false"});
+  write_with("llama_tied", path, "lm_head.weight", {131, 47});
+  expect_refused(config_of("llama_tied", path), {"differs"});
+  expect_refused(config_of("llama_tied", weights_of("llama_tied"), {{"tie_embeddings", false}}),
+                 {"has no tensor 'lm_head.weight'", "set model.tie_embeddings to true"});
 }
 
 /// Fails the test when a run gets as far as a plan.
