@@ -10,7 +10,8 @@ namespace ballast::train {
 
 /// Checks that model.weights, if it is given, is a safetensors file of exactly the model's tensors.
 /// It may also hold the family's checkpoint_buffers() and, if the embeddings are tied, a copy of
-/// the embedding as the output matrix. Throws Error(data) or Error(io) naming the key.
+/// the embedding as the output matrix. A config.json beside it must agree in the family's
+/// checkpoint_keys(). Throws Error(config), Error(data) or Error(io) naming the key.
 void check_initial_weights(const config::Config& config);
 
 /// Fills `out` from the tensor of the same name. Throws Error(data) naming the file: no such

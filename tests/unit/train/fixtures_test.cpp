@@ -240,6 +240,131 @@ TEST(InitialWeights, AreTiedLikeTheModel) {
                  {"has no tensor 'lm_head.weight'", "set model.tie_embeddings to true"});
 }
 
+/// Hugging Face's config.json of the fixtures "llama" and "gpt2".
+const nlohmann::json kLlamaConfig = {{"architectures", {"LlamaForCausalLM"}},
+                                     {"model_type", "llama"},
+                                     {"vocab_size", 131},
+                                     {"hidden_size", 48},
+                                     {"num_hidden_layers", 2},
+                                     {"num_attention_heads", 6},
+                                     {"num_key_value_heads", 2},
+                                     {"head_dim", nullptr},
+                                     {"intermediate_size", 136},
+                                     {"max_position_embeddings", 2048},
+                                     {"rms_norm_eps", 1e-06},
+                                     {"rope_theta", 10000},
+                                     {"rope_scaling", nullptr},
+                                     {"tie_word_embeddings", false},
+                                     {"attention_bias", false},
+                                     {"mlp_bias", false},
+                                     {"hidden_act", "silu"},
+                                     {"torch_dtype", "float32"}};
+const nlohmann::json kGpt2Config = {{"model_type", "gpt2"},
+                                    {"vocab_size", 131},
+                                    {"n_embd", 64},
+                                    {"n_layer", 2},
+                                    {"n_head", 4},
+                                    {"n_inner", nullptr},
+                                    {"n_positions", 48},
+                                    {"layer_norm_epsilon", 1e-05},
+                                    {"activation_function", "gelu_new"}};
+
+/// A folder with the weights of a fixture and a config.json, `whole` with one key changed.
+struct Checkpoint {
+  Checkpoint(std::string fixture, nlohmann::json whole, const std::string& key,
+             const nlohmann::json& value)
+      : name(std::move(fixture)) {
+    whole[key] = value;
+    dir.write("config.json", whole.dump());
+    std::filesystem::copy_file(weights_of(name), dir.path() / "model.safetensors");
+  }
+  [[nodiscard]] config::Config config(const nlohmann::json& changes = {}) const {
+    return config_of(name, dir.path() / "model.safetensors", changes);
+  }
+  std::string name;
+  test::TempDir dir;
+};
+
+TEST(InitialWeights, AgreeWithTheirConfig) {
+  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", 256).config());
+  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", nullptr).config());
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "head_dim", 8).config());
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_theta", nullptr).config());
+  const nlohmann::json rope = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_parameters", rope).config());
+}
+
+TEST(InitialWeights, MayLieBesideAConfigOfBallast) {
+  const Checkpoint checkpoint("llama", {}, "model", {{"hidden_size", 4}});
+  checkpoint.dir.write("config.json", "{/* small */ \"model\": {\"hidden_size\": 4}}");
+  check_initial_weights(checkpoint.config());
+}
+
+TEST(InitialWeights, NameTheKeyThatDiffersFromTheirConfig) {
+  const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
+                         const std::string& own, const std::string& ours) {
+    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
+    const Checkpoint checkpoint(fixture, whole, key, value);
+    const auto file = (checkpoint.dir.path() / "config.json").string();
+    const std::string theirs = value.dump();
+    expect_refused(checkpoint.config(),
+                   {file + ": " + key + " is " + theirs + ", but model." + own + " is " + ours +
+                    "; set model." + own + " to " + theirs + ", or give other weights"},
+                   ErrorCategory::config);
+  };
+  expect("llama", "model_type", "gpt2", "family", "\"llama\"");
+  expect("llama", "vocab_size", 132, "vocab_size", "131");
+  expect("llama", "hidden_size", 64, "hidden_size", "48");
+  expect("llama", "num_hidden_layers", 3, "num_layers", "2");
+  expect("llama", "num_attention_heads", 3, "num_heads", "6");
+  expect("llama", "num_key_value_heads", 1, "num_kv_heads", "2");
+  expect("llama", "head_dim", 16, "head_dim", "8");
+  expect("llama", "intermediate_size", 128, "intermediate_size", "136");
+  expect("llama", "rms_norm_eps", 0.5, "norm_epsilon", "1e-06");
+  expect("llama", "rope_theta", 500000, "rope_theta", "10000.0");
+  expect("llama", "tie_word_embeddings", true, "tie_embeddings", "false");
+  expect("gpt2", "n_embd", 32, "hidden_size", "64");
+  expect("gpt2", "n_layer", 3, "num_layers", "2");
+  expect("gpt2", "n_head", 2, "num_heads", "4");
+  expect("gpt2", "n_inner", 64, "intermediate_size", "256");
+  expect("gpt2", "n_positions", 64, "max_sequence", "48");
+  expect("gpt2", "layer_norm_epsilon", 0.5, "norm_epsilon", "1e-05");
+  expect("gpt2", "tie_word_embeddings", false, "tie_embeddings", "true");
+}
+
+TEST(InitialWeights, HaveTheHeadsOfTheirConfigEvenIfShapesMatch) {
+  const Checkpoint checkpoint("llama", kLlamaConfig, "head_dim", nullptr);
+  expect_refused(checkpoint.config({{"num_heads", 12}, {"num_kv_heads", 4}}),
+                 {"num_attention_heads is 6, but model.num_heads is 12; set model.num_heads to 6"},
+                 ErrorCategory::config);
+}
+
+TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
+  const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
+                         const std::string& reason) {
+    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
+    expect_refused(Checkpoint(fixture, whole, key, value).config(),
+                   {"config.json: " + reason + "; give the weights of another model"},
+                   ErrorCategory::config);
+  };
+  expect("llama", "model_type", "mistral",
+         "model_type is \"mistral\", but Ballast supports only gpt2, llama");
+  expect("llama", "attention_bias", true,
+         "attention_bias is true, but Ballast supports only false");
+  expect("llama", "mlp_bias", true, "mlp_bias is true, but Ballast supports only false");
+  expect("llama", "hidden_act", "gelu",
+         "hidden_act is \"gelu\", but Ballast supports only silu, swish");
+  expect("llama", "rope_scaling", {{"factor", 2}},
+         "rope_scaling is {\"factor\":2}, but Ballast supports only null");
+  expect("llama", "rope_parameters", {{"rope_type", "llama3"}},
+         "rope_parameters.rope_type is \"llama3\", but Ballast supports only default");
+  expect("gpt2", "activation_function", "relu",
+         "activation_function is \"relu\", but Ballast supports only gelu_new, gelu_pytorch_tanh, "
+         "gelu_fast");
+  expect("gpt2", "scale_attn_by_inverse_layer_idx", true,
+         "scale_attn_by_inverse_layer_idx is true, but Ballast supports only false");
+}
+
 /// Fails the test when a run gets as far as a plan.
 struct NoRun : Observer {
   void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {
