@@ -23,7 +23,7 @@
 #include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
 
-#include "src/train/safetensors_header.h"
+#include "src/train/initial_weights.h"
 
 namespace ballast::train {
 namespace {
@@ -46,17 +46,15 @@ void make_directory(const std::filesystem::path& directory) {
   }
 }
 
-/// Fills `out` from the tensor of the same name in the checkpoint; checks its shape.
-void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec& tensor,
-                          std::span<float> out) {
-  const StoredTensor* stored = file.find(tensor.name);
-  if (stored != nullptr && stored->shape != tensor.shape) {
-    throw Error(
-        ErrorCategory::data,
-        fmt::format("{}: tensor '{}' has shape {}, but the model needs {}", file.path().string(),
-                    tensor.name, format_shape(stored->shape), format_shape(tensor.shape)));
+/// Opens the training data; errors name the key.
+std::shared_ptr<const TokenSource> open_data(const config::Config& config) {
+  try {
+    return std::make_shared<const TokenSource>(
+        TokenSource::open(config.data, config.model.vocab_size));
+  } catch (const Error& error) {
+    if (error.category() == ErrorCategory::config) throw;  // it names the keys
+    throw error.with_context(config.data.text.empty() ? "data.tokens" : "data.text");
   }
-  file.read(tensor.name, out);
 }
 
 /// One rank's part of a run, from data to summary.
@@ -75,8 +73,7 @@ class Trainer {
             std::move(plan_.decision.blueprint),
             planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
             interrupted, ranks),
-        source_(std::make_shared<const TokenSource>(
-            TokenSource::open(config_.data, config_.model.vocab_size))),
+        source_(open_data(config_)),
         split_(split_tokens(source_->size(), config_.data.held_out, config_.data.sequence_length)),
         rates_(config_.scheduler, config_.optimizer.lr) {}
 
@@ -378,6 +375,8 @@ class Trainer {
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
            const TraceRequest& trace, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
+  // Before planning, which may measure the machine for a minute.
+  comm::together(ranks, [&] { check_initial_weights(config); });
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {

@@ -226,7 +226,10 @@ class Mistakes(RanksTest):
                 (2, ["not divisible"], ["--set", "train_batch_size=13"]),
                 (2, ["--stepz"], ["--stepz", "3"]),
                 (1, ["the device budget of 100 KiB"], ["--set", "ballast.device_bytes=100KiB"]),
-                (1, ["text.txt"], ["--set", f"data.text={self.path}/no/text.txt"])):
+                (1, ["data.text: cannot read", "text.txt"],
+                 ["--set", f"data.text={self.path}/no/text.txt"]),
+                (1, ["model.weights: cannot read", "none.safetensors: No such file"],
+                 ["--set", "model.weights=none.safetensors"])):
             done = self.train(3, *arguments)
             self.assert_one_error(done, status, *words)
             self.assertNotIn(f" on {os.uname().nodename}: ", done.stderr)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -36,6 +37,20 @@ struct NumberKey {
   double standard = 0.0;
 };
 
+/// A buffer that Hugging Face's checkpoints may hold. The model computes it itself.
+struct CheckpointBuffer {
+  std::string suffix;  ///< of its name: ".attn.bias"
+  std::vector<std::uint64_t> shape;
+};
+
+/// A key of Hugging Face's config.json on which the results of the model depend.
+struct CheckpointKey {
+  std::string name;  ///< "a.b": key b of the object a
+  std::string own;   ///< the key of the model section that has the same value; "": none
+  /// Without such a key: the values that the family supports. A missing key and null always are.
+  std::vector<std::string> supported;
+};
+
 /// A family of models: keys and rules beyond those of all models, and named tensors. Its layer,
 /// forward and backward, is a template over the operations of a device, in the same file
 /// (src/model/families).
@@ -56,6 +71,13 @@ class Family {
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Layer `index`, counted from 0, of a complete config.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
+  /// The first is the one that names the family.
+  [[nodiscard]] virtual std::vector<CheckpointKey> checkpoint_keys() const { return {}; }
+  /// Tensors of a checkpoint that are not weights, for a complete config.
+  [[nodiscard]] virtual std::vector<CheckpointBuffer> checkpoint_buffers(
+      const ModelConfig& /*config*/) const {
+    return {};
+  }
 };
 
 /// Registers a family besides gpt2 and llama. Call it before other threads read configs.

@@ -74,10 +74,10 @@ struct TraceRequest {
   std::uint64_t steps = 10;    ///< the first ones, their updates included
 };
 
-/// Trains `config`: plans the run (planning::plan_run()), opens the data, allocates, steps,
-/// evaluates, and writes metrics.jsonl into config.ballast.out, which it creates. `interrupted`
-/// (may be null) ends the run with Error(interrupted). Throws Error after releasing all memory and
-/// swap files. Writes the trace after its steps, or when the run fails before.
+/// Trains `config`: checks model.weights, plans the run (planning::plan_run()), opens the data,
+/// allocates, steps, evaluates, and writes metrics.jsonl into config.ballast.out, which it creates.
+/// `interrupted` (may be null) ends the run with Error(interrupted). Throws Error after releasing
+/// all memory and swap files. Writes the trace after its steps, or when the run fails before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
 /// config; rank 0 alone calls the observer and writes metrics and trace. Failures before the first

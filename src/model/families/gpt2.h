@@ -85,6 +85,24 @@ class Gpt2 final : public Family {
         .add("mlp.c_proj.bias", {h}, Init::zeros)
         .finish();
   }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    return {{"model_type", "family"},
+            {"vocab_size", "vocab_size"},
+            {"n_embd", "hidden_size"},
+            {"n_layer", "num_layers"},
+            {"n_head", "num_heads"},
+            {"n_inner", "intermediate_size"},
+            {"n_positions", "max_sequence"},
+            {"layer_norm_epsilon", "norm_epsilon"},
+            {"tie_word_embeddings", "tie_embeddings"},
+            {"activation_function", "", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}},
+            {"scale_attn_weights", "", {"true"}},
+            {"scale_attn_by_inverse_layer_idx", "", {"false"}}};
+  }
+  /// The causal mask, and the value of masked scores.
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".attn.bias", {1, 1, c.max_sequence, c.max_sequence}}, {".attn.masked_bias", {}}};
+  }
 };
 
 template <class Ops>

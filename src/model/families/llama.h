@@ -96,6 +96,29 @@ class Llama final : public Family {
         .add_last_product("mlp.down_proj.weight", {h, i}, stddev)
         .finish();
   }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    return {{"model_type", "family"},
+            {"vocab_size", "vocab_size"},
+            {"hidden_size", "hidden_size"},
+            {"num_hidden_layers", "num_layers"},
+            {"num_attention_heads", "num_heads"},
+            {"num_key_value_heads", "num_kv_heads"},
+            {"head_dim", "head_dim"},
+            {"intermediate_size", "intermediate_size"},
+            {"rms_norm_eps", "norm_epsilon"},
+            {"tie_word_embeddings", "tie_embeddings"},
+            {"rope_theta", "rope_theta"},
+            {"rope_parameters.rope_theta", "rope_theta"},  // of Transformers 5
+            {"rope_parameters.rope_type", "", {"default"}},
+            {"rope_scaling", ""},
+            {"hidden_act", "", {"silu", "swish"}},
+            {"attention_bias", "", {"false"}},
+            {"mlp_bias", "", {"false"}}};
+  }
+  /// Frequencies of the rotary positions.
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".rotary_emb.inv_freq", {c.head_dim / 2}}};
+  }
 };
 
 template <class Ops>

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,11 @@
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
+#include "ballast/train/trainer.h"
+
+#include "src/train/initial_weights.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
 
 namespace ballast::train {
 namespace {
@@ -94,6 +101,302 @@ TEST_P(TrainingFixture, WeightsAreOneTensorForEveryGradient) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainingFixture, testing::Values("gpt2", "llama", "llama_tied"),
                          [](const auto& info) { return info.param; });
+
+std::filesystem::path weights_of(const std::string& name) {
+  return std::filesystem::absolute(folder() / (name + ".initial.safetensors"));
+}
+
+/// The model of fixture `name`, with `changes` to its keys, and initial weights from `path`.
+config::Config config_of(const std::string& name, const std::filesystem::path& path,
+                         const nlohmann::json& changes = {}) {
+  nlohmann::json text = {{"data", {{"tokens", "none.bin"}, {"sequence_length", 37}}},
+                         {"train_micro_batch_size_per_gpu", 1}};
+  text["model"] = load(name)["model"];
+  if (!changes.is_null()) text["model"].update(changes);
+  text["model"]["weights"] = path.string();
+  return config::parse(text.dump(), "/", "test", {});
+}
+
+void expect_refused(const config::Config& config, std::initializer_list<std::string_view> parts,
+                    ErrorCategory category = ErrorCategory::data) {
+  test::expect_error(category, {"model.weights: "}, [&] { check_initial_weights(config); });
+  test::expect_error(category, parts, [&] { check_initial_weights(config); });
+}
+
+TEST(InitialWeights, AreAcceptedForTheirModelOrNone) {
+  for (const std::string name : {"gpt2", "llama", "llama_tied"}) {
+    check_initial_weights(config_of(name, weights_of(name)));
+    check_initial_weights(config_of(name, ""));
+  }
+}
+
+TEST(InitialWeights, NameTheKeyWhenTheyCannotBeRead) {
+  const test::TempDir dir;
+  const auto none = dir.path() / "none.safetensors";
+  expect_refused(config_of("gpt2", none),
+                 {"cannot read " + none.string() + ": No such file or directory"});
+  expect_refused(config_of("gpt2", dir.write("short", "1234")), {"has 4 bytes: too short"});
+}
+
+TEST(InitialWeights, SayWhatAFolderOrAnIndexIs) {
+  const test::TempDir dir;
+  const auto index = dir.write("parts/model.safetensors.index.json", "{}");
+  const auto whole = dir.write("whole/model.safetensors", "");
+  expect_refused(config_of("gpt2", index),
+                 {index.string() + " is the index of a sharded checkpoint",
+                  "give a single .safetensors file"});
+  expect_refused(config_of("gpt2", index.parent_path()),
+                 {"is a folder of a sharded checkpoint; give a single .safetensors file"});
+  expect_refused(config_of("gpt2", whole.parent_path()),
+                 {"is a folder of a checkpoint; give its file " + whole.string()});
+  expect_refused(config_of("gpt2", dir.path()),
+                 {dir.path().string() + " is a folder; give a single .safetensors file"});
+}
+
+TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
+  expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 3}}),
+                 {"has no tensor 'model.layers.2.input_layernorm.weight'"});
+  expect_refused(config_of("llama", weights_of("llama"), {{"vocab_size", 130}}),
+                 {"has shape [131, 48], but the model needs [130, 48]"});
+  const test::TempDir dir;
+  const auto shard = dir.path() / "model-00001-of-00002.safetensors";
+  std::filesystem::copy_file(weights_of("llama"), shard);
+  expect_refused(config_of("llama", shard, {{"num_layers", 3}}),
+                 {"is one file of a sharded checkpoint"});
+}
+
+using Shape = std::vector<std::uint64_t>;
+
+/// Writes the weights of fixture `name` and one more tensor of `value`s to `path`. Without a value
+/// it is a copy of the embedding.
+void write_with(const std::string& name, const std::filesystem::path& path,
+                const std::string& added, const Shape& shape, std::optional<float> value = 0.5F) {
+  const SafetensorsReader from(weights_of(name));
+  std::vector<TensorToStore> tensors = {{added, DType::f32, shape}};
+  std::vector<float> values;
+  if (value) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : shape) count *= extent;
+    values.assign(count, *value);
+  } else {
+    values.resize(from.find("model.embed_tokens.weight")->elements);
+    from.read("model.embed_tokens.weight", values);
+  }
+  for (const StoredTensor& tensor : from.tensors()) {
+    tensors.push_back({tensor.name, DType::f32, tensor.shape});
+    const std::size_t start = values.size();
+    values.resize(start + tensor.elements);
+    from.read(tensor.name, std::span(values).subspan(start));
+  }
+  SafetensorsWriter writer(path, tensors);
+  writer.write(values);
+  writer.finish();
+}
+
+TEST(InitialWeights, MayNotHoldTensorsThatTheModelDoesNotUse) {
+  expect_refused(config_of("llama", weights_of("llama"), {{"num_layers", 1}}),
+                 {weights_of("llama").string() + " has 9 tensors that this model does not use (",
+                  "model.layers.1.", ", ...)", "change the keys of model"});
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  write_with("llama", path, "model.layers.0.self_attn.q_proj.bias", {48});
+  expect_refused(
+      config_of("llama", path),
+      {"has 1 tensor that this model does not use (model.layers.0.self_attn.q_proj.bias)"});
+  write_with("gpt2", path, "a\nb", {1});
+  expect_refused(config_of("gpt2", path), {"(a\\u000ab)"});
+}
+
+TEST(InitialWeights, MayHoldBuffersOfTheirFamily) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  const auto with = [&](const std::string& name, const std::string& added, const Shape& shape) {
+    write_with(name, path, added, shape);
+    return config_of(name, path);
+  };
+  const std::string layer = "transformer.h.1.attn.";
+  check_initial_weights(with("gpt2", layer + "bias", {1, 1, 48, 48}));
+  check_initial_weights(with("gpt2", layer + "masked_bias", {}));
+  expect_refused(with("gpt2", layer + "bias", {1, 1, 47, 47}), {"(" + layer + "bias)"});
+  expect_refused(with("gpt2", layer + "c_proj.masked_bias", {}), {"masked_bias)"});
+  const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  check_initial_weights(with("llama", frequencies, {4}));
+  expect_refused(with("llama", frequencies, {8}), {"(" + frequencies + ")"});
+  expect_refused(with("gpt2", frequencies, {8}), {"(" + frequencies + ")"});
+}
+
+TEST(InitialWeights, AreTiedLikeTheModel) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "w.safetensors";
+  write_with("llama_tied", path, "lm_head.weight", {131, 48}, {});
+  check_initial_weights(config_of("llama_tied", path));
+  const nlohmann::json tied = {{"tie_embeddings", true}};
+  expect_refused(config_of("llama", weights_of("llama"), tied),
+                 {"'lm_head.weight' differs from 'model.embed_tokens.weight'",
+                  "set model.tie_embeddings to false"});
+  write_with("llama_tied", path, "lm_head.weight", {131, 47});
+  expect_refused(config_of("llama_tied", path), {"differs"});
+  expect_refused(config_of("llama_tied", weights_of("llama_tied"), {{"tie_embeddings", false}}),
+                 {"has no tensor 'lm_head.weight'", "set model.tie_embeddings to true"});
+}
+
+/// Hugging Face's config.json of the fixtures "llama" and "gpt2".
+const nlohmann::json kLlamaConfig = {{"architectures", {"LlamaForCausalLM"}},
+                                     {"model_type", "llama"},
+                                     {"vocab_size", 131},
+                                     {"hidden_size", 48},
+                                     {"num_hidden_layers", 2},
+                                     {"num_attention_heads", 6},
+                                     {"num_key_value_heads", 2},
+                                     {"head_dim", nullptr},
+                                     {"intermediate_size", 136},
+                                     {"max_position_embeddings", 2048},
+                                     {"rms_norm_eps", 1e-06},
+                                     {"rope_theta", 10000},
+                                     {"rope_scaling", nullptr},
+                                     {"tie_word_embeddings", false},
+                                     {"attention_bias", false},
+                                     {"mlp_bias", false},
+                                     {"hidden_act", "silu"},
+                                     {"torch_dtype", "float32"}};
+const nlohmann::json kGpt2Config = {{"model_type", "gpt2"},
+                                    {"vocab_size", 131},
+                                    {"n_embd", 64},
+                                    {"n_layer", 2},
+                                    {"n_head", 4},
+                                    {"n_inner", nullptr},
+                                    {"n_positions", 48},
+                                    {"layer_norm_epsilon", 1e-05},
+                                    {"activation_function", "gelu_new"}};
+
+/// A folder with the weights of a fixture and a config.json, `whole` with one key changed.
+struct Checkpoint {
+  Checkpoint(std::string fixture, nlohmann::json whole, const std::string& key,
+             const nlohmann::json& value)
+      : name(std::move(fixture)) {
+    whole[key] = value;
+    dir.write("config.json", whole.dump());
+    std::filesystem::copy_file(weights_of(name), dir.path() / "model.safetensors");
+  }
+  [[nodiscard]] config::Config config(const nlohmann::json& changes = {}) const {
+    return config_of(name, dir.path() / "model.safetensors", changes);
+  }
+  std::string name;
+  test::TempDir dir;
+};
+
+TEST(InitialWeights, AgreeWithTheirConfig) {
+  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", 256).config());
+  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", nullptr).config());
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "head_dim", 8).config());
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_theta", nullptr).config());
+  const nlohmann::json rope = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
+  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_parameters", rope).config());
+}
+
+TEST(InitialWeights, MayLieBesideAConfigOfBallast) {
+  const Checkpoint checkpoint("llama", {}, "model", {{"hidden_size", 4}});
+  checkpoint.dir.write("config.json", "{/* small */ \"model\": {\"hidden_size\": 4}}");
+  check_initial_weights(checkpoint.config());
+}
+
+TEST(InitialWeights, NameTheKeyThatDiffersFromTheirConfig) {
+  const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
+                         const std::string& own, const std::string& ours) {
+    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
+    const Checkpoint checkpoint(fixture, whole, key, value);
+    const auto file = (checkpoint.dir.path() / "config.json").string();
+    const std::string theirs = value.dump();
+    expect_refused(checkpoint.config(),
+                   {file + ": " + key + " is " + theirs + ", but model." + own + " is " + ours +
+                    "; set model." + own + " to " + theirs + ", or give other weights"},
+                   ErrorCategory::config);
+  };
+  expect("llama", "model_type", "gpt2", "family", "\"llama\"");
+  expect("llama", "vocab_size", 132, "vocab_size", "131");
+  expect("llama", "hidden_size", 64, "hidden_size", "48");
+  expect("llama", "num_hidden_layers", 3, "num_layers", "2");
+  expect("llama", "num_attention_heads", 3, "num_heads", "6");
+  expect("llama", "num_key_value_heads", 1, "num_kv_heads", "2");
+  expect("llama", "head_dim", 16, "head_dim", "8");
+  expect("llama", "intermediate_size", 128, "intermediate_size", "136");
+  expect("llama", "rms_norm_eps", 0.5, "norm_epsilon", "1e-06");
+  expect("llama", "rope_theta", 500000, "rope_theta", "10000.0");
+  expect("llama", "tie_word_embeddings", true, "tie_embeddings", "false");
+  expect("gpt2", "n_embd", 32, "hidden_size", "64");
+  expect("gpt2", "n_layer", 3, "num_layers", "2");
+  expect("gpt2", "n_head", 2, "num_heads", "4");
+  expect("gpt2", "n_inner", 64, "intermediate_size", "256");
+  expect("gpt2", "n_positions", 64, "max_sequence", "48");
+  expect("gpt2", "layer_norm_epsilon", 0.5, "norm_epsilon", "1e-05");
+  expect("gpt2", "tie_word_embeddings", false, "tie_embeddings", "true");
+}
+
+TEST(InitialWeights, HaveTheHeadsOfTheirConfigEvenIfShapesMatch) {
+  const Checkpoint checkpoint("llama", kLlamaConfig, "head_dim", nullptr);
+  expect_refused(checkpoint.config({{"num_heads", 12}, {"num_kv_heads", 4}}),
+                 {"num_attention_heads is 6, but model.num_heads is 12; set model.num_heads to 6"},
+                 ErrorCategory::config);
+}
+
+TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
+  const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
+                         const std::string& reason) {
+    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
+    expect_refused(Checkpoint(fixture, whole, key, value).config(),
+                   {"config.json: " + reason + "; give the weights of another model"},
+                   ErrorCategory::config);
+  };
+  expect("llama", "model_type", "mistral",
+         "model_type is \"mistral\", but Ballast supports only gpt2, llama");
+  expect("llama", "attention_bias", true,
+         "attention_bias is true, but Ballast supports only false");
+  expect("llama", "mlp_bias", true, "mlp_bias is true, but Ballast supports only false");
+  expect("llama", "hidden_act", "gelu",
+         "hidden_act is \"gelu\", but Ballast supports only silu, swish");
+  expect("llama", "rope_scaling", {{"factor", 2}},
+         "rope_scaling is {\"factor\":2}, but Ballast supports only null");
+  expect("llama", "rope_parameters", {{"rope_type", "llama3"}},
+         "rope_parameters.rope_type is \"llama3\", but Ballast supports only default");
+  expect("gpt2", "activation_function", "relu",
+         "activation_function is \"relu\", but Ballast supports only gelu_new, gelu_pytorch_tanh, "
+         "gelu_fast");
+  expect("gpt2", "scale_attn_by_inverse_layer_idx", true,
+         "scale_attn_by_inverse_layer_idx is true, but Ballast supports only false");
+}
+
+/// Fails the test when a run gets as far as a plan.
+struct NoRun : Observer {
+  void planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) override {
+    ADD_FAILURE() << "the run was planned";
+  }
+  void started(const RunStart& /*start*/) override { ADD_FAILURE() << "the run started"; }
+  void stepped(const StepReport& /*report*/) override {}
+  void finished(const RunSummary& /*summary*/) override {}
+};
+
+TEST(InitialWeights, AreCheckedBeforePlanning) {
+  config::Config config = config_of("llama", weights_of("llama"), {{"num_layers", 3}});
+  config.ballast.device_bytes = 1;  // planning would refuse this
+  NoRun observer;
+  test::expect_error(ErrorCategory::data, {"model.weights: ", "has no tensor"},
+                     [&] { train(config, observer, nullptr); });
+}
+
+TEST(TrainingData, ThatCannotBeReadNamesItsKey) {
+  const test::TempDir dir;
+  config::Config config = config_of("llama", "");
+  config.ballast.out = dir.path();
+  config.ballast.device = "host";
+  config.ballast.device_bytes = config.ballast.host_bytes = 64 * kMiB;
+  NoRun observer;
+  test::expect_error(ErrorCategory::data, {"data.tokens: cannot read /none.bin: No such file"},
+                     [&] { train(config, observer, nullptr); });
+  config.data.text = {"/none.txt"};
+  config.data.tokens.clear();
+  test::expect_error(ErrorCategory::data, {"data.text: cannot read /none.txt: No such file"},
+                     [&] { train(config, observer, nullptr); });
+}
 
 }  // namespace
 }  // namespace ballast::train
