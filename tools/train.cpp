@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,6 +23,8 @@
 
 namespace ballast::tools {
 namespace {
+
+constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40U;  // like ballast.steps
 
 struct TrainArguments {
   std::filesystem::path config;
@@ -109,7 +112,7 @@ void add_train(Command program) {
   command.add_option("--set", &a.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true});
   command.add_option("--steps", &a.steps, "Steps to train; overrides ballast.steps",
-                     {.positive = true});
+                     {.range = std::pair(std::uint64_t{1}, kMostSteps)});
   command.add_option("--out", &a.out, "Run directory");
   command.add_option("--trace", &a.trace.file,
                      "Write a timeline of the first steps, for ui.perfetto.dev");

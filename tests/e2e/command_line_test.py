@@ -175,6 +175,36 @@ class CommandLine(unittest.TestCase):
     def test_unknown_option(self):
         self.assert_fails(self.train("--stepps", "3"), 2, "stepps")
 
+    def test_number_that_an_option_does_not_take(self):
+        config = self.config()
+        for arguments, message in (
+                (["train", config, "--steps", "0"], "--steps: must be at least 1, got 0"),
+                (["train", config, "--steps=-1"], "--steps: must be at least 1, got -1"),
+                (["train", config, "--steps", "99999999999999999999"],
+                 "--steps: must be at most 1099511627776, got 99999999999999999999"),
+                (["train", config, "--steps", "1e3"],
+                 "--steps: must be a whole number, got '1e3'"),
+                (["train", config, "--steps", ""], "--steps: must be a whole number, got ''"),
+                (["bench", "adam", "--threads", "0"], "--threads: must be at least 1, got 0"),
+                (["bench", "step", "--kv-heads=-1"], "--kv-heads: must be at least 0, got -1"),
+                (["bench", "step", "--kv-heads", "99999999999999999999"],
+                 "--kv-heads: must be at most 18446744073709551615, got 99999999999999999999"),
+                (["bench", "io", "--seconds", "0"], "--seconds: must be at least 0.01, got 0"),
+                (["bench", "io", "--seconds", "nan"],
+                 "--seconds: must be a finite number, got 'nan'"),
+                (["tune", "io", "--path", ".", "--tflops", "100,0"],
+                 "--tflops: must be greater than 0, got 0")):
+            with self.subTest(message):
+                done = self.run_ballast(*arguments)
+                self.assert_fails(done, 2)
+                self.assertEqual(done.stderr,
+                                 f"ballast: error: {message}; see ballast --help\n")
+
+    def test_empty_path(self):
+        for arguments, name in ((["train", ""], "CONFIG"), (["plan", ""], "CONFIG"),
+                                (["train", self.config(), "--out", ""], "--out")):
+            self.assert_fails(self.run_ballast(*arguments), 2, f"{name}: must not be empty")
+
     def test_missing_config(self):
         self.assert_fails(self.run_ballast("train", "nowhere.json"), 2, "nowhere.json",
                           "No such file")
