@@ -112,13 +112,13 @@ class CommandLine(unittest.TestCase):
         for kind, params in (("AdamW", {"betas": [0.9, 0.95]}), ("Adam", {"adam_w_mode": False}),
                              ("Adagrad", {"eps": 1e-9}), ("Lion", {"betas": [0.9, 0.98]}),
                              ("sgd", {"momentum": 0.9, "nesterov": True})):
-            done = self.train(optimizer={"type": kind, "params": params})
+            done = self.train("--overwrite", optimizer={"type": kind, "params": params})
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("results differ", done.stdout)
 
     def test_other_arithmetic_of_the_states_is_said_once_before_the_run(self):
         for states, words in (("8bit", "in 8 bits"), ("bf16_first", "first in bf16")):
-            done = self.train("--set", f"ballast.optimizer_states={states}")
+            done = self.train("--set", f"ballast.optimizer_states={states}", "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
             plan = done.stdout[:done.stdout.index("1/3")].splitlines()
             said = [line for line in plan if words in line and "results differ" in line]
@@ -128,7 +128,7 @@ class CommandLine(unittest.TestCase):
     def test_same_seed_same_losses_serial_or_lanes(self):
         losses = []
         for arguments in ([], ["--serial"]):
-            done = self.train(*arguments)
+            done = self.train(*arguments, "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
             losses.append([json.loads(line)["loss"] for line in lines])
@@ -286,7 +286,7 @@ class CommandLine(unittest.TestCase):
         advice = refused.stderr.strip().split("it would fit with ")[1]
         self.assertNotIn("nvme", advice)
         for way in advice.split(", or with "):
-            done = self.train(*way.split(), **lowest)
+            done = self.train(*way.split(), "--overwrite", **lowest)
             self.assertEqual(done.returncode, 0, done.stderr)
 
     # Data.
@@ -307,6 +307,59 @@ class CommandLine(unittest.TestCase):
     def test_sequence_longer_than_the_data(self):
         (self.path / "text.txt").write_text("short")
         self.assert_fails(self.train(), 1, "33")
+
+    # Run directories.
+
+    def unnamed(self):
+        """TINY without a run directory, and the folder in which a run makes one."""
+        self.state = self.path / "state/ballast"
+        return {"ballast": {**TINY["ballast"], "out": None},
+                "environment": {"XDG_STATE_HOME": str(self.state.parent)}}
+
+    def steps(self, directory):
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+    def test_runs_of_the_same_second_have_directories_of_their_own(self):
+        unnamed = self.unnamed()
+        command = [BALLAST, "train", str(self.config(ballast=unnamed["ballast"]))]
+        runs = [subprocess.Popen(command, cwd=self.path, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE, text=True,
+                                 env={**os.environ, **unnamed["environment"]}) for _ in range(3)]
+        for run in runs:
+            _, err = run.communicate(timeout=240)
+            self.assertEqual(run.returncode, 0, err)
+        self.assertEqual([self.steps(made) for made in self.state.iterdir()], 3 * [[1, 2, 3]])
+
+    def test_metrics_of_another_run_are_replaced_only_on_demand(self):
+        run = self.path / "run"
+        self.assertEqual(self.train().returncode, 0)
+        before = (run / "metrics.jsonl").read_bytes()
+        for arguments in ([], ["--out", "run"]):
+            self.assert_fails(self.train(*arguments), 2, "run/metrics.jsonl", "--out",
+                              "--overwrite")
+        self.assert_fails(self.train("--overwrite", "--set", "ballast.device_bytes=100KiB"), 1,
+                          "device budget")
+        self.assertEqual((run / "metrics.jsonl").read_bytes(), before)
+        done = self.train("--overwrite", "--steps", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.steps(run), [1, 2])
+
+    def test_the_printed_config_does_not_name_a_new_directory(self):
+        first = self.train("--print-config", **self.unnamed())
+        self.assertIsNone(json.loads(first.stdout)["ballast"]["out"])
+        self.assertFalse(self.state.exists())
+        (self.path / "printed.json").write_text(first.stdout)
+        done = self.run_ballast("train", "printed.json",
+                                environment=self.unnamed()["environment"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        made, = self.state.iterdir()
+        self.assertTrue(made.name.startswith("printed-"), made)
+
+    def test_a_run_that_never_starts_leaves_no_new_directory(self):
+        done = self.train("--set", "ballast.device_bytes=100KiB", **self.unnamed())
+        self.assert_fails(done, 1, "device budget")
+        self.assertEqual(list(self.state.iterdir()), [])
 
     # Swap space.
 
