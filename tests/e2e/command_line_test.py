@@ -413,11 +413,14 @@ class CommandLine(unittest.TestCase):
 
     def test_gradients_that_are_never_finite_stop_the_run(self):
         done = self.train(
+            "--set", "model.init_stddev=1e30",  # no loss is a number after the first step
             optimizer={"type": "AdamW", "params": {"lr": 1e37}},
             ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": 3})
         self.assert_fails(done, 1, "not finite in 3 steps in a row", "ballast.max_skipped_steps")
         lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
         self.assertTrue(json.loads(lines[-1])["skipped"])
+        self.assertIn(" nan ", done.stdout)
+        self.assertNotIn("-nan", done.stdout)
 
     def interrupt(self, *arguments):
         """Starts a long run, sends SIGINT in the middle of a step, returns how it ended."""
