@@ -139,11 +139,13 @@ void Console::stepped(const train::StepReport& report) {
 void Console::finished(const train::RunSummary& summary) {
   const auto& blueprint = summary.blueprint;
   if (terminal_ && !summary.held_out_loss) fmt::print("\n");
-  fmt::print("done in {}: {} steps, {} tok/s, {:.0f}% of the GEMM peak, last loss {:.4f}",
-             format_seconds(summary.seconds), summary.steps,
-             format_count(summary.tokens_per_second), 100.0 * summary.gemm_share,
-             without_nan_sign(summary.last_loss));
-  if (summary.skipped > 0) fmt::print(", {} skipped", summary.skipped);
+  fmt::print("done in {} ({} of steps): {} steps, {} tok/s, {:.0f}% of GEMM peak\n",
+             format_seconds(summary.seconds), format_seconds(summary.training_seconds),
+             summary.steps, format_count(summary.tokens_per_second), 100.0 * summary.gemm_share);
+  fmt::print("last loss {:.4f}", without_nan_sign(summary.last_loss));
+  if (summary.skipped > 0) {
+    fmt::print(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
+  }
   fmt::print("\n");
   if (summary.predicted_seconds) {
     fmt::print("predicted {:.3g} s per step, measured {:.3g} s{}\n", *summary.predicted_seconds,

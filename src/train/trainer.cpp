@@ -338,6 +338,7 @@ class Trainer {
                         .steps = config_.ballast.steps,
                         .skipped = skipped_,
                         .seconds = seconds,
+                        .training_seconds = training_seconds_,
                         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
                         .gemm_share = gemm_share(mean_seconds),
                         .predicted_seconds = predicted,

@@ -97,6 +97,10 @@ class CommandLine(unittest.TestCase):
                 self.assertLessEqual(len(line), 80, line)
         self.assertIn("3/3", done.stdout)
         self.assertIn("held-out loss", done.stdout)
+        seconds = sum(json.loads(line)["step_seconds"] for line in lines)
+        shown = f"{1e3 * seconds:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"
+        self.assertRegex(done.stdout, rf"(?m)^done in \S+ \({shown} of steps\): 3 steps, ")
+        self.assertRegex(done.stdout, r"(?m)^last loss \d+\.\d{4}$")
         self.assert_nothing_left()
 
     def test_the_printed_config_is_itself_a_config_and_a_fixed_point(self):
