@@ -89,6 +89,7 @@ class Trainer {
     probe_gemm_peak();
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
+    if (first()) warn_without_evaluation();
     if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
   }
 
@@ -143,6 +144,22 @@ class Trainer {
             .seed = config_.ballast.seed,
             .rank = rank_,
             .world = world_};
+  }
+
+  /// A share of short data can be too small for one micro-batch.
+  void warn_without_evaluation() const {
+    const double share = config_.data.held_out;
+    if (share == 0.0 || loader_->evaluation_batches() > 0) return;
+    const std::uint64_t total = source_->size();
+    const std::uint64_t needed = config_.batch.micro_batch * config_.data.sequence_length + 1;
+    const bool share_helps = total / 2 >= needed;  // the share is at most 0.5
+    log(LogLevel::warning,
+        fmt::format("there will be no held-out loss: data.held_out {} of {} tokens is {}, but an "
+                    "evaluation needs {} (train_micro_batch_size_per_gpu {} x data.sequence_length "
+                    "{} + 1); give more data{} or a smaller sequence_length",
+                    share, total, static_cast<std::uint64_t>(share * static_cast<double>(total)),
+                    needed, config_.batch.micro_batch, config_.data.sequence_length,
+                    share_helps ? ", a larger share" : ""));
   }
 
   /// Measures this rank's peak while the other ranks measure theirs. Other work can disturb a

@@ -312,6 +312,24 @@ class CommandLine(unittest.TestCase):
         (self.path / "text.txt").write_text("short")
         self.assert_fails(self.train(), 1, "33")
 
+    def test_held_out_data_too_short_for_an_evaluation(self):
+        # An evaluation needs 2 sequences of 32 tokens and 1; a single sequence needs 33.
+        for tokens, held, help in ((100, 5, "give more data or "), (600, 30, ", a larger share"),
+                                   (1280, 64, ", a larger share"), (1300, 65, None)):
+            (self.path / "text.txt").write_text(TEXT[:tokens])
+            done = self.train("--overwrite")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("held-out loss" in done.stdout, help is None)
+            if help is None:
+                self.assertEqual(done.stderr, "")
+                continue
+            self.assertRegex(done.stderr, r"\Aballast: warning: .*\n\Z")
+            for words in ("no held-out loss", f"data.held_out 0.05 of {tokens} tokens is {held},",
+                          "needs 65 ", help, "a smaller sequence_length"):
+                self.assertIn(words, done.stderr)
+        (self.path / "text.txt").write_text(TEXT[:600])
+        self.assertEqual(self.train("--overwrite", "--set", "data.held_out=0").stderr, "")
+
     # Run directories.
 
     def unnamed(self):
