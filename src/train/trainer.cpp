@@ -214,10 +214,11 @@ class Trainer {
     note(metrics);
     last_loss_ = result.loss;
     end_trace(step);
-    count_skips(step, result);
+    count_skips(result);
+    const bool stuck = skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step == config_.ballast.steps;
-    if (last || (every > 0 && step % every == 0)) {
+    if (!stuck && (last || (every > 0 && step % every == 0))) {
       const auto start = Clock::now();
       metrics.eval_loss = evaluate();
       settled_steps_ = 0;
@@ -226,6 +227,7 @@ class Trainer {
       held_out_loss_ = metrics.eval_loss;
     }
     if (first()) report(metrics);
+    if (stuck) give_up(step);
     last_step_end_ = Clock::now();
   }
 
@@ -290,18 +292,16 @@ class Trainer {
     steps_.push_back(step);
   }
 
-  void count_skips(std::uint64_t step, const engine::StepResult& result) {
-    if (!result.skipped) {
-      skipped_in_a_row_ = 0;
-      return;
-    }
-    ++skipped_;
-    ++skipped_in_a_row_;
-    if (skipped_in_a_row_ < config_.ballast.max_skipped_steps) return;
+  void count_skips(const engine::StepResult& result) {
+    skipped_ += result.skipped ? 1 : 0;
+    skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
+  }
+
+  [[noreturn]] void give_up(std::uint64_t step) const {
     throw Error(ErrorCategory::numeric,
-                fmt::format("step {}: gradients were not finite in {} steps in a row; lower the "
+                fmt::format("step {}: gradients were not finite in {} step{} in a row; lower the "
                             "learning rate or check the data (limit: ballast.max_skipped_steps)",
-                            step, skipped_in_a_row_));
+                            step, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
   /// Mean loss over the first ballast.eval_batches held-out micro-batches (see EvaluationShare);

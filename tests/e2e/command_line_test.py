@@ -434,15 +434,27 @@ class CommandLine(unittest.TestCase):
     # Failures of the run itself.
 
     def test_gradients_that_are_never_finite_stop_the_run(self):
-        done = self.train(
-            "--set", "model.init_stddev=1e30",  # no loss is a number after the first step
-            optimizer={"type": "AdamW", "params": {"lr": 1e37}},
-            ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": 3})
-        self.assert_fails(done, 1, "not finite in 3 steps in a row", "ballast.max_skipped_steps")
-        lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
-        self.assertTrue(json.loads(lines[-1])["skipped"])
-        self.assertIn(" nan ", done.stdout)
-        self.assertNotIn("-nan", done.stdout)
+        for limit, words in ((3, "not finite in 3 steps in a row"),
+                             (1, "not finite in 1 step in a row")):
+            # No loss is a number after the first step.
+            done = self.train(
+                "--overwrite", "--set", "model.init_stddev=1e30",
+                optimizer={"type": "AdamW", "params": {"lr": 1e37}},
+                ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": limit})
+            self.assert_fails(done, 1, words, "ballast.max_skipped_steps")
+            # The last step is shown and recorded before the error.
+            lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+            steps = [json.loads(line) for line in lines]
+            self.assertEqual([step["skipped"] for step in steps[-limit - 1:]],
+                             [False] + limit * [True])
+            self.assertIn(f"error: step {len(steps)}: ", done.stderr)
+            self.assertIn(f" {len(steps)}/30 ", done.stdout)
+            self.assertIn(" nan ", done.stdout)
+            self.assertNotIn("-nan", done.stdout)
+
+    def test_no_skipped_step_allowed_is_said_with_1(self):
+        self.assert_fails(self.train("--set", "ballast.max_skipped_steps=0"), 2,
+                          "ballast.max_skipped_steps", "must be at least 1, got 0")
 
     def interrupt(self, *arguments):
         """Starts a long run, sends SIGINT in the middle of a step, returns how it ended."""
