@@ -1,6 +1,11 @@
 #include "tools/command_line.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 // Compiling its templates takes seconds per source, so no other source includes it.
@@ -47,14 +52,101 @@ std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int
   return one_line(std::move(message)) + "; see ballast --help";
 }
 
+/// The type of one value of an option.
+template <class T>
+struct Single {
+  using Type = T;
+};
+template <class T>
+struct Single<std::optional<T>> {
+  using Type = T;
+};
+template <class T>
+struct Single<std::vector<T>> {
+  using Type = T;
+};
+
+/// What is wrong with a whole number, "" if nothing is. Reads it like CLI11, which does not notice
+/// numbers of more than 64 bits.
+template <class T>
+std::string mistake(const std::string& text, T low, T high) {
+  char* end = nullptr;
+  bool below = false;
+  bool above = false;
+  errno = 0;
+  if (text.find('-') == std::string::npos) {
+    const auto number = std::strtoull(text.c_str(), &end, 0);
+    below = std::cmp_less(number, low);
+    above = errno == ERANGE || std::cmp_greater(number, high);
+  } else {
+    const auto number = std::strtoll(text.c_str(), &end, 0);
+    below = std::cmp_less(number, low);
+    above = std::cmp_greater(number, high);
+  }
+  if (text.empty() || *end != '\0') return fmt::format("must be a whole number, got '{}'", text);
+  if (below) return fmt::format("must be at least {}, got {}", low, text);
+  if (above) return fmt::format("must be at most {}, got {}", high, text);
+  return "";
+}
+
+constexpr double kAboveZero = std::numeric_limits<double>::denorm_min();
+
+std::string mistake(const std::string& text, double low, double high) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(number)) {
+    return fmt::format("must be a finite number, got '{}'", text);
+  }
+  if (number < low) {
+    return low == kAboveZero ? fmt::format("must be greater than 0, got {}", text)
+                             : fmt::format("must be at least {}, got {}", low, text);
+  }
+  if (number > high) return fmt::format("must be at most {}, got {}", high, text);
+  return "";
+}
+
+/// `help` describes the bounds in --help.
+template <class T>
+void bound(CLI::Option& option, T low, T high, const std::string& help) {
+  option.check([low, high](const std::string& text) { return mistake(text, low, high); }, help);
+}
+
+/// CLI11's own checks write the whole range of a double, 309 digits, into their messages.
+template <class T>
+void check_numbers(const OptionRules& rules, CLI::Option& option) {
+  using Limits = std::numeric_limits<T>;
+  if (rules.range) {
+    std::visit(
+        [&](auto range) {
+          bound(option, range.first, range.second,
+                CLI::Range(range.first, range.second).get_description());
+        },
+        *rules.range);
+  } else if (rules.positive) {
+    const T least = std::is_integral_v<T> ? T{1} : static_cast<T>(kAboveZero);
+    bound(option, least, Limits::max(), "POSITIVE");
+  } else {
+    bound(option, Limits::lowest(), Limits::max(), "");
+  }
+}
+
+/// An empty word usually comes from a shell variable that is not set.
+void refuse_empty(CLI::Option& option) {
+  option.check([](const std::string& text) -> std::string {
+    return text.empty() ? "must not be empty" : "";
+  });
+}
+
+/// `T`: the type of one value.
+template <class T>
 void apply(const OptionRules& rules, CLI::Option& option) {
   option.required(rules.required);
   if (rules.commas) option.delimiter(',');
   if (rules.single_argument) option.allow_extra_args(false);
-  if (rules.positive) option.check(CLI::PositiveNumber);
-  if (rules.range) {
-    std::visit([&](auto range) { option.check(CLI::Range(range.first, range.second)); },
-               *rules.range);
+  if constexpr (std::is_arithmetic_v<T>) {
+    check_numbers<T>(rules, option);
+  } else if (rules.required || std::is_same_v<T, std::filesystem::path>) {
+    refuse_empty(option);
   }
   if (!rules.choices.empty()) option.check(CLI::IsMember(rules.choices));
   if (rules.needs != nullptr) option.needs(std::string(rules.needs));
@@ -74,8 +166,12 @@ void Command::require_command() {
 
 void Command::add_option(const std::string& name, Target target, const std::string& description,
                          const OptionRules& rules) {
-  std::visit([&](auto* value) { apply(rules, *app_->add_option(name, *value, description)); },
-             target);
+  std::visit(
+      [&](auto* value) {
+        using Value = typename Single<std::remove_pointer_t<decltype(value)>>::Type;
+        apply<Value>(rules, *app_->add_option(name, *value, description));
+      },
+      target);
 }
 
 void Command::add_flag(const std::string& name, bool* target, const std::string& description,

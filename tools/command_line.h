@@ -20,7 +20,8 @@ namespace ballast::tools {
 /// The work of a command.
 using Action = std::function<void()>;
 
-/// The variable that an option sets. Its value before is the default.
+/// The variable that an option sets. Its value before is the default. Numbers that do not fit it
+/// and empty paths are refused.
 using Target =
     std::variant<std::string*, std::filesystem::path*, std::uint32_t*, std::uint64_t*, double*,
                  std::optional<int>*, std::optional<double>*, std::vector<std::string>*,

@@ -1,7 +1,9 @@
 #include "tools/console.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -27,6 +29,11 @@ Bytes peak(const train::StepMetrics& metrics, Tier tier) {
   return found == metrics.peak_bytes.end() ? 0 : found->second;
 }
 
+/// Without the sign of a NaN, which depends on the machine and prints as "-nan".
+double without_nan_sign(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
 std::string header_line() {
   return fmt::format("{:>11} {:>7} {:>8} {:>7} {:>6} {:>5} {:>6} {:>6} {:>6} {:>7}", "step", "loss",
                      "lr", "norm", "tok/s", "gemm", "device", "host", "nvme", "eta");
@@ -34,14 +41,15 @@ std::string header_line() {
 
 std::string step_line(const train::StepReport& report) {
   const auto& metrics = report.metrics;
-  const std::string norm =
-      metrics.skipped ? std::string("skipped") : fmt::format("{:.3g}", metrics.grad_norm);
-  return fmt::format("{:>11} {:>7.4f} {:>8.2e} {:>7} {:>6} {:>4.0f}% {:>6} {:>6} {:>6} {:>7}",
-                     fmt::format("{}/{}", metrics.step, report.steps), metrics.loss, metrics.lr,
-                     norm, format_count(metrics.tokens_per_second), 100.0 * report.gemm_share,
-                     short_bytes(peak(metrics, Tier::device)),
-                     short_bytes(peak(metrics, Tier::host)), short_bytes(peak(metrics, Tier::nvme)),
-                     format_seconds(report.eta_seconds));
+  const std::string norm = metrics.skipped
+                               ? std::string("skipped")
+                               : fmt::format("{:.3g}", without_nan_sign(metrics.grad_norm));
+  return fmt::format(
+      "{:>11} {:>7.4f} {:>8.2e} {:>7} {:>6} {:>4.0f}% {:>6} {:>6} {:>6} {:>7}",
+      fmt::format("{}/{}", metrics.step, report.steps), without_nan_sign(metrics.loss), metrics.lr,
+      norm, format_count(metrics.tokens_per_second), 100.0 * report.gemm_share,
+      short_bytes(peak(metrics, Tier::device)), short_bytes(peak(metrics, Tier::host)),
+      short_bytes(peak(metrics, Tier::nvme)), format_seconds(report.eta_seconds));
 }
 
 void print_ledger(const engine::Blueprint& blueprint) {
@@ -123,7 +131,7 @@ void Console::stepped(const train::StepReport& report) {
   }
   if (metrics.eval_loss) {
     fmt::print("{}{:>11} {:>7.4f} nats/token\n", terminal_ ? "\n" : "", "held out",
-               *metrics.eval_loss);
+               without_nan_sign(*metrics.eval_loss));
   }
   std::fflush(stdout);
 }
@@ -131,11 +139,13 @@ void Console::stepped(const train::StepReport& report) {
 void Console::finished(const train::RunSummary& summary) {
   const auto& blueprint = summary.blueprint;
   if (terminal_ && !summary.held_out_loss) fmt::print("\n");
-  fmt::print("done in {}: {} steps, {} tok/s, {:.0f}% of the GEMM peak, last loss {:.4f}",
-             format_seconds(summary.seconds), summary.steps,
-             format_count(summary.tokens_per_second), 100.0 * summary.gemm_share,
-             summary.last_loss);
-  if (summary.skipped > 0) fmt::print(", {} skipped", summary.skipped);
+  fmt::print("done in {} ({} of steps): {} steps, {} tok/s, {:.0f}% of GEMM peak\n",
+             format_seconds(summary.seconds), format_seconds(summary.training_seconds),
+             summary.steps, format_count(summary.tokens_per_second), 100.0 * summary.gemm_share);
+  fmt::print("last loss {:.4f}", without_nan_sign(summary.last_loss));
+  if (summary.skipped > 0) {
+    fmt::print(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
+  }
   fmt::print("\n");
   if (summary.predicted_seconds) {
     fmt::print("predicted {:.3g} s per step, measured {:.3g} s{}\n", *summary.predicted_seconds,
@@ -143,7 +153,7 @@ void Console::finished(const train::RunSummary& summary) {
                summary.corrected_rates ? "; rates corrected for the next run" : "");
   }
   if (summary.held_out_loss)
-    fmt::print("held-out loss {:.4f} nats/token\n", *summary.held_out_loss);
+    fmt::print("held-out loss {:.4f} nats/token\n", without_nan_sign(*summary.held_out_loss));
   for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);
   for (const Tier tier : kTiers) {
     const Bytes used = summary.totals.allocated[static_cast<std::size_t>(tier)];

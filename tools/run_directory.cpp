@@ -3,8 +3,11 @@
 #include <array>
 #include <cstdlib>
 #include <ctime>
+#include <system_error>
 
 #include <fmt/format.h>
+
+#include "ballast/core/error.h"
 
 namespace ballast::tools {
 namespace {
@@ -28,12 +31,34 @@ std::filesystem::path default_run_directory(const std::filesystem::path& config)
   localtime_r(&now, &local);
   std::array<char, 32> stamp{};
   std::strftime(stamp.data(), stamp.size(), "%Y%m%d-%H%M%S", &local);
-  const auto base = state_home() / fmt::format("{}-{}", config.stem().string(), stamp.data());
+  return state_home() / fmt::format("{}-{}", config.stem().string(), stamp.data());
+}
+
+std::filesystem::path create_run_directory(const std::filesystem::path& config) {
+  const auto base = default_run_directory(config);
   auto directory = base;
-  for (int i = 2; std::filesystem::exists(directory); ++i) {
+  std::error_code error;
+  std::filesystem::create_directories(base.parent_path(), error);
+  for (int i = 2; !error; ++i) {
+    // False without an error: another run was faster.
+    if (std::filesystem::create_directory(directory, error)) return directory;
+    if (error == std::errc::file_exists) error.clear();
     directory = fmt::format("{}-{}", base.string(), i);
   }
-  return directory;
+  throw Error(ErrorCategory::io,
+              fmt::format("cannot create a run directory in {}; choose one with --out",
+                          base.parent_path().string()),
+              error.value());
+}
+
+void refuse_used_directory(const std::filesystem::path& directory) {
+  const auto metrics = directory / "metrics.jsonl";
+  std::error_code ignored;
+  if (!std::filesystem::exists(metrics, ignored)) return;
+  throw Error(ErrorCategory::usage,
+              fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
+                          "to replace it",
+                          metrics.string()));
 }
 
 }  // namespace ballast::tools

@@ -4,8 +4,15 @@
 
 namespace ballast::tools {
 
-/// Default run directory of `config`: a new name from the config and the time, below the user's
-/// state directory. Does not create it.
+/// A name for a run directory, from `config` and the time, below the user's state directory. Does
+/// not create it.
 std::filesystem::path default_run_directory(const std::filesystem::path& config);
+
+/// Creates default_run_directory(`config`), with a suffix if it is there already, so that no two
+/// runs have the same. Throws Error(io).
+std::filesystem::path create_run_directory(const std::filesystem::path& config);
+
+/// Throws Error(usage) if the run directory `directory` has the metrics of another run.
+void refuse_used_directory(const std::filesystem::path& directory);
 
 }  // namespace ballast::tools

@@ -3,6 +3,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -23,6 +25,8 @@
 namespace ballast::tools {
 namespace {
 
+constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40U;  // like ballast.steps
+
 struct TrainArguments {
   std::filesystem::path config;
   std::vector<std::string> overrides;
@@ -30,6 +34,7 @@ struct TrainArguments {
   std::uint64_t steps = 0;
   train::TraceRequest trace;
   bool serial = false;
+  bool overwrite = false;
   bool print_config = false;
 };
 
@@ -38,25 +43,38 @@ config::Config load_config(const TrainArguments& arguments, std::uint32_t world)
   if (arguments.steps > 0) config.ballast.steps = arguments.steps;
   if (arguments.serial) config.ballast.serial = true;
   if (!arguments.out.empty()) config.ballast.out = std::filesystem::absolute(arguments.out);
-  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
   return config;
 }
 
-void require_steps(const TrainArguments& arguments, const config::Config& config) {
-  if (config.ballast.steps > 0) return;
-  throw Error(ErrorCategory::usage,
-              arguments.config.string() + ": ballast.steps is not set: set it or give --steps N");
+void check_run(const TrainArguments& arguments, const config::Config& config) {
+  if (config.ballast.steps == 0) {
+    throw Error(ErrorCategory::usage,
+                arguments.config.string() + ": ballast.steps is not set: set it or give --steps N");
+  }
+  if (!arguments.overwrite && !config.ballast.out.empty()) {
+    refuse_used_directory(config.ballast.out);
+  }
 }
 
-void train_and_show(const TrainArguments& arguments, const config::Config& config,
-                    comm::Ranks* ranks) {
+void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
   const bool first = ranks == nullptr || ranks->rank() == 0;
+  const bool unnamed = config.ballast.out.empty();
+  comm::together(ranks, [&] {
+    if (first && unnamed) config.ballast.out = create_run_directory(arguments.config);
+  });
   if (first) {
     for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
   }
   Console console(fmt::format("ballast train {}", arguments.config.string()),
                   config.steps_per_print, !comm::read_launch().launcher.empty());
-  train::train(config, console, &interrupted(), arguments.trace, ranks);
+  try {
+    train::train(config, console, &interrupted(), arguments.trace, ranks);
+  } catch (...) {
+    // Removes nothing if the run has written to it.
+    std::error_code ignored;
+    if (first && unnamed) std::filesystem::remove(config.ballast.out, ignored);
+    throw;
+  }
   if (!first) return;
   fmt::print("metrics in {}\n", (config.ballast.out / "metrics.jsonl").string());
   if (!arguments.trace.file.empty()) fmt::print("trace in {}\n", arguments.trace.file.string());
@@ -69,7 +87,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
   std::exception_ptr mistake;
   try {
     config = load_config(arguments, launch.world);
-    require_steps(arguments, *config);
+    check_run(arguments, *config);
   } catch (...) {
     mistake = std::current_exception();
   }
@@ -79,7 +97,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
     comm::together(&ranks, [&] {
       if (mistake) std::rethrow_exception(mistake);
     });
-    train_and_show(arguments, *config, &ranks);
+    train_and_show(arguments, std::move(*config), &ranks);
   });
 }
 
@@ -93,9 +111,9 @@ void run_train(const TrainArguments& arguments) {
     train_as_rank(arguments, launch);
     return;
   }
-  const config::Config config = load_config(arguments, 1);
-  require_steps(arguments, config);
-  train_and_show(arguments, config, nullptr);
+  config::Config config = load_config(arguments, 1);
+  check_run(arguments, config);
+  train_and_show(arguments, std::move(config), nullptr);
 }
 
 }  // namespace
@@ -109,14 +127,16 @@ void add_train(Command program) {
   command.add_option("--set", &a.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true});
   command.add_option("--steps", &a.steps, "Steps to train; overrides ballast.steps",
-                     {.positive = true});
-  command.add_option("--out", &a.out, "Run directory");
+                     {.range = std::pair(std::uint64_t{1}, kMostSteps)});
+  command.add_option("--out", &a.out, "Run directory (default: a new one; see ballast.out)");
   command.add_option("--trace", &a.trace.file,
                      "Write a timeline of the first steps, for ui.perfetto.dev");
   command.add_option("--trace-steps", &a.trace.steps, "Steps to trace",
                      {.positive = true, .needs = "--trace", .show_default = true});
   command.add_flag("--serial", &a.serial,
                    "Run one operation at a time, for debugging; results are the same");
+  command.add_flag("--overwrite", &a.overwrite,
+                   "Replace the metrics of another run in the run directory");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

@@ -87,6 +87,7 @@ class Trainer {
     gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
     start_engine();
     loader_ = std::make_unique<Loader>(source_, split_, loader_options());
+    if (first()) warn_without_evaluation();
     if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
   }
 
@@ -143,6 +144,22 @@ class Trainer {
             .world = world_};
   }
 
+  /// A share of short data can be too small for one micro-batch.
+  void warn_without_evaluation() const {
+    const double share = config_.data.held_out;
+    if (share == 0.0 || loader_->evaluation_batches() > 0) return;
+    const std::uint64_t total = source_->size();
+    const std::uint64_t needed = config_.batch.micro_batch * config_.data.sequence_length + 1;
+    const bool share_helps = total / 2 >= needed;  // the share is at most 0.5
+    log(LogLevel::warning,
+        fmt::format("there will be no held-out loss: data.held_out {} of {} tokens is {}, but an "
+                    "evaluation needs {} (train_micro_batch_size_per_gpu {} x data.sequence_length "
+                    "{} + 1); give more data{} or a smaller sequence_length",
+                    share, total, static_cast<std::uint64_t>(share * static_cast<double>(total)),
+                    needed, config_.batch.micro_batch, config_.data.sequence_length,
+                    share_helps ? ", a larger share" : ""));
+  }
+
   void start_engine() {
     if (config_.initial_weights.empty()) {
       engine_.start();
@@ -188,10 +205,11 @@ class Trainer {
     note(metrics);
     last_loss_ = result.loss;
     end_trace(step);
-    count_skips(step, result);
+    count_skips(result);
+    const bool stuck = skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step == config_.ballast.steps;
-    if (last || (every > 0 && step % every == 0)) {
+    if (!stuck && (last || (every > 0 && step % every == 0))) {
       const auto start = Clock::now();
       metrics.eval_loss = evaluate();
       settled_steps_ = 0;
@@ -199,6 +217,7 @@ class Trainer {
       held_out_loss_ = metrics.eval_loss;
     }
     if (first()) report(metrics);
+    if (stuck) give_up(step);
     last_step_end_ = Clock::now();
   }
 
@@ -261,18 +280,16 @@ class Trainer {
     steps_.push_back(step);
   }
 
-  void count_skips(std::uint64_t step, const engine::StepResult& result) {
-    if (!result.skipped) {
-      skipped_in_a_row_ = 0;
-      return;
-    }
-    ++skipped_;
-    ++skipped_in_a_row_;
-    if (skipped_in_a_row_ < config_.ballast.max_skipped_steps) return;
+  void count_skips(const engine::StepResult& result) {
+    skipped_ += result.skipped ? 1 : 0;
+    skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
+  }
+
+  [[noreturn]] void give_up(std::uint64_t step) const {
     throw Error(ErrorCategory::numeric,
-                fmt::format("step {}: gradients were not finite in {} steps in a row; lower the "
+                fmt::format("step {}: gradients were not finite in {} step{} in a row; lower the "
                             "learning rate or check the data (limit: ballast.max_skipped_steps)",
-                            step, skipped_in_a_row_));
+                            step, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
   /// Mean loss over the first ballast.eval_batches held-out micro-batches (see EvaluationShare);
@@ -326,6 +343,7 @@ class Trainer {
                         .steps = config_.ballast.steps,
                         .skipped = skipped_,
                         .seconds = seconds,
+                        .training_seconds = training_seconds_,
                         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
                         .gemm_share = gemm_share(mean_seconds),
                         .predicted_seconds = predicted,

@@ -97,6 +97,10 @@ class CommandLine(unittest.TestCase):
                 self.assertLessEqual(len(line), 80, line)
         self.assertIn("3/3", done.stdout)
         self.assertIn("held-out loss", done.stdout)
+        seconds = sum(json.loads(line)["step_seconds"] for line in lines)
+        shown = f"{1e3 * seconds:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"
+        self.assertRegex(done.stdout, rf"(?m)^done in \S+ \({shown} of steps\): 3 steps, ")
+        self.assertRegex(done.stdout, r"(?m)^last loss \d+\.\d{4}$")
         self.assert_nothing_left()
 
     def test_the_printed_config_is_itself_a_config_and_a_fixed_point(self):
@@ -112,13 +116,13 @@ class CommandLine(unittest.TestCase):
         for kind, params in (("AdamW", {"betas": [0.9, 0.95]}), ("Adam", {"adam_w_mode": False}),
                              ("Adagrad", {"eps": 1e-9}), ("Lion", {"betas": [0.9, 0.98]}),
                              ("sgd", {"momentum": 0.9, "nesterov": True})):
-            done = self.train(optimizer={"type": kind, "params": params})
+            done = self.train("--overwrite", optimizer={"type": kind, "params": params})
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("results differ", done.stdout)
 
     def test_other_arithmetic_of_the_states_is_said_once_before_the_run(self):
         for states, words in (("8bit", "in 8 bits"), ("bf16_first", "first in bf16")):
-            done = self.train("--set", f"ballast.optimizer_states={states}")
+            done = self.train("--set", f"ballast.optimizer_states={states}", "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
             plan = done.stdout[:done.stdout.index("1/3")].splitlines()
             said = [line for line in plan if words in line and "results differ" in line]
@@ -128,7 +132,7 @@ class CommandLine(unittest.TestCase):
     def test_same_seed_same_losses_serial_or_lanes(self):
         losses = []
         for arguments in ([], ["--serial"]):
-            done = self.train(*arguments)
+            done = self.train(*arguments, "--overwrite")
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
             losses.append([json.loads(line)["loss"] for line in lines])
@@ -174,6 +178,36 @@ class CommandLine(unittest.TestCase):
 
     def test_unknown_option(self):
         self.assert_fails(self.train("--stepps", "3"), 2, "stepps")
+
+    def test_number_that_an_option_does_not_take(self):
+        config = self.config()
+        for arguments, message in (
+                (["train", config, "--steps", "0"], "--steps: must be at least 1, got 0"),
+                (["train", config, "--steps=-1"], "--steps: must be at least 1, got -1"),
+                (["train", config, "--steps", "99999999999999999999"],
+                 "--steps: must be at most 1099511627776, got 99999999999999999999"),
+                (["train", config, "--steps", "1e3"],
+                 "--steps: must be a whole number, got '1e3'"),
+                (["train", config, "--steps", ""], "--steps: must be a whole number, got ''"),
+                (["bench", "adam", "--threads", "0"], "--threads: must be at least 1, got 0"),
+                (["bench", "step", "--kv-heads=-1"], "--kv-heads: must be at least 0, got -1"),
+                (["bench", "step", "--kv-heads", "99999999999999999999"],
+                 "--kv-heads: must be at most 18446744073709551615, got 99999999999999999999"),
+                (["bench", "io", "--seconds", "0"], "--seconds: must be at least 0.01, got 0"),
+                (["bench", "io", "--seconds", "nan"],
+                 "--seconds: must be a finite number, got 'nan'"),
+                (["tune", "io", "--path", ".", "--tflops", "100,0"],
+                 "--tflops: must be greater than 0, got 0")):
+            with self.subTest(message):
+                done = self.run_ballast(*arguments)
+                self.assert_fails(done, 2)
+                self.assertEqual(done.stderr,
+                                 f"ballast: error: {message}; see ballast --help\n")
+
+    def test_empty_path(self):
+        for arguments, name in ((["train", ""], "CONFIG"), (["plan", ""], "CONFIG"),
+                                (["train", self.config(), "--out", ""], "--out")):
+            self.assert_fails(self.run_ballast(*arguments), 2, f"{name}: must not be empty")
 
     def test_missing_config(self):
         self.assert_fails(self.run_ballast("train", "nowhere.json"), 2, "nowhere.json",
@@ -256,7 +290,7 @@ class CommandLine(unittest.TestCase):
         advice = refused.stderr.strip().split("it would fit with ")[1]
         self.assertNotIn("nvme", advice)
         for way in advice.split(", or with "):
-            done = self.train(*way.split(), **lowest)
+            done = self.train(*way.split(), "--overwrite", **lowest)
             self.assertEqual(done.returncode, 0, done.stderr)
 
     # Data.
@@ -277,6 +311,77 @@ class CommandLine(unittest.TestCase):
     def test_sequence_longer_than_the_data(self):
         (self.path / "text.txt").write_text("short")
         self.assert_fails(self.train(), 1, "33")
+
+    def test_held_out_data_too_short_for_an_evaluation(self):
+        # An evaluation needs 2 sequences of 32 tokens and 1; a single sequence needs 33.
+        for tokens, held, help in ((100, 5, "give more data or "), (600, 30, ", a larger share"),
+                                   (1280, 64, ", a larger share"), (1300, 65, None)):
+            (self.path / "text.txt").write_text(TEXT[:tokens])
+            done = self.train("--overwrite")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("held-out loss" in done.stdout, help is None)
+            if help is None:
+                self.assertEqual(done.stderr, "")
+                continue
+            self.assertRegex(done.stderr, r"\Aballast: warning: .*\n\Z")
+            for words in ("no held-out loss", f"data.held_out 0.05 of {tokens} tokens is {held},",
+                          "needs 65 ", help, "a smaller sequence_length"):
+                self.assertIn(words, done.stderr)
+        (self.path / "text.txt").write_text(TEXT[:600])
+        self.assertEqual(self.train("--overwrite", "--set", "data.held_out=0").stderr, "")
+
+    # Run directories.
+
+    def unnamed(self):
+        """TINY without a run directory, and the folder in which a run makes one."""
+        self.state = self.path / "state/ballast"
+        return {"ballast": {**TINY["ballast"], "out": None},
+                "environment": {"XDG_STATE_HOME": str(self.state.parent)}}
+
+    def steps(self, directory):
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+    def test_runs_of_the_same_second_have_directories_of_their_own(self):
+        unnamed = self.unnamed()
+        command = [BALLAST, "train", str(self.config(ballast=unnamed["ballast"]))]
+        runs = [subprocess.Popen(command, cwd=self.path, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE, text=True,
+                                 env={**os.environ, **unnamed["environment"]}) for _ in range(3)]
+        for run in runs:
+            _, err = run.communicate(timeout=240)
+            self.assertEqual(run.returncode, 0, err)
+        self.assertEqual([self.steps(made) for made in self.state.iterdir()], 3 * [[1, 2, 3]])
+
+    def test_metrics_of_another_run_are_replaced_only_on_demand(self):
+        run = self.path / "run"
+        self.assertEqual(self.train().returncode, 0)
+        before = (run / "metrics.jsonl").read_bytes()
+        for arguments in ([], ["--out", "run"]):
+            self.assert_fails(self.train(*arguments), 2, "run/metrics.jsonl", "--out",
+                              "--overwrite")
+        self.assert_fails(self.train("--overwrite", "--set", "ballast.device_bytes=100KiB"), 1,
+                          "device budget")
+        self.assertEqual((run / "metrics.jsonl").read_bytes(), before)
+        done = self.train("--overwrite", "--steps", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.steps(run), [1, 2])
+
+    def test_the_printed_config_does_not_name_a_new_directory(self):
+        first = self.train("--print-config", **self.unnamed())
+        self.assertIsNone(json.loads(first.stdout)["ballast"]["out"])
+        self.assertFalse(self.state.exists())
+        (self.path / "printed.json").write_text(first.stdout)
+        done = self.run_ballast("train", "printed.json",
+                                environment=self.unnamed()["environment"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        made, = self.state.iterdir()
+        self.assertTrue(made.name.startswith("printed-"), made)
+
+    def test_a_run_that_never_starts_leaves_no_new_directory(self):
+        done = self.train("--set", "ballast.device_bytes=100KiB", **self.unnamed())
+        self.assert_fails(done, 1, "device budget")
+        self.assertEqual(list(self.state.iterdir()), [])
 
     # Swap space.
 
@@ -329,12 +434,27 @@ class CommandLine(unittest.TestCase):
     # Failures of the run itself.
 
     def test_gradients_that_are_never_finite_stop_the_run(self):
-        done = self.train(
-            optimizer={"type": "AdamW", "params": {"lr": 1e37}},
-            ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": 3})
-        self.assert_fails(done, 1, "not finite in 3 steps in a row", "ballast.max_skipped_steps")
-        lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
-        self.assertTrue(json.loads(lines[-1])["skipped"])
+        for limit, words in ((3, "not finite in 3 steps in a row"),
+                             (1, "not finite in 1 step in a row")):
+            # No loss is a number after the first step.
+            done = self.train(
+                "--overwrite", "--set", "model.init_stddev=1e30",
+                optimizer={"type": "AdamW", "params": {"lr": 1e37}},
+                ballast={**TINY["ballast"], "steps": 30, "max_skipped_steps": limit})
+            self.assert_fails(done, 1, words, "ballast.max_skipped_steps")
+            # The last step is shown and recorded before the error.
+            lines = (self.path / "run/metrics.jsonl").read_text().splitlines()
+            steps = [json.loads(line) for line in lines]
+            self.assertEqual([step["skipped"] for step in steps[-limit - 1:]],
+                             [False] + limit * [True])
+            self.assertIn(f"error: step {len(steps)}: ", done.stderr)
+            self.assertIn(f" {len(steps)}/30 ", done.stdout)
+            self.assertIn(" nan ", done.stdout)
+            self.assertNotIn("-nan", done.stdout)
+
+    def test_no_skipped_step_allowed_is_said_with_1(self):
+        self.assert_fails(self.train("--set", "ballast.max_skipped_steps=0"), 2,
+                          "ballast.max_skipped_steps", "must be at least 1, got 0")
 
     def interrupt(self, *arguments):
         """Starts a long run, sends SIGINT in the middle of a step, returns how it ended."""

@@ -220,11 +220,14 @@ class Working(RanksTest):
 
 class Mistakes(RanksTest):
     def test_of_all_ranks_are_said_once(self):
+        (self.path / "used").mkdir()
+        (self.path / "used/metrics.jsonl").write_text("")
         for status, words, arguments in (
                 (2, ["modle", "unknown key"], ["--set", "modle.x=1"]),
                 (2, ["ballast.steps is not set"], ["--set", "ballast.steps=0"]),
                 (2, ["not divisible"], ["--set", "train_batch_size=13"]),
                 (2, ["--stepz"], ["--stepz", "3"]),
+                (2, ["used/metrics.jsonl", "--overwrite"], ["--out", "used"]),
                 (1, ["the device budget of 100 KiB"], ["--set", "ballast.device_bytes=100KiB"]),
                 (1, ["data.text: cannot read", "text.txt"],
                  ["--set", f"data.text={self.path}/no/text.txt"]),

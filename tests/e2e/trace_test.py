@@ -120,7 +120,7 @@ class Trace(unittest.TestCase):
     def test_changes_nothing_of_the_run(self):
         self.assertEqual(self.train(eval_every=1).returncode, 0)
         plain = self.losses()
-        done = self.train("--trace", self.file, "--trace-steps", "2", eval_every=1)
+        done = self.train("--trace", self.file, "--trace-steps", "2", "--overwrite", eval_every=1)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.losses(), plain)
         self.read()

@@ -41,8 +41,9 @@ struct RunSummary {
   const engine::Blueprint& blueprint;
   std::uint64_t steps = 0;
   std::uint64_t skipped = 0;
-  double seconds = 0.0;
-  double tokens_per_second = 0.0;
+  double seconds = 0.0;            ///< from the first step to the end, with evaluations
+  double training_seconds = 0.0;   ///< of the steps alone
+  double tokens_per_second = 0.0;  ///< of the steps alone
   double gemm_share = 0.0;
   /// Predicted step time with this machine's cached rates; empty without them and for several
   /// ranks.
