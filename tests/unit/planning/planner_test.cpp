@@ -400,11 +400,8 @@ TEST(PlannerRefusal, NeedsNoRates) {
     Asked asked({}, {device, 64 * kMiB});
     const bool fits = asked.refusal().empty();
     asked.rates = {};
-    if (fits) {
-      EXPECT_NO_THROW(require_fit(asked.request()));
-    } else {
-      EXPECT_THROW(require_fit(asked.request()), Error);
-    }
+    if (fits) require_fit(asked.request());
+    if (!fits) EXPECT_THROW(require_fit(asked.request()), Error);
   }
 }
 
