@@ -401,7 +401,9 @@ TEST(PlannerRefusal, NeedsNoRates) {
     const bool fits = asked.refusal().empty();
     asked.rates = {};
     if (fits) require_fit(asked.request());
-    if (!fits) EXPECT_THROW(require_fit(asked.request()), Error);
+    if (!fits) {
+      EXPECT_THROW(require_fit(asked.request()), Error);
+    }
   }
 }
 
