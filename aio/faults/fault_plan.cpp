@@ -23,12 +23,6 @@ const std::vector<std::string> kKeys = {"on",    "after", "every", "times",
   throw Error(ErrorCategory::config, problem);
 }
 
-std::string listed(const std::vector<std::string>& words) {
-  std::string list;
-  for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
-  return list;
-}
-
 /// The parts of `text` between separators; one empty part for an empty text.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;

@@ -48,4 +48,10 @@ std::string did_you_mean(std::string_view word, std::span<const std::string> can
   return found.empty() ? std::string() : " (did you mean '" + found + "'?)";
 }
 
+std::string listed(std::span<const std::string> words) {
+  std::string list;
+  for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
+  return list;
+}
+
 }  // namespace ballast

@@ -123,11 +123,9 @@ const Family& family(std::string_view name) {
     if (one->name() == name) return *one;
   }
   const std::vector<std::string> names = family_names();
-  std::string known;
-  for (const std::string& one : names) known += (known.empty() ? "" : ", ") + one;
   throw Error(ErrorCategory::config,
-              fmt::format("model.family: '{}' is not a family; choose one of {}{}", name, known,
-                          did_you_mean(name, names)));
+              fmt::format("model.family: '{}' is not a family; choose one of {}{}", name,
+                          listed(names), did_you_mean(name, names)));
 }
 
 ModelConfig default_config(std::string_view family_name) {

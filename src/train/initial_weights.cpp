@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
@@ -165,12 +166,11 @@ bool holds(const std::vector<std::string>& values, const Json& value) {
 [[noreturn]] void refuse_unsupported(const std::string& file, const model::CheckpointKey& key,
                                      const Json& theirs,
                                      const std::vector<std::string>& supported) {
-  std::string values;
-  for (const std::string& value : supported) values += (values.empty() ? "" : ", ") + value;
-  throw Error(ErrorCategory::config,
-              fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
-                          "model",
-                          file, key.name, shown(theirs), values.empty() ? "null" : values));
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
+                  "model",
+                  file, key.name, shown(theirs), supported.empty() ? "null" : listed(supported)));
 }
 
 /// Compares the model section with the config.json beside the weights. Shapes alone do not say, for

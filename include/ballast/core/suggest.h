@@ -13,4 +13,7 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 /// " (did you mean 'x'?)" or "".
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates);
 
+/// "a, b, c".
+std::string listed(std::span<const std::string> words);
+
 }  // namespace ballast

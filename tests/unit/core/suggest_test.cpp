@@ -21,5 +21,11 @@ TEST(Suggest, SaysNothingWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("optimiser", kWords), " (did you mean 'optimizer'?)");
 }
 
+TEST(Suggest, ListsWords) {
+  EXPECT_EQ(listed({}), "");
+  EXPECT_EQ(listed(std::vector<std::string>{"one"}), "one");
+  EXPECT_EQ(listed(std::vector<std::string>{"one", "two"}), "one, two");
+}
+
 }  // namespace
 }  // namespace ballast

@@ -269,11 +269,11 @@ const nlohmann::json kGpt2Config = {{"model_type", "gpt2"},
                                     {"layer_norm_epsilon", 1e-05},
                                     {"activation_function", "gelu_new"}};
 
-/// A folder with the weights of a fixture and a config.json, `whole` with one key changed.
+/// A folder with the weights of a fixture and its config.json, with one key changed.
 struct Checkpoint {
-  Checkpoint(std::string fixture, nlohmann::json whole, const std::string& key,
-             const nlohmann::json& value)
+  Checkpoint(std::string fixture, const std::string& key, const nlohmann::json& value)
       : name(std::move(fixture)) {
+    nlohmann::json whole = name == "gpt2" ? kGpt2Config : kLlamaConfig;
     whole[key] = value;
     dir.write("config.json", whole.dump());
     std::filesystem::copy_file(weights_of(name), dir.path() / "model.safetensors");
@@ -286,16 +286,16 @@ struct Checkpoint {
 };
 
 TEST(InitialWeights, AgreeWithTheirConfig) {
-  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", 256).config());
-  check_initial_weights(Checkpoint("gpt2", kGpt2Config, "n_inner", nullptr).config());
-  check_initial_weights(Checkpoint("llama", kLlamaConfig, "head_dim", 8).config());
-  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_theta", nullptr).config());
+  check_initial_weights(Checkpoint("gpt2", "n_inner", 256).config());
+  check_initial_weights(Checkpoint("gpt2", "n_inner", nullptr).config());
+  check_initial_weights(Checkpoint("llama", "head_dim", 8).config());
+  check_initial_weights(Checkpoint("llama", "rope_theta", nullptr).config());
   const nlohmann::json rope = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
-  check_initial_weights(Checkpoint("llama", kLlamaConfig, "rope_parameters", rope).config());
+  check_initial_weights(Checkpoint("llama", "rope_parameters", rope).config());
 }
 
 TEST(InitialWeights, MayLieBesideAConfigOfBallast) {
-  const Checkpoint checkpoint("llama", {}, "model", {{"hidden_size", 4}});
+  const Checkpoint checkpoint("llama", "model", {{"hidden_size", 4}});
   checkpoint.dir.write("config.json", "{/* small */ \"model\": {\"hidden_size\": 4}}");
   check_initial_weights(checkpoint.config());
 }
@@ -303,8 +303,7 @@ TEST(InitialWeights, MayLieBesideAConfigOfBallast) {
 TEST(InitialWeights, NameTheKeyThatDiffersFromTheirConfig) {
   const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
                          const std::string& own, const std::string& ours) {
-    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
-    const Checkpoint checkpoint(fixture, whole, key, value);
+    const Checkpoint checkpoint(fixture, key, value);
     const auto file = (checkpoint.dir.path() / "config.json").string();
     const std::string theirs = value.dump();
     expect_refused(checkpoint.config(),
@@ -333,7 +332,7 @@ TEST(InitialWeights, NameTheKeyThatDiffersFromTheirConfig) {
 }
 
 TEST(InitialWeights, HaveTheHeadsOfTheirConfigEvenIfShapesMatch) {
-  const Checkpoint checkpoint("llama", kLlamaConfig, "head_dim", nullptr);
+  const Checkpoint checkpoint("llama", "head_dim", nullptr);
   expect_refused(checkpoint.config({{"num_heads", 12}, {"num_kv_heads", 4}}),
                  {"num_attention_heads is 6, but model.num_heads is 12; set model.num_heads to 6"},
                  ErrorCategory::config);
@@ -342,8 +341,7 @@ TEST(InitialWeights, HaveTheHeadsOfTheirConfigEvenIfShapesMatch) {
 TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
   const auto expect = [](const char* fixture, const std::string& key, const nlohmann::json& value,
                          const std::string& reason) {
-    const auto& whole = fixture == std::string("gpt2") ? kGpt2Config : kLlamaConfig;
-    expect_refused(Checkpoint(fixture, whole, key, value).config(),
+    expect_refused(Checkpoint(fixture, key, value).config(),
                    {"config.json: " + reason + "; give the weights of another model"},
                    ErrorCategory::config);
   };
