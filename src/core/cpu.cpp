@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <numeric>
+#include <sstream>
 
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "ballast/core/cgroup.h"
 #include "ballast/core/dtype.h"
@@ -78,6 +82,42 @@ int usable_cpus() {
   const int affinity = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   const double quota = std::max(1.0, read_cgroup_limits().cpus);
   return std::max(1, static_cast<int>(std::min<double>(affinity, quota)));
+}
+
+CpuWatch::Times CpuWatch::read() {
+  Times times;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return times;
+  const double tick = 1.0 / static_cast<double>(sysconf(_SC_CLK_TCK));
+  std::ifstream file("/proc/stat");
+  for (std::string line; std::getline(file, line);) {
+    // "cpu3 user nice system idle iowait irq softirq steal ..."; proc(5).
+    if (line.rfind("cpu", 0) != 0 || line[3] == ' ') continue;
+    std::istringstream words(line.substr(3));
+    std::size_t cpu = 0;
+    std::array<double, 8> ticks{};
+    words >> cpu;
+    for (double& count : ticks) words >> count;
+    if (cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &set)) continue;
+    const double idle = ticks[3] + ticks[4];
+    times.idle += idle * tick;
+    times.busy += (std::accumulate(ticks.begin(), ticks.end(), 0.0) - idle) * tick;
+  }
+  rusage own{};
+  getrusage(RUSAGE_SELF, &own);
+  for (const timeval& part : {own.ru_utime, own.ru_stime}) {
+    times.own += static_cast<double>(part.tv_sec) + 1e-6 * static_cast<double>(part.tv_usec);
+  }
+  return times;
+}
+
+double CpuWatch::others_share() const {
+  const Times now = read();
+  const double busy = now.busy - start_.busy;
+  const double idle = now.idle - start_.idle;
+  const double others = busy - (now.own - start_.own);
+  return others > idle ? others / (busy + idle) : 0.0;
 }
 
 std::string cpu_name() {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -136,15 +137,12 @@ bool any_tier(const config::Config& config, Matches matches) {
   });
 }
 
-/// Measures the swap paths and how much their use slows compute. Unusable paths are an error only
-/// if the config names NVMe.
+/// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
   const bool needed =
       any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
-    if (rates.shared_cores == 0) return;
-    rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
     if (needed || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning,
@@ -226,23 +224,48 @@ void Sample::check_interrupt() const {
   }
 }
 
-schedule::Rates calibrate(const config::Config& config, const model::Architecture& model,
-                          const std::atomic<bool>* interrupted) {
+Calibration calibrate(const config::Config& config, const model::Architecture& model,
+                      const std::atomic<bool>* interrupted) {
   Sample sample = make_sample(config, model);
   sample.interrupted = interrupted;
   sample.length = measurable_length(sample);
-  schedule::Rates rates;
-  rates.name = "this machine";
-  for (const auto measure : {measure_compute, measure_update, measure_link}) {
-    measure(sample, rates);
-    sample.check_interrupt();
-  }
-  if (rates.shared_cores > 0) {
-    rates.compute_beside_copy = speed_beside(uploads(sample), sample, rates);
-  }
-  if (may_swap(config)) try_swap(sample, rates);
+  Calibration result;
+  result.rates.name = "this machine";
+  bool repeated = false;
+  const auto again = [&](const std::string& why) {
+    if (!std::exchange(repeated, true)) {
+      log(LogLevel::info, fmt::format("rates: {}; measuring again", why));
+    }
+  };
+  const auto add = [&](const auto& measure) {
+    const auto attempt = [&] {
+      const CpuWatch watch;
+      Attempt made = {.rates = result.rates};
+      measure(sample, made.rates);
+      sample.check_interrupt();
+      made.others_share = watch.others_share();
+      return made;
+    };
+    Calibration part = measure_undisturbed(attempt, again);
+    result.rates = std::move(part.rates);
+    if (result.disturbance.empty()) result.disturbance = std::move(part.disturbance);
+  };
+  // First, since a path that cannot be used ends it. Not repeated: while the disk works, the
+  // kernel's own threads count as other work.
+  if (may_swap(config)) try_swap(sample, result.rates);
   sample.check_interrupt();
-  return rates;
+  add(measure_compute);
+  add(measure_update);
+  add(measure_link);
+  if (result.rates.shared_cores == 0) return result;
+  add([](const Sample& one, schedule::Rates& rates) {
+    rates.compute_beside_copy = speed_beside(uploads(one), one, rates);
+  });
+  if (result.rates.read_per_second > 0.0) {
+    result.rates.compute_beside_io = speed_beside(fetches(sample), sample, result.rates);
+  }
+  sample.check_interrupt();
+  return result;
 }
 
 std::string calibration_key(const config::Config& config, const model::Architecture& model) {

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "ballast/config/config.h"
 #include "ballast/core/units.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
+#include "ballast/planning/calibrate.h"
 #include "ballast/schedule/rates.h"
 
 namespace ballast::planning {
@@ -48,6 +50,20 @@ std::uint64_t measurable_length(const Sample& sample);
 /// How many buffers of `bytes` a measurement uses in turn so that they are as cold in the caches as
 /// the whole model's: more than the caches hold, but at most one per block of the model.
 std::size_t cold_copies(const Sample& sample, Bytes bytes);
+
+/// Share of the CPU time for other work from which a measurement is disturbed.
+inline constexpr double kMuchOtherWork = 0.1;
+
+/// One try of a measurement.
+struct Attempt {
+  schedule::Rates rates;
+  double others_share = 0.0;  ///< see CpuWatch
+};
+
+/// Rates of `attempt`, which is repeated while it is disturbed: at most three times; then the
+/// attempt with the least other work counts. `again` is called before each repetition.
+Calibration measure_undisturbed(const std::function<Attempt()>& attempt,
+                                const std::function<void(const std::string& why)>& again);
 
 // Each measures the rates of one part of the machine.
 void measure_compute(const Sample& sample, schedule::Rates& rates);

@@ -15,6 +15,8 @@
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/rates_file.h"
 
+#include "src/planning/calibration.h"
+
 namespace ballast::planning {
 namespace {
 
@@ -59,7 +61,7 @@ bool keep(const std::filesystem::path& file, schedule::Rates rates, const std::s
 constexpr double kCloseEnough = 0.05;
 constexpr double kLargestSpread = 0.15;
 constexpr double kLeastShare = 0.01;
-constexpr double kLargestFactor = 2.0;
+constexpr double kLargestFactor = 16.0;
 
 /// The `share` quantile of `values`.
 double at_share(std::vector<double> values, double share) {
@@ -153,7 +155,8 @@ std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
   }
 }
 
-bool RunPrediction::correct(const MeasuredStep& measured) const {
+bool RunPrediction::correct(const MeasuredStep& measured, double others_share) const {
+  if (others_share > kMuchOtherWork) return false;
   if (std::abs(step_seconds() / measured.seconds - 1.0) <= kCloseEnough) return false;
   schedule::Rates better = corrected(rates_, prediction_, measured);
   ++better.corrections;
@@ -173,17 +176,25 @@ std::filesystem::path rates_cache_file(const std::string& key) {
 }
 
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                              bool recalibrate, const std::atomic<bool>* interrupted) {
+                              bool recalibrate, const std::atomic<bool>* interrupted,
+                              const Calibrator& measure) {
   const std::string key = calibration_key(config, model);
   const std::filesystem::path file = rates_cache_file(key);
   if (!recalibrate) {
     if (auto rates = cached(file, key)) return *std::move(rates);
   }
   log(LogLevel::info, "rates: measuring this machine, which takes a few seconds");
-  schedule::Rates rates = calibrate(config, model, interrupted);
-  const bool complete = rates.read_per_second > 0.0 || !may_swap(config);
-  if (!file.empty() && complete) keep(file, rates, key);
-  return rates;
+  Calibration measured = measure(config, model, interrupted);
+  const bool complete = measured.rates.read_per_second > 0.0 || !may_swap(config);
+  if (!measured.disturbance.empty()) {
+    log(LogLevel::warning,
+        fmt::format("rates: the machine was disturbed while it was measured ({}); predictions may "
+                    "be wrong, and the rates are not kept for later runs",
+                    measured.disturbance));
+  } else if (!file.empty() && complete) {
+    keep(file, measured.rates, key);
+  }
+  return std::move(measured.rates);
 }
 
 }  // namespace ballast::planning

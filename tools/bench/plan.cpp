@@ -45,7 +45,7 @@ struct BenchPlanArguments {
 
 struct Outcome {
   schedule::Prediction predicted;
-  schedule::Rates rates;
+  planning::Calibration calibration;
   std::uint64_t tokens = 0;
   double seconds = 0.0;  ///< median step
   Lanes busy{};          ///< per step
@@ -71,7 +71,8 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planning::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
-  outcome.predicted = schedule::simulate(blueprint.schedule, blueprint.workload, outcome.rates);
+  outcome.predicted =
+      schedule::simulate(blueprint.schedule, blueprint.workload, outcome.calibration.rates);
   outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
   outcome.tokens = blueprint.tokens_per_step();
   engine.start();
@@ -97,7 +98,7 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
 
 Outcome measure(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
-  outcome.rates = planning::calibrate(config, model::build_architecture(config.model));
+  outcome.calibration = planning::calibrate(config, model::build_architecture(config.model));
   train(config, steps, outcome);
   return outcome;
 }
@@ -107,7 +108,8 @@ Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
   Outcome outcome;
   planning::PlanRequest request = {.config = config,
                                    .model = model::build_architecture(config.model)};
-  outcome.rates = request.rates = planning::calibrate(config, request.model);
+  outcome.calibration = planning::calibrate(config, request.model);
+  request.rates = outcome.calibration.rates;
   request.budgets = planning::budgets_of(config, request.rates);
   train(planning::decide(request).config, steps, outcome);
   return outcome;
@@ -128,6 +130,9 @@ void print_row(const PlanCase& plan_case, const Outcome& outcome) {
              1e3 * outcome.seconds, 100.0 * outcome.error(), bound_of(outcome),
              format_bytes(outcome.planned), format_bytes(outcome.resident),
              100.0 * outcome.memory_error());
+  if (!outcome.calibration.disturbance.empty()) {
+    fmt::print("  disturbed while it was measured: {}\n", outcome.calibration.disturbance);
+  }
   std::fflush(stdout);
 }
 
@@ -147,6 +152,7 @@ text::Json json_of(const PlanCase& plan_case, const Outcome& outcome) {
                              {"ledger_bytes", outcome.planned},
                              {"allocated_bytes", outcome.allocated},
                              {"resident_bytes", outcome.resident},
+                             {"disturbance", outcome.calibration.disturbance},
                              {"lanes", lanes}});
 }
 

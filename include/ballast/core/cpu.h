@@ -21,6 +21,28 @@ bool cpu_supports(Isa isa) noexcept;
 /// Number of CPUs this process may run on (affinity mask and cgroup quota), at least 1.
 int usable_cpus();
 
+/// Watches for other work on the CPUs that this process may use.
+class CpuWatch {
+ public:
+  CpuWatch() : start_(read()) {}
+
+  /// Share of these CPUs' time since the construction that other processes used or the hypervisor
+  /// took away. 0 if the CPUs were idle for longer than that: then there was room for both. 0 also
+  /// where /proc/stat cannot be read. The kernel counts in ticks (10 ms per CPU).
+  [[nodiscard]] double others_share() const;
+
+ private:
+  /// Seconds of CPU time.
+  struct Times {
+    double busy = 0.0;  ///< of all processes and the hypervisor
+    double idle = 0.0;
+    double own = 0.0;
+  };
+  static Times read();
+
+  Times start_;
+};
+
 /// Model name of the CPU for reports, "unknown CPU" if /proc/cpuinfo has none.
 std::string cpu_name();
 

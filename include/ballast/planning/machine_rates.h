@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,18 +12,24 @@
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
+#include "ballast/planning/calibrate.h"
 #include "ballast/schedule/rates.h"
 #include "ballast/schedule/simulator.h"
 
 namespace ballast::planning {
 
+/// calibrate(), or what stands for it in tests.
+using Calibrator = std::function<Calibration(const config::Config&, const model::Architecture&,
+                                             const std::atomic<bool>* interrupted)>;
+
 /// The rates of this machine for the model and paths of `config`: cached ones with the same
 /// calibration_key(), or (always with `recalibrate`) those of a new calibration, which takes a few
-/// seconds and is cached. Logs a warning if the cache cannot be read or written. Throws Error like
-/// calibrate().
+/// seconds and is cached, unless the machine was disturbed. Logs a warning then, and if the cache
+/// cannot be read or written. Throws Error like calibrate().
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,
                               bool recalibrate = false,
-                              const std::atomic<bool>* interrupted = nullptr);
+                              const std::atomic<bool>* interrupted = nullptr,
+                              const Calibrator& measure = calibrate);
 
 /// Measured times of a training step: total seconds, and busy seconds of each lane.
 struct MeasuredStep {
@@ -39,7 +46,7 @@ std::optional<MeasuredStep> typical_step(std::span<const MeasuredStep> steps);
 
 /// `rates` corrected so that `predicted` approaches `measured`: the rates of each lane that takes
 /// at least 1% of the predicted step are divided by its measured over its predicted busy time. A
-/// lane that differs by more than a factor of two keeps its rates: calibration is not that wrong.
+/// lane that differs by more than a factor of 16 keeps its rates: that is not an error of a rate.
 schedule::Rates corrected(schedule::Rates rates, const schedule::Prediction& predicted,
                           const MeasuredStep& measured);
 
@@ -54,7 +61,8 @@ class RunPrediction {
   [[nodiscard]] double step_seconds() const { return prediction_.step_seconds; }
 
   /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
-  [[nodiscard]] bool correct(const MeasuredStep& measured) const;
+  /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing.
+  [[nodiscard]] bool correct(const MeasuredStep& measured, double others_share) const;
 
  private:
   RunPrediction(std::string key, schedule::Rates rates, schedule::Prediction prediction);

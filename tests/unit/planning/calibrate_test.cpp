@@ -22,13 +22,13 @@ const std::string kModel =
 const std::string kOnNvme = "zero_optimization.offload_optimizer.device=nvme";
 const std::string kAuto = "zero_optimization.offload_optimizer.device=auto";
 
-class Calibration : public testing::Test {
+class CalibrationTest : public testing::Test {
  protected:
   config::Config config(const std::vector<std::string>& overrides, bool bf16 = true) const {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static schedule::Rates rates_of(const config::Config& config) {
-    return calibrate(config, model::build_architecture(config.model));
+    return calibrate(config, model::build_architecture(config.model)).rates;
   }
   static std::string key_of(const config::Config& config) {
     return calibration_key(config, model::build_architecture(config.model));
@@ -43,7 +43,7 @@ std::vector<double> tokens(const schedule::Curve& curve) {
   return found;
 }
 
-TEST_F(Calibration, FindsEveryRateOfARun) {
+TEST_F(CalibrationTest, FindsEveryRateOfARun) {
   for (const bool bf16 : {true, false}) {
     const schedule::Rates rates =
         rates_of(config({kOnNvme, "train_micro_batch_size_per_gpu=3"}, bf16));
@@ -72,12 +72,15 @@ TEST_F(Calibration, FindsEveryRateOfARun) {
     }
     EXPECT_GE(rates.mixed_read_share, 0.0);
     EXPECT_LE(rates.mixed_read_share, 1.0);
+    EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
   }
 }
 
-TEST_F(Calibration, TakesThreadsAndLinkFromTheConfig) {
-  const schedule::Rates rates = rates_of(
-      config({"ballast.compute_threads=1", "ballast.update_threads=3", "ballast.link_gbps=0.01"}));
+TEST_F(CalibrationTest, TakesThreadsAndLinkFromTheConfigAndLeavesUnusedPathsAlone) {
+  const schedule::Rates rates =
+      rates_of(config({"ballast.compute_threads=1", "ballast.update_threads=3",
+                       "ballast.link_gbps=0.01", "ballast.out=\"/nowhere/at/all\""}));
+  EXPECT_EQ(rates.read_per_second, 0.0);
   EXPECT_EQ(rates.compute_threads, 1U);
   EXPECT_EQ(rates.update_threads, 3U);
   EXPECT_LE(rates.upload_per_second, 0.01e9);
@@ -85,21 +88,14 @@ TEST_F(Calibration, TakesThreadsAndLinkFromTheConfig) {
   EXPECT_LT(rates.link_cores, 1.0);
 }
 
-TEST_F(Calibration, LeavesNvmeAloneWhereNothingCanLieThere) {
-  const schedule::Rates rates = rates_of(config({"ballast.out=\"/nowhere/at/all\""}));
-  EXPECT_EQ(rates.read_per_second, 0.0);
+TEST_F(CalibrationTest, SwapsOnlyWhereSomethingCanLieOnNvme) {
   EXPECT_FALSE(may_swap(config({})));
   EXPECT_TRUE(may_swap(config({kOnNvme})));
   EXPECT_TRUE(may_swap(config({kAuto})));
   EXPECT_TRUE(may_swap(config({R"(ballast.placement=[{"blocks": "1-1", "optimizer": "nvme"}])"})));
 }
 
-TEST_F(Calibration, LeavesNothingBehind) {
-  rates_of(config({kOnNvme}));
-  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
-}
-
-TEST_F(Calibration, RefusesAPathThatIsNeededAndMissing) {
+TEST_F(CalibrationTest, RefusesAPathThatIsNeededAndMissing) {
   const std::string path = "zero_optimization.offload_optimizer.nvme_path=\"/nowhere\"";
   try {
     rates_of(config({kOnNvme, path}));
@@ -113,7 +109,7 @@ TEST_F(Calibration, RefusesAPathThatIsNeededAndMissing) {
   EXPECT_NE(log.text().find("/nowhere"), std::string::npos) << log.text();
 }
 
-TEST_F(Calibration, HasAKeyForWhatChangesTheRates) {
+TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
   const std::string key = key_of(config({kOnNvme}));
   EXPECT_EQ(key_of(config({kOnNvme})), key);
   EXPECT_EQ(key_of(config({kOnNvme, "ballast.steps=7", "optimizer.params.lr=0.5"})), key);
@@ -142,7 +138,7 @@ TEST(MedianSeconds, CountsWhatComesBehindTheFirstCall) {
   EXPECT_EQ(calls, 6);
 }
 
-TEST_F(Calibration, MeasuresLongSequencesShorter) {
+TEST_F(CalibrationTest, MeasuresLongSequencesShorter) {
   const auto length_of = [&](const std::string& length) {
     const config::Config asked = config({"data.sequence_length=" + length});
     return measurable_length(make_sample(asked, model::build_architecture(asked.model)));
@@ -153,7 +149,7 @@ TEST_F(Calibration, MeasuresLongSequencesShorter) {
   EXPECT_GE(length_of("4000000"), 128U);
 }
 
-TEST_F(Calibration, EndsAtAnInterrupt) {
+TEST_F(CalibrationTest, EndsAtAnInterrupt) {
   const std::atomic<bool> interrupted = true;
   const config::Config asked = config({kOnNvme});
   try {
@@ -165,7 +161,7 @@ TEST_F(Calibration, EndsAtAnInterrupt) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
 
-TEST_F(Calibration, TakesAsManyColdBuffersAsTheModelHas) {
+TEST_F(CalibrationTest, TakesAsManyColdBuffersAsTheModelHas) {
   const config::Config tiny = config({});
   const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);

@@ -52,8 +52,14 @@ class MachineRates : public testing::Test {
         model_(model::build_architecture(config_.model)),
         key_(calibration_key(config_, model_)) {}
 
+  /// With an own measurement: that of this machine may be disturbed by other tests.
   schedule::Rates rates(bool recalibrate = false) {
-    return machine_rates(config_, model_, recalibrate);
+    return machine_rates(config_, model_, recalibrate, nullptr, [this](const auto&...) {
+      Calibration measured = {.disturbance = disturbance_};
+      measured.rates.name = "this machine";
+      measured.rates.forward = {{37.0, 1e9 * ++measurements_}};
+      return measured;
+    });
   }
   [[nodiscard]] bool measured() const { return log_.text().find("measuring") != std::string::npos; }
 
@@ -62,6 +68,8 @@ class MachineRates : public testing::Test {
   config::Config config_;
   model::Architecture model_;
   std::string key_;
+  std::string disturbance_;
+  int measurements_ = 0;
   test::CapturedLog log_;
 };
 
@@ -75,6 +83,17 @@ TEST_F(MachineRates, AreMeasuredOnce) {
   EXPECT_EQ(rates(), first);
   const std::string log = log_.text();
   EXPECT_EQ(log.find("measuring"), log.rfind("measuring")) << log;
+}
+
+TEST_F(MachineRates, AreNotKeptIfTheMachineWasDisturbed) {
+  disturbance_ = "other work used 40% of the CPU time";
+  const schedule::Rates disturbed = rates();
+  EXPECT_FALSE(std::filesystem::exists(rates_cache_file(key_)));
+  EXPECT_NE(log_.text().find(disturbance_), std::string::npos) << log_.text();
+  disturbance_.clear();
+  const schedule::Rates quiet = rates();
+  EXPECT_FALSE(quiet == disturbed);
+  EXPECT_EQ(rates(), quiet);
 }
 
 TEST_F(MachineRates, AreTakenFromTheFile) {
@@ -165,7 +184,7 @@ TEST(CorrectedRates, AreDividedByHowMuchLongerALaneWasBusy) {
   lane(Lane::update, 0.2, 0.1);
   lane(Lane::upload, 0.005, 0.006);  // negligible
   lane(Lane::fetch, 0.1, 0.16);
-  lane(Lane::writeback, 0.1, 0.3);  // too large a difference
+  lane(Lane::writeback, 0.1, 1.7);  // too large a difference
   const schedule::Rates better = corrected(rates, predicted, measured);
   const schedule::Curve forward = {{64.0, 80e9}, {128.0, 160e9}};
   EXPECT_EQ(better.forward, forward);
@@ -238,16 +257,22 @@ TEST_F(RunPredictions, AreNotMadeOfRunsThatAreSlowedDown) {
 TEST_F(RunPredictions, CorrectTheRatesSoThatTheNextOneIsRight) {
   keep();
   const MeasuredStep step = slower(1.3);
-  EXPECT_TRUE(prediction()->correct(step));
+  EXPECT_TRUE(prediction()->correct(step, 0.0));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 1U);
   EXPECT_EQ(rates().corrections, 1U);
   EXPECT_NEAR(prediction()->step_seconds(), step.seconds, 0.01 * step.seconds);
-  EXPECT_FALSE(prediction()->correct(step));
+  EXPECT_FALSE(prediction()->correct(step, 0.0));
 }
 
 TEST_F(RunPredictions, LeaveRatesAloneThatAreCloseEnough) {
   keep();
-  EXPECT_FALSE(prediction()->correct(slower(1.04)));
+  EXPECT_FALSE(prediction()->correct(slower(1.04), 0.0));
+  EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
+}
+
+TEST_F(RunPredictions, DoNotLearnFromStepsBesideOtherWork) {
+  keep();
+  EXPECT_FALSE(prediction()->correct(slower(1.3), 0.3));
   EXPECT_EQ(load_rates(rates_cache_file(key_)).corrections, 0U);
 }
 
