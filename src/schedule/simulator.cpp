@@ -75,8 +75,8 @@ struct PlanTable {
 };
 
 /// One submitted plan.
-struct Submission {
-  explicit Submission(const PlanTable& source)
+struct SimulatedRun {
+  explicit SimulatedRun(const PlanTable& source)
       : table(&source),
         missing(source.inputs),
         done(source.inputs.size(), 0),
@@ -167,7 +167,7 @@ class Simulation {
       if (number >= 2 && runs_[number - 2].remaining > 0) return;
       runs_.emplace_back(number == 0 ? first_ : steady_);
       if (number == 0) continue;
-      Submission& before = runs_[number - 1];
+      SimulatedRun& before = runs_[number - 1];
       before.next = number == 1 ? &behind_first_ : &behind_steady_;
       for (OpId id = 0; id < before.done.size(); ++id) {
         if (before.done[id] != 0) continue;
@@ -196,7 +196,7 @@ class Simulation {
     for (std::size_t number = 0; number < kLaneCount; ++number) {
       LaneState& lane = lanes_[number];
       if (lane.busy || !has_next(lane, number)) continue;
-      const Submission& run = runs_[lane.run];
+      const SimulatedRun& run = runs_[lane.run];
       const OpId id = operation_of(lane, number);
       if (run.missing[id] > 0) {
         stalled_ |= lane_bit(number);
@@ -252,13 +252,13 @@ class Simulation {
   void complete(std::size_t number) {
     LaneState& lane = lanes_[number];
     const OpId id = operation_of(lane, number);
-    Submission& run = runs_[lane.run];
+    SimulatedRun& run = runs_[lane.run];
     const bool next_enqueued = enqueues_next(lane, number);
     run.done[id] = 1;
     --run.remaining;
     run.table->followers.of(id, [&](OpId waiting) { --run.missing[waiting]; });
     if (run.next != nullptr) {
-      Submission& next = runs_[lane.run + 1];
+      SimulatedRun& next = runs_[lane.run + 1];
       run.next->of(id, [&](OpId waiting) { --next.missing[waiting]; });
     }
     if (options_.timeline && lane.run >= options_.warm_up) {
@@ -309,7 +309,7 @@ class Simulation {
   Followers behind_steady_;
 
   double now_ = 0.0;
-  std::vector<Submission> runs_;
+  std::vector<SimulatedRun> runs_;
   std::array<LaneState, kLaneCount> lanes_{};
   LaneSet stalled_ = 0;
   std::size_t gates_ = 0;  ///< runs that have passed their gate

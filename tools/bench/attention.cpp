@@ -32,8 +32,6 @@ struct BenchAttentionArguments {
   bool json = false;
 };
 
-/// Shortest time of the passes per wait, so that launching and waiting do not count.
-constexpr double kShortestSeconds = 0.02;
 constexpr std::size_t kMostPasses = std::size_t{1} << 16U;
 
 struct Row {

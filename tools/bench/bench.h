@@ -22,6 +22,9 @@ void add_limits(Command command, std::uint64_t& repeats, double& seconds);
 /// Deterministic token ids below `vocab`.
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocab, std::uint64_t stream);
 
+/// Shortest time of the operations per wait, so that starting and waiting do not count.
+inline constexpr double kShortestSeconds = 0.02;
+
 /// Seconds that `work()` takes.
 double seconds_of(const auto& work) {
   const auto start = std::chrono::steady_clock::now();

@@ -55,8 +55,6 @@ struct LinkResult {
 };
 
 constexpr std::array<CopyWay, 3> kWays = {CopyWay::up, CopyWay::down, CopyWay::both};
-/// Shortest time of the copies per wait, so that starting and waiting do not count.
-constexpr double kShortestSeconds = 0.02;
 constexpr std::size_t kMostCopies = std::size_t{1} << 16U;
 
 const char* name_of(CopyWay way) {

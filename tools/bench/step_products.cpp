@@ -8,12 +8,10 @@
 namespace ballast::tools {
 namespace {
 
-using schedule::Action;
-
 /// Times all operations of `timeline` that compute the same products as the first one of `plan`
 /// with that action on `block`.
-Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan, Action action,
-               std::uint32_t block) {
+Pass time_pass(const schedule::Timeline& timeline, const schedule::Plan& plan,
+               schedule::Action action, std::uint32_t block) {
   const auto first = std::find_if(plan.operations.begin(), plan.operations.end(),
                                   [&](const schedule::Operation& operation) {
                                     return operation.action == action && operation.block == block;
@@ -44,7 +42,7 @@ std::vector<Pass> time_passes(const schedule::Timeline& timeline,
                               const engine::Blueprint& blueprint) {
   const auto head = static_cast<std::uint32_t>(blueprint.model.blocks.size() - 1);
   std::vector<Pass> passes;
-  const auto add = [&](std::string_view name, std::string_view key, Action action,
+  const auto add = [&](std::string_view name, std::string_view key, schedule::Action action,
                        std::uint32_t block) {
     Pass pass = time_pass(timeline, blueprint.schedule.steady, action, block);
     if (pass.count == 0) return;
@@ -52,9 +50,9 @@ std::vector<Pass> time_passes(const schedule::Timeline& timeline,
     pass.key = key;
     passes.push_back(pass);
   };
-  add("layer forward", "layer_forward", Action::forward, 1);
-  add("layer backward", "layer_backward", Action::backward, 1);
-  add("head fwd + bwd", "head", Action::train_head, head);
+  add("layer forward", "layer_forward", schedule::Action::forward, 1);
+  add("layer backward", "layer_backward", schedule::Action::backward, 1);
+  add("head fwd + bwd", "head", schedule::Action::train_head, head);
   return passes;
 }
 
