@@ -139,14 +139,12 @@ bool any_tier(const config::Config& config, Matches matches) {
 /// Measures the swap paths and how much their use slows compute. Unusable paths are an error only
 /// if the config names NVMe.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
-  const bool needed =
-      any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
     if (rates.shared_cores == 0) return;
     rates.compute_beside_io = speed_beside(fetches(sample), sample, rates);
   } catch (const Error& error) {
-    if (needed || error.category() != ErrorCategory::io) throw;
+    if (must_swap(sample.config) || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning,
         fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
                     error.what()));
@@ -212,6 +210,10 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes) {
   const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
   const Bytes cold = std::min(8 * cache, kMostCold);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
+}
+
+bool must_swap(const config::Config& config) {
+  return any_tier(config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
 }
 
 bool may_swap(const config::Config& config) {
