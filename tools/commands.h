@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <string>
+#include <vector>
 
 namespace ballast::tools {
 
@@ -28,5 +30,8 @@ void print_version();
 const std::atomic<bool>& interrupted();
 /// The first of these signals; 0 before any.
 int interrupt_signal();
+
+/// The words of the program's command line, its name included.
+const std::vector<std::string>& command_line();
 
 }  // namespace ballast::tools

@@ -14,6 +14,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/ranks.h"
+#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {
@@ -26,6 +27,11 @@ std::atomic<bool>& interrupt_flag() {
 std::atomic<int>& first_signal() {
   static std::atomic<int> number = 0;
   return number;
+}
+
+std::vector<std::string>& words() {
+  static std::vector<std::string> all;
+  return all;
 }
 
 extern "C" void on_signal(int number) {
@@ -49,6 +55,9 @@ void install_signal_handlers() {
 /// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
 void install_log_sink(bool verbose, std::uint32_t rank) {
   set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
+    const bool shown =
+        level == LogLevel::warning || (rank == 0 && (level == LogLevel::info || verbose));
+    if (shown) erase_live_line();
     if (level == LogLevel::warning) {
       const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
       fmt::print(stderr, "ballast: warning: {}{}\n", who, line);
@@ -99,6 +108,7 @@ int run(int argc, char** argv) {
   add_tune(program);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
+  words().assign(argv, argv + argc);
   try {
     if (!line.parse(argc, argv)) {
       if (launch.first()) fmt::print("{}", line.help());
@@ -131,6 +141,10 @@ const std::atomic<bool>& interrupted() {
 
 int interrupt_signal() {
   return first_signal().load();
+}
+
+const std::vector<std::string>& command_line() {
+  return words();
 }
 
 }  // namespace ballast::tools
