@@ -36,8 +36,8 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
 /// Error(config).
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});
 
-/// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank 0
-/// knows a run directory that has no name. Throws like state::check_paths().
+/// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
+/// 0 knows a run directory that has no name. Throws like state::check_paths().
 void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});
 
 /// Bytes written to each swap directory of a machine on which `ranks` ranks work alike. `own`: the
