@@ -144,6 +144,11 @@ class Directory(RunTest):
         for name, content in kept.items():
             self.assertEqual((self.path / "run" / name).read_bytes(), content, name)
 
+    def test_a_run_that_cannot_write_one_of_its_files_leaves_none(self):
+        (self.path / "run/run.json").mkdir(parents=True)
+        self.assert_fails(self.train("--overwrite"), 1, "run.json", "not a regular file")
+        self.assertEqual(self.names(), {"run.json"})
+
     def limited(self, size):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -113,6 +113,18 @@ class Terminal(RunTest):
         self.assertEqual(header.split(), ["step", "loss", "lr", "norm", "tok/s", "gemm", "device",
                                           "host", "nvme", "eta"])
 
+    def test_a_warning_is_a_line_of_its_own(self):
+        screen, status = self.in_terminal(
+            "--steps", "1000", environment={"BALLAST_IO_FAULTS": "hang:on=read:after=9:times=1"},
+            aio={"any_file_system": True, "stall_seconds": 0.2, "abandon_seconds": 1})
+        self.assertEqual(status, 1)
+        self.assertGreater(len(screen.live), 1)
+        warnings = [line for line in screen.lines if "warning" in line]
+        self.assertEqual(len(warnings), 2, screen.lines)  # the first one is about the fault
+        for line in warnings:
+            self.assertTrue(line.startswith("ballast: warning: "), line)
+        self.assertEqual([line for line in screen.lines if "running" in line], [])
+
     def test_an_error_is_a_line_of_its_own(self):
         screen, status = self.in_terminal(
             "--steps", "1000", environment={"BALLAST_IO_FAULTS": "eio:on=write:after=40:times=1"})
