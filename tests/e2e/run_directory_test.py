@@ -117,19 +117,17 @@ class Directory(RunTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.names(other), RUN_FILES)
 
-    def test_of_two_runs_in_one_directory_the_second_is_refused(self):
-        command = [self.ballast, "train", str(self.config()), "--steps", "200"]
-        for attempt in range(3):
-            out = f"shared{attempt}"
-            runs = [subprocess.Popen([*command, "--out", out], cwd=self.path, text=True,
-                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                    for _ in range(2)]
-            ends = sorted((run.communicate(timeout=PATIENCE)[1], run.returncode) for run in runs)
-            self.assertEqual(ends[0], ("", 0))
-            self.assertEqual(ends[1][1], 2, ends)
-            self.assertRegex(ends[1][0], rf"\Aballast: error: \S+/{out}/metrics.jsonl exists: "
+    def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
+        command = [self.ballast, "train", str(self.config()), "--out", "shared"]
+        runs = [subprocess.Popen(command, cwd=self.path, text=True, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE) for _ in range(8)]
+        ends = sorted((run.communicate(timeout=PATIENCE)[1], run.returncode) for run in runs)
+        self.assertEqual(ends[0], ("", 0))
+        for error, status in ends[1:]:
+            self.assertEqual(status, 2, error)
+            self.assertRegex(error, r"\Aballast: error: \S+/shared/metrics.jsonl exists: "
                              r"choose another run directory with --out, .*--overwrite.*\n\Z")
-            self.assertEqual(self.steps(out), list(range(1, 201)))
+        self.assertEqual(self.steps("shared"), [1, 2, 3])
 
     def test_a_run_that_fails_before_its_first_row_leaves_no_files(self):
         faults = {"BALLAST_IO_FAULTS": "eio:on=write:times=1"}
@@ -165,52 +163,68 @@ class Directory(RunTest):
 
 
 class Interrupt(RunTest):
-    def interrupt(self, number, *arguments, rows=1):
-        """Starts a long run, sends the signal after `rows` steps, in the middle of a step."""
-        config = self.config(
-            model={**TINY["model"], "hidden_size": 256},
-            data={"text": ["text.txt"], "sequence_length": 256, "held_out": 0},
-            train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=8,
-            ballast={**TINY["ballast"], "steps": 1000, "device_bytes": "1GiB",
-                     "host_bytes": "256MiB"})
-        process = subprocess.Popen([self.ballast, "train", str(config), *arguments], cwd=self.path,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        metrics = self.path / "run/metrics.jsonl"
+    def interrupt(self, number, *arguments, ready, **sections):
+        """Starts a run, sends the signal when `ready` says so, returns how it ended."""
+        process = subprocess.Popen([self.ballast, "train", str(self.config(**sections)), *arguments],
+                                   cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and process.poll() is None:
-            if metrics.exists() and metrics.read_text().count("\n") >= rows:
-                break
+        while time.monotonic() < deadline and process.poll() is None and not ready():
             time.sleep(0.02)
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def assert_summary(self, done, status):
+    def interrupt_step(self, number, *arguments, rows=1):
+        """Interrupts a long run after `rows` steps, in the middle of a step."""
+        metrics = self.path / "run/metrics.jsonl"
+        return self.interrupt(
+            number, *arguments,
+            ready=lambda: metrics.exists() and metrics.read_text().count("\n") >= rows,
+            model={**TINY["model"], "hidden_size": 256},
+            data={"text": ["text.txt"], "sequence_length": 256, "held_out": 0},
+            train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=8,
+            ballast={**TINY["ballast"], "steps": 1000, "device_bytes": "1GiB",
+                     "host_bytes": "256MiB"})
+
+    def assert_summary(self, done, status, planned=1000):
         self.assertEqual(done.returncode, status, done.stderr)
         self.assertEqual(done.stderr, "")
         steps = self.steps()
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
         summary = done.stdout[done.stdout.index("\ninterrupted after"):].splitlines()[1:]
-        self.assertRegex(summary[0], rf"^interrupted after step {len(steps)} of 1000, in \S+ "
+        self.assertRegex(summary[0], rf"^interrupted after step {len(steps)} of {planned}, in \S+ "
                          r"\(\S+ of steps\), \S+ tok/s, ")
         loss = f"{self.rows()[-1]['loss']:.4f}"
         self.assertEqual(summary[1], f"last loss {loss}")
         self.assertTrue(any(re.match(r"  written to NVMe +\d", line) for line in summary), summary)
-        self.assertEqual(summary[-1], f"metrics in {self.path}/run/metrics.jsonl")
+        self.assertIn(f"metrics in {self.path}/run/metrics.jsonl", summary)
         self.assertNotIn("done in", done.stdout)
         self.assert_nothing_left()
 
     def test_in_mid_step_ends_with_a_summary(self):
-        self.assert_summary(self.interrupt(signal.SIGINT), 130)
+        self.assert_summary(self.interrupt_step(signal.SIGINT), 130)
 
     def test_by_sigterm(self):
-        self.assert_summary(self.interrupt(signal.SIGTERM, rows=2), 143)
+        self.assert_summary(self.interrupt_step(signal.SIGTERM, rows=2), 143)
 
     def test_when_serial(self):
-        self.assert_summary(self.interrupt(signal.SIGINT, "--serial"), 130)
+        self.assert_summary(self.interrupt_step(signal.SIGINT, "--serial"), 130)
+
+    def test_in_an_evaluation_keeps_its_step(self):
+        # The trace is written between the last step and its evaluation of thousands of batches.
+        (self.path / "long.txt").write_text("the quick brown fox. " * 200000)
+        trace = self.path / "trace.json"
+        done = self.interrupt(
+            signal.SIGINT, "--trace", str(trace), ready=trace.exists,
+            data={"text": ["long.txt"], "sequence_length": 32, "held_out": 0.5},
+            ballast={**TINY["ballast"], "steps": 2, "eval_batches": 1 << 30})
+        self.assert_summary(done, 130, planned=2)
+        self.assertEqual(self.steps(), [1, 2])
+        self.assertNotIn("eval_loss", self.rows()[-1])
 
     def test_before_the_first_step_is_one_line_and_leaves_nothing(self):
-        done = self.interrupt(signal.SIGINT, rows=0)
+        done = self.interrupt_step(signal.SIGINT, rows=0)
         self.assert_fails(done, 130, "interrupted")
         self.assertNotIn("interrupted", done.stdout)
         self.assertFalse((self.path / "run").exists())
