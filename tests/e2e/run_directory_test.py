@@ -118,7 +118,12 @@ class Directory(RunTest):
             self.assertEqual(self.names(other), RUN_FILES)
 
     def test_of_runs_in_one_directory_that_start_together_one_is_not_refused(self):
-        command = [self.ballast, "train", str(self.config()), "--out", "shared"]
+        # Opening many files takes long enough for all to have looked at the directory before.
+        (self.path / "texts").mkdir()
+        for i in range(3000):
+            (self.path / f"texts/{i}").write_text("the quick brown fox. ")
+        config = self.config(data={"text": ["texts"], "sequence_length": 32})
+        command = [self.ballast, "train", str(config), "--out", "shared"]
         runs = [subprocess.Popen(command, cwd=self.path, text=True, stdout=subprocess.DEVNULL,
                                  stderr=subprocess.PIPE) for _ in range(8)]
         ends = sorted((run.communicate(timeout=PATIENCE)[1], run.returncode) for run in runs)
