@@ -66,8 +66,7 @@ constexpr std::array kKnown = {
 
 Error no_directory(const std::string& place, int error_number) {
   if (error_number == ENOENT || error_number == ENOTDIR) {
-    return {ErrorCategory::io, place + ": no such directory; create it or choose another",
-            error_number};
+    return {ErrorCategory::io, place + ": no such directory; create it or choose another"};
   }
   return {ErrorCategory::io, place + ": cannot read the directory's status", error_number};
 }

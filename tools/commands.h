@@ -1,7 +1,5 @@
 #pragma once
 
-#include <atomic>
-
 namespace ballast::tools {
 
 class Command;
@@ -23,10 +21,5 @@ void add_bench_step(Command bench);
 
 /// `ballast --version`: version, devices, communicators, I/O backends, instruction sets.
 void print_version();
-
-/// Set by SIGINT and SIGTERM.
-const std::atomic<bool>& interrupted();
-/// The first of these signals; 0 before any.
-int interrupt_signal();
 
 }  // namespace ballast::tools

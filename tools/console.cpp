@@ -2,19 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <limits>
-#include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "ballast/core/units.h"
 
+#include "tools/process.h"
+
 namespace ballast::tools {
 namespace {
-
-constexpr std::size_t kWidth = 80;
 
 /// "58.1M", "1.25G".
 std::string short_bytes(Bytes bytes) {
@@ -34,146 +35,206 @@ double without_nan_sign(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-std::string header_line() {
-  return fmt::format("{:>11} {:>7} {:>8} {:>7} {:>6} {:>5} {:>6} {:>6} {:>6} {:>7}", "step", "loss",
-                     "lr", "norm", "tok/s", "gemm", "device", "host", "nvme", "eta");
-}
+/// A column of the table of steps. Narrow terminals lack the columns that come last.
+struct Column {
+  const char* name;
+  std::size_t width;
+  std::string text;
+  int rank;  ///< 0: always shown
+};
 
-std::string step_line(const train::StepReport& report) {
+std::vector<Column> columns_of(const train::StepReport& report) {
   const auto& metrics = report.metrics;
+  const auto memory = [&](Tier tier) { return short_bytes(peak(metrics, tier)); };
   const std::string norm = metrics.skipped
                                ? std::string("skipped")
                                : fmt::format("{:.3g}", without_nan_sign(metrics.grad_norm));
-  return fmt::format(
-      "{:>11} {:>7.4f} {:>8.2e} {:>7} {:>6} {:>4.0f}% {:>6} {:>6} {:>6} {:>7}",
-      fmt::format("{}/{}", metrics.step, report.steps), without_nan_sign(metrics.loss), metrics.lr,
-      norm, format_count(metrics.tokens_per_second), 100.0 * report.gemm_share,
-      short_bytes(peak(metrics, Tier::device)), short_bytes(peak(metrics, Tier::host)),
-      short_bytes(peak(metrics, Tier::nvme)), format_seconds(report.eta_seconds));
+  const std::size_t digits = std::to_string(report.steps).size();
+  return {{"step", std::max<std::size_t>(11, 2 * digits + 1),
+           fmt::format("{}/{}", metrics.step, report.steps), 0},
+          {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
+          {"lr", 8, fmt::format("{:.2e}", metrics.lr), 3},
+          {"norm", 7, norm, 1},
+          {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
+          {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 2},
+          {"device", 6, memory(Tier::device), 4},
+          {"host", 6, memory(Tier::host), 5},
+          {"nvme", 6, memory(Tier::nvme), 6},
+          {"eta", 7, format_seconds(report.eta_seconds), 0}};
 }
 
-void print_ledger(const engine::Blueprint& blueprint) {
-  fmt::print("memory (peak, planned)\n");
-  for (const auto& row : blueprint.ledger.table(blueprint.budgets)) fmt::print("  {}\n", row);
+/// Removes columns until the table fits.
+void narrow(std::vector<Column>& columns, std::size_t width) {
+  const auto needed = [&] {
+    std::size_t sum = columns.size() - 1;  // gaps
+    for (const Column& column : columns) sum += column.width;
+    return sum;
+  };
+  const auto by_rank = [](const Column& a, const Column& b) { return a.rank < b.rank; };
+  while (needed() > width) {
+    const auto last = std::max_element(columns.begin(), columns.end(), by_rank);
+    if (last->rank == 0) return;
+    columns.erase(last);
+  }
 }
 
-void print_exchange(const train::RunSummary& summary) {
-  if (summary.blueprint.workload.world == 1) return;
+std::string line_of(const std::vector<Column>& columns, bool names) {
+  std::string line;
+  for (const Column& column : columns) {
+    if (!line.empty()) line += " ";
+    line += fmt::format("{:>{}}", names ? column.name : column.text, column.width);
+  }
+  return line;
+}
+
+std::vector<std::string> exchange_lines(const train::RunSummary& summary) {
+  std::vector<std::string> lines;
+  if (summary.blueprint.workload.world == 1) return lines;
   for (const schedule::Lane lane : {schedule::Lane::gather, schedule::Lane::reduce}) {
     const auto i = static_cast<std::size_t>(lane);
-    fmt::print("  {:<17} {} in {}\n", to_string(lane), format_bytes(summary.totals.lanes.bytes[i]),
-               format_seconds(summary.totals.lanes.busy_seconds[i]));
+    lines.push_back(fmt::format("  {:<17} {} in {}", to_string(lane),
+                                format_bytes(summary.totals.lanes.bytes[i]),
+                                format_seconds(summary.totals.lanes.busy_seconds[i])));
   }
+  return lines;
+}
+
+/// "done in 3.1s (2.9s of steps): 20 steps", or what an interrupt has left of it.
+std::string ending_of(const train::RunSummary& summary) {
+  const std::string times = fmt::format("{} ({} of steps)", format_seconds(summary.seconds),
+                                        format_seconds(summary.training_seconds));
+  return summary.interrupted ? fmt::format("interrupted after step {} of {}, in {}", summary.steps,
+                                           summary.planned_steps, times)
+                             : fmt::format("done in {}: {} steps", times, summary.steps);
 }
 
 }  // namespace
 
-std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
-  std::istringstream words(text);
-  std::string result;
-  std::string line = indent;
-  for (std::string word; words >> word;) {
-    if (line.size() > indent.size() && line.size() + 1 + word.size() > width) {
-      result += line + "\n";
-      line = indent;
-    }
-    line += (line.size() > indent.size() ? " " : "") + word;
-  }
-  return result + line;
-}
-
-Console::Console(std::string title, std::uint64_t steps_per_print, bool launched)
+Console::Console(std::string title, std::uint64_t steps_per_print, bool launched,
+                 std::vector<std::string> ending)
     : title_(std::move(title)),
       steps_per_print_(std::max<std::uint64_t>(1, steps_per_print)),
+      launched_(launched),
+      ending_(std::move(ending)),
       terminal_(!launched && isatty(STDOUT_FILENO) == 1) {}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
   const auto& shape = blueprint.shape;
-  fmt::print("{}\n", title_);
-  fmt::print("  {:<17} {} parameters in {}, {} blocks\n", "model",
-             format_count(static_cast<double>(blueprint.model.parameters())),
-             to_string(blueprint.type), blueprint.model.blocks.size());
-  fmt::print("  {:<17} {}\n", "device", device);
+  const auto show = [this](std::string_view name, const std::string& value) {
+    terminal_.show(fmt::format("  {:<17} {}", name, value));
+  };
+  terminal_.show(title_);
+  show("model", fmt::format("{} parameters in {}, {} blocks",
+                            format_count(static_cast<double>(blueprint.model.parameters())),
+                            to_string(blueprint.type), blueprint.model.blocks.size()));
+  show("device", device);
   const std::uint32_t world = blueprint.workload.world;
   if (world > 1) {
-    fmt::print("  {:<17} {} ranks, ZeRO stage {}; memory below is of rank 0\n", "ranks", world,
-               blueprint.workload.stage);
+    show("ranks", fmt::format("{} ranks, ZeRO stage {}; memory below is of rank 0", world,
+                              blueprint.workload.stage));
   }
-  fmt::print("  {:<17} {}{} x {} x {} = {} tokens per step\n", "batch",
-             world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches, shape.sequences,
-             shape.length, blueprint.workload.tokens_per_step());
-  for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);
-  print_ledger(blueprint);
+  show("batch", fmt::format("{}{} x {} x {} = {} tokens per step",
+                            world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches,
+                            shape.sequences, shape.length, blueprint.workload.tokens_per_step()));
+  for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
+  terminal_.show("memory (peak, planned)");
+  for (const auto& row : blueprint.ledger.table(blueprint.budgets)) terminal_.show("  " + row);
   std::fflush(stdout);
 }
 
 void Console::started(const train::RunStart& start) {
-  fmt::print("data   {} file{}, {} tokens to train on, {} held out\n", start.files,
-             start.files == 1 ? "" : "s",
-             format_count(static_cast<double>(start.split.training.size)),
-             format_count(static_cast<double>(start.split.held_out.size)));
-  fmt::print("speed  {} {} GEMM peak (gemm 100%); update {}{}{}\n",
-             format_rate(start.gemm_peak_flops, "FLOP"), to_string(start.blueprint.type),
-             start.update_isa, start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend);
-  fmt::print("{}\n", header_line());
+  terminal_.show(fmt::format("data   {} file{}, {} tokens to train on, {} held out", start.files,
+                             start.files == 1 ? "" : "s",
+                             format_count(static_cast<double>(start.split.training.size)),
+                             format_count(static_cast<double>(start.split.held_out.size))));
+  terminal_.show(fmt::format("speed  {} {} GEMM peak (gemm 100%); update {}{}{}",
+                             format_rate(start.gemm_peak_flops, "FLOP"),
+                             to_string(start.blueprint.type), start.update_isa,
+                             start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend));
   std::fflush(stdout);
+  terminal_.live(fmt::format("step 1/{} running", start.steps));
+}
+
+/// A terminal that has changed its width may show other columns, so the header again.
+void Console::show_step(const train::StepReport& report) {
+  std::vector<Column> columns = columns_of(report);
+  narrow(columns, terminal_.width());
+  const std::string header = line_of(columns, true);
+  if (header != header_) terminal_.show(header);
+  header_ = header;
+  terminal_.show(line_of(columns, false));
 }
 
 void Console::stepped(const train::StepReport& report) {
   const auto& metrics = report.metrics;
   const bool keep = metrics.step % steps_per_print_ == 0 || metrics.step == report.steps ||
                     metrics.eval_loss.has_value() || metrics.skipped;
-  if (terminal_) {
-    // Carriage return and "erase to end of line" redraw the line.
-    fmt::print("\r{}\x1b[K", step_line(report));
-  } else if (keep) {
-    fmt::print("{}\n", step_line(report));
-  }
+  if (keep) show_step(report);
   if (metrics.eval_loss) {
-    fmt::print("{}{:>11} {:>7.4f} nats/token\n", terminal_ ? "\n" : "", "held out",
-               without_nan_sign(*metrics.eval_loss));
+    terminal_.show(fmt::format("{:>11} {:>7.4f} nats/token", "held out",
+                               without_nan_sign(*metrics.eval_loss)));
   }
   std::fflush(stdout);
+  if (metrics.step == report.steps) return;
+  terminal_.live(fmt::format("step {}/{} running, loss {:.4f}, {} tok/s, eta {}", metrics.step + 1,
+                             report.steps, without_nan_sign(metrics.loss),
+                             format_count(metrics.tokens_per_second),
+                             format_seconds(report.eta_seconds)));
 }
 
-void Console::finished(const train::RunSummary& summary) {
+void Console::show_memory(const train::RunSummary& summary) {
   const auto& blueprint = summary.blueprint;
-  if (terminal_ && !summary.held_out_loss) fmt::print("\n");
-  fmt::print("done in {} ({} of steps): {} steps, {} tok/s, {:.0f}% of GEMM peak\n",
-             format_seconds(summary.seconds), format_seconds(summary.training_seconds),
-             summary.steps, format_count(summary.tokens_per_second), 100.0 * summary.gemm_share);
-  fmt::print("last loss {:.4f}", without_nan_sign(summary.last_loss));
-  if (summary.skipped > 0) {
-    fmt::print(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
-  }
-  fmt::print("\n");
-  if (summary.predicted_seconds) {
-    fmt::print("predicted {:.3g} s per step, measured {:.3g} s{}\n", *summary.predicted_seconds,
-               summary.step_seconds,
-               summary.corrected_rates ? "; rates corrected for the next run" : "");
-  }
-  if (summary.held_out_loss)
-    fmt::print("held-out loss {:.4f} nats/token\n", without_nan_sign(*summary.held_out_loss));
-  for (const auto& line : describe_placement(blueprint)) fmt::print("  {}\n", line);
   for (const Tier tier : kTiers) {
     const Bytes used = summary.totals.allocated[static_cast<std::size_t>(tier)];
     if (used == 0) continue;
     std::string limit;
     if (tier == Tier::device) limit = " of " + format_bytes(blueprint.budgets.device);
     if (tier == Tier::host) limit = " of " + format_bytes(blueprint.budgets.host);
-    fmt::print("  {:<17} {}{} at peak\n", to_string(tier), format_bytes(used), limit);
+    terminal_.show(
+        fmt::format("  {:<17} {}{} at peak", to_string(tier), format_bytes(used), limit));
   }
-  print_exchange(summary);
+}
+
+void Console::finished(const train::RunSummary& summary) {
+  // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
+  if (summary.interrupted && launched_ && interrupt_signal() != SIGINT) return;
+  const auto& blueprint = summary.blueprint;
+  const std::uint32_t world = blueprint.workload.world;
+  terminal_.show(fmt::format("{}, {} tok/s, {:.0f}% of GEMM peak", ending_of(summary),
+                             format_count(summary.tokens_per_second), 100.0 * summary.gemm_share));
+  const std::string skipped =
+      fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
+  terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
+                             summary.skipped > 0 ? skipped : ""));
+  if (summary.predicted_seconds) {
+    terminal_.show(fmt::format(
+        "predicted {:.3g} s per step, measured {:.3g} s{}", *summary.predicted_seconds,
+        summary.step_seconds, summary.corrected_rates ? "; rates corrected for the next run" : ""));
+  }
+  if (summary.held_out_loss) {
+    terminal_.show(
+        fmt::format("held-out loss {:.4f} nats/token", without_nan_sign(*summary.held_out_loss)));
+  }
+  for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
+  show_memory(summary);
+  for (const auto& line : exchange_lines(summary)) terminal_.show(line);
   if (const Bytes written = summary.totals.nvme_bytes_written(); written > 0) {
-    fmt::print("  {:<17} {}{}\n", "written to NVMe", format_bytes(written),
-               summary.wear ? "," : "");
+    terminal_.show(fmt::format("  {:<17} {}{}{}", "written to NVMe", format_bytes(written),
+                               world > 1 ? " by rank 0; all ranks of this machine" : "",
+                               !summary.wear ? ""
+                               : world > 1   ? ":"
+                                             : ","));
     if (summary.wear) {
-      fmt::print("{}\n", wrap(planning::describe(*summary.wear), kWidth, std::string(20, ' ')));
+      terminal_.show(
+          wrap(planning::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
     }
   }
-  fmt::print("  {:<17} {} resident at peak\n", "process", format_bytes(summary.peak_resident));
-  fmt::print("{}\n", wrap(summary.advice, kWidth, ""));
+  terminal_.show(
+      fmt::format("  {:<17} {} resident at peak", "process", format_bytes(summary.peak_resident)));
+  terminal_.show(wrap(summary.advice, terminal_.width(), ""));
+  for (const std::string& line : ending_) terminal_.show(line);
   std::fflush(stdout);
+  summarized_ = true;
 }
 
 }  // namespace ballast::tools

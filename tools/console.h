@@ -1,29 +1,41 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ballast/train/trainer.h"
 
+#include "tools/terminal.h"
+
 namespace ballast::tools {
 
-/// Prints a run to standard output in at most 80 columns: a terminal gets one line that is redrawn;
-/// a pipe or a launched process gets one line every `steps_per_print` steps.
+/// Prints a run to standard output in at most 80 columns, or as many as the terminal has: a line
+/// every `steps_per_print` steps and, on a terminal, a live line below them.
 class Console final : public train::Observer {
  public:
-  Console(std::string title, std::uint64_t steps_per_print, bool launched);
+  /// `ending`: lines after the summary.
+  Console(std::string title, std::uint64_t steps_per_print, bool launched,
+          std::vector<std::string> ending);
 
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
   void started(const train::RunStart& start) override;
   void stepped(const train::StepReport& report) override;
   void finished(const train::RunSummary& summary) override;
+  /// Whether finished() has printed the summary.
+  [[nodiscard]] bool summarized() const { return summarized_; }
 
  private:
+  void show_step(const train::StepReport& report);
+  void show_memory(const train::RunSummary& summary);
+
   std::string title_;
   std::uint64_t steps_per_print_;
-  bool terminal_;
+  bool launched_;
+  std::vector<std::string> ending_;
+  Terminal terminal_;
+  std::string header_;  ///< the last one shown
+  bool summarized_ = false;
 };
-
-/// Breaks `text` into lines of at most `width` columns, each starting with `indent`.
-std::string wrap(const std::string& text, std::size_t width, const std::string& indent);
 
 }  // namespace ballast::tools

@@ -1,5 +1,4 @@
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -13,42 +12,19 @@
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/process.h"
 #include "tools/ranks.h"
+#include "tools/terminal.h"
 
 namespace ballast::tools {
 namespace {
 
-std::atomic<bool>& interrupt_flag() {
-  static std::atomic<bool> flag = false;
-  return flag;
-}
-
-std::atomic<int>& first_signal() {
-  static std::atomic<int> number = 0;
-  return number;
-}
-
-extern "C" void on_signal(int number) {
-  int none = 0;
-  first_signal().compare_exchange_strong(none, number);
-  interrupt_flag().store(true);
-}
-
-void install_signal_handlers() {
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  // A second signal ends the program at once.
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
-  std::signal(SIGXFSZ, SIG_IGN);
-  std::signal(SIGPIPE, SIG_IGN);
-}
-
 /// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
 void install_log_sink(bool verbose, std::uint32_t rank) {
   set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
+    const bool shown =
+        level == LogLevel::warning || (rank == 0 && (level == LogLevel::info || verbose));
+    if (shown) erase_live_line();
     if (level == LogLevel::warning) {
       const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
       fmt::print(stderr, "ballast: warning: {}{}\n", who, line);
@@ -99,6 +75,7 @@ int run(int argc, char** argv) {
   add_tune(program);
   const comm::Launch launch = comm::read_launch();
   own_rank() = launch.rank;
+  remember_command_line(argc, argv);
   try {
     if (!line.parse(argc, argv)) {
       if (launch.first()) fmt::print("{}", line.help());
@@ -124,14 +101,6 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-
-const std::atomic<bool>& interrupted() {
-  return interrupt_flag();
-}
-
-int interrupt_signal() {
-  return first_signal().load();
-}
 
 }  // namespace ballast::tools
 

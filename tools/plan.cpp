@@ -15,9 +15,11 @@
 #include "ballast/planning/rates_file.h"
 #include "ballast/schedule/simulator.h"
 #include "ballast/train/trace.h"
+#include "ballast/train/trainer.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/process.h"
 #include "tools/run_directory.h"
 
 namespace ballast::tools {
@@ -41,6 +43,7 @@ schedule::Rates rates_for(const PlanArguments& arguments, config::Config config)
                 "(configs/rates has files of machines)");
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
+  train::check_inputs(config);
   const model::Architecture model = model::build_architecture(config.model);
   planning::require_fit(
       {.config = config, .model = model, .budgets = planning::budgets_of(config, {})});
@@ -58,6 +61,7 @@ void run_plan(const PlanArguments& arguments) {
   const config::Config config =
       config::load(arguments.config, arguments.overrides, arguments.world);
   for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
+  for (const auto& line : config.notes) log(LogLevel::info, line);
   if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
   const schedule::Rates rates = rates_for(arguments, config);
   const planning::Forecast forecast = planning::make_forecast(config, rates, arguments.world);

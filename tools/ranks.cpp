@@ -13,10 +13,16 @@
 
 #include "ballast/comm/together.h"
 
-#include "tools/commands.h"
+#include "tools/process.h"
 
 namespace ballast::tools {
 namespace {
+
+/// Status of a shell for a program that a signal has ended.
+int interrupt_status() {
+  constexpr int kSignals = 128;
+  return kSignals + interrupt_signal();
+}
 
 Error as_error(const std::exception_ptr& failure) {
   try {
@@ -47,7 +53,7 @@ void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   if (rank == 0 && interrupt_signal() == SIGINT) {
     fmt::print(stderr, "ballast: error: interrupted\n");
   }
-  std::_Exit(1);  // MPI_Finalize would wait for the other ranks
+  std::_Exit(interrupt_status());  // MPI_Finalize would wait for the other ranks
 }
 
 [[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
@@ -62,6 +68,7 @@ void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
 }  // namespace
 
 int status_of(const Error& error) {
+  if (error.category() == ErrorCategory::interrupted) return interrupt_status();
   const bool usage =
       error.category() == ErrorCategory::usage || error.category() == ErrorCategory::config;
   return usage ? 2 : 1;

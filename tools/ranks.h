@@ -7,7 +7,8 @@
 
 namespace ballast::tools {
 
-/// Exit status of the program for an error: 2 for bad usage or config, 1 for everything else.
+/// Exit status of the program for an error: 2 for bad usage or config, 130 after SIGINT, 143 after
+/// SIGTERM, 1 for everything else.
 int status_of(const Error& error);
 
 /// Thrown when a run of several ranks has failed and its error has been printed.

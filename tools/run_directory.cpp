@@ -51,14 +51,4 @@ std::filesystem::path create_run_directory(const std::filesystem::path& config) 
               error.value());
 }
 
-void refuse_used_directory(const std::filesystem::path& directory) {
-  const auto metrics = directory / "metrics.jsonl";
-  std::error_code ignored;
-  if (!std::filesystem::exists(metrics, ignored)) return;
-  throw Error(ErrorCategory::usage,
-              fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
-                          "to replace it",
-                          metrics.string()));
-}
-
 }  // namespace ballast::tools

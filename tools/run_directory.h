@@ -12,7 +12,4 @@ std::filesystem::path default_run_directory(const std::filesystem::path& config)
 /// runs have the same. Throws Error(io).
 std::filesystem::path create_run_directory(const std::filesystem::path& config);
 
-/// Throws Error(usage) if the run directory `directory` has the metrics of another run.
-void refuse_used_directory(const std::filesystem::path& directory);
-
 }  // namespace ballast::tools

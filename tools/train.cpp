@@ -19,6 +19,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/process.h"
 #include "tools/ranks.h"
 #include "tools/run_directory.h"
 
@@ -51,9 +52,26 @@ void check_run(const TrainArguments& arguments, const config::Config& config) {
     throw Error(ErrorCategory::usage,
                 arguments.config.string() + ": ballast.steps is not set: set it or give --steps N");
   }
-  if (!arguments.overwrite && !config.ballast.out.empty()) {
-    refuse_used_directory(config.ballast.out);
+  const std::filesystem::path& out = config.ballast.out;
+  if (out.empty()) return;
+  if (!arguments.overwrite) train::refuse_used_directory(out);
+  std::error_code ignored;
+  if (std::filesystem::equivalent(arguments.config, out / "config.json", ignored)) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} would be replaced by the run's own config.json; choose another run "
+                            "directory with --out",
+                            arguments.config.string()));
   }
+}
+
+/// Lines that say where the files of a run are.
+std::vector<std::string> places_of(const TrainArguments& arguments, const config::Config& config) {
+  std::vector<std::string> lines = {
+      fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
+  if (!arguments.trace.file.empty()) {
+    lines.push_back(fmt::format("trace in {}", arguments.trace.file.string()));
+  }
+  return lines;
 }
 
 void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
@@ -64,20 +82,24 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   });
   if (first) {
     for (const auto& line : config.ignored) log(LogLevel::info, "ignored: " + line);
+    for (const auto& line : config.notes) log(LogLevel::info, line);
   }
   Console console(fmt::format("ballast train {}", arguments.config.string()),
-                  config.steps_per_print, !comm::read_launch().launcher.empty());
+                  config.steps_per_print, !comm::read_launch().launcher.empty(),
+                  places_of(arguments, config));
   try {
-    train::train(config, console, &interrupted(), arguments.trace, ranks);
-  } catch (...) {
+    train::train(
+        config, console, &interrupted(),
+        {.trace = arguments.trace, .overwrite = arguments.overwrite, .command = command_line()},
+        ranks);
+  } catch (const Error& error) {
     // Removes nothing if the run has written to it.
     std::error_code ignored;
     if (first && unnamed) std::filesystem::remove(config.ballast.out, ignored);
+    // The summary has said it. Ranks have to end each other.
+    if (console.summarized() && ranks == nullptr) throw Reported{status_of(error)};
     throw;
   }
-  if (!first) return;
-  fmt::print("metrics in {}\n", (config.ballast.out / "metrics.jsonl").string());
-  if (!arguments.trace.file.empty()) fmt::print("trace in {}\n", arguments.trace.file.string());
 }
 
 /// Trains as one of several ranks. Reads the config before joining, since it has the timeout; the
@@ -136,7 +158,7 @@ void add_train(Command program) {
   command.add_flag("--serial", &a.serial,
                    "Run one operation at a time, for debugging; results are the same");
   command.add_flag("--overwrite", &a.overwrite,
-                   "Replace the metrics of another run in the run directory");
+                   "Replace the files of another run in the run directory");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

@@ -68,7 +68,8 @@ void check_data(const Config& c, const Document& document) {
   constexpr std::uint64_t kByteValues = 256;
   constexpr std::uint64_t kU16Values = 65536;
   const auto& d = c.data;
-  require(d.sequence_length > 0, document, "data.sequence_length", "the tokens of one sequence");
+  require(d.sequence_length > 0, document, "data.sequence_length",
+          "the number of tokens per sequence");
   if (d.text.empty() && d.tokens.empty()) {
     document.fail("data", "no training data; give data.text or data.tokens");
   }
@@ -113,6 +114,18 @@ void check_scheduler(const SchedulerSection& s, const Document& document) {
     document.fail("scheduler.params.warmup_min_lr",
                   fmt::format("{} is above warmup_max_lr {}", s.warmup_min_lr, *s.warmup_max_lr));
   }
+}
+
+/// DeepSpeed's schedules do not read the optimizer's learning rate.
+void note_warmup_rate(Config& c) {
+  using enum SchedulerSection::Type;
+  constexpr double kDeepSpeed = 1e-3;
+  const bool warms_up = c.scheduler.type == warmup || c.scheduler.type == warmup_decay;
+  if (!warms_up || c.scheduler.warmup_max_lr || c.optimizer.lr == kDeepSpeed) return;
+  c.notes.push_back(
+      fmt::format("scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr {}; "
+                  "DeepSpeed would take {}",
+                  c.optimizer.lr, kDeepSpeed));
 }
 
 void complete_placement(Config& c, const Document& document) {
@@ -227,6 +240,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_batch(config.batch, document, world);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
+  note_warmup_rate(config);
   complete_placement(config, document);
   check_zero(config.zero, document);
   check_aio(config.aio, document);

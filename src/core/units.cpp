@@ -74,9 +74,7 @@ Bytes parse_bytes(std::string_view text) {
   const double value = parse_scaled(text, true);
   if (!(value >= 0.0) || value >= 0x1p63) {
     throw Error(ErrorCategory::config,
-                fmt::format("'{}' is not a size; write a number of bytes or use a unit such as "
-                            "\"512 MiB\" or \"3GiB\"",
-                            text));
+                fmt::format("'{}' is not a size; expected {}", text, kSizeForm));
   }
   return static_cast<Bytes>(std::llround(value));
 }

@@ -139,12 +139,10 @@ bool any_tier(const config::Config& config, Matches matches) {
 
 /// Measures the swap paths. Unusable ones are an error only if the config names NVMe.
 void try_swap(const Sample& sample, schedule::Rates& rates) {
-  const bool needed =
-      any_tier(sample.config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
   try {
     measure_swap(sample, rates);
   } catch (const Error& error) {
-    if (needed || error.category() != ErrorCategory::io) throw;
+    if (must_swap(sample.config) || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning,
         fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
                     error.what()));
@@ -210,6 +208,10 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes) {
   const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
   const Bytes cold = std::min(8 * cache, kMostCold);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
+}
+
+bool must_swap(const config::Config& config) {
+  return any_tier(config, [](const config::TierChoice& tier) { return tier == Tier::nvme; });
 }
 
 bool may_swap(const config::Config& config) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
+#include "ballast/planning/calibrate.h"
 
 #include "src/planning/search.h"
 
@@ -76,6 +78,16 @@ std::vector<std::filesystem::path> swap_directories(const config::Config& config
   }
   if (found.empty()) found.push_back(config.ballast.out);
   return found;
+}
+
+/// The key that names a swap directory; "" for the run directory.
+std::string swap_key(const config::Config& config, const std::filesystem::path& directory) {
+  const auto names = [&](const config::OffloadSection& section) {
+    const auto& paths = section.nvme_path;
+    return std::find(paths.begin(), paths.end(), directory) != paths.end();
+  };
+  if (names(config.zero.optimizer)) return "zero_optimization.offload_optimizer.nvme_path";
+  return names(config.zero.parameters) ? "zero_optimization.offload_param.nvme_path" : "";
 }
 
 /// This process's swap directories among the machine's `directories` (at least one).
@@ -216,9 +228,33 @@ state::SwapOptions swap_options(const config::Config& config, const comm::Launch
                                     .iopoll = aio.iopoll},
                              .read_gbps = entry.read_gbps,
                              .write_gbps = entry.write_gbps,
-                             .made_later = directory == config.ballast.out});
+                             .made_later = directory == config.ballast.out,
+                             .key = swap_key(config, directory)});
   }
   return options;
+}
+
+std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
+                                      std::span<const Bytes> own) {
+  const auto directories = swap_directories(config);
+  const Bytes all = std::accumulate(own.begin(), own.end(), Bytes{0});
+  std::vector<Bytes> written(directories.size());
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    const auto used = own_of(directories, {.local_rank = rank, .local_world = ranks});
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      const auto place = std::find(directories.begin(), directories.end(), used[i]);
+      written[static_cast<std::size_t>(place - directories.begin())] +=
+          used.size() == own.size() ? own[i] : all / used.size();
+    }
+  }
+  return written;
+}
+
+void check_swap_paths(const config::Config& config, const comm::Launch& launch) {
+  if (!must_swap(config)) return;
+  const state::SwapOptions options = swap_options(config, launch);
+  if (options.paths.front().directory.empty()) return;
+  state::check_paths(options);
 }
 
 cpu_adam::UpdaterOptions updater_options(const config::Config& config) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -94,21 +93,15 @@ std::vector<HidingPoint> find_hiding_points(const Decision& decision,
   return points;
 }
 
-std::size_t swap_paths(const config::Config& config) {
-  std::set<std::filesystem::path> paths(config.zero.optimizer.nvme_path.begin(),
-                                        config.zero.optimizer.nvme_path.end());
-  paths.insert(config.zero.parameters.nvme_path.begin(), config.zero.parameters.nvme_path.end());
-  return std::max<std::size_t>(1, paths.size());
-}
-
-/// Uses the endurance in `rates` if given; otherwise the swap paths share the written bytes.
+/// Of the drives of one machine. The endurance in `rates` is that of a rank's drives together;
+/// without it each swap directory is a drive, which ranks may share.
 std::optional<Wear> find_wear(const config::Config& config, const schedule::Rates& rates,
-                              Bytes written, double seconds) {
+                              std::uint32_t world, Bytes written, double seconds) {
+  const std::uint32_t ranks = std::min<std::uint32_t>(world, rates.ranks_per_node);
   if (rates.drive_writes_bytes > 0.0) {
-    return estimate_wear(std::vector<Bytes>{written}, seconds, rates.drive_writes_bytes);
+    return estimate_wear(std::vector<Bytes>(ranks, written), seconds, rates.drive_writes_bytes);
   }
-  const std::size_t paths = swap_paths(config);
-  return estimate_wear(std::vector<Bytes>(paths, written / paths), seconds);
+  return estimate_wear(written_by_machine(config, ranks, std::vector<Bytes>{written}), seconds);
 }
 
 void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
@@ -166,7 +159,7 @@ Forecast make_forecast(const config::Config& config, const schedule::Rates& rate
   forecast.tokens_per_second =
       static_cast<double>(decision.blueprint.workload.tokens_per_step()) / seconds;
   forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
-  forecast.wear = find_wear(decision.config, rates, forecast.nvme_bytes_written, seconds);
+  forecast.wear = find_wear(decision.config, rates, world, forecast.nvme_bytes_written, seconds);
   forecast.hiding = find_hiding_points(decision, rates);
   forecast.improvements = find_improvements(decision, request);
   return forecast;

@@ -101,21 +101,26 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   if (prediction.bounds.size() > 1) add(lines, "second bottleneck", bound_text(forecast, 1));
   describe_lanes(forecast, lines);
   if (forecast.wear) {
-    add(lines, "written to NVMe", format_bytes(forecast.nvme_bytes_written) + " per step,");
+    const bool alone = forecast.decision.blueprint.workload.world == 1;
+    add(lines, "written to NVMe",
+        format_bytes(forecast.nvme_bytes_written) +
+            (alone ? " per step," : " per step and rank; all ranks of a machine:"));
     lines.push_back(fmt::format("  {:<17} {}", "", describe(*forecast.wear)));
   }
 }
 
 void describe_hiding(const Forecast& forecast, Lines& lines) {
+  if (forecast.hiding.empty()) return;
+  lines.emplace_back("tokens per step from which computation takes longer than");
   const auto tokens = static_cast<double>(forecast.decision.blueprint.workload.tokens_per_step());
   for (const HidingPoint& point : forecast.hiding) {
     const double factor = point.tokens / tokens;
-    const std::string verdict =
-        factor > 1.0 ? fmt::format("{:.1f}x the tokens of this step", factor) : "hidden";
-    add(lines, fmt::format("T* {}", point.what),
-        fmt::format("{} tokens per step: {}", format_count(std::ceil(point.tokens)), verdict));
+    const std::string verdict = factor > 1.0
+                                    ? fmt::format("{:.1f}x the tokens of this step", factor)
+                                    : "hidden in this step";
+    add(lines, point.what,
+        fmt::format("{} tokens: {}", format_count(std::ceil(point.tokens)), verdict));
   }
-  if (forecast.hiding.empty()) return;
   add(lines, "the run is",
       forecast.bandwidth_run() ? "bound by bandwidth" : "bound by compute, which hides the rest");
 }

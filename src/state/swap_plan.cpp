@@ -99,14 +99,12 @@ double weight(const SwapPath& path) {
   return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
 }
 
-void require_suited(const SwapOptions& options) {
-  for (const SwapPath& path : options.paths) {
-    const auto place = existing(path);
-    const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
-    if (why.empty() || options.any_file_system) continue;
-    throw Error(ErrorCategory::io,
-                why + "; give an nvme_path on a local disk, or set aio.any_file_system to true");
-  }
+void require_suited(const SwapPath& path, bool any_file_system) {
+  const auto place = existing(path);
+  const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
+  if (why.empty() || any_file_system) return;
+  throw Error(ErrorCategory::io,
+              why + "; give an nvme_path on a local disk, or set aio.any_file_system to true");
 }
 
 /// Bytes that the paths on one file system need together.
@@ -149,13 +147,22 @@ void require_space(const SwapPlan& plan) {
 
 }  // namespace
 
+void check_paths(const SwapOptions& options) {
+  for (const SwapPath& path : options.paths) {
+    try {
+      require_suited(path, options.any_file_system);
+      check(path, 0, options.access);
+    } catch (const Error& error) {
+      if (path.key.empty()) throw;
+      throw error.with_context(path.key);
+    }
+  }
+}
+
 SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents) {
   expects(!options.paths.empty(), "swap: at least 1 path is needed");
   const Bytes total = std::accumulate(extents.begin(), extents.end(), Bytes{0});
-  require_suited(options);
-  for (const SwapPath& path : options.paths) {
-    check(path, 0, options.access);
-  }
+  check_paths(options);
   measure_unknown(options, total);
   std::vector<double> weights;
   Bytes block = 0;

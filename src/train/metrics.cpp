@@ -1,9 +1,12 @@
 #include "ballast/train/metrics.h"
 
+#include <cerrno>
 #include <span>
 #include <utility>
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ballast/core/error.h"
@@ -40,13 +43,34 @@ std::string to_json_line(const StepMetrics& metrics) {
   return line.compact();
 }
 
-MetricsWriter::MetricsWriter(std::filesystem::path path)
-    : path_(std::move(path)),
-      descriptor_(
-          text::open_file(path_, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, ErrorCategory::io)) {}
+MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing)
+    : path_(std::move(path)) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND;
+  try {
+    descriptor_ = text::open_file(path_, kFlags | O_EXCL, ErrorCategory::io);
+  } catch (const Error& error) {
+    if (error.error_number() != EEXIST || existing == Existing::refused) throw;
+    created_ = false;
+    descriptor_ = text::open_file(path_, kFlags, ErrorCategory::io);
+  }
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (created_ && rows_ == 0) ::unlink(path_.c_str());
+}
+
+/// Of another run, whose file this one replaces.
+void MetricsWriter::drop_old_lines() {
+  struct stat status = {};
+  if (::fstat(descriptor_.number(), &status) == 0 && status.st_size == 0) return;
+  if (::ftruncate(descriptor_.number(), 0) == 0) return;
+  const int error_number = errno;
+  throw Error(ErrorCategory::io, fmt::format("cannot empty {}", path_.string()), error_number);
+}
 
 void MetricsWriter::write(const StepMetrics& metrics) {
   const auto line = to_json_line(metrics) + '\n';
+  if (rows_ == 0 && !created_) drop_old_lines();
   try {
     text::write_fully(descriptor_, path_, std::as_bytes(std::span(line)));
   } catch (const Error&) {
@@ -56,6 +80,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
     throw;
   }
   size_ += line.size();
+  ++rows_;
 }
 
 }  // namespace ballast::train

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -25,6 +24,8 @@
 #include "ballast/train/trace.h"
 
 #include "src/train/initial_weights.h"
+#include "src/train/run_files.h"
+#include "src/train/training_data.h"
 
 namespace ballast::train {
 namespace {
@@ -36,60 +37,50 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-void make_directory(const std::filesystem::path& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    throw Error(ErrorCategory::io,
-                fmt::format("cannot create the run directory {}; choose another with --out",
-                            directory.string()),
-                error.value());
-  }
-}
+/// Everything that a run needs before it is planned.
+struct Inputs {
+  TrainingData data;
+  std::unique_ptr<RunFiles> files;  ///< on rank 0
+};
 
-/// Opens the training data; errors name the key.
-std::shared_ptr<const TokenSource> open_data(const config::Config& config) {
-  try {
-    return std::make_shared<const TokenSource>(
-        TokenSource::open(config.data, config.model.vocab_size));
-  } catch (const Error& error) {
-    if (error.category() == ErrorCategory::config) throw;  // it names the keys
-    throw error.with_context(config.data.text.empty() ? "data.tokens" : "data.text");
-  }
+Inputs open_inputs(const config::Config& config, const comm::Launch& launch) {
+  check_initial_weights(config);
+  Inputs inputs = {.data = open_training_data(config)};
+  planning::check_swap_paths(config, launch);
+  return inputs;
 }
 
 /// One rank's part of a run, from data to summary.
 class Trainer {
  public:
   /// `asked`: the config before planning, which keys the cached rates.
-  Trainer(planning::RunPlan plan, const config::Config& asked, Observer& observer,
-          const std::atomic<bool>* interrupted, const TraceRequest& trace, comm::Ranks* ranks)
+  Trainer(planning::RunPlan plan, const config::Config& asked, Inputs& inputs, Observer& observer,
+          const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
+        inputs_(inputs),
         observer_(observer),
-        trace_(trace),
+        options_(options),
         rank_(ranks == nullptr ? 0 : ranks->rank()),
         world_(ranks == nullptr ? 1 : ranks->world()),
+        local_world_(ranks == nullptr ? 1 : ranks->launch().local_world),
         engine_(
             std::move(plan_.decision.blueprint),
             planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
             interrupted, ranks),
-        source_(open_data(config_)),
-        split_(split_tokens(source_->size(), config_.data.held_out, config_.data.sequence_length)),
         rates_(config_.scheduler, config_.optimizer.lr) {}
 
   /// Allocates everything for the first step.
   void prepare() {
-    make_directory(config_.ballast.out);
-    if (first() && !trace_.file.empty()) check_trace_file(trace_.file);
+    if (!first()) run_directory_.emplace(config_.ballast.out);  // its machine may be another one
+    if (first() && !options_.trace.file.empty()) check_trace_file(options_.trace.file);
     if (first()) observer_.planned(engine_.blueprint(), engine_.device().description());
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
     start_engine();
-    loader_ = std::make_unique<Loader>(source_, split_, loader_options());
-    if (first()) warn_without_evaluation();
-    if (first()) writer_.emplace(config_.ballast.out / "metrics.jsonl");
+    loader_ = std::make_unique<Loader>(inputs_.data.source, inputs_.data.split, loader_options());
+    if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation_batches());
   }
 
   void run() {
@@ -98,15 +89,20 @@ class Trainer {
     started_ = Clock::now();
     last_step_end_ = started_;
     watch_.emplace();
-    if (first() && !trace_.file.empty()) engine_.record(&timeline_);
+    if (first() && !options_.trace.file.empty()) engine_.record(&timeline_);
     try {
       for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step);
       engine_.finish();
+    } catch (const Error& error) {
+      save_what_was_traced();
+      const bool interrupted = error.category() == ErrorCategory::interrupted;
+      if (first() && interrupted && done_ > 0) summarize(interrupted);
+      throw;
     } catch (...) {
       save_what_was_traced();
       throw;
     }
-    if (first()) summarize();
+    if (first()) summarize(false);
   }
 
  private:
@@ -114,13 +110,15 @@ class Trainer {
 
   /// Writes the trace after its last step and waits for that step's updates.
   void end_trace(std::uint64_t step) {
-    if (trace_.file.empty() || step != std::min(trace_.steps, config_.ballast.steps)) return;
+    if (options_.trace.file.empty() ||
+        step != std::min(options_.trace.steps, config_.ballast.steps))
+      return;
     engine_.finish();
     settled_steps_ = 0;
     if (!first()) return;
     engine_.record(nullptr);
     trace_written_ = true;
-    write_trace(trace_.file, kTracedProcess, timeline_, engine_.blueprint().workload);
+    write_trace(options_.trace.file, kTracedProcess, timeline_, engine_.blueprint().workload);
     timeline_.spans = {};
   }
 
@@ -128,9 +126,9 @@ class Trainer {
   void save_what_was_traced() {
     if (!first()) return;
     engine_.record(nullptr);
-    if (trace_.file.empty() || trace_written_) return;
+    if (options_.trace.file.empty() || trace_written_) return;
     try {
-      write_trace(trace_.file, kTracedProcess, timeline_, engine_.blueprint().workload);
+      write_trace(options_.trace.file, kTracedProcess, timeline_, engine_.blueprint().workload);
     } catch (const Error& error) {
       log(LogLevel::warning, error.what());
     }
@@ -144,22 +142,6 @@ class Trainer {
             .seed = config_.ballast.seed,
             .rank = rank_,
             .world = world_};
-  }
-
-  /// A share of short data can be too small for one micro-batch.
-  void warn_without_evaluation() const {
-    const double share = config_.data.held_out;
-    if (share == 0.0 || loader_->evaluation_batches() > 0) return;
-    const std::uint64_t total = source_->size();
-    const std::uint64_t needed = config_.batch.micro_batch * config_.data.sequence_length + 1;
-    const bool share_helps = total / 2 >= needed;  // the share is at most 0.5
-    log(LogLevel::warning,
-        fmt::format("there will be no held-out loss: data.held_out {} of {} tokens is {}, but an "
-                    "evaluation needs {} (train_micro_batch_size_per_gpu {} x data.sequence_length "
-                    "{} + 1); give more data{} or a smaller sequence_length",
-                    share, total, static_cast<std::uint64_t>(share * static_cast<double>(total)),
-                    needed, config_.batch.micro_batch, config_.data.sequence_length,
-                    share_helps ? ", a larger share" : ""));
   }
 
   void start_engine() {
@@ -187,14 +169,17 @@ class Trainer {
   }
 
   void announce() {
-    observer_.started({.blueprint = engine_.blueprint(),
-                       .device = engine_.device().description(),
-                       .update_isa = describe_update(),
-                       .io_backend = std::string(engine_.io_backend()),
-                       .gemm_peak_flops = gemm_peak_,
-                       .files = source_->files().size(),
-                       .split = split_,
-                       .steps = config_.ballast.steps});
+    const RunStart start = {.blueprint = engine_.blueprint(),
+                            .device = engine_.device().description(),
+                            .update_isa = describe_update(),
+                            .io_backend = std::string(engine_.io_backend()),
+                            .gemm_peak_flops = gemm_peak_,
+                            .files = inputs_.data.source->files().size(),
+                            .split = inputs_.data.split,
+                            .steps = config_.ballast.steps};
+    inputs_.files->describe(print_for_another_run(asked_),
+                            describe_run(start, options_.command, world_));
+    observer_.started(start);
   }
 
   void run_step(std::uint64_t step) {
@@ -206,25 +191,34 @@ class Trainer {
     training_seconds_ += metrics.step_seconds;
     note(metrics);
     last_loss_ = result.loss;
+    done_ = step;
     end_trace(step);
     count_skips(result);
     const bool stuck = skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
     const bool last = step == config_.ballast.steps;
-    if (!stuck && (last || (every > 0 && step % every == 0))) {
-      const auto start = Clock::now();
-      metrics.eval_loss = evaluate();
-      settled_steps_ = 0;
-      evaluation_seconds_ += seconds_between(start, Clock::now());
-      held_out_loss_ = metrics.eval_loss;
-    }
+    if (!stuck && (last || (every > 0 && step % every == 0))) evaluate_after(metrics);
     if (first()) report(metrics);
     if (stuck) give_up(step);
     last_step_end_ = Clock::now();
   }
 
+  /// An interrupted evaluation does not lose the step.
+  void evaluate_after(StepMetrics& metrics) {
+    const auto start = Clock::now();
+    try {
+      metrics.eval_loss = evaluate();
+    } catch (const Error& error) {
+      if (first() && error.category() == ErrorCategory::interrupted) report(metrics);
+      throw;
+    }
+    settled_steps_ = 0;
+    evaluation_seconds_ += seconds_between(start, Clock::now());
+    held_out_loss_ = metrics.eval_loss;
+  }
+
   void report(const StepMetrics& metrics) {
-    writer_->write(metrics);
+    inputs_.files->write(metrics);
     const double pace = training_seconds_ / static_cast<double>(metrics.step);
     const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
     observer_.stepped({.metrics = metrics,
@@ -315,24 +309,25 @@ class Trainer {
     return sum / static_cast<double>(runs);
   }
 
-  /// Bytes per path without the initial fill.
+  /// Bytes per swap directory of this machine, from all its ranks, without the initial fill.
   [[nodiscard]] std::vector<Bytes> written_by_steps(const engine::EngineTotals& totals) const {
-    std::vector<Bytes> written = totals.nvme_bytes_by_path;
-    for (std::size_t p = 0; p < filled_.size(); ++p) written.at(p) -= filled_[p];
-    return written;
+    std::vector<Bytes> own = totals.nvme_bytes_by_path;
+    for (std::size_t p = 0; p < filled_.size(); ++p) own.at(p) -= filled_[p];
+    return planning::written_by_machine(config_, local_world_, own);
   }
 
-  [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes) const {
+  /// Who interrupts a run does not want to wait for simulations.
+  [[nodiscard]] std::string advice(const schedule::LaneTotals& lanes, bool interrupted) const {
     std::function<std::vector<planning::Variant>()> improvements;
-    if (plan_.request) {
+    if (plan_.request && !interrupted) {
       improvements = [this] { return planning::find_improvements(plan_.decision, *plan_.request); };
     }
     return planning::advise(engine_.blueprint(), lanes, training_seconds_ + evaluation_seconds_,
                             improvements);
   }
 
-  void summarize() {
-    const double steps = static_cast<double>(config_.ballast.steps);
+  void summarize(bool interrupted) {
+    const double steps = static_cast<double>(done_);
     const double tokens =
         steps * static_cast<double>(engine_.blueprint().workload.tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
@@ -342,7 +337,9 @@ class Trainer {
     std::optional<double> predicted;
     if (prediction_) predicted = prediction_->step_seconds();
     observer_.finished({.blueprint = engine_.blueprint(),
-                        .steps = config_.ballast.steps,
+                        .steps = done_,
+                        .planned_steps = config_.ballast.steps,
+                        .interrupted = interrupted,
                         .skipped = skipped_,
                         .seconds = seconds,
                         .training_seconds = training_seconds_,
@@ -357,24 +354,24 @@ class Trainer {
                         .totals = totals,
                         .wear = planning::estimate_wear(written_by_steps(totals), seconds),
                         .peak_resident = memory::peak_resident_bytes(),
-                        .advice = advice(totals.lanes)});
+                        .advice = advice(totals.lanes, interrupted)});
   }
 
   planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
   const config::Config& asked_;
+  Inputs& inputs_;
   Observer& observer_;
-  const TraceRequest& trace_;
+  const RunOptions& options_;
   schedule::Timeline timeline_;  ///< of the steps to trace
   bool trace_written_ = false;
   std::uint64_t rank_;
   std::uint64_t world_;
+  std::uint32_t local_world_;  ///< ranks on this machine
   engine::Engine engine_;
-  std::shared_ptr<const TokenSource> source_;
-  TokenSplit split_;
   LrSchedule rates_;
   std::unique_ptr<Loader> loader_;
-  std::optional<MetricsWriter> writer_;  ///< on rank 0
+  std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
   Clock::time_point started_;
   Clock::time_point last_step_end_;
@@ -384,6 +381,7 @@ class Trainer {
   std::optional<CpuWatch> watch_;  ///< since the first step
   std::vector<planning::MeasuredStep> steps_;
   std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
+  std::uint64_t done_ = 0;           ///< steps
   double last_loss_ = 0.0;
   std::optional<double> held_out_loss_;
   std::uint64_t skipped_ = 0;
@@ -394,15 +392,24 @@ class Trainer {
 
 }  // namespace
 
+void check_inputs(const config::Config& config) {
+  static_cast<void>(open_inputs(config, {}));
+}
+
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
-           const TraceRequest& trace, comm::Ranks* ranks) {
+           const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
+  const bool first = ranks == nullptr || ranks->rank() == 0;
+  Inputs inputs;
   // Before planning, which may measure the machine for a minute.
-  comm::together(ranks, [&] { check_initial_weights(config); });
+  comm::together(ranks, [&] {
+    inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
+    if (first) inputs.files = std::make_unique<RunFiles>(config.ballast.out, options.overwrite);
+  });
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;
   comm::together(ranks, [&] {
-    trainer.emplace(std::move(plan), config, observer, interrupted, trace, ranks);
+    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, options, ranks);
   });
   comm::together(ranks, [&] { trainer->prepare(); });
   trainer->run();

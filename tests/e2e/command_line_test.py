@@ -3,81 +3,21 @@
 
     command_line_test.py PATH_OF_BALLAST
 
-Every mistake must give one clear line on stderr, the exit status of the README (1: the work failed,
-2: bad usage or config), and leave nothing behind.
+Every mistake must give one clear line on stderr, the exit status (1: the work failed, 2: bad usage or
+config), and leave nothing behind.
 """
 
 import json
 import os
-import pathlib
 import re
 import resource
-import signal
 import struct
 import subprocess
-import sys
-import tempfile
-import time
-import unittest
 
-from one_line import assert_one_line
-
-BALLAST = ""
-
-TINY = {
-    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
-              "num_heads": 4, "num_kv_heads": 2},
-    "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}},
-    "aio": {"any_file_system": True},
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 2,
-    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
-                "out": "run"},
-}
-TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+from runs import TEXT, TINY, RunTest, main
 
 
-class CommandLine(unittest.TestCase):
-    def setUp(self):
-        self._directory = tempfile.TemporaryDirectory(prefix="ballast-e2e-")
-        self.addCleanup(self._directory.cleanup)
-        self.path = pathlib.Path(self._directory.name)
-        (self.path / "text.txt").write_text(TEXT)
-
-    def config(self, **sections):
-        """Writes TINY with whole sections merged in; returns its path."""
-        config = json.loads(json.dumps(TINY))
-        for name, value in sections.items():
-            if isinstance(value, dict) and isinstance(config.get(name), dict):
-                config[name].update(value)
-            else:
-                config[name] = value
-        file = self.path / "config.json"
-        file.write_text(json.dumps(config))
-        return file
-
-    def run_ballast(self, *arguments, environment=None, limits=None):
-        return subprocess.run(
-            [BALLAST, *map(str, arguments)], capture_output=True, text=True, timeout=240,
-            cwd=self.path, check=False, env={**os.environ, **(environment or {})},
-            preexec_fn=limits)
-
-    def assert_fails(self, done, status, *words):
-        """Expects one line on stderr with the usual prefix and `words`, and the exit status."""
-        assert_one_line(self, done, status, words, ignored="ballast: warning:")
-        self.assert_nothing_left()
-
-    def assert_nothing_left(self):
-        """Expects no swap file: the run directory contains only the metrics."""
-        for entry in (self.path / "run").glob("**/*"):
-            self.assertEqual(entry.name, "metrics.jsonl")
-
-    def train(self, *arguments, environment=None, limits=None, **sections):
-        return self.run_ballast("train", self.config(**sections), *arguments,
-                                environment=environment, limits=limits)
-
+class CommandLine(RunTest):
     # Successful commands.
 
     def test_training_writes_metrics_and_a_summary(self):
@@ -310,7 +250,43 @@ class CommandLine(unittest.TestCase):
 
     def test_sequence_longer_than_the_data(self):
         (self.path / "text.txt").write_text("short")
-        self.assert_fails(self.train(), 1, "33")
+        self.assert_fails(self.train(), 1, "data.text: ", "33")
+
+    def test_inputs_are_checked_before_the_budgets_and_before_a_measurement(self):
+        (self.path / "short.txt").write_text("short")
+        automatic = {"stage": 1, "offload_optimizer": {"device": "auto"}}
+        for setting, words in (("data.text=nothing.txt", ["data.text: cannot read", "nothing.txt"]),
+                               ("data.text=short.txt", ["data.text: ", "one sequence needs 33"]),
+                               ("model.weights=none.safetensors",
+                                ["model.weights: cannot read", "none.safetensors"])):
+            errors = []
+            for command in ("train", "plan"):
+                done = self.run_ballast(
+                    command, self.config(zero_optimization=automatic), "--set", setting, "--set",
+                    "ballast.device_bytes=100KiB",
+                    environment={"XDG_CACHE_HOME": str(self.path / "cache")})
+                self.assert_fails(done, 1, *words)
+                errors.append(done.stderr)
+            self.assertEqual(len(set(errors)), 1, errors)
+            self.assertEqual(errors[0].count("\n"), 1, errors[0])
+        self.assertFalse((self.path / "run").exists())
+
+    def test_a_learning_rate_that_deepspeed_would_not_take_is_said_once(self):
+        decay = {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}
+        note = ("ballast: scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr "
+                "0.002; DeepSpeed would take 0.001\n")
+        settings = ["--set", "optimizer.params.lr=2e-3",
+                    "--set", "zero_optimization.offload_optimizer.device=none"]
+        done = self.train(*settings, scheduler=decay)
+        self.assertEqual((done.returncode, done.stderr), (0, note))
+        rates = self.path / "rates.json"
+        rates.write_text(json.dumps({
+            "forward": [{"tokens": 64, "tflops": 5}], "backward": [{"tokens": 64, "tflops": 5}],
+            "head": [{"tokens": 64, "tflops": 5}], "device_memory_gbps": 900, "launch_us": 5,
+            "update_gbps": 40, "upload_gbps": 20, "offload_gbps": 20}))
+        done = self.run_ballast("plan", self.config(scheduler=decay), *settings, "--rates", rates)
+        self.assertEqual((done.returncode, done.stderr), (0, note))
+        self.assertEqual(self.train("--overwrite", *settings[2:], scheduler=decay).stderr, "")
 
     def test_held_out_data_too_short_for_an_evaluation(self):
         # An evaluation needs 2 sequences of 32 tokens and 1; a single sequence needs 33.
@@ -330,67 +306,23 @@ class CommandLine(unittest.TestCase):
         (self.path / "text.txt").write_text(TEXT[:600])
         self.assertEqual(self.train("--overwrite", "--set", "data.held_out=0").stderr, "")
 
-    # Run directories.
-
-    def unnamed(self):
-        """TINY without a run directory, and the folder in which a run makes one."""
-        self.state = self.path / "state/ballast"
-        return {"ballast": {**TINY["ballast"], "out": None},
-                "environment": {"XDG_STATE_HOME": str(self.state.parent)}}
-
-    def steps(self, directory):
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["step"] for line in lines]
-
-    def test_runs_of_the_same_second_have_directories_of_their_own(self):
-        unnamed = self.unnamed()
-        command = [BALLAST, "train", str(self.config(ballast=unnamed["ballast"]))]
-        runs = [subprocess.Popen(command, cwd=self.path, stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.PIPE, text=True,
-                                 env={**os.environ, **unnamed["environment"]}) for _ in range(3)]
-        for run in runs:
-            _, err = run.communicate(timeout=240)
-            self.assertEqual(run.returncode, 0, err)
-        self.assertEqual([self.steps(made) for made in self.state.iterdir()], 3 * [[1, 2, 3]])
-
-    def test_metrics_of_another_run_are_replaced_only_on_demand(self):
-        run = self.path / "run"
-        self.assertEqual(self.train().returncode, 0)
-        before = (run / "metrics.jsonl").read_bytes()
-        for arguments in ([], ["--out", "run"]):
-            self.assert_fails(self.train(*arguments), 2, "run/metrics.jsonl", "--out",
-                              "--overwrite")
-        self.assert_fails(self.train("--overwrite", "--set", "ballast.device_bytes=100KiB"), 1,
-                          "device budget")
-        self.assertEqual((run / "metrics.jsonl").read_bytes(), before)
-        done = self.train("--overwrite", "--steps", "2")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.steps(run), [1, 2])
-
-    def test_the_printed_config_does_not_name_a_new_directory(self):
-        first = self.train("--print-config", **self.unnamed())
-        self.assertIsNone(json.loads(first.stdout)["ballast"]["out"])
-        self.assertFalse(self.state.exists())
-        (self.path / "printed.json").write_text(first.stdout)
-        done = self.run_ballast("train", "printed.json",
-                                environment=self.unnamed()["environment"])
-        self.assertEqual(done.returncode, 0, done.stderr)
-        made, = self.state.iterdir()
-        self.assertTrue(made.name.startswith("printed-"), made)
-
-    def test_a_run_that_never_starts_leaves_no_new_directory(self):
-        done = self.train("--set", "ballast.device_bytes=100KiB", **self.unnamed())
-        self.assert_fails(done, 1, "device budget")
-        self.assertEqual(list(self.state.iterdir()), [])
-
     # Swap space.
 
     def offload_to(self, path):
         return {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": str(path)}}
 
     def test_swap_path_missing(self):
-        self.assert_fails(self.train(zero_optimization=self.offload_to(self.path / "no/where")), 1,
-                          "no/where", "No such file")
+        """Before anything is measured, once, with its key, by train and plan."""
+        missing = self.offload_to(self.path / "no/where")
+        missing["offload_param"] = {"device": "auto"}
+        for done in (self.train(zero_optimization=missing),
+                     self.run_ballast("plan", self.config(zero_optimization=missing),
+                                      environment={"XDG_CACHE_HOME": str(self.path / "cache")})):
+            self.assert_fails(done, 1)
+            self.assertEqual(
+                done.stderr, "ballast: error: zero_optimization.offload_optimizer.nvme_path: "
+                f"{self.path}/no/where: no such directory; create it or choose another\n")
+        self.assertFalse((self.path / "run").exists())
 
     def test_swap_path_is_a_file(self):
         self.assert_fails(self.train(zero_optimization=self.offload_to(self.path / "text.txt")), 1,
@@ -456,42 +388,6 @@ class CommandLine(unittest.TestCase):
         self.assert_fails(self.train("--set", "ballast.max_skipped_steps=0"), 2,
                           "ballast.max_skipped_steps", "must be at least 1, got 0")
 
-    def interrupt(self, *arguments):
-        """Starts a long run, sends SIGINT in the middle of a step, returns how it ended."""
-        config = self.config(
-            model={**TINY["model"], "hidden_size": 256},
-            data={"text": ["text.txt"], "sequence_length": 256},
-            train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=8,
-            ballast={**TINY["ballast"], "steps": 1000, "device_bytes": "1GiB",
-                     "host_bytes": "256MiB"})
-        process = subprocess.Popen([BALLAST, "train", str(config), *arguments], cwd=self.path,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        metrics = self.path / "run/metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            if metrics.exists() and metrics.stat().st_size > 0:
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def test_interrupt_in_mid_step(self):
-        self.assert_fails(self.interrupt(), 1, "interrupted")
-        for line in (self.path / "run/metrics.jsonl").read_text().splitlines():
-            json.loads(line)
-
-    def test_interrupt_in_mid_step_when_serial(self):
-        self.assert_fails(self.interrupt("--serial"), 1, "interrupted")
-
-    def test_full_disk_under_the_metrics(self):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-        done = self.train(zero_optimization={"offload_optimizer": {"device": "none"}}, limits=limit,
-                          ballast={**TINY["ballast"], "steps": 30})
-        self.assert_fails(done, 1, "metrics.jsonl")
-
 
 if __name__ == "__main__":
-    BALLAST = os.path.abspath(sys.argv.pop(1))
-    unittest.main(verbosity=1)
+    main()

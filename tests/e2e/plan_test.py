@@ -19,7 +19,7 @@ BALLAST = ""
 CONFIG = {
     "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 3,
               "num_heads": 4, "num_kv_heads": 2},
-    # Neither the data nor the swap folder exists.
+    # The swap folder does not exist, and the data only where this machine is measured.
     "data": {"text": ["no/such/text.txt"], "sequence_length": 32},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme",
@@ -65,6 +65,10 @@ class Plan(unittest.TestCase):
         return subprocess.run([BALLAST, *map(str, arguments)], capture_output=True, text=True,
                               timeout=300, cwd=self.path, check=False, env=environment)
 
+    def write_data(self, size=20000):
+        (self.path / "no/such").mkdir(parents=True)
+        (self.path / "no/such/text.txt").write_text("x" * size)
+
     def plan(self, *arguments):
         return self.ballast("plan", self.config, "--rates", self.rates, *arguments)
 
@@ -77,6 +81,7 @@ class Plan(unittest.TestCase):
     # Before the machine is measured.
 
     def test_what_cannot_fit_is_refused_before_anything_is_measured(self):
+        self.write_data(1000 * 1001)
         done = self.ballast("plan", self.config, "--set", "data.sequence_length=1000000",
                             "--set", "zero_optimization.offload_optimizer.device=cpu")
         assert_one_line(self, done, 1, ["budget of 64.0 MiB is ", "it would fit with"])
@@ -104,8 +109,12 @@ class Plan(unittest.TestCase):
     def test_text_is_for_a_terminal(self):
         done = self.plan(*settings(*ALL_AUTO))
         self.assertEqual(done.returncode, 0, done.stderr)
-        for word in ("a quick machine", "memory (peak)", "prediction", "bottleneck", "T* "):
+        for word in ("a quick machine", "memory (peak)", "prediction", "bottleneck",
+                     "tokens per step from which computation takes longer than"):
             self.assertIn(word, done.stdout)
+        self.assertNotIn("T*", done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^  link +\d\S* tokens: (hidden in|[\d.]+x the tokens of)"
+                         " this step$")
         for line in done.stdout.splitlines():
             if not line.startswith("ballast plan "):
                 self.assertLessEqual(len(line), 80, line)
@@ -171,15 +180,38 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan["tokens_per_step"], 8 * 32)
         self.assertGreater(plan["lanes"]["reduce"]["bytes"], 0)
 
+    def test_drives_wear_by_the_bytes_of_all_ranks_of_a_machine(self):
+        """Of four ranks of a machine with two swap folders two share one. The rates have ranks of a
+        machine 4, and 1200 TB for the drives of each rank; without that a folder is a drive of 600."""
+        folders = settings('zero_optimization.offload_optimizer.nvme_path=["/a", "/b"]')
+
+        def wear(world, share, rated):
+            plan = self.planned(*folders, "--world", world)
+            per_day = plan["nvme_bytes_written"] * 86400 / plan["predicted_step_seconds"]
+            self.assertAlmostEqual(plan["wear"]["terabytes_per_day"] * 1e12,
+                                   min(world, 4) * per_day, delta=1e-6 * per_day)
+            self.assertAlmostEqual(plan["wear"]["days"] * share * per_day, rated, delta=1e-6 * rated)
+
+        for world in (1, 4):
+            wear(world, 1, 1200e12)
+        del RATES["drive_writes_tb"]
+        self.addCleanup(RATES.update, drive_writes_tb=1200)
+        self.rates.write_text(json.dumps(RATES))
+        for world, share in ((1, 0.5), (2, 1), (4, 2)):
+            wear(world, share, 600e12)
+        self.config.write_text(self.config.read_text().replace('"train_batch_size": 8',
+                                                               '"train_batch_size": 16'))
+        wear(8, 2, 600e12)  # on two machines
+
     def test_this_machine_is_measured_when_no_rates_are_given(self):
+        self.write_data()
         plan = self.ballast("plan", self.config, "--json",
                             *settings("zero_optimization.offload_optimizer.device=cpu"))
         self.assertEqual(plan.returncode, 0, plan.stderr)
         self.assertGreater(json.loads(plan.stdout)["predicted_step_seconds"], 0)
 
     def test_train_decides_what_is_left_open(self):
-        (self.path / "no/such").mkdir(parents=True)
-        (self.path / "no/such/text.txt").write_text("the quick brown fox. " * 400)
+        self.write_data()
         done = self.ballast(
             "train", self.config,
             *settings(*ALL_AUTO, "aio.any_file_system=true", "ballast.device_bytes=1200KiB",

@@ -24,6 +24,7 @@
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/process.h"
 #include "tools/quantile.h"
 
 namespace ballast::tools {

@@ -18,6 +18,7 @@
 #include "tools/io/job_file.h"
 #include "tools/io/load.h"
 #include "tools/io/paths.h"
+#include "tools/process.h"
 
 namespace ballast::tools {
 namespace {

@@ -26,6 +26,7 @@
 #include "tools/bench/plan_cases.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/process.h"
 #include "tools/quantile.h"
 
 namespace ballast::tools {

@@ -16,6 +16,7 @@
 #include "tools/bench/step_products.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/process.h"
 
 namespace ballast::tools {
 namespace {

@@ -176,6 +176,8 @@ struct Config {
   BallastSection ballast;
   /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
   std::vector<std::string> ignored;
+  /// "key.path: what it means here" of each value that means something else to DeepSpeed.
+  std::vector<std::string> notes;
 };
 
 /// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if

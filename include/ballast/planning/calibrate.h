@@ -20,6 +20,9 @@ struct Calibration {
   std::string disturbance;
 };
 
+/// Whether `config` names NVMe for anything.
+bool must_swap(const config::Config& config);
+
 /// Measures this machine for the model and swap paths of `config`: kernels of one layer and of the
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
 /// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in

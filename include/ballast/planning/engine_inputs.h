@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
@@ -33,6 +35,16 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
 /// Engine options of a run of `config`. `launch` selects this rank's swap paths. Throws
 /// Error(config).
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});
+
+/// Checks this rank's swap paths if `config` names NVMe for anything and they are known: only rank
+/// 0 knows a run directory that has no name. Throws like state::check_paths().
+void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});
+
+/// Bytes written to each swap directory of a machine on which `ranks` ranks work alike. `own`: the
+/// bytes that one rank writes to each of its directories, or one sum of unknown division. Ranks
+/// with as many directories divide theirs likewise, others evenly.
+std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
+                                      std::span<const Bytes> own);
 
 /// The engine of draw_blueprint() and engine_options(). `interrupted`, `ranks`: see engine::Engine.
 engine::Engine make_engine(const config::Config& config,

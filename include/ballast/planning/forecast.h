@@ -19,7 +19,7 @@ inline constexpr double kRatedBytes = 600e12;
 
 /// Drive wear at a run's write rate.
 struct Wear {
-  double terabytes_per_day = 0.0;    ///< 10^12 bytes, all drives together
+  double terabytes_per_day = 0.0;    ///< 10^12 bytes, all drives of a machine together
   double days = 0.0;                 ///< until the most written drive reaches its rated endurance
   double rated_bytes = kRatedBytes;  ///< rated endurance, in bytes written
 };

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ballast/aio/file.h"
@@ -18,6 +19,7 @@ struct SwapPath {
   double write_gbps = 0.0;
   /// The directory may be missing; it will be created below its nearest existing parent.
   bool made_later = false;
+  std::string key;  ///< the setting that names the directory, for messages; "" without one
 };
 
 struct SwapOptions {
@@ -31,12 +33,16 @@ struct SwapPlan {
   Stripe stripe;
 };
 
+/// Checks that every path is a directory that takes swap files. Throws Error(io) naming the key and
+/// the path when one is missing, not a directory, not writable, without direct I/O or not suited
+/// for swapping.
+void check_paths(const SwapOptions& options);
+
 /// Lays extents of these sizes out over the paths, in proportion to their bandwidth (the harmonic
 /// mean of reading and writing, because each byte is read and written). With several paths,
 /// measures those of unknown bandwidth by writing and reading up to 64 MiB each, and logs one line.
-/// Throws Error(io) naming the path, the need, the available space and a remedy when a path is
-/// missing, not a directory, not writable, without direct I/O or not suited for swapping, or when a
-/// file system lacks space for the files of its paths. Nothing stays allocated.
+/// Throws like check_paths(), and Error(io) naming the path, the need, the available space and a
+/// remedy when a file system lacks space for the files of its paths. Nothing stays allocated.
 SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents);
 
 }  // namespace ballast::state

@@ -38,17 +38,33 @@ std::string to_json_line(const StepMetrics& metrics);
 /// Writes metrics.jsonl: one line per step, passed to the kernel before write() returns.
 class MetricsWriter {
  public:
-  /// Creates `path`, or empties it. Throws Error(io).
-  explicit MetricsWriter(std::filesystem::path path);
+  /// What happens to a file that is there already.
+  enum class Existing {
+    replaced,  ///< by the first line
+    refused
+  };
+
+  /// Creates `path`, so that no other writer can, or opens it. Throws Error(io), with EEXIST when
+  /// a file is there and `existing` refuses it.
+  explicit MetricsWriter(std::filesystem::path path, Existing existing = Existing::replaced);
+  /// Removes a file that it has created and that has no line.
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   /// Appends one line. If the write fails (full disk, file-size limit), removes the partial line
   /// and throws Error(io).
   void write(const StepMetrics& metrics);
+  [[nodiscard]] std::uint64_t rows() const { return rows_; }
 
  private:
+  void drop_old_lines();
+
   std::filesystem::path path_;
+  bool created_ = true;
   Descriptor descriptor_;
   Bytes size_ = 0;
+  std::uint64_t rows_ = 0;
 };
 
 }  // namespace ballast::train

@@ -36,10 +36,12 @@ struct StepReport {
   double eta_seconds = 0.0;  ///< to the end of the run at the mean pace so far
 };
 
-/// A finished run.
+/// A run that has finished or was interrupted after its first step.
 struct RunSummary {
   const engine::Blueprint& blueprint;
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0;          ///< finished ones
+  std::uint64_t planned_steps = 0;  ///< more than `steps` if the run was interrupted
+  bool interrupted = false;
   std::uint64_t skipped = 0;
   double seconds = 0.0;            ///< from the first step to the end, with evaluations
   double training_seconds = 0.0;   ///< of the steps alone
@@ -66,6 +68,7 @@ class Observer {
   virtual void planned(const engine::Blueprint& blueprint, const std::string& device) = 0;
   virtual void started(const RunStart& start) = 0;
   virtual void stepped(const StepReport& report) = 0;
+  /// Also after an interrupt.
   virtual void finished(const RunSummary& summary) = 0;
 };
 
@@ -75,15 +78,32 @@ struct TraceRequest {
   std::uint64_t steps = 10;    ///< the first ones, their updates included
 };
 
-/// Trains `config`: checks model.weights, plans the run (planning::plan_run()), opens the data,
-/// allocates, steps, evaluates, and writes metrics.jsonl into config.ballast.out, which it creates.
-/// `interrupted` (may be null) ends the run with Error(interrupted). Throws Error after releasing
-/// all memory and swap files. Writes the trace after its steps, or when the run fails before.
+/// Options of a run that are not part of its config.
+struct RunOptions {
+  TraceRequest trace;
+  bool overwrite = false;            ///< replace the files of another run in the run directory
+  std::vector<std::string> command;  ///< the command line, for run.json
+};
+
+/// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,
+/// config.json or run.json.
+void refuse_used_directory(const std::filesystem::path& directory);
+
+/// Checks what `config` reads on this machine: model.weights, the training data, this rank's swap
+/// paths. Throws Error naming the key.
+void check_inputs(const config::Config& config);
+
+/// Trains `config`: opens its inputs like check_inputs(), takes the run directory
+/// (config.ballast.out, which it creates), plans the run (planning::plan_run()), allocates, steps,
+/// evaluates, and writes metrics.jsonl, config.json and run.json. A run that fails before the end
+/// of its first step leaves none of these files. Throws Error after releasing all memory and swap
+/// files. Writes the trace after its steps, or when the run fails before. `interrupted` (may be
+/// null) ends the run in mid step with Error(interrupted), after a summary of the steps before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
-/// config; rank 0 alone calls the observer and writes metrics and trace. Failures before the first
-/// step are a comm::JointError on all ranks; later ones are thrown by the rank that failed.
+/// config; rank 0 alone calls the observer and writes files. Failures before the first step are a
+/// comm::JointError on all ranks; later ones are thrown by the rank that failed.
 void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
-           const TraceRequest& trace = {}, comm::Ranks* ranks = nullptr);
+           const RunOptions& options = {}, comm::Ranks* ranks = nullptr);
 
 }  // namespace ballast::train

@@ -249,5 +249,24 @@ TEST(BatchTriplet, IsNotThePlannersToCutWhereNothingIsOpen) {
   EXPECT_EQ(whole.batch.accumulation, 1U);
 }
 
+TEST(DeepSpeedKeys, AnotherDefaultOfDeepSpeedIsNotedWhereItMatters) {
+  const auto notes = [](const std::string& type, const std::string& more, const char* rate) {
+    const std::vector<std::string> overrides = {"scheduler.type=" + type,
+                                                "scheduler.params={" + more + "}",
+                                                std::string("optimizer.params.lr=") + rate};
+    return parse(kMinimal, "/", "c.json", overrides).notes;
+  };
+  const std::string line =
+      "scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr 0.002; DeepSpeed "
+      "would take 0.001";
+  const std::string total = R"("total_num_steps": 9)";
+  EXPECT_EQ(notes("WarmupDecayLR", total, "2e-3"), std::vector<std::string>{line});
+  EXPECT_EQ(notes("WarmupLR", "", "2e-3"), std::vector<std::string>{line});
+  EXPECT_TRUE(notes("WarmupDecayLR", total, "1e-3").empty());
+  EXPECT_TRUE(notes("WarmupDecayLR", total + R"(, "warmup_max_lr": 5e-3)", "2e-3").empty());
+  EXPECT_TRUE(notes("WarmupCosineLR", total, "2e-3").empty());
+  EXPECT_TRUE(notes("constant", "", "2e-3").empty());
+}
+
 }  // namespace
 }  // namespace ballast::config::test

@@ -103,7 +103,7 @@ TEST(ConfigPlacement, ReadsRulesInOrder) {
 struct Refusal {
   const char* path;
   const char* value;
-  const char* message;
+  std::string message;
 };
 
 class ConfigRefusal : public testing::TestWithParam<Refusal> {};
@@ -129,8 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"data.token_type", "2", "expected one of u16, u32, got 2"},
         Refusal{"ballast.out", "12", "expected a string, got 12"},
         Refusal{"ballast.host_bytes", "lots",
-                "expected a size (a number of bytes or a string such as \"512 MiB\"), got the "
-                "string \"lots\""},
+                fmt::format("expected {}, got the string \"lots\"", kSizeForm)},
         Refusal{"optimizer.params.betas", "0.9", "expected an array of two numbers, got 0.9"},
         Refusal{"optimizer.params.betas", "[0.9]",
                 "expected an array of two numbers, got an array"},
@@ -193,8 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.steps", "auto", "\"auto\" is not accepted here; expected a whole number"},
         Refusal{"ballast.out", "auto", "\"auto\" is not accepted here; expected a string"},
         Refusal{"aio.block_size", "auto",
-                "\"auto\" is not accepted here; expected a size (a number of bytes or a string "
-                "such as \"512 MiB\")"},
+                fmt::format("\"auto\" is not accepted here; expected {}", kSizeForm)},
         Refusal{"ballast.update", "auto",
                 "\"auto\" is not accepted here; expected one of gated, eager"}));
 
@@ -264,7 +262,7 @@ TEST(ConfigRefusal, OfPlacementRules) {
 
 TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
   EXPECT_EQ(error_of("{}"),
-            "c.json: data.sequence_length: missing; give the tokens of one sequence");
+            "c.json: data.sequence_length: missing; give the number of tokens per sequence");
   EXPECT_EQ(error_of(kMinimal, {"model.hidden_size=null"}),
             "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
             "the model");

@@ -19,6 +19,16 @@ TEST(ParseBytes, RefusesWhatIsNoSize) {
   for (const char* text : {"", "x", "-1", "1XB", "1 GiBB", "nan", "1e30", "KiB"}) {
     EXPECT_THROW(parse_bytes(text), Error) << text;
   }
+  try {
+    parse_bytes("12 MM");
+    FAIL();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    for (const char* unit : {"KiB", "MiB", "GiB", "TiB", "kB", "MB", "GB", "TB"}) {
+      EXPECT_NE(message.find(unit), std::string::npos) << message;
+      EXPECT_NO_THROW(parse_bytes(std::string("1 ") + unit));
+    }
+  }
 }
 
 TEST(ParseCount, ReadsSuffixes) {

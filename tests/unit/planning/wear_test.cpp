@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
+
+#include "tests/support/tiny_config.h"
 
 namespace ballast::planning {
 namespace {
@@ -42,6 +45,25 @@ TEST(Wear, IsToldInNumbersOfTheRightSize) {
   EXPECT_EQ(life(1461.0), "4 years");
   EXPECT_EQ(life(1e6), "more than 100 years");
   EXPECT_EQ(describe({.terabytes_per_day = 1234.5, .days = 1.0}).substr(0, 12), "1234 TB a da");
+}
+
+TEST(Wear, CountsTheBytesOfAllRanksOfAMachine) {
+  const auto written = [](const std::string& paths, std::uint32_t ranks,
+                          const std::vector<Bytes>& own) {
+    const config::Config config = test::tiny_config(
+        R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true, "/run",
+        {"zero_optimization.offload_optimizer.nvme_path=" + paths});
+    return written_by_machine(config, ranks, own);
+  };
+  using Written = std::vector<Bytes>;
+  EXPECT_EQ(written("null", 1, {12}), (Written{12}));
+  EXPECT_EQ(written("null", 3, {12}), (Written{36}));
+  EXPECT_EQ(written(R"(["/a", "/b"])", 1, {9, 3}), (Written{9, 3}));
+  EXPECT_EQ(written(R"(["/a", "/b"])", 2, {12}), (Written{12, 12}));
+  EXPECT_EQ(written(R"(["/a", "/b"])", 3, {12}), (Written{24, 12}));
+  EXPECT_EQ(written(R"(["/a", "/b", "/c", "/d"])", 2, {9, 3}), (Written{9, 9, 3, 3}));
+  EXPECT_EQ(written(R"(["/a", "/b", "/c"])", 2, {9, 3}), (Written{9, 12, 3}));
+  EXPECT_EQ(written(R"(["/a", "/b"])", 1, {12}), (Written{6, 6})) << "a sum is divided evenly";
 }
 
 }  // namespace

@@ -101,6 +101,11 @@ TEST(SwapPlan, NamesAPathThatWillNotDo) {
   expect_parts(message(over({at("/proc/self")}), {kPage}), {"/proc/self: ", "choose another"});
   expect_parts(message(over({at(a.path(), 1.0, 1.0), at(a.path() / "none", 1.0, 1.0)}), {kPage}),
                {"none: no such directory"});
+  SwapPath named = at(a.path() / "none");
+  named.key = "a.key";
+  EXPECT_EQ(message(over({named}), {kPage}),
+            "a.key: " + (a.path() / "none").string() +
+                ": no such directory; create it or choose another");
 }
 
 TEST(SwapPlan, RefusesAFileSystemThatIsNoDiskUnlessTold) {

@@ -381,12 +381,12 @@ TEST(InitialWeights, AreCheckedBeforePlanning) {
                      [&] { train(config, observer, nullptr); });
 }
 
-TEST(TrainingData, ThatCannotBeReadNamesItsKey) {
+TEST(TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
   const test::TempDir dir;
   config::Config config = config_of("llama", "");
-  config.ballast.out = dir.path();
+  config.ballast.out = dir.path() / "new/run";
   config.ballast.device = "host";
-  config.ballast.device_bytes = config.ballast.host_bytes = 64 * kMiB;
+  config.ballast.device_bytes = 1;  // planning would refuse this
   NoRun observer;
   test::expect_error(ErrorCategory::data, {"data.tokens: cannot read /none.bin: No such file"},
                      [&] { train(config, observer, nullptr); });
@@ -394,6 +394,10 @@ TEST(TrainingData, ThatCannotBeReadNamesItsKey) {
   config.data.tokens.clear();
   test::expect_error(ErrorCategory::data, {"data.text: cannot read /none.txt: No such file"},
                      [&] { train(config, observer, nullptr); });
+  config.data.text = {dir.write("short.txt", "short")};
+  test::expect_error(ErrorCategory::data, {"data.text: ", "5 tokens to train on"},
+                     [&] { train(config, observer, nullptr); });
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "new"));
 }
 
 }  // namespace

@@ -96,9 +96,37 @@ TEST(MetricsWriter, StartsAnew) {
   EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
 }
 
+TEST(MetricsWriter, KeepsAnotherRunsLinesUntilItsFirst) {
+  const test::TempDir dir;
+  const auto path = dir.write("metrics.jsonl", "old\n");
+  { const MetricsWriter idle(path); }
+  EXPECT_EQ(read_text(path), "old\n");
+  MetricsWriter writer(path);
+  EXPECT_EQ(read_text(path), "old\n");
+  writer.write(step(1));
+  EXPECT_EQ(read_text(path), to_json_line(step(1)) + "\n");
+}
+
+TEST(MetricsWriter, TakesAFileForItselfOnDemand) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  {
+    const MetricsWriter first(path, MetricsWriter::Existing::refused);
+    expect_error(ErrorCategory::io, {path.string(), "File exists"}, [&] {
+      MetricsWriter{path, MetricsWriter::Existing::refused};
+    });
+    EXPECT_TRUE(std::filesystem::exists(path)) << "the second may not remove the first one's file";
+  }
+  EXPECT_FALSE(std::filesystem::exists(path)) << "a file without lines is left";
+}
+
 TEST(MetricsWriter, ReportsAFullDisk) {
-  MetricsWriter writer("/dev/full");
-  expect_error(ErrorCategory::io, {"/dev/full", "No space left"}, [&] { writer.write(step(1)); });
+  // A link, because a writer with a defect could remove the device.
+  const test::TempDir dir;
+  const auto path = dir.path() / "full";
+  std::filesystem::create_symlink("/dev/full", path);
+  MetricsWriter writer(path);
+  expect_error(ErrorCategory::io, {path.string(), "No space left"}, [&] { writer.write(step(1)); });
 }
 
 TEST(MetricsWriter, TakesBackAPartlyWrittenLine) {

@@ -1,0 +1,155 @@
+#include "src/train/run_files.h"
+
+#include <cerrno>
+#include <ctime>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/comm/together.h"
+#include "ballast/core/build_info.h"
+#include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kRun = "run.json";
+
+[[noreturn]] void refuse(const fs::path& used) {
+  throw Error(ErrorCategory::usage,
+              fmt::format("{} exists: choose another run directory with --out, or give --overwrite "
+                          "to replace it",
+                          used.string()));
+}
+
+void refuse_if_there(const fs::path& file) {
+  std::error_code ignored;
+  if (fs::exists(file, ignored)) refuse(file);
+}
+
+MetricsWriter take(const fs::path& file, bool overwrite) {
+  using enum MetricsWriter::Existing;
+  try {
+    return MetricsWriter(file, overwrite ? replaced : refused);
+  } catch (const Error& error) {
+    if (error.error_number() == EEXIST) refuse(file);
+    throw;
+  }
+}
+
+/// UTC, as in ISO 8601.
+std::string time_text(std::time_t time) {
+  std::tm parts = {};
+  gmtime_r(&time, &parts);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900, parts.tm_mon + 1,
+                     parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+Bytes machine_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page > 0 ? static_cast<Bytes>(pages) * static_cast<Bytes>(page) : 0;
+}
+
+}  // namespace
+
+MadeDirectory::MadeDirectory(const fs::path& directory) {
+  std::error_code error;
+  for (fs::path place = directory; place.has_relative_path() && !fs::exists(place, error);
+       place = place.parent_path()) {
+    made_.push_back(place);
+  }
+  fs::create_directories(directory, error);
+  if (!error) return;
+  throw Error(ErrorCategory::io,
+              fmt::format("cannot create the run directory {}; choose another with --out",
+                          directory.string()),
+              error.value());
+}
+
+MadeDirectory::~MadeDirectory() {
+  std::error_code error;
+  for (const fs::path& place : made_) {
+    if (!fs::is_empty(place, error) || error || !fs::remove(place, error)) return;
+  }
+}
+
+void refuse_used_directory(const fs::path& directory) {
+  for (const char* name : {kMetrics, kConfig, kRun}) refuse_if_there(directory / name);
+}
+
+RunFiles::RunFiles(fs::path directory, bool overwrite)
+    : directory_(std::move(directory)),
+      made_(directory_),
+      metrics_(take(directory_ / kMetrics, overwrite)) {
+  if (overwrite) return;
+  for (const char* name : {kConfig, kRun}) refuse_if_there(directory_ / name);
+}
+
+RunFiles::~RunFiles() {
+  if (metrics_.rows() > 0) return;
+  std::error_code ignored;
+  for (const fs::path& file : added_) fs::remove(file, ignored);
+}
+
+void RunFiles::describe(std::string config, std::string run) {
+  config_ = std::move(config);
+  run_ = std::move(run);
+}
+
+void RunFiles::write_new(const char* name, const std::string& text) {
+  const fs::path path = directory_ / name;
+  std::error_code ignored;
+  const bool is_new = !fs::exists(path, ignored);
+  text::ReplacedFile file(path);
+  file.write(text);
+  file.commit();
+  if (is_new) added_.push_back(path);
+}
+
+void RunFiles::write(const StepMetrics& metrics) {
+  if (metrics_.rows() == 0) {
+    write_new(kConfig, config_);
+    write_new(kRun, run_);
+  }
+  metrics_.write(metrics);
+}
+
+std::string print_for_another_run(const config::Config& config) {
+  config::Config copy = config;
+  copy.ballast.out.clear();
+  return config::print(copy);
+}
+
+std::string describe_run(const RunStart& start, const std::vector<std::string>& command,
+                         std::uint64_t world) {
+  Json words = Json::array();
+  for (const std::string& word : command) words.push_back(word);
+  std::error_code ignored;
+  const Json run =
+      Json::object({{"version", version()},
+                    {"command", words},
+                    {"working_directory", fs::current_path(ignored).string()},
+                    {"started", time_text(std::time(nullptr))},
+                    {"host", comm::host_name()},
+                    {"cpu", cpu_name()},
+                    {"cpus", usable_cpus()},
+                    {"memory_bytes", machine_memory()},
+                    {"ranks", world},
+                    {"device", start.device},
+                    {"update_instruction_set", start.update_isa},
+                    {"io_backend", start.io_backend.empty() ? Json() : Json(start.io_backend)}});
+  return run.pretty() + "\n";
+}
+
+}  // namespace ballast::train

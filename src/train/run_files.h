@@ -1,0 +1,61 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/train/metrics.h"
+#include "ballast/train/trainer.h"
+
+namespace ballast::train {
+
+/// A directory that is made when it is missing, with its parents, and removed at the end of this
+/// object if it is still empty.
+class MadeDirectory {
+ public:
+  /// Throws Error(io).
+  explicit MadeDirectory(const std::filesystem::path& directory);
+  ~MadeDirectory();
+  MadeDirectory(const MadeDirectory&) = delete;
+  MadeDirectory& operator=(const MadeDirectory&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_;  ///< the innermost first
+};
+
+/// The files of a run in its directory: metrics.jsonl, and config.json and run.json, which say how
+/// the run was made. A run that fails before its first row leaves none of them.
+class RunFiles {
+ public:
+  /// Takes `directory` for this run; no other run can take it then. Unless `overwrite`, throws like
+  /// refuse_used_directory(). Throws Error(io).
+  RunFiles(std::filesystem::path directory, bool overwrite);
+  ~RunFiles();
+  RunFiles(const RunFiles&) = delete;
+  RunFiles& operator=(const RunFiles&) = delete;
+
+  /// Content of config.json and run.json.
+  void describe(std::string config, std::string run);
+  /// Appends a row to metrics.jsonl. The first one writes the other files before. Throws Error(io).
+  void write(const StepMetrics& metrics);
+
+ private:
+  void write_new(const char* name, const std::string& text);
+
+  std::filesystem::path directory_;
+  MadeDirectory made_;
+  MetricsWriter metrics_;
+  std::string config_;
+  std::string run_;
+  std::vector<std::filesystem::path> added_;  ///< written by this run where there was no file
+};
+
+/// config.json: `config` without its run directory, so that running it makes a new one.
+std::string print_for_another_run(const config::Config& config);
+
+/// run.json: program, command, time, machine and device of a run of `world` ranks that has started.
+std::string describe_run(const RunStart& start, const std::vector<std::string>& command,
+                         std::uint64_t world);
+
+}  // namespace ballast::train

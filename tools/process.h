@@ -1,0 +1,23 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+namespace ballast::tools {
+
+/// Makes SIGINT and SIGTERM set interrupted(); a second one ends the program at once. File-size
+/// limits and closed pipes become errors of the write.
+void install_signal_handlers();
+
+/// Set by SIGINT and SIGTERM.
+const std::atomic<bool>& interrupted();
+/// The first of these signals; 0 before any.
+int interrupt_signal();
+
+/// Keeps the words of the program's command line for command_line(). Call once, in main().
+void remember_command_line(int argc, char** argv);
+/// The words of the program's command line, its name included.
+const std::vector<std::string>& command_line();
+
+}  // namespace ballast::tools

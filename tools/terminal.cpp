@@ -1,0 +1,91 @@
+#include "tools/terminal.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace ballast::tools {
+namespace {
+
+constexpr std::size_t kWidth = 80;
+constexpr std::size_t kNarrowest = 20;
+
+/// Whether the cursor is at the end of a live line. Warnings come from any thread.
+std::atomic<bool>& live_line() {
+  static std::atomic<bool> shown = false;
+  return shown;
+}
+
+/// Column at which the value of "  name   value" or "data   value" starts; 0 for other lines.
+std::size_t value_column(const std::string& line) {
+  for (const std::size_t column : {std::size_t{20}, std::size_t{7}}) {
+    if (line.size() <= column || line[column] == ' ' || line[column - 1] != ' ') continue;
+    if (column == 20 ? line.starts_with("  ") : line[column - 2] == ' ' && line[0] != ' ') {
+      return column;
+    }
+  }
+  return 0;
+}
+
+std::string fit(const std::string& line, std::size_t width) {
+  if (line.size() <= width) return line;
+  const std::size_t column = value_column(line);
+  return wrap(line.substr(column), width, std::string(column, ' '))
+      .replace(0, column, line.substr(0, column));
+}
+
+}  // namespace
+
+std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
+  std::istringstream words(text);
+  std::string result;
+  std::string line = indent;
+  for (std::string word; words >> word;) {
+    if (line.size() > indent.size() && line.size() + 1 + word.size() > width) {
+      result += line + "\n";
+      line = indent;
+    }
+    line += (line.size() > indent.size() ? " " : "") + word;
+  }
+  return result + line;
+}
+
+void erase_live_line() {
+  if (!live_line().exchange(false)) return;
+  fmt::print("\r\x1b[K");  // carriage return, "erase to end of line"
+  std::fflush(stdout);
+}
+
+Terminal::~Terminal() {
+  erase_live_line();
+}
+
+std::size_t Terminal::width() const {
+  winsize size = {};
+  if (!interactive_ || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
+    return kWidth;
+  }
+  return std::clamp<std::size_t>(size.ws_col, kNarrowest, kWidth);
+}
+
+void Terminal::show(const std::string& line) const {
+  erase_live_line();
+  const bool broken = line.find('\n') != std::string::npos;
+  fmt::print("{}\n", interactive_ && !broken ? fit(line, width()) : line);
+}
+
+void Terminal::live(const std::string& line) const {
+  if (!interactive_) return;
+  erase_live_line();
+  // In the last column some terminals break the line.
+  fmt::print("{}", line.substr(0, width() - 1));
+  std::fflush(stdout);
+  live_line() = true;
+}
+
+}  // namespace ballast::tools

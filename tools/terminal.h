@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace ballast::tools {
+
+/// Standard output of a run: lines that stay and, on a terminal, one live line below them.
+class Terminal {
+ public:
+  /// `interactive` false: no live line, and lines as long as they are.
+  explicit Terminal(bool interactive) : interactive_(interactive) {}
+  ~Terminal();
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  /// Columns of a line: 80, or those of a narrower terminal.
+  [[nodiscard]] std::size_t width() const;
+  /// Prints a line that stays, or several. A single one that is too wide for the terminal is broken
+  /// at its spaces.
+  void show(const std::string& line) const;
+  /// Replaces the live line; cuts what is too wide.
+  void live(const std::string& line) const;
+
+ private:
+  bool interactive_;
+};
+
+/// Erases the live line, if there is one, before something else is written to the terminal.
+void erase_live_line();
+
+/// Breaks `text` into lines of at most `width` columns, each starting with `indent`.
+std::string wrap(const std::string& text, std::size_t width, const std::string& indent);
+
+}  // namespace ballast::tools
