@@ -99,9 +99,10 @@ bool leaves_choices(const config::Config& config) {
 
 std::optional<Decision> try_decide(const PlanRequest& request) {
   if (!leaves_choices(request.config)) {
-    const Setting setting(request, micro_batch_sizes(request).front());
-    const schedule::Options& options = setting.outline.options;
-    schedule::Placement placement = setting.filler.fill(keep_intermediates(), options);
+    Setting setting(request, micro_batch_sizes(request).front());
+    schedule::Options& options = setting.outline.options;
+    schedule::Placement placement =
+        fill_with_fewer_buffers(setting.filler, keep_intermediates(), request.config, options);
     if (setting.filler.excess(placement, options) > 0) return std::nullopt;
     return conclude(request, request.config, setting.outline, std::move(placement), 0);
   }
