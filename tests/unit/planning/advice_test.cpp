@@ -1,6 +1,14 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "ballast/planning/planner.h"
 #include "ballast/planning/run_plan.h"
+
+#include "tests/support/random_run.h"
 
 namespace ballast::planning {
 namespace {
@@ -49,6 +57,75 @@ TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
 
 TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
   EXPECT_TRUE(says(advice(3.0, Lane::upload, 0.5, kVariants), "too short"));
+}
+
+/// A request for a model whose states exceed both budgets.
+PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_bytes) {
+  const std::string text = R"({
+    "model": {"family": "gpt2", "vocab_size": 512, "hidden_size": 128, "num_layers": 10,
+              "num_heads": 4},
+    "data": {"tokens": "unused.bin", "sequence_length": 64},
+    "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"offload_optimizer": {"device": "nvme"},
+                          "offload_param": {"device": "cpu"}},
+    "ballast": {"device": "host", "compute_threads": 1}})";
+  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
+                         .budgets = {12 * kMiB, host_bytes},
+                         .rates = test::quick_machine()};
+  // The drives bound the step.
+  request.rates.forward = request.rates.backward = request.rates.head = {{64.0, 10e12}};
+  request.rates.device_memory_per_second = 1e12;
+  request.model = model::build_architecture(request.config.model);
+  request.kernels = [](model::MicroBatchShape shape) {
+    return model::KernelMemory{.workspace = shape.tokens() * 4096};
+  };
+  return request;
+}
+
+std::vector<std::string> changes_with(const PlanRequest& request, const std::string& words) {
+  std::vector<std::string> found;
+  for (const Variant& variant : find_improvements(decide(request), request)) {
+    if (says(variant.change, words)) found.push_back(variant.change);
+  }
+  return found;
+}
+
+TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
+  const PlanRequest named = request_for({}, 16 * kMiB);
+  ASSERT_FALSE(leaves_choices(named.config));
+  const std::string more = "25% more host memory (ballast.host_bytes)";
+  const auto changes = changes_with(named, more);
+  ASSERT_EQ(changes.size(), 1U);
+  EXPECT_TRUE(says(changes.front(), "with \"auto\" for all tiers")) << changes.front();
+  // Open tiers use more memory as they are.
+  const PlanRequest open =
+      request_for({"zero_optimization.offload_optimizer.device=auto",
+                   "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
+                   "ballast.recompute=auto", "ballast.order=auto"},
+                  16 * kMiB);
+  EXPECT_EQ(changes_with(open, more), std::vector<std::string>{more});
+}
+
+TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
+  // Open tiers keep everything in so much host memory.
+  const PlanRequest named = request_for({}, 256 * kMiB);
+  EXPECT_FALSE(changes_with(named, "\"auto\" for all tiers").empty());
+  EXPECT_TRUE(changes_with(named, "more host memory").empty());
+}
+
+TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
+  const PlanRequest request = request_for({}, 16 * kMiB);
+  const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
+  const auto variants = find_improvements(decide(request), request);
+  const auto found = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
+    return says(variant.change, keys);
+  });
+  ASSERT_NE(found, variants.end());
+  const Decision changed =
+      decide(request_for({"train_batch_size=32", "gradient_accumulation_steps=8"}, 16 * kMiB));
+  EXPECT_DOUBLE_EQ(found->tokens_per_second,
+                   static_cast<double>(changed.blueprint.workload.tokens_per_step()) /
+                       changed.prediction.step_seconds);
 }
 
 }  // namespace
