@@ -91,7 +91,7 @@ double Value::real(RealRange range) const {
 std::uint64_t Value::bytes(WholeRange range) const {
   if (!json_->is_string() || is_auto()) {
     const auto number = as_whole(*this, range);
-    if (!number) fail_type("a size (a number of bytes or a string such as \"512 MiB\")");
+    if (!number) fail_type(kSizeForm);
     check_range(*this, *number, range);
     return *number;
   }
@@ -99,7 +99,7 @@ std::uint64_t Value::bytes(WholeRange range) const {
   try {
     number = parse_bytes(json_->text());
   } catch (const Error&) {
-    fail_type("a size (a number of bytes or a string such as \"512 MiB\")");
+    fail_type(kSizeForm);
   }
   check_range(*this, number, range);
   return number;

@@ -73,10 +73,7 @@ std::string format_scaled(double value, std::initializer_list<std::string_view> 
 Bytes parse_bytes(std::string_view text) {
   const double value = parse_scaled(text, true);
   if (!(value >= 0.0) || value >= 0x1p63) {
-    throw Error(ErrorCategory::config,
-                fmt::format("'{}' is not a size; write a number of bytes or use a unit such as "
-                            "\"512 MiB\" or \"3GiB\"",
-                            text));
+    throw Error(ErrorCategory::config, fmt::format("'{}' is not {}", text, kSizeForm));
   }
   return static_cast<Bytes>(std::llround(value));
 }

@@ -57,8 +57,9 @@ class Improvements {
       return speed;
     } catch (const Error& error) {
       // The machine lacks something that the change needs.
-      if (error.category() != ErrorCategory::config) throw;
-      return 0.0;
+      if (error.category() == ErrorCategory::config) return 0.0;
+      if (error.category() == ErrorCategory::memory) return 0.0;  // on its drives
+      throw;
     }
   }
 

@@ -97,9 +97,7 @@ Key whole(std::string name, unsigned& target, unsigned usual) {
 Key size(std::string name, Bytes& target) {
   return {std::move(name),
           [&target](const Place& place, const Json& value) {
-            constexpr std::string_view kSize =
-                "a size (a number of bytes or a string such as \"512 MiB\")";
-            if (!value.is_number() && !value.is_string()) place.expected(kSize, value);
+            if (!value.is_number() && !value.is_string()) place.expected(kSizeForm, value);
             if (value.is_number()) read_whole(place, value, 0x1p62);
             if (const auto bytes = value.whole()) {
               target = *bytes;
@@ -108,7 +106,7 @@ Key size(std::string name, Bytes& target) {
             try {
               target = parse_bytes(value.text());
             } catch (const Error&) {
-              place.expected(kSize, value);
+              place.expected(kSizeForm, value);
             }
           },
           [&target] { return target == 0 ? Json() : Json(target); }};

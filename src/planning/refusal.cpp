@@ -39,8 +39,9 @@ bool works(PlanRequest request, Effort effort) {
     return try_decide(request).has_value();
   } catch (const Error& error) {
     // The config's rules forbid the change, or the machine lacks something that it needs.
-    if (error.category() != ErrorCategory::config) throw;
-    return false;
+    if (error.category() == ErrorCategory::config) return false;
+    if (error.category() == ErrorCategory::memory) return false;  // on its drives
+    throw;
   }
 }
 

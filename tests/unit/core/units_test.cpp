@@ -1,5 +1,8 @@
 #include "ballast/core/units.h"
 
+#include <string>
+#include <string_view>
+
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -13,6 +16,19 @@ TEST(ParseBytes, ReadsUnits) {
   EXPECT_EQ(parse_bytes("1.5 GiB"), 3 * kGiB / 2);
   EXPECT_EQ(parse_bytes(" 10GB "), 10'000'000'000U);
   EXPECT_EQ(parse_bytes("2TiB"), 2048 * kGiB);
+}
+
+TEST(ParseBytes, ReadsEveryUnitThatItNames) {
+  for (const char* unit : {"B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"}) {
+    EXPECT_NE(kSizeForm.find(unit), std::string_view::npos) << unit;
+    EXPECT_GE(parse_bytes(std::string("1 ") + unit), 1U) << unit;
+  }
+  try {
+    parse_bytes("64 MXB");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(kSizeForm), std::string::npos) << error.what();
+  }
 }
 
 TEST(ParseBytes, RefusesWhatIsNoSize) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "ballast/core/error.h"
 #include "ballast/planning/planner.h"
 #include "ballast/planning/run_plan.h"
 
@@ -104,6 +105,48 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
                    "ballast.recompute=auto", "ballast.order=auto"},
                   16 * kMiB);
   EXPECT_EQ(changes_with(open, more), std::vector<std::string>{more});
+}
+
+/// The message of the refusal.
+std::string refusal(const PlanRequest& request) {
+  try {
+    static_cast<void>(decide(request));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Advice, ASequenceThatIsTooLongIsShortenedOnlyIfNothingElseHelps) {
+  const std::vector<std::string> least = {
+      "model.family=llama", "train_batch_size=1", "train_micro_batch_size_per_gpu=1",
+      "zero_optimization.offload_param.device=nvme", "ballast.activations=nvme"};
+  std::vector<std::string> overrides = least;
+  overrides.emplace_back("data.sequence_length=16384");
+  const std::string message = refusal(request_for(overrides, 64 * kMiB));
+  const std::string key = "it would fit with --set data.sequence_length=";
+  ASSERT_TRUE(says(message, key)) << message;
+  const std::uint64_t length = std::stoull(message.substr(message.find(key) + key.size()));
+  overrides.back() = fmt::format("data.sequence_length={}", length);
+  EXPECT_EQ(refusal(request_for(overrides, 64 * kMiB)), "");
+  overrides.back() = fmt::format("data.sequence_length={}", 2 * length);
+  EXPECT_NE(refusal(request_for(overrides, 64 * kMiB)), "");
+  // Smaller micro-batches fit.
+  overrides[1] = "train_batch_size=64";
+  overrides[2] = "train_micro_batch_size_per_gpu=64";
+  overrides.back() = "data.sequence_length=64";
+  const std::string other = refusal(request_for(overrides, 256 * kMiB));
+  EXPECT_TRUE(says(other, "train_micro_batch_size_per_gpu=")) << other;
+  EXPECT_FALSE(says(other, "sequence_length")) << other;
+}
+
+TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {
+  const std::vector<std::string> on_host = {"zero_optimization.offload_optimizer.device=cpu"};
+  PlanRequest request = request_for(on_host, 12 * kMiB);
+  const std::string nvme = "zero_optimization.offload_optimizer.device=nvme";
+  EXPECT_TRUE(says(refusal(request), nvme)) << refusal(request);
+  request.rates.nvme_bytes = 1 * kMiB;
+  EXPECT_FALSE(says(refusal(request), "nvme")) << refusal(request);
 }
 
 TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
