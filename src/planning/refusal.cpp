@@ -95,13 +95,6 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
   add(std::move(all));
 }
 
-/// Shorter sequences, the longest first.
-void add_sequences(const config::Config& config, std::vector<Overrides>& changes) {
-  for (std::uint64_t length = config.data.sequence_length / 2; length > 0; length /= 2) {
-    changes.push_back({fmt::format("data.sequence_length={}", length)});
-  }
-}
-
 /// `request` with its config changed; empty if the config's rules forbid it.
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
   PlanRequest result = request;
@@ -112,6 +105,22 @@ std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& 
     return std::nullopt;
   }
   return result;
+}
+
+/// Adds the longest half, quarter and so on of the sequence that fits.
+void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways) {
+  std::vector<std::uint64_t> lengths;
+  for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
+    lengths.push_back(length);
+  }
+  std::string longest;
+  for (; !lengths.empty(); lengths.pop_back()) {
+    const std::string change = fmt::format("data.sequence_length={}", lengths.back());
+    const std::optional<PlanRequest> other = changed(request, {change});
+    if (!other || !works(*other, Effort::quick)) break;
+    longest = "--set " + change;
+  }
+  if (!longest.empty()) ways.push_back(std::move(longest));
 }
 
 /// Rounds up to a size that format_bytes() prints exactly, with three digits.
@@ -213,7 +222,6 @@ std::string explain_refusal(const PlanRequest& request) {
   std::vector<Overrides> changes;
   add_micro_batches(request, changes);
   add_placements(request.config, changes);
-  add_sequences(request.config, changes);
   std::vector<std::string> ways;
   for (const Overrides& change : changes) {
     const std::optional<PlanRequest> other = changed(request, change);
@@ -221,6 +229,7 @@ std::string explain_refusal(const PlanRequest& request) {
     ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
     break;
   }
+  if (ways.empty()) add_shorter_sequence(request, ways);
   if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
     ways.push_back(std::move(budgets));
   }
