@@ -301,7 +301,8 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
 
 TEST(PlannerProperty, WhatItAcceptsSuggestsAndRefusesIsTrue) {
   const std::uint64_t cases = number_from("BALLAST_TEST_PLANNER_CASES", test::kSanitized ? 20 : 60);
-  const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 0);
+  // The runs from here on include some for which only one placement, or fewer buffers, fit.
+  const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 70);
   std::uint64_t refused = 0;
   for (std::uint64_t seed = first; seed < first + cases; ++seed) {
     const Case drawn = draw_case(seed);
