@@ -111,6 +111,16 @@ class OpenPlacements {
     }
     return placement;
   }
+  /// Most blocks like the one before.
+  [[nodiscard]] Placement draw(test::Dice& dice) const {
+    Placement placement = start_;
+    for (const auto& [block, kind] : open_) {
+      placement.blocks[block].*kind = block > 0 && dice.chance(60)
+                                          ? placement.blocks[block - 1].*kind
+                                          : kTiers.at(dice.below(kTiers.size()));
+    }
+    return placement;
+  }
 
  private:
   using Kind = Tier BlockPlacement::*;
@@ -190,8 +200,7 @@ memory::Ledger draw_plan(test::Dice& dice, const PlanRequest& request) {
       sized(request, dice.pick(micro_batch_sizes(request)), dice.pick(open_orders(request.config)));
   // Sometimes with more buffers: memory must not shrink with them.
   if (dice.chance(60)) sizes.options = smallest_buffers(request.config, sizes.options);
-  const OpenPlacements placements(request);
-  return ledger_of(sizes, placements.at(dice.below(placements.count())));
+  return ledger_of(sizes, OpenPlacements(request).draw(dice));
 }
 
 Case draw_case(std::uint64_t seed) {
@@ -302,7 +311,7 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
 TEST(PlannerProperty, WhatItAcceptsSuggestsAndRefusesIsTrue) {
   const std::uint64_t cases = number_from("BALLAST_TEST_PLANNER_CASES", test::kSanitized ? 20 : 60);
   // The runs from here on include some for which only one placement, or fewer buffers, fit.
-  const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 70);
+  const std::uint64_t first = number_from("BALLAST_TEST_PLANNER_SEED", 139);
   std::uint64_t refused = 0;
   for (std::uint64_t seed = first; seed < first + cases; ++seed) {
     const Case drawn = draw_case(seed);
@@ -327,6 +336,21 @@ TEST(PlannerProperty, WhatItAcceptsSuggestsAndRefusesIsTrue) {
   if (cases < 20) return;
   EXPECT_GT(refused, cases / 10);
   EXPECT_LT(refused, cases - cases / 10);
+}
+
+TEST(PlannerProperty, FindsNearlyAllPlansOfLargerModelsThatBarelyFit) {
+  constexpr std::uint64_t kCases = 1000;
+  std::uint64_t missed = 0;
+  for (std::uint64_t seed = 0; seed < kCases; ++seed) {
+    test::Dice dice(seed);
+    Case drawn = {.run = test::draw_run(dice, true)};
+    drawn.run.overrides.push_back(fmt::format("model.num_layers={}", 6 + dice.below(6)));
+    const memory::Ledger ledger = draw_plan(dice, drawn.request());
+    drawn.budgets = {ledger.total(Tier::device), ledger.total(Tier::host)};
+    missed += come_nearest(drawn.request(), Effort::thorough).excess > 0 ? 1 : 0;
+  }
+  // They have too many placements to try all.
+  EXPECT_LE(missed, 2U);
 }
 
 }  // namespace
