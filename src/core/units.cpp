@@ -73,8 +73,7 @@ std::string format_scaled(double value, std::initializer_list<std::string_view> 
 Bytes parse_bytes(std::string_view text) {
   const double value = parse_scaled(text, true);
   if (!(value >= 0.0) || value >= 0x1p63) {
-    throw Error(ErrorCategory::config,
-                fmt::format("'{}' is not a size; expected {}", text, kSizeForm));
+    throw Error(ErrorCategory::config, fmt::format("'{}' is not {}", text, kSizeForm));
   }
   return static_cast<Bytes>(std::llround(value));
 }

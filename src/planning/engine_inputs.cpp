@@ -180,8 +180,8 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
   engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());
-  engine::place(blueprint,
-                Filler(blueprint.workload, constraints, budgets).fill(program, blueprint.options));
+  engine::place(blueprint, fill_with_fewer_buffers(Filler(blueprint.workload, constraints, budgets),
+                                                   program, config, blueprint.options));
   return blueprint;
 }
 
@@ -201,7 +201,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks
                           kernels({config.batch.micro_batch, config.data.sequence_length}), world,
                           ranks == nullptr ? 0 : ranks->rank());
   } catch (const Error& error) {
-    if (error.category() != ErrorCategory::memory) throw;
+    if (error.category() != ErrorCategory::memory || leaves_choices(config)) throw;
     throw Error(ErrorCategory::memory, explain_refusal({.config = config,
                                                         .model = model,
                                                         .budgets = budgets,

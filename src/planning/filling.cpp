@@ -1,6 +1,7 @@
 #include "src/planning/filling.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ballast/engine/blueprint.h"
 
@@ -46,16 +47,16 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
 
 }  // namespace
 
-Placement Filler::lowest() const {
+Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations) const {
   Placement placement;
   placement.blocks.reserve(constraints_.size());
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once.
     const bool layer = schedule::is_layer(b, constraints_.size());
-    placement.blocks.push_back({constraint.weights.value_or(Tier::nvme),
-                                constraint.optimizer.value_or(Tier::nvme),
-                                constraint.activations.value_or(layer ? Tier::nvme : Tier::device),
+    placement.blocks.push_back({constraint.weights.value_or(weights),
+                                constraint.optimizer.value_or(optimizer),
+                                constraint.activations.value_or(layer ? activations : Tier::device),
                                 layer && !constraint.recompute.value_or(true)});
   }
   return placement;
@@ -66,7 +67,10 @@ memory::Ledger Filler::ledger(const Placement& placement, const schedule::Option
 }
 
 Bytes Filler::excess(const Placement& placement, const schedule::Options& options) const {
-  const memory::Ledger sums = ledger(placement, options);
+  return above_budgets(ledger(placement, options));
+}
+
+Bytes Filler::above_budgets(const memory::Ledger& sums) const {
   const auto above = [](Bytes needed, Bytes budget) {
     return needed > budget ? needed - budget : 0;
   };
@@ -74,22 +78,25 @@ Bytes Filler::excess(const Placement& placement, const schedule::Options& option
          above(sums.total(Tier::host), budgets_.host);
 }
 
+bool Filler::is_open(std::size_t block, Movable kind) const {
+  const PlacementConstraint& constraint = constraints_[block];
+  const bool layer = schedule::is_layer(block, constraints_.size());
+  if (kind == Movable::activations) return layer && !constraint.activations;
+  if (kind == Movable::intermediates) return layer && !constraint.recompute;
+  return (!takes_weights(kind) || !constraint.weights) &&
+         (!takes_optimizer(kind) || !constraint.optimizer);
+}
+
 std::vector<std::size_t> Filler::movable(const Placement& placement, const Move& move) const {
   std::vector<std::size_t> blocks;
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
-    const PlacementConstraint& constraint = constraints_[b];
     const BlockPlacement& now = placement.blocks[b];
-    bool open = true;
-    if (takes_weights(move.kind)) open = open && !constraint.weights && now.weights > move.tier;
-    if (takes_optimizer(move.kind))
-      open = open && !constraint.optimizer && now.optimizer > move.tier;
-    if (move.kind == Movable::activations)
-      open = !constraint.activations && now.activations > move.tier;
-    if (move.kind == Movable::intermediates) {
-      const bool layer = schedule::is_layer(b, constraints_.size());
-      open = layer && !constraint.recompute && !now.keeps_intermediates;
-    }
-    if (open) blocks.push_back(b);
+    bool slower = true;
+    if (takes_weights(move.kind)) slower = slower && now.weights > move.tier;
+    if (takes_optimizer(move.kind)) slower = slower && now.optimizer > move.tier;
+    if (move.kind == Movable::activations) slower = now.activations > move.tier;
+    if (move.kind == Movable::intermediates) slower = !now.keeps_intermediates;
+    if (slower && is_open(b, move.kind)) blocks.push_back(b);
   }
   return blocks;
 }
@@ -111,8 +118,106 @@ std::size_t Filler::least_excess(const Placement& placement, const Move& move,
   return best;
 }
 
+Bytes Filler::descend(Placement& placement, const schedule::Options& options) const {
+  // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
+  constexpr std::size_t kSmall = 8;
+  const std::size_t blocks = constraints_.size();
+  // About so many buffers are listed for a ledger.
+  constexpr std::size_t kBuffers = 100'000;
+  std::size_t tries = kBuffers / (blocks * (5 + work_.micro_batches));
+  // Of equal excesses the one with less memory in all, which leaves room for the next change.
+  const auto cost = [&](const Placement& candidate) {
+    const memory::Ledger sums = ledger(candidate, options);
+    return std::pair(above_budgets(sums), sums.total(Tier::device) + sums.total(Tier::host));
+  };
+  auto least = cost(placement);
+  const auto attempt = [&](const Move& move, std::size_t first, std::size_t count) {
+    std::vector<std::size_t> open;
+    for (std::size_t b = first; b < first + count; ++b) {
+      if (is_open(b, move.kind)) open.push_back(b);
+    }
+    Placement other = moved_to(placement, move, open, open.size());
+    if (other.blocks == placement.blocks || tries == 0 || least.first == 0) return;
+    --tries;
+    const auto needed = cost(other);
+    if (needed >= least) return;
+    least = needed;
+    placement = std::move(other);
+  };
+  auto before = least;
+  do {
+    before = least;
+    for (std::size_t count = blocks; count > 0; count -= blocks > kSmall ? (count + 1) / 2 : 1) {
+      const std::size_t stride = blocks > kSmall ? count : 1;
+      for (std::size_t first = 0; first + count <= blocks; first += stride) {
+        for (const Movable kind :
+             {Movable::weights, Movable::optimizer, Movable::both, Movable::activations}) {
+          for (const Tier tier : kTiers) attempt({kind, tier}, first, count);
+        }
+      }
+    }
+  } while (least < before);
+  return least.first;
+}
+
+/// The best of all placements; empty if there are too many.
+std::optional<Placement> Filler::best_of_all(const schedule::Options& options) const {
+  constexpr std::size_t kFew = 8;  // 3^8 placements
+  std::vector<std::pair<std::size_t, Tier BlockPlacement::*>> open;
+  for (std::size_t b = 0; b < constraints_.size(); ++b) {
+    if (is_open(b, Movable::weights)) open.emplace_back(b, &BlockPlacement::weights);
+    if (is_open(b, Movable::optimizer)) open.emplace_back(b, &BlockPlacement::optimizer);
+    if (is_open(b, Movable::activations)) open.emplace_back(b, &BlockPlacement::activations);
+  }
+  if (open.size() > kFew) return std::nullopt;
+  Placement placement = uniform(Tier::device, Tier::device, Tier::device);
+  Placement best = placement;
+  Bytes least = excess(placement, options);
+  for (std::size_t i = 0; i < open.size() && least > 0;) {
+    Tier& tier = placement.blocks[open[i].first].*open[i].second;
+    const bool last = tier == kTiers.back();
+    tier = last ? kTiers.front() : kTiers.at(static_cast<std::size_t>(tier) + 1);
+    i = last ? i + 1 : 0;
+    if (last) continue;
+    const Bytes above = excess(placement, options);
+    if (above >= least) continue;
+    least = above;
+    best = placement;
+  }
+  return best;
+}
+
+Placement Filler::nearest(const schedule::Options& options) const {
+  if (std::optional<Placement> best = best_of_all(options)) return *std::move(best);
+  constexpr std::size_t kStarts = 3;
+  std::vector<std::pair<Bytes, Placement>> starts;
+  for (const Tier weights : kTiers) {
+    for (const Tier optimizer : kTiers) {
+      for (const Tier activations : kTiers) {
+        Placement start = uniform(weights, optimizer, activations);
+        const auto equal = [&](const auto& other) { return other.second.blocks == start.blocks; };
+        if (std::any_of(starts.begin(), starts.end(), equal)) continue;
+        const Bytes above = excess(start, options);
+        starts.emplace_back(above, std::move(start));
+      }
+    }
+  }
+  const auto by_excess = [](const auto& a, const auto& b) { return a.first < b.first; };
+  std::stable_sort(starts.begin(), starts.end(), by_excess);
+  starts.resize(std::min(starts.size(), kStarts));
+  for (auto& [above, placement] : starts) {
+    above = descend(placement, options);
+    if (above == 0) return placement;
+  }
+  return std::min_element(starts.begin(), starts.end(), by_excess)->second;
+}
+
 std::size_t Filler::apply(Placement& placement, const Move& move,
                           const schedule::Options& options) const {
+  if (move.kind == Movable::all) {
+    placement = nearest(options);
+    return 0;
+  }
   const std::vector<std::size_t> blocks = movable(placement, move);
   const std::size_t most = std::min(move.limit, blocks.size());
   if (most == 0) return 0;
@@ -139,7 +244,7 @@ std::size_t Filler::apply(Placement& placement, const Move& move,
 
 Placement Filler::fill(const Program& program, const schedule::Options& options,
                        std::vector<std::size_t>* moved) const {
-  Placement placement = lowest();
+  Placement placement = uniform(Tier::nvme, Tier::nvme, Tier::nvme);
   if (moved != nullptr) moved->clear();
   for (const Move& move : program) {
     const std::size_t count = apply(placement, move, options);

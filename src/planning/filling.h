@@ -28,7 +28,10 @@ enum class Movable : std::uint8_t {
   optimizer,
   both,  ///< weights and optimizer states of a block together
   activations,
-  intermediates  ///< kept on the device, whatever the tier of the move
+  intermediates,  ///< kept on the device, whatever the tier of the move
+  /// Everything open, to the tiers that need least above the budgets, whatever the tier and limit
+  /// of the move. Slow: for runs that other moves do not fit.
+  all
 };
 
 /// Which blocks move if not all fit.
@@ -72,8 +75,15 @@ class Filler {
                                       const schedule::Options& options) const;
 
  private:
-  /// The placement with everything open on the slowest tier.
-  [[nodiscard]] schedule::Placement lowest() const;
+  /// The placement with everything open on these tiers.
+  [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations) const;
+  [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
+  [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
+  /// Changes open tiers while that lowers the excess. Returns the excess that is left.
+  Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;
+  [[nodiscard]] std::optional<schedule::Placement> best_of_all(
+      const schedule::Options& options) const;
+  [[nodiscard]] schedule::Placement nearest(const schedule::Options& options) const;
   [[nodiscard]] std::vector<std::size_t> movable(const schedule::Placement& placement,
                                                  const Move& move) const;
   std::size_t apply(schedule::Placement& placement, const Move& move,

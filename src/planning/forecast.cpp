@@ -104,15 +104,6 @@ std::optional<Wear> find_wear(const config::Config& config, const schedule::Rate
   return estimate_wear(written_by_machine(config, ranks, std::vector<Bytes>{written}), seconds);
 }
 
-void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
-  const Bytes needed = blueprint.ledger.total(Tier::nvme);
-  if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
-  throw Error(
-      ErrorCategory::memory,
-      fmt::format("rates '{}': nvme_space gives a rank {} on its drives, but the run needs {}",
-                  rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
-}
-
 }  // namespace
 
 std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds,
@@ -154,7 +145,6 @@ Forecast make_forecast(const config::Config& config, const schedule::Rates& rate
   forecast.rates = rates;
   forecast.decision = decide(request);
   const Decision& decision = forecast.decision;
-  check_nvme(decision.blueprint, rates);
   const double seconds = decision.prediction.step_seconds;
   forecast.tokens_per_second =
       static_cast<double>(decision.blueprint.workload.tokens_per_step()) / seconds;

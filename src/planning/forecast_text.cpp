@@ -29,6 +29,17 @@ void add(Lines& lines, std::string_view name, const std::string& text) {
   lines.push_back(fmt::format("  {:<17} {}", name, text));
 }
 
+/// Breaks a line of more than 80 columns and indents the rest.
+void add_wrapped(Lines& lines, std::string line, std::size_t indent) {
+  constexpr std::size_t kColumns = 80;
+  while (line.size() > kColumns) {
+    const std::size_t end = line.rfind(' ', kColumns);
+    lines.push_back(line.substr(0, end));
+    line.replace(0, end + 1, indent, ' ');
+  }
+  lines.push_back(std::move(line));
+}
+
 void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
   const schedule::Schedule& schedule = blueprint.schedule;
   std::string text;
@@ -70,10 +81,22 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   }
 }
 
-std::string bound_text(const Forecast& forecast, std::size_t index) {
-  const auto& bound = forecast.decision.prediction.bounds.at(index);
-  return fmt::format("{} ({:.0f}% of the step)", to_string(bound.lane),
-                     100.0 * bound.seconds / forecast.decision.prediction.step_seconds);
+/// The lanes that are busy in a step, the busiest first.
+std::vector<Lane> busiest(const schedule::Prediction& prediction) {
+  std::vector<Lane> lanes;
+  for (const Lane lane : schedule::kLanes) {
+    if (of(prediction.busy_seconds, lane) > 0.0) lanes.push_back(lane);
+  }
+  std::stable_sort(lanes.begin(), lanes.end(), [&](Lane a, Lane b) {
+    return of(prediction.busy_seconds, a) > of(prediction.busy_seconds, b);
+  });
+  return lanes;
+}
+
+/// "87%" of a step.
+std::string share_text(const schedule::Prediction& prediction, Lane lane) {
+  return fmt::format("{:.0f}%",
+                     100.0 * of(prediction.busy_seconds, lane) / prediction.step_seconds);
 }
 
 void describe_lanes(const Forecast& forecast, Lines& lines) {
@@ -84,8 +107,8 @@ void describe_lanes(const Forecast& forecast, Lines& lines) {
     const double busy = of(prediction.busy_seconds, lane);
     if (busy <= 0.0) continue;
     const Bytes bytes = prediction.bytes.at(static_cast<std::size_t>(lane));
-    lines.push_back(fmt::format("  {:<10} {:>10} {:>7.0f}% {:>10} {:>12}", to_string(lane),
-                                seconds_text(busy), 100.0 * busy / prediction.step_seconds,
+    lines.push_back(fmt::format("  {:<10} {:>10} {:>8} {:>10} {:>12}", to_string(lane),
+                                seconds_text(busy), share_text(prediction, lane),
                                 seconds_text(of(prediction.stalled_seconds, lane)),
                                 bytes > 0 ? format_bytes(bytes) : "-"));
   }
@@ -97,15 +120,19 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add(lines, "step",
       fmt::format("{}, {} tokens/s", seconds_text(prediction.step_seconds),
                   speed_text(forecast.tokens_per_second)));
-  if (!prediction.bounds.empty()) add(lines, "bottleneck", bound_text(forecast, 0));
-  if (prediction.bounds.size() > 1) add(lines, "second bottleneck", bound_text(forecast, 1));
+  const std::vector<Lane> lanes = busiest(prediction);
+  for (std::size_t i = 0; i < std::min<std::size_t>(2, lanes.size()); ++i) {
+    add(lines, i == 0 ? "bottleneck" : "second bottleneck",
+        fmt::format("{} (busy {} of the step)", to_string(lanes[i]),
+                    share_text(prediction, lanes[i])));
+  }
   describe_lanes(forecast, lines);
   if (forecast.wear) {
     const bool alone = forecast.decision.blueprint.workload.world == 1;
     add(lines, "written to NVMe",
         format_bytes(forecast.nvme_bytes_written) +
             (alone ? " per step," : " per step and rank; all ranks of a machine:"));
-    lines.push_back(fmt::format("  {:<17} {}", "", describe(*forecast.wear)));
+    add_wrapped(lines, fmt::format("  {:<17} {}", "", describe(*forecast.wear)), 20);
   }
 }
 
@@ -190,7 +217,7 @@ std::vector<std::string> describe(const Forecast& forecast) {
   constexpr std::size_t kMost = 5;
   for (std::size_t i = 0; i < std::min(kMost, forecast.improvements.size()); ++i) {
     const Variant& variant = forecast.improvements[i];
-    lines.push_back(fmt::format("  {:>6.2f}x  {}", variant.speedup, variant.change));
+    add_wrapped(lines, fmt::format("  {:>6.2f}x  {}", variant.speedup, variant.change), 11);
   }
   return lines;
 }
@@ -198,15 +225,15 @@ std::vector<std::string> describe(const Forecast& forecast) {
 std::string to_json(const Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const schedule::Prediction& prediction = forecast.decision.prediction;
-  const auto bound = [&](std::size_t index) {
-    return prediction.bounds.size() > index ? Json(to_string(prediction.bounds[index].lane))
-                                            : Json();
+  const std::vector<Lane> lanes = busiest(prediction);
+  const auto busy_lane = [&](std::size_t index) {
+    return lanes.size() > index ? Json(to_string(lanes[index])) : Json();
   };
   Json out;
   out["predicted_step_seconds"] = prediction.step_seconds;
   out["tokens_per_second"] = forecast.tokens_per_second;
-  out["bottleneck"] = bound(0);
-  out["second_bottleneck"] = bound(1);
+  out["bottleneck"] = busy_lane(0);
+  out["second_bottleneck"] = busy_lane(1);
   out["ledger"] = ledger_json(blueprint.ledger);
   out["budgets"] =
       Json::object({{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}});

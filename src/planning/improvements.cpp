@@ -23,16 +23,16 @@ class Improvements {
   std::vector<Variant> find() {
     more_tokens();
     open_placement();
-    larger_budgets();
+    if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
     faster_parts();
-    constexpr double kWorthSaying = 1.02;
-    std::erase_if(found_, [](const Variant& v) { return v.speedup < kWorthSaying; });
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Variant& a, const Variant& b) { return a.speedup > b.speedup; });
     return std::move(found_);
   }
 
  private:
+  static constexpr double kWorthSaying = 1.02;
+
   static double speed_of(const Decision& decision) {
     // The engine may have taken the blueprint.
     return static_cast<double>(decision.config.batch.train_batch *
@@ -40,19 +40,26 @@ class Improvements {
            decision.prediction.step_seconds;
   }
 
-  void attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
-               const schedule::Rates& rates) {
+  /// Keeps the change if the run is then faster than `at_least` tokens per second by kWorthSaying.
+  /// Returns the speed with it, 0 if nothing fits.
+  double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
+                 const schedule::Rates& rates, double at_least = 0.0) {
     const PlanRequest changed = {
         config,           request_.model,         budgets, rates, request_.world,
         request_.kernels, request_.work_limit / 8};
     try {
       const std::optional<Decision> decision = try_decide(changed);
-      if (!decision) return;
+      if (!decision) return 0.0;
       const double speed = speed_of(*decision);
-      found_.push_back({std::move(change), speed, speed / now_});
+      if (speed >= kWorthSaying * std::max(now_, at_least)) {
+        found_.push_back({std::move(change), speed, speed / now_});
+      }
+      return speed;
     } catch (const Error& error) {
       // The machine lacks something that the change needs.
-      if (error.category() != ErrorCategory::config) throw;
+      if (error.category() == ErrorCategory::config) return 0.0;
+      if (error.category() == ErrorCategory::memory) return 0.0;  // on its drives
+      throw;
     }
   }
 
@@ -61,9 +68,12 @@ class Improvements {
       config::Config config = request_.config;
       config.batch.train_batch *= factor;
       config.batch.accumulation *= factor;
-      attempt(fmt::format("{}x the tokens per step (train_batch_size {})", factor,
-                          config.batch.train_batch),
-              config, request_.budgets, request_.rates);
+      std::string keys = fmt::format("train_batch_size {}", config.batch.train_batch);
+      if (!config.batch.automatic) {
+        keys += fmt::format(", gradient_accumulation_steps {}", config.batch.accumulation);
+      }
+      attempt(fmt::format("{}x the tokens per step ({})", factor, keys), config, request_.budgets,
+              request_.rates);
     }
   }
 
@@ -79,18 +89,22 @@ class Improvements {
     config.zero.optimizer.buffer_count = 0;
     config.ballast.device_weight_buffers = 0;
     config.ballast.activation_buffers = 0;
-    attempt("\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers",
-            config, request_.budgets, request_.rates);
+    const std::string open =
+        "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
+    const double speed = attempt(open, config, request_.budgets, request_.rates);
+    // Where the config names the tiers, more memory alone changes nothing.
+    if (config::print(config) != config::print(request_.config)) {
+      larger_budgets(config, " with " + open, speed);
+    }
   }
 
-  void larger_budgets() {
-    if (!leaves_choices(request_.config)) return;
+  void larger_budgets(const config::Config& config, const std::string& also, double at_least) {
     const auto larger = [](Bytes bytes) { return bytes + bytes / 4; };
     const memory::Budgets& now = request_.budgets;
-    attempt("25% more host memory (ballast.host_bytes)", request_.config,
-            {now.device, larger(now.host)}, request_.rates);
-    attempt("25% more device memory (ballast.device_bytes)", request_.config,
-            {larger(now.device), now.host}, request_.rates);
+    attempt("25% more host memory (ballast.host_bytes)" + also, config,
+            {now.device, larger(now.host)}, request_.rates, at_least);
+    attempt("25% more device memory (ballast.device_bytes)" + also, config,
+            {larger(now.device), now.host}, request_.rates, at_least);
   }
 
   [[nodiscard]] bool used(Lane lane) const {

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 
 #include "src/planning/engine_inputs.h"
@@ -74,11 +76,21 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   return config;
 }
 
+void check_nvme(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
+  const Bytes needed = blueprint.ledger.total(Tier::nvme);
+  if (rates.nvme_bytes == 0 || needed <= rates.nvme_bytes) return;
+  throw Error(
+      ErrorCategory::memory,
+      fmt::format("rates '{}': nvme_space gives a rank {} on its drives, but the run needs {}",
+                  rates.name, format_bytes(rates.nvme_bytes), format_bytes(needed)));
+}
+
 Decision conclude(const PlanRequest& request, config::Config config, engine::Blueprint blueprint,
                   schedule::Placement placement, std::size_t simulated) {
   config.ballast.device_bytes = request.budgets.device;
   config.ballast.host_bytes = request.budgets.host;
   engine::place(blueprint, std::move(placement));
+  check_nvme(blueprint, request.rates);
   schedule::Prediction prediction =
       schedule::simulate(blueprint.schedule, blueprint.workload, request.rates);
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
@@ -99,9 +111,10 @@ bool leaves_choices(const config::Config& config) {
 
 std::optional<Decision> try_decide(const PlanRequest& request) {
   if (!leaves_choices(request.config)) {
-    const Setting setting(request, micro_batch_sizes(request).front());
-    const schedule::Options& options = setting.outline.options;
-    schedule::Placement placement = setting.filler.fill(keep_intermediates(), options);
+    Setting setting(request, micro_batch_sizes(request).front());
+    schedule::Options& options = setting.outline.options;
+    schedule::Placement placement =
+        fill_with_fewer_buffers(setting.filler, keep_intermediates(), request.config, options);
     if (setting.filler.excess(placement, options) > 0) return std::nullopt;
     return conclude(request, request.config, setting.outline, std::move(placement), 0);
   }

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <limits>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -13,52 +13,35 @@
 namespace ballast::planning {
 namespace {
 
-/// The smallest excess that was found, and its ledger.
-struct Nearest {
-  Bytes excess = std::numeric_limits<Bytes>::max();
-  memory::Ledger ledger;
-};
-
-/// The least excess over all choices that `request` leaves open. If it is 0, try_decide() has a
-/// plan that fits.
-Nearest come_nearest(const PlanRequest& request) {
-  Nearest nearest;
-  constexpr std::size_t kPrograms = 12;
-  const bool open = leaves_choices(request.config);
-  std::vector<Program> programs = {keep_intermediates()};
-  if (open) programs = basic_programs();
-  programs.resize(std::min(programs.size(), kPrograms));
-  std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
-  // The smallest sizes need the least memory. Ledgers of very many micro-batches are slow to make.
-  std::reverse(sizes.begin(), sizes.end());
+/// The micro-batch sizes of `request` with the least excess when everything open is on NVMe.
+std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   constexpr std::size_t kSizes = 4;
-  if (sizes.size() > kSizes) sizes.erase(sizes.begin() + kSizes / 2, sizes.end() - kSizes / 2);
+  std::vector<std::uint64_t> sizes = micro_batch_sizes(request);
+  if (sizes.size() <= kSizes) return sizes;
+  std::vector<std::pair<Bytes, std::uint64_t>> found;
   for (const std::uint64_t size : sizes) {
     const Setting setting(request, size);
-    schedule::Options options = setting.outline.options;
-    if (open) options = smallest_buffers(request.config, options);
-    for (const Program& program : programs) {
-      const schedule::Placement placement = setting.filler.fill(program, options);
-      const Bytes excess = setting.filler.excess(placement, options);
-      if (excess >= nearest.excess) continue;
-      nearest = {excess, setting.filler.ledger(placement, options)};
-      if (excess == 0) return nearest;
-    }
+    const schedule::Options options = smallest_buffers(request.config, setting.outline.options);
+    found.emplace_back(setting.filler.excess(setting.filler.fill({}, options), options), size);
   }
-  return nearest;
+  std::sort(found.begin(), found.end());
+  sizes.clear();
+  for (std::size_t i = 0; i < kSizes; ++i) sizes.push_back(found[i].second);
+  return sizes;
 }
 
 /// Whether a plan for `request` fits and, if its rates are known, can be simulated.
-bool works(PlanRequest request) {
+bool works(PlanRequest request, Effort effort) {
   try {
-    if (come_nearest(request).excess > 0) return false;
+    if (come_nearest(request, effort).excess > 0) return false;
     if (request.rates.forward.empty()) return true;
     request.work_limit = 1;
     return try_decide(request).has_value();
   } catch (const Error& error) {
     // The config's rules forbid the change, or the machine lacks something that it needs.
-    if (error.category() != ErrorCategory::config) throw;
-    return false;
+    if (error.category() == ErrorCategory::config) return false;
+    if (error.category() == ErrorCategory::memory) return false;  // on its drives
+    throw;
   }
 }
 
@@ -102,7 +85,8 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
     if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
   }
   const Overrides open = {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
-                          assign(kActivations, "auto"), "ballast.recompute=auto"};
+                          assign(kActivations, "auto"), "ballast.recompute=auto",
+                          "ballast.order=auto"};
   add(open);
   if (config.batch.automatic) return;
   Overrides all = open;
@@ -121,6 +105,22 @@ std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& 
     return std::nullopt;
   }
   return result;
+}
+
+/// Adds the longest half, quarter and so on of the sequence that fits.
+void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways) {
+  std::vector<std::uint64_t> lengths;
+  for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
+    lengths.push_back(length);
+  }
+  std::string longest;
+  for (; !lengths.empty(); lengths.pop_back()) {
+    const std::string change = fmt::format("data.sequence_length={}", lengths.back());
+    const std::optional<PlanRequest> other = changed(request, {change});
+    if (!other || !works(*other, Effort::quick)) break;
+    longest = "--set " + change;
+  }
+  if (!longest.empty()) ways.push_back(std::move(longest));
 }
 
 /// Rounds up to a size that format_bytes() prints exactly, with three digits.
@@ -156,16 +156,16 @@ std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nea
       if (named > 0) std::erase(enough, ' ');
       text +=
           fmt::format(fmt::runtime(named > 0 ? "{}--set ballast.{}_bytes={}" : "{}{} memory of {}"),
-                      text.empty() ? ""
-                      : named > 0  ? " "
-                                   : " and ",
+                      text.empty()                             ? ""
+                      : named > 0 && text.starts_with("--set") ? " "
+                                                               : " and ",
                       to_string(tier), enough);
     };
     const config::BallastSection& ballast = request.config.ballast;
     raise(Tier::device, device, request.budgets.device, ballast.device_bytes,
           larger.budgets.device);
     raise(Tier::host, host, request.budgets.host, ballast.host_bytes, larger.budgets.host);
-    if (works(larger)) return text;
+    if (works(larger, Effort::thorough)) return text;
   }
   return "";
 }
@@ -178,28 +178,58 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
   const Tier tier = above(Tier::host) > above(Tier::device) ? Tier::host : Tier::device;
   const memory::LedgerLine* const largest = ledger.largest(tier);
   return fmt::format(
-      "the {} budget of {} is {} too small: the run needs at least {}, most of it "
-      "'{}' ({})",
+      "the {} budget of {} is {} too small: the smallest plan found needs {}, {} of it for '{}'",
       to_string(tier), format_bytes(tier == Tier::device ? budgets.device : budgets.host),
-      format_bytes(above(tier)), format_bytes(ledger.total(tier)),
-      largest == nullptr ? "" : largest->kind,
-      format_bytes(largest == nullptr ? 0 : largest->bytes));
+      format_bytes(above(tier)), format_bytes(ledger.total(tier)), format_bytes(largest->bytes),
+      largest->kind);
 }
 
 }  // namespace
 
+Nearest come_nearest(const PlanRequest& request, Effort effort) {
+  Nearest nearest;
+  constexpr std::size_t kPrograms = 12;
+  std::vector<Program> programs = {keep_intermediates()};
+  if (leaves_choices(request.config)) {
+    programs = basic_programs();
+    programs.resize(std::min(programs.size(), kPrograms));
+    if (effort == Effort::thorough) programs.push_back({{.kind = Movable::all}});
+  }
+  std::vector<std::unique_ptr<Setting>> settings;
+  for (const std::uint64_t size : promising_sizes(request)) {
+    settings.push_back(std::make_unique<Setting>(request, size));
+  }
+  for (const Program& program : programs) {
+    for (const auto& setting : settings) {
+      schedule::Options options = smallest_buffers(request.config, setting->outline.options);
+      for (const schedule::Order order : orders(request.config, options)) {
+        options.order = order;
+        const schedule::Placement placement = setting->filler.fill(program, options);
+        const Bytes excess = setting->filler.excess(placement, options);
+        if (excess >= nearest.excess) continue;
+        nearest = {excess, setting->micro_batch, options, program,
+                   setting->filler.ledger(placement, options)};
+        if (excess == 0) return nearest;
+      }
+    }
+  }
+  return nearest;
+}
+
 std::string explain_refusal(const PlanRequest& request) {
-  const Nearest nearest = come_nearest(request);
+  const Nearest nearest = come_nearest(request, Effort::thorough);
+  expects(nearest.excess > 0, "planner: a run that fits was refused");
   std::vector<Overrides> changes;
   add_micro_batches(request, changes);
   add_placements(request.config, changes);
   std::vector<std::string> ways;
   for (const Overrides& change : changes) {
     const std::optional<PlanRequest> other = changed(request, change);
-    if (!other || !works(*other)) continue;
+    if (!other || !works(*other, Effort::quick)) continue;
     ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
     break;
   }
+  if (ways.empty()) add_shorter_sequence(request, ways);
   if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
     ways.push_back(std::move(budgets));
   }
@@ -209,7 +239,7 @@ std::string explain_refusal(const PlanRequest& request) {
 }
 
 void require_fit(const PlanRequest& request) {
-  if (come_nearest(request).excess > 0) {
+  if (come_nearest(request, Effort::thorough).excess > 0) {
     throw Error(ErrorCategory::memory, explain_refusal(request));
   }
 }

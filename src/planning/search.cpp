@@ -19,6 +19,8 @@ using schedule::Lane;
 /// Points that are simulated even beyond the work limit.
 constexpr std::size_t kFewest = 8;
 constexpr schedule::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
+/// The programs that every micro-batch size tries.
+constexpr std::size_t kProbation = 4;
 /// Plans within 0.1% of the fastest count as equally fast.
 constexpr double kTie = 0.999;
 
@@ -40,13 +42,6 @@ std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                              static_cast<int>(block.activations));
   }
   return key;
-}
-
-/// The orders that `config` leaves open, or that of `options`.
-std::vector<schedule::Order> orders(const config::Config& config,
-                                    const schedule::Options& options) {
-  if (config.ballast.order != "auto") return {options.order};
-  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
 }
 
 /// Memory of the kernels for micro-batches of `size` sequences. A program built without CUDA uses
@@ -116,6 +111,21 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
   return options;
 }
 
+schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
+                                            const config::Config& config,
+                                            schedule::Options& options) {
+  schedule::Placement placement = filler.fill(program, options);
+  if (filler.excess(placement, options) == 0) return placement;
+  options = smallest_buffers(config, options);
+  return filler.fill(program, options);
+}
+
+std::vector<schedule::Order> orders(const config::Config& config,
+                                    const schedule::Options& options) {
+  if (config.ballast.order != "auto") return {options.order};
+  return {schedule::Order::layer_major, schedule::Order::micro_batch_major};
+}
+
 std::vector<Program> basic_programs() {
   const auto move = [](Movable kind, Tier tier, Pattern pattern = Pattern::first) {
     // The backward pass needs the activations of the last blocks first.
@@ -174,6 +184,7 @@ Search::Search(const PlanRequest& request) : request_(request) {
 std::optional<Candidate> Search::run() {
   try_basic(false);
   if (candidates_.empty()) try_basic(true);
+  if (candidates_.empty()) try_nearest();
   if (candidates_.empty() && lacking_) throw Error(*lacking_);
   if (candidates_.empty()) return std::nullopt;
   refine();
@@ -181,7 +192,6 @@ std::optional<Candidate> Search::run() {
 }
 
 void Search::try_basic(bool few_buffers) {
-  constexpr std::size_t kProbation = 4;
   constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
   const std::vector<Program> programs = basic_programs();
@@ -199,6 +209,19 @@ void Search::try_basic(bool few_buffers) {
         attempt({setting.get(), options, programs[p]});
       }
     }
+  }
+}
+
+void Search::try_nearest() {
+  const Nearest nearest = come_nearest(request_, Effort::thorough);
+  if (nearest.excess > 0) return;
+  const auto setting = std::find_if(settings_.begin(), settings_.end(), [&](const auto& candidate) {
+    return candidate->micro_batch == nearest.micro_batch;
+  });
+  std::vector<Program> programs = basic_programs();
+  programs.resize(kProbation);
+  for (const Program& program : programs) {
+    attempt({setting->get(), nearest.options, concatenate(nearest.program, program)});
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -25,8 +26,17 @@ config::Config with_micro_batches(const config::Config& config, std::uint64_t si
 /// `options` with as few staging buffers as `config` allows.
 schedule::Options smallest_buffers(const config::Config& config, schedule::Options options);
 
+/// Fills with `options`, or with smallest_buffers() if that does not fit; `options` become those
+/// that were used.
+schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
+                                            const config::Config& config,
+                                            schedule::Options& options);
+
 /// The programs that are tried for every micro-batch size, the most promising first.
 std::vector<Program> basic_programs();
+
+/// The orders that `config` leaves open, or that of `options`.
+std::vector<schedule::Order> orders(const config::Config& config, const schedule::Options& options);
 
 /// Inputs of the schedule for one micro-batch size, before any placement.
 struct Setting {
@@ -74,6 +84,7 @@ class Search {
 
  private:
   void try_basic(bool few_buffers);
+  void try_nearest();
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
   void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
@@ -94,6 +105,21 @@ class Search {
   std::size_t simulated_ = 0;
   std::size_t work_ = 0;  ///< operations built and simulated
 };
+
+/// The plan that needs least above the budgets among those that were tried.
+struct Nearest {
+  Bytes excess = std::numeric_limits<Bytes>::max();
+  std::uint64_t micro_batch = 0;
+  schedule::Options options;
+  Program program;
+  memory::Ledger ledger;
+};
+
+/// quick: only the basic programs, which may miss a plan that barely fits.
+enum class Effort : std::uint8_t { quick, thorough };
+
+/// If its excess is 0, try_decide() has a plan that fits. Needs no rates.
+Nearest come_nearest(const PlanRequest& request, Effort effort);
 
 /// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);

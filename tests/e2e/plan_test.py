@@ -7,6 +7,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,30 @@ class Plan(unittest.TestCase):
         for line in done.stdout.splitlines():
             if not line.startswith("ballast plan "):
                 self.assertLessEqual(len(line), 80, line)
+
+    def test_bottlenecks_are_the_busiest_lanes_of_the_table(self):
+        configs = pathlib.Path(__file__).resolve().parents[2] / "configs"
+        slow_writes = self.path / "slow.json"
+        slow_writes.write_text(json.dumps({**RATES, "write_gbps": 0.01, "mixed_gbps": 0.02}))
+        for config, rates in ((self.config, self.rates), (self.config, slow_writes),
+                              (configs / "demo.json", configs / "rates" / "rtx4090-2nvme.json"),
+                              (configs / "larger-than-memory.json",
+                               configs / "rates" / "h100-node.json")):
+            with self.subTest(config=config, rates=rates):
+                arguments = ("plan", config, "--rates", rates)
+                text = self.ballast(*arguments).stdout
+                for line in text.splitlines()[1:]:
+                    self.assertLessEqual(len(line), 80, line)
+                table = text[text.index("of step"):]
+                rows = re.findall(r"^  (\w+) +[\d.]+ m?s +(\d+)% ", table, re.MULTILINE)
+                said = re.findall(r"bottleneck +(\w+) \(busy (\d+)% of the step\)", text)
+                self.assertEqual(len(said), 2)
+                shares = sorted((int(share) for _, share in rows), reverse=True)
+                self.assertEqual([int(share) for _, share in said], shares[:2])
+                self.assertLessEqual(set(said), set(rows))
+                plan = json.loads(self.ballast(*arguments, "--json").stdout)
+                self.assertEqual([plan["bottleneck"], plan["second_bottleneck"]],
+                                 [lane for lane, _ in said])
 
     def test_writes_nothing_but_what_was_asked_for(self):
         before = sorted(self.path.rglob("*"))

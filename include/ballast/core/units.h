@@ -23,11 +23,9 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t granule) {
   return (value + granule - 1) / granule * granule;
 }
 
-/// The text that parse_bytes() reads, for messages: "expected a size (...)".
+/// What parse_bytes() reads, for messages.
 inline constexpr std::string_view kSizeForm =
-    "a size (a number of bytes, or a string such as \"512 MiB\" with one of the units KiB, MiB, "
-    "GiB, "
-    "TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000))";
+    "a size (a number of bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB)";
 
 /// Reads "512", "64KiB", "1.5 GiB", "10GB" (powers of 1000 without the i). Throws Error(config)
 /// that quotes `text` when it is not a size, negative, or not below 2^63.

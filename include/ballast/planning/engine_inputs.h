@@ -23,8 +23,9 @@ memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets re
 /// The blueprint of `config`, without rates. Keeps the tiers that the config names. Places every
 /// "auto" on the fastest tier that fits: activations, then weights, then optimizer states, blocks
 /// in forward order. Layers keep their intermediates while there is room, the last ones first.
-/// `kernels`: memory for the device's kernels. Throws Error(memory) naming the tier and the largest
-/// ledger line if the plan does not fit, Error(config) for an invalid placement rule.
+/// Numbers of buffers that the config leaves open are smaller if nothing else fits. `kernels`:
+/// memory for the device's kernels. Throws Error(memory) naming the tier and the largest ledger
+/// line if the plan does not fit, Error(config) for an invalid placement rule.
 engine::Blueprint draw_blueprint(const config::Config& config, const model::Architecture& model,
                                  const memory::Budgets& budgets, const model::KernelMemory& kernels,
                                  std::uint32_t world = 1, std::uint32_t rank = 0);

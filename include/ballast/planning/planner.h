@@ -40,8 +40,9 @@ bool leaves_choices(const config::Config& config);
 /// Decides every "auto" of the config (tiers of weights, optimizer and activations per block,
 /// micro-batch size and accumulation, staging buffers) for the most simulated tokens per second
 /// within the budgets. Equal requests have equal decisions. Throws Error(memory) if nothing fits,
-/// with the largest ledger line, the missing bytes and the smallest change that fits; Error(config)
-/// for a batch that cannot be divided, or if a rate that every plan needs is missing.
+/// with the largest ledger line, the missing bytes and the smallest change that fits, or if the
+/// plan needs more NVMe space than the rates give; Error(config) for a batch that cannot be
+/// divided, or if a rate that every plan needs is missing.
 Decision decide(const PlanRequest& request);
 
 /// Throws like decide() if no plan fits the budgets. Needs no rates, so it can precede their

@@ -129,7 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"data.token_type", "2", "expected one of u16, u32, got 2"},
         Refusal{"ballast.out", "12", "expected a string, got 12"},
         Refusal{"ballast.host_bytes", "lots",
-                fmt::format("expected {}, got the string \"lots\"", kSizeForm)},
+                "expected a size (a number of bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, "
+                "GiB or TiB), got the string \"lots\""},
         Refusal{"optimizer.params.betas", "0.9", "expected an array of two numbers, got 0.9"},
         Refusal{"optimizer.params.betas", "[0.9]",
                 "expected an array of two numbers, got an array"},
@@ -192,7 +193,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.steps", "auto", "\"auto\" is not accepted here; expected a whole number"},
         Refusal{"ballast.out", "auto", "\"auto\" is not accepted here; expected a string"},
         Refusal{"aio.block_size", "auto",
-                fmt::format("\"auto\" is not accepted here; expected {}", kSizeForm)},
+                "\"auto\" is not accepted here; expected a size (a number of bytes, or a number "
+                "with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB)"},
         Refusal{"ballast.update", "auto",
                 "\"auto\" is not accepted here; expected one of gated, eager"}));
 

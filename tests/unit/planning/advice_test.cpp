@@ -1,6 +1,15 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "ballast/core/error.h"
+#include "ballast/planning/planner.h"
 #include "ballast/planning/run_plan.h"
+
+#include "tests/support/random_run.h"
 
 namespace ballast::planning {
 namespace {
@@ -49,6 +58,117 @@ TEST(Advice, NothingIsAdvisedThatWasNotSimulated) {
 
 TEST(Advice, StepsTooShortForAnyLaneAreSaidToBeSo) {
   EXPECT_TRUE(says(advice(3.0, Lane::upload, 0.5, kVariants), "too short"));
+}
+
+/// A request for a model whose states exceed both budgets.
+PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_bytes) {
+  const std::string text = R"({
+    "model": {"family": "gpt2", "vocab_size": 512, "hidden_size": 128, "num_layers": 10,
+              "num_heads": 4},
+    "data": {"tokens": "unused.bin", "sequence_length": 64},
+    "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"offload_optimizer": {"device": "nvme"},
+                          "offload_param": {"device": "cpu"}},
+    "ballast": {"device": "host", "compute_threads": 1}})";
+  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
+                         .budgets = {12 * kMiB, host_bytes},
+                         .rates = test::quick_machine()};
+  // The drives bound the step.
+  request.rates.forward = request.rates.backward = request.rates.head = {{64.0, 10e12}};
+  request.rates.device_memory_per_second = 1e12;
+  request.model = model::build_architecture(request.config.model);
+  request.kernels = [](model::MicroBatchShape shape) {
+    return model::KernelMemory{.workspace = shape.tokens() * 4096};
+  };
+  return request;
+}
+
+std::vector<std::string> changes_with(const PlanRequest& request, const std::string& words) {
+  std::vector<std::string> found;
+  for (const Variant& variant : find_improvements(decide(request), request)) {
+    if (says(variant.change, words)) found.push_back(variant.change);
+  }
+  return found;
+}
+
+TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
+  const PlanRequest named = request_for({}, 16 * kMiB);
+  ASSERT_FALSE(leaves_choices(named.config));
+  const std::string more = "25% more host memory (ballast.host_bytes)";
+  const auto changes = changes_with(named, more);
+  ASSERT_EQ(changes.size(), 1U);
+  EXPECT_TRUE(says(changes.front(), "with \"auto\" for all tiers")) << changes.front();
+  // Open tiers use more memory as they are.
+  const PlanRequest open =
+      request_for({"zero_optimization.offload_optimizer.device=auto",
+                   "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
+                   "ballast.recompute=auto", "ballast.order=auto"},
+                  16 * kMiB);
+  EXPECT_EQ(changes_with(open, more), std::vector<std::string>{more});
+}
+
+/// The message of the refusal.
+std::string refusal(const PlanRequest& request) {
+  try {
+    static_cast<void>(decide(request));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Advice, ASequenceThatIsTooLongIsShortenedOnlyIfNothingElseHelps) {
+  const std::vector<std::string> least = {
+      "model.family=llama", "train_batch_size=1", "train_micro_batch_size_per_gpu=1",
+      "zero_optimization.offload_param.device=nvme", "ballast.activations=nvme"};
+  std::vector<std::string> overrides = least;
+  overrides.emplace_back("data.sequence_length=16384");
+  const std::string message = refusal(request_for(overrides, 64 * kMiB));
+  const std::string key = "it would fit with --set data.sequence_length=";
+  ASSERT_TRUE(says(message, key)) << message;
+  const std::uint64_t length = std::stoull(message.substr(message.find(key) + key.size()));
+  overrides.back() = fmt::format("data.sequence_length={}", length);
+  EXPECT_EQ(refusal(request_for(overrides, 64 * kMiB)), "");
+  overrides.back() = fmt::format("data.sequence_length={}", 2 * length);
+  EXPECT_NE(refusal(request_for(overrides, 64 * kMiB)), "");
+  // Smaller micro-batches fit.
+  overrides[1] = "train_batch_size=64";
+  overrides[2] = "train_micro_batch_size_per_gpu=64";
+  overrides.back() = "data.sequence_length=64";
+  const std::string other = refusal(request_for(overrides, 256 * kMiB));
+  EXPECT_TRUE(says(other, "train_micro_batch_size_per_gpu=")) << other;
+  EXPECT_FALSE(says(other, "sequence_length")) << other;
+}
+
+TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {
+  const std::vector<std::string> on_host = {"zero_optimization.offload_optimizer.device=cpu"};
+  PlanRequest request = request_for(on_host, 12 * kMiB);
+  const std::string nvme = "zero_optimization.offload_optimizer.device=nvme";
+  EXPECT_TRUE(says(refusal(request), nvme)) << refusal(request);
+  request.rates.nvme_bytes = 1 * kMiB;
+  EXPECT_FALSE(says(refusal(request), "nvme")) << refusal(request);
+}
+
+TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
+  // Open tiers keep everything in so much host memory.
+  const PlanRequest named = request_for({}, 256 * kMiB);
+  EXPECT_FALSE(changes_with(named, "\"auto\" for all tiers").empty());
+  EXPECT_TRUE(changes_with(named, "more host memory").empty());
+}
+
+TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
+  const PlanRequest request = request_for({}, 16 * kMiB);
+  const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
+  const auto variants = find_improvements(decide(request), request);
+  const auto found = std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) {
+    return says(variant.change, keys);
+  });
+  ASSERT_NE(found, variants.end());
+  const Decision changed =
+      decide(request_for({"train_batch_size=32", "gradient_accumulation_steps=8"}, 16 * kMiB));
+  EXPECT_DOUBLE_EQ(found->tokens_per_second,
+                   static_cast<double>(changed.blueprint.workload.tokens_per_step()) /
+                       changed.prediction.step_seconds);
 }
 
 }  // namespace

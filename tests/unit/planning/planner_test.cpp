@@ -305,7 +305,7 @@ TEST(Planner, NamesWhatWouldHelp) {
       return variant.change.find(words) != std::string::npos;
     });
   };
-  EXPECT_TRUE(named("4x the tokens per step (train_batch_size 4)"));
+  EXPECT_TRUE(named("4x the tokens per step (train_batch_size 4, gradient_accumulation_steps 4)"));
   EXPECT_TRUE(named("twice the drives"));
   for (const Variant& variant : variants) {
     EXPECT_GE(variant.speedup, 1.02) << variant.change;
