@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <utility>
 
 // Compiling its templates takes seconds per source, so no other source includes it.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
@@ -23,33 +25,65 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// A message about the first word that is not a command where one is expected; "" if there is none.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* place = &app;
-  for (int i = 1; i < argc; ++i) {
-    std::vector<std::string> known;
-    const CLI::App* next = nullptr;
-    for (const auto* command : place->get_subcommands(nullptr)) {
-      known.push_back(command->get_name());
-      if (command->get_name() == argv[i]) next = command;
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return names;
+}
+
+/// The command that a command line names.
+struct Named {
+  const CLI::App* command = nullptr;
+  std::string path;     ///< "ballast bench io"
+  std::string mistake;  ///< what is wrong with the name; "" if nothing is
+};
+
+Named find_command(const CLI::App& program, std::span<char*> words) {
+  Named named = {&program, program.get_name(), ""};
+  for (const std::string word : words) {
+    const std::vector<std::string> known = commands_of(*named.command);
+    if (known.empty()) return named;
+    if (word.starts_with('-')) continue;
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
+      named.mistake = fmt::format("'{}' is not a {} command{}", word, named.command->get_name(),
+                                  did_you_mean(word, known));
+      return named;
     }
-    if (known.empty()) return "";
-    if (argv[i][0] == '-') continue;
-    if (next == nullptr) {
-      return fmt::format("'{}' is not a {} command{}", argv[i], place->get_name(),
-                         did_you_mean(argv[i], known));
-    }
-    place = next;
+    named.command = named.command->get_subcommand(word);
+    named.path += " " + word;
+  }
+  if (named.command->get_require_subcommand_min() > 0) {
+    named.mistake = fmt::format("{} needs a command: {}", named.path,
+                                fmt::join(commands_of(*named.command), ", "));
+  }
+  return named;
+}
+
+/// A message about the first option that the command lacks; "" if there is none.
+std::string unknown_option(const Named& named, std::span<char*> words) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : named.command->get_options(nullptr)) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const std::string_view word : words) {
+    const std::string name(word.substr(0, word.find('=')));
+    if (!name.starts_with("--") || name == "--") continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    return fmt::format("{} has no option {}{}", named.path, name, did_you_mean(name, known));
   }
   return "";
 }
 
 /// One line about a wrong command line: our own message, or else CLI11's.
-std::string usage_message(const CLI::ParseError& error, const CLI::App& app, int argc,
-                          char** argv) {
-  std::string message = unknown_command(app, argc, argv);
+std::string usage_message(const CLI::ParseError& error, const CLI::App& app,
+                          std::span<char*> words) {
+  const Named named = find_command(app, words);
+  std::string message = named.mistake;
+  if (message.empty() && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    message = unknown_option(named, words);
+  }
   if (message.empty()) message = error.what();
-  return one_line(std::move(message)) + "; see ballast --help";
+  return fmt::format("{}; see {} --help", one_line(std::move(message)), named.path);
 }
 
 /// The type of one value of an option.
@@ -232,7 +266,8 @@ bool CommandLine::parse(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     return false;
   } catch (const CLI::ParseError& error) {
-    throw Error(ErrorCategory::usage, usage_message(error, *app_, argc, argv));
+    throw Error(ErrorCategory::usage,
+                usage_message(error, *app_, std::span(argv + 1, argv + argc)));
   }
 }
 

@@ -117,7 +117,13 @@ class CommandLine(RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_unknown_option(self):
-        self.assert_fails(self.train("--stepps", "3"), 2, "stepps")
+        self.assert_fails(self.train("--stepps", "3"), 2,
+                          "ballast train has no option --stepps (did you mean '--steps'?); "
+                          "see ballast train --help")
+
+    def test_missing_command(self):
+        self.assert_fails(self.run_ballast("tune"), 2,
+                          "ballast tune needs a command: io; see ballast tune --help")
 
     def test_number_that_an_option_does_not_take(self):
         config = self.config()
@@ -141,8 +147,9 @@ class CommandLine(RunTest):
             with self.subTest(message):
                 done = self.run_ballast(*arguments)
                 self.assert_fails(done, 2)
-                self.assertEqual(done.stderr,
-                                 f"ballast: error: {message}; see ballast --help\n")
+                words = 1 if arguments[0] == "train" else 2
+                command = " ".join(["ballast", *arguments[:words]])
+                self.assertEqual(done.stderr, f"ballast: error: {message}; see {command} --help\n")
 
     def test_empty_path(self):
         for arguments, name in ((["train", ""], "CONFIG"), (["plan", ""], "CONFIG"),
