@@ -184,6 +184,28 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
       largest->kind);
 }
 
+/// The message for a request whose `nearest` plan does not fit.
+std::string explain(const PlanRequest& request, const Nearest& nearest) {
+  expects(nearest.excess > 0, "planner: a run that fits was refused");
+  std::vector<Overrides> changes;
+  add_micro_batches(request, changes);
+  add_placements(request.config, changes);
+  std::vector<std::string> ways;
+  for (const Overrides& change : changes) {
+    const std::optional<PlanRequest> other = changed(request, change);
+    if (!other || !works(*other, Effort::quick)) continue;
+    ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
+    break;
+  }
+  if (ways.empty()) add_shorter_sequence(request, ways);
+  if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
+    ways.push_back(std::move(budgets));
+  }
+  const std::string missing = describe_excess(request.budgets, nearest.ledger);
+  if (ways.empty()) return missing;
+  return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
+}
+
 }  // namespace
 
 Nearest come_nearest(const PlanRequest& request, Effort effort) {
@@ -217,31 +239,12 @@ Nearest come_nearest(const PlanRequest& request, Effort effort) {
 }
 
 std::string explain_refusal(const PlanRequest& request) {
-  const Nearest nearest = come_nearest(request, Effort::thorough);
-  expects(nearest.excess > 0, "planner: a run that fits was refused");
-  std::vector<Overrides> changes;
-  add_micro_batches(request, changes);
-  add_placements(request.config, changes);
-  std::vector<std::string> ways;
-  for (const Overrides& change : changes) {
-    const std::optional<PlanRequest> other = changed(request, change);
-    if (!other || !works(*other, Effort::quick)) continue;
-    ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
-    break;
-  }
-  if (ways.empty()) add_shorter_sequence(request, ways);
-  if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
-    ways.push_back(std::move(budgets));
-  }
-  const std::string missing = describe_excess(request.budgets, nearest.ledger);
-  if (ways.empty()) return missing;
-  return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
+  return explain(request, come_nearest(request, Effort::thorough));
 }
 
 void require_fit(const PlanRequest& request) {
-  if (come_nearest(request, Effort::thorough).excess > 0) {
-    throw Error(ErrorCategory::memory, explain_refusal(request));
-  }
+  const Nearest nearest = come_nearest(request, Effort::thorough);
+  if (nearest.excess > 0) throw Error(ErrorCategory::memory, explain(request, nearest));
 }
 
 }  // namespace ballast::planning

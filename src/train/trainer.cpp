@@ -88,7 +88,7 @@ class Trainer {
     filled_ = engine_.totals().nvme_bytes_by_path;
     started_ = Clock::now();
     last_step_end_ = started_;
-    watch_.emplace();
+    watch_ = CpuWatch();
     if (first() && !options_.trace.file.empty()) engine_.record(&timeline_);
     try {
       for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step);
@@ -348,7 +348,7 @@ class Trainer {
                         .predicted_seconds = predicted,
                         .step_seconds = typical ? typical->seconds : mean_seconds,
                         .corrected_rates = prediction_ && typical &&
-                                           prediction_->correct(*typical, watch_->others_share()),
+                                           prediction_->correct(*typical, watch_.others_share()),
                         .last_loss = last_loss_,
                         .held_out_loss = held_out_loss_,
                         .totals = totals,
@@ -378,7 +378,7 @@ class Trainer {
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
   std::optional<planning::RunPrediction> prediction_;
-  std::optional<CpuWatch> watch_;  ///< since the first step
+  CpuWatch watch_;  ///< since the first step
   std::vector<planning::MeasuredStep> steps_;
   std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
   std::uint64_t done_ = 0;           ///< steps

@@ -20,25 +20,22 @@ import tempfile
 import time
 import unittest
 
+import runs
+
 BALLAST = str(pathlib.Path(sys.argv[1]).resolve())
 MPIRUN = sys.argv[2] if len(sys.argv) > 2 else ""
 PATIENCE = 240  # seconds in which anything must be over, on slow machines too
 SKIPPED = 77
 
 TINY = {
-    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 2,
-              "num_heads": 4, "num_kv_heads": 2},
-    "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    **{section: runs.TINY[section] for section in ("model", "data", "optimizer", "aio")},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}},
-    "aio": {"any_file_system": True},
     "bf16": {"enabled": False},
     "train_batch_size": 12,
     "train_micro_batch_size_per_gpu": 1,
     "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 4,
                 "eval_every": 2, "out": "run"},
 }
-TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 # BALLAST_TEST_KILLS=20 kills more often.
 KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 ENDLESS = ("--set", "ballast.steps=1000000", "--set", "ballast.eval_every=0")
@@ -61,7 +58,7 @@ class RanksTest(unittest.TestCase):
         self._directory = tempfile.TemporaryDirectory(prefix="ballast-ranks-")
         self.addCleanup(self._directory.cleanup)
         self.path = pathlib.Path(self._directory.name)
-        (self.path / "text.txt").write_text(TEXT)
+        (self.path / "text.txt").write_text(runs.TEXT)
         self.config = self.path / "config.json"
         self.config.write_text(json.dumps(TINY))
         # Replaces /dev/shm, which other runs use.

@@ -15,6 +15,7 @@ import tempfile
 import time
 import unittest
 
+import runs
 from one_line import assert_one_line
 
 BALLAST = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -22,19 +23,11 @@ STAGES = ["fetch", "upload", "gather", "compute", "reduce", "offload", "update",
 PATIENCE = 240
 
 TINY = {
-    "model": {"family": "llama", "vocab_size": 256, "hidden_size": 64, "num_layers": 3,
-              "num_heads": 4, "num_kv_heads": 2},
-    "data": {"text": ["text.txt"], "sequence_length": 32},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    **runs.TINY,
+    "model": {**runs.TINY["model"], "num_layers": 3},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"},
                           "offload_param": {"device": "cpu"}},
-    "aio": {"any_file_system": True},
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 2,
-    "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
-                "out": "run"},
 }
-TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 
 
 def nanoseconds(microseconds):
@@ -47,7 +40,7 @@ class Trace(unittest.TestCase):
         self.addCleanup(self._directory.cleanup)
         self.path = pathlib.Path(self._directory.name)
         self.file = self.path / "trace.json"
-        (self.path / "text.txt").write_text(TEXT)
+        (self.path / "text.txt").write_text(runs.TEXT)
 
     def config(self, **ballast):
         config = json.loads(json.dumps(TINY))

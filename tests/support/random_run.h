@@ -126,8 +126,7 @@ inline RandomRun draw_run(Dice& dice, bool several_ranks) {
   return run;
 }
 
-/// A machine whose compute and update share cores, with fast compute, so that transfers determine
-/// the step time.
+/// A machine with fast compute, so that transfers determine the step time, and two ranks per node.
 inline schedule::Rates quick_machine() {
   schedule::Rates rates;
   rates.name = "test machine";

@@ -15,29 +15,11 @@
 
 #include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
+#include "tests/support/random_run.h"
 #include "tests/support/zero_memory.h"
 
 namespace ballast::planning {
 namespace {
-
-/// A machine with fast compute, so that transfers determine the step time.
-schedule::Rates machine() {
-  schedule::Rates rates;
-  rates.name = "test machine";
-  rates.forward = {{64.0, 40e9}, {1024.0, 100e9}};
-  rates.backward = rates.forward;
-  rates.head = rates.forward;
-  rates.device_memory_per_second = 20e9;
-  rates.launch_seconds = 5e-6;
-  rates.update_per_second = 10e9;
-  rates.upload_per_second = 4e9;
-  rates.offload_per_second = 4e9;
-  rates.read_per_second = 1e9;
-  rates.write_per_second = 0.8e9;
-  rates.mixed_per_second = 1.2e9;
-  rates.io_latency_seconds = 1e-4;
-  return rates;
-}
 
 config::Config make_config(const std::vector<std::string>& overrides) {
   const std::string text = R"({
@@ -85,7 +67,7 @@ struct Asked {
   config::Config config;
   model::Architecture model;
   memory::Budgets budgets;
-  schedule::Rates rates = machine();
+  schedule::Rates rates = test::quick_machine();
   std::uint32_t world = 1;
 };
 
