@@ -10,9 +10,10 @@ ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
                             shard.moments.format);
 }
 
-/// The address of element `start`; null when the array is not used (element_bytes 0).
+/// The address of element `start`; null when the array is not used (element_bytes 0) or absent.
 void* from_element(void* array, std::size_t element_bytes, Elems start) {
-  return element_bytes == 0 ? nullptr : static_cast<std::byte*>(array) + start * element_bytes;
+  if (element_bytes == 0 || array == nullptr) return nullptr;
+  return static_cast<std::byte*>(array) + start * element_bytes;
 }
 
 }  // namespace
@@ -77,6 +78,24 @@ Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems cou
           .gradient_bytes = sizes.gradient,
           .size = count,
           .element = static_cast<std::uint32_t>(shard.first_element + start)};
+}
+
+Shard part_of(const Shard& shard, Elems first, Elems count) {
+  expects(first <= shard.size && count <= shard.size - first,
+          "optimizer update: the part is outside its shard");
+  // Adam keeps both moments.
+  const Streams streams = piece_of(Optimizer::adam, shard, first, count);
+  Shard part = shard;
+  part.weights.main = streams.main;
+  part.weights.companion = streams.companion;
+  part.moments.first = streams.first;
+  part.moments.second = streams.second;
+  part.moments.first_exponents = streams.first_exponents;
+  part.moments.second_exponents = streams.second_exponents;
+  part.gradient.data = streams.gradient;
+  part.size = count;
+  part.first_element = shard.first_element + first;
+  return part;
 }
 
 std::vector<TouchedArray> touched_arrays(Optimizer optimizer, const Shard& shard, Elems start) {

@@ -74,13 +74,24 @@ std::string unknown_option(const Named& named, std::span<char*> words) {
   return "";
 }
 
+/// Names the words that the command does not take: an unknown option first.
+std::string unexpected(const Named& named, const CLI::ExtrasError& error, std::span<char*> words) {
+  const std::string option = unknown_option(named, words);
+  if (!option.empty()) return option;
+  // CLI11 lists them after a colon.
+  const std::string_view list = error.what();
+  return fmt::format("{} takes no more arguments, got{}", named.path,
+                     list.substr(list.find(':') + 1));
+}
+
 /// One line about a wrong command line: our own message, or else CLI11's.
 std::string usage_message(const CLI::ParseError& error, const CLI::App& app,
                           std::span<char*> words) {
   const Named named = find_command(app, words);
   std::string message = named.mistake;
-  if (message.empty() && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    message = unknown_option(named, words);
+  if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error);
+      message.empty() && extras != nullptr) {
+    message = unexpected(named, *extras, words);
   }
   if (message.empty()) message = error.what();
   return fmt::format("{}; see {} --help", one_line(std::move(message)), named.path);

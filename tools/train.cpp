@@ -49,8 +49,9 @@ config::Config load_config(const TrainArguments& arguments, std::uint32_t world)
 
 void check_run(const TrainArguments& arguments, const config::Config& config) {
   if (config.ballast.steps == 0) {
-    throw Error(ErrorCategory::usage,
-                arguments.config.string() + ": ballast.steps is not set: set it or give --steps N");
+    throw Error(
+        ErrorCategory::usage,
+        arguments.config.string() + ": ballast.steps is missing or 0: set it or give --steps N");
   }
   const std::filesystem::path& out = config.ballast.out;
   if (out.empty()) return;

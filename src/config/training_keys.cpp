@@ -31,8 +31,10 @@ Key betas_key(OptimizerSection& o) {
   return {"betas",
           [&o](const Value& value) {
             const Json& json = value.json();
-            if (!json.is_array() || json.elements().size() != 2)
-              value.fail_type("an array of two numbers");
+            if (!json.is_array()) value.fail_type("an array of two numbers");
+            if (json.elements().size() != 2) {
+              value.fail(fmt::format("expected two numbers, got {}", json.elements().size()));
+            }
             o.beta1 = value.element(0).real(kBelowOne);
             o.beta2 = value.element(1).real(kBelowOne);
           },

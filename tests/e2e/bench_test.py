@@ -23,7 +23,7 @@ STEP = ("--device", "host", "--vocab", "256", "--hidden", "64", "--layers", "2",
 PLAN = ("--set", "model.hidden_size=32", "--set", "model.num_heads=2", "--set",
         "model.vocab_size=131", "--set", "data.sequence_length=16", "--set",
         "aio.any_file_system=true", "--set", "ballast.device_bytes=64MiB", "--set",
-        "ballast.host_bytes=64MiB", "--steps", "2")
+        "ballast.host_bytes=64MiB", "--rounds", "1", "--steps", "2")
 
 
 class Bench(unittest.TestCase):

@@ -125,6 +125,11 @@ class CommandLine(RunTest):
         self.assert_fails(self.run_ballast("tune"), 2,
                           "ballast tune needs a command: io; see ballast tune --help")
 
+    def test_a_second_config(self):
+        self.assert_fails(self.train("second.json"), 2,
+                          "ballast train takes no more arguments, got second.json; "
+                          "see ballast train --help")
+
     def test_number_that_an_option_does_not_take(self):
         config = self.config()
         for arguments, message in (

@@ -238,7 +238,7 @@ class Mistakes(RanksTest):
         (self.path / "used/metrics.jsonl").write_text("")
         for status, words, arguments in (
                 (2, ["modle", "unknown key"], ["--set", "modle.x=1"]),
-                (2, ["ballast.steps is not set"], ["--set", "ballast.steps=0"]),
+                (2, ["ballast.steps is missing or 0"], ["--set", "ballast.steps=0"]),
                 (2, ["not divisible"], ["--set", "train_batch_size=13"]),
                 (2, ["--stepz"], ["--stepz", "3"]),
                 (2, ["used/metrics.jsonl", "--overwrite"], ["--out", "used"]),

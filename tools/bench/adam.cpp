@@ -5,7 +5,9 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,7 +58,7 @@ struct AdamResult {
   double median_seconds = 0.0;
   double min_seconds = 0.0;
   double p99_seconds = 0.0;
-  double ceiling_seconds = 0.0;   ///< median over the rounds of each round's fastest way
+  double ceiling_seconds = 0.0;   ///< median over the rounds of the fastest way
   double share_of_ceiling = 0.0;  ///< median over the rounds
   bool checked = false;
   std::string mistake;  ///< result of a failed check
@@ -77,9 +79,13 @@ constexpr Elems kCheckedElements = 4096;
 constexpr int kWarmUps = 2;
 /// Ways to move the bytes that are measured in the rounds, and the elements and tries of each way
 /// in the selection.
-constexpr std::size_t kFinalists = 3;
+constexpr std::size_t kFinalists = 5;
 constexpr Elems kScreenedElements = Elems{32} * 1024 * 1024;
-constexpr int kScreenings = 3;
+constexpr int kScreenings = 5;
+/// A round alternates between update and ways after so many elements: the bandwidth of a shared
+/// machine changes by half from one second to the next. Their bytes are many times a last-level
+/// cache, so what the one before left there to be written back hardly counts.
+constexpr Elems kSliceElements = Elems{16} * 1024 * 1024;
 
 void stop_if_interrupted() {
   if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
@@ -105,6 +111,14 @@ void require_memory(const AdamCase& subject, Bytes available) {
                           format_bytes(available), size));
 }
 
+Elems parse_params(const std::string& text) {
+  try {
+    return parse_count(text);
+  } catch (const Error& error) {
+    throw Error(error.category(), fmt::format("bench adam: --params: {}", error.what()));
+  }
+}
+
 /// The sweep, checked before anything is allocated. Throws Error.
 std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
   std::vector<Isa> isas;
@@ -122,7 +136,7 @@ std::vector<AdamCase> make_cases(const BenchAdamArguments& arguments) {
   for (const auto& name : arguments.variants) {
     const AdamVariant& variant = find_adam_variant(name);
     for (const auto& text : arguments.params) {
-      const Elems params = parse_count(text);
+      const Elems params = parse_params(text);
       if (params < kFewestParams) {
         throw Error(ErrorCategory::usage,
                     fmt::format("bench adam: --params {}: give at least {}", text, kFewestParams));
@@ -220,8 +234,10 @@ class Ceiling {
   }
 
   [[nodiscard]] std::size_t ways() const { return ways_.size(); }
-  /// Seconds of moving the bytes once.
-  [[nodiscard]] double seconds(std::size_t way) const { return seconds_of(ways_[way], shard_); }
+  /// Seconds of moving the bytes of `part` once.
+  [[nodiscard]] double seconds(std::size_t way, const cpu_adam::Shard& part) const {
+    return seconds_of(ways_[way], part);
+  }
 
  private:
   struct Way {
@@ -257,46 +273,91 @@ class Ceiling {
   std::vector<Way> ways_;
 };
 
+/// The shard in slices of about kSliceElements.
+std::vector<cpu_adam::Shard> slices_of(const cpu_adam::Shard& shard) {
+  std::vector<cpu_adam::Shard> slices;
+  for (Elems first = 0; first < shard.size; first += kSliceElements) {
+    slices.push_back(part_of(shard, first, std::min(kSliceElements, shard.size - first)));
+  }
+  return slices;
+}
+
+/// Seconds of one update of all elements, and of moving their bytes in each way.
+struct Round {
+  double step = 0.0;
+  std::vector<double> ways;
+
+  [[nodiscard]] double total() const { return std::accumulate(ways.begin(), ways.end(), step); }
+};
+
+/// Update and ways in turn, slice by slice, in random order: one writes back what the one before
+/// left in the caches. Each has another slice, so that no one finds its bytes there.
+Round run_round(const std::vector<cpu_adam::Shard>& slices, const Ceiling& ceiling,
+                std::vector<std::size_t>& order, std::mt19937& random, const auto& update) {
+  Round round{.ways = std::vector<double>(ceiling.ways())};
+  const std::size_t apart = std::max<std::size_t>(1, slices.size() / order.size());
+  for (std::size_t slice = 0; slice < slices.size(); ++slice) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t one : order) {
+      stop_if_interrupted();
+      const cpu_adam::Shard& part = slices[(slice + one * apart) % slices.size()];
+      if (one < ceiling.ways()) {
+        round.ways[one] += ceiling.seconds(one, part);
+      } else {
+        round.step += seconds_of([&] { update(part); });
+      }
+    }
+  }
+  return round;
+}
+
 AdamResult measure(const AdamCase& subject, const BenchAdamArguments& arguments) {
   const cpu_adam::Updater updater({subject.threads, subject.isa, arguments.numa_node});
   const AdamVariant& variant = *subject.variant;
   stop_if_interrupted();
   const AdamArrays arrays(updater, variant, subject.params);
   std::int64_t steps = 0;
-  const auto step = [&] { updater.step(hyper_of(variant.optimizer, ++steps), arrays.shard()); };
+  const auto update = [&](const cpu_adam::Shard& shard) {
+    updater.step(hyper_of(variant.optimizer, steps), shard);
+  };
   for (int i = 0; i < kWarmUps; ++i) {
     stop_if_interrupted();
-    step();
+    ++steps;
+    update(arrays.shard());
   }
   const Ceiling ceiling(subject, arguments.numa_node, arrays.shard());
-  // Each round compares the best of as many updates with the best way: changes of the machine's
-  // speed affect both, and taking the best removes disturbances.
+  const std::vector<cpu_adam::Shard> slices = slices_of(arrays.shard());
+  std::vector<std::size_t> order(ceiling.ways() + 1);  // the ways, then the update
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(1);
   std::vector<double> step_seconds;
-  std::vector<double> ceiling_seconds;
-  std::vector<double> shares;
+  std::vector<std::vector<double>> way_seconds(ceiling.ways());
   double total = 0.0;
-  while (shares.size() < arguments.repeats || total < arguments.seconds) {
-    double best_step = std::numeric_limits<double>::infinity();
-    double best_ceiling = best_step;
+  while (step_seconds.size() < arguments.repeats || total < arguments.seconds) {
+    ++steps;
+    const Round round = run_round(slices, ceiling, order, random, update);
+    step_seconds.push_back(round.step);
     for (std::size_t way = 0; way < ceiling.ways(); ++way) {
-      stop_if_interrupted();
-      step_seconds.push_back(seconds_of(step));
-      const double touching = ceiling.seconds(way);
-      best_step = std::min(best_step, step_seconds.back());
-      best_ceiling = std::min(best_ceiling, touching);
-      total += step_seconds.back() + touching;
+      way_seconds[way].push_back(round.ways[way]);
     }
-    ceiling_seconds.push_back(best_ceiling);
-    shares.push_back(best_ceiling / best_step);
+    total += round.total();
   }
   AdamResult result;
   result.subject = subject;
-  result.repeats = shares.size();
+  result.repeats = step_seconds.size();
   result.median_seconds = quantile(step_seconds, 0.5);
   result.min_seconds = quantile(step_seconds, 0.0);
   result.p99_seconds = quantile(step_seconds, 0.99);
-  result.ceiling_seconds = quantile(ceiling_seconds, 0.5);
-  result.share_of_ceiling = quantile(shares, 0.5);
+  result.ceiling_seconds = std::numeric_limits<double>::infinity();
+  for (const std::vector<double>& way : way_seconds) {
+    std::vector<double> shares;
+    for (std::size_t i = 0; i < way.size(); ++i) shares.push_back(way[i] / step_seconds[i]);
+    // The faster a way is, the smaller is the update's share of it.
+    const double share = quantile(shares, 0.5);
+    if (result.share_of_ceiling > 0.0 && share >= result.share_of_ceiling) continue;
+    result.share_of_ceiling = share;
+    result.ceiling_seconds = quantile(way, 0.5);
+  }
   if (!arguments.no_check) {
     result.mistake = check_step(updater, arrays, hyper_of(variant.optimizer, ++steps));
     result.checked = result.mistake.empty();

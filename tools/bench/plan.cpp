@@ -38,23 +38,36 @@ struct BenchPlanArguments {
   std::vector<std::string> only;
   std::vector<std::string> overrides;
   std::filesystem::path path = ".";
-  std::uint64_t steps = 5;
+  std::uint64_t steps = 3;
+  /// Each calibrates, then trains steps: the speed of a shared machine changes from one minute to
+  /// the next, and a prediction can be no better than its rates.
+  std::uint64_t rounds = 3;
   bool choice = false;
   bool list = false;
   bool json = false;
 };
 
 struct Outcome {
-  schedule::Prediction predicted;
+  schedule::Prediction predicted;  ///< of the last round
   planning::Calibration calibration;
   std::uint64_t tokens = 0;
-  double seconds = 0.0;  ///< median step
-  Lanes busy{};          ///< per step
-  Bytes planned = 0;     ///< memory of both tiers
+  std::vector<double> predicted_seconds;  ///< a step, by round
+  std::vector<double> measured_seconds;   ///< median step, by round
+  Lanes busy{};                           ///< per step of the last round
+  Bytes planned = 0;                      ///< memory of both tiers
   Bytes allocated = 0;
   Bytes resident = 0;  ///< peak growth of the process
 
-  [[nodiscard]] double error() const { return predicted.step_seconds / seconds - 1.0; }
+  [[nodiscard]] double predicted_step() const { return quantile(predicted_seconds, 0.5); }
+  [[nodiscard]] double measured_step() const { return quantile(measured_seconds, 0.5); }
+  /// Median over the rounds.
+  [[nodiscard]] double error() const {
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < measured_seconds.size(); ++i) {
+      ratios.push_back(predicted_seconds[i] / measured_seconds[i]);
+    }
+    return quantile(ratios, 0.5) - 1.0;
+  }
   [[nodiscard]] double memory_error() const {
     return static_cast<double>(planned) / static_cast<double>(resident) - 1.0;
   }
@@ -67,13 +80,14 @@ Bytes reset_peak_resident() {
   return memory::peak_resident_bytes();
 }
 
-/// Trains steps until `outcome` can be filled.
-void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) {
+/// Trains `config`, with a calibration before each round of steps.
+Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
+  Outcome outcome;
+  const model::Architecture model = model::build_architecture(config.model);
+  outcome.calibration = planning::calibrate(config, model);
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planning::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
-  outcome.predicted =
-      schedule::simulate(blueprint.schedule, blueprint.workload, outcome.calibration.rates);
   outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
   outcome.tokens = blueprint.tokens_per_step();
   engine.start();
@@ -81,39 +95,40 @@ void train(const config::Config& config, std::uint64_t steps, Outcome& outcome) 
   const auto targets = random_ids(outcome.tokens, config.model.vocab_size, 2);
   const auto step = [&] { return seconds_of([&] { engine.train_step(inputs, targets, 1e-4); }); };
   constexpr int kWarmUp = 2;
-  for (int i = 0; i < kWarmUp; ++i) step();
-  const auto totals = engine.totals();
-  std::vector<double> seconds;
-  for (std::uint64_t i = 0; i < steps; ++i) seconds.push_back(step());
-  const auto after = engine.totals();
-  engine.finish();
-  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
-    outcome.busy[lane] = (after.lanes.busy_seconds[lane] - totals.lanes.busy_seconds[lane]) /
-                         static_cast<double>(steps);
+  for (std::uint64_t round = 0; round < arguments.rounds; ++round) {
+    if (round > 0) {
+      engine.finish();
+      outcome.calibration = planning::calibrate(config, model);
+    }
+    outcome.predicted =
+        schedule::simulate(blueprint.schedule, blueprint.workload, outcome.calibration.rates);
+    outcome.predicted_seconds.push_back(outcome.predicted.step_seconds);
+    for (int i = 0; i < kWarmUp; ++i) step();
+    const auto totals = engine.totals();
+    std::vector<double> seconds;
+    for (std::uint64_t i = 0; i < arguments.steps; ++i) seconds.push_back(step());
+    const auto after = engine.totals();
+    for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
+      outcome.busy[lane] = (after.lanes.busy_seconds[lane] - totals.lanes.busy_seconds[lane]) /
+                           static_cast<double>(arguments.steps);
+    }
+    outcome.measured_seconds.push_back(quantile(seconds, 0.5));
+    if (round == 0) outcome.resident = memory::peak_resident_bytes() - before;
   }
-  outcome.seconds = quantile(seconds, 0.5);
-  outcome.allocated = after.allocated[static_cast<std::size_t>(Tier::device)] +
-                      after.allocated[static_cast<std::size_t>(Tier::host)];
-  outcome.resident = memory::peak_resident_bytes() - before;
-}
-
-Outcome measure(const config::Config& config, std::uint64_t steps) {
-  Outcome outcome;
-  outcome.calibration = planning::calibrate(config, model::build_architecture(config.model));
-  train(config, steps, outcome);
+  const auto allocated = engine.totals().allocated;
+  outcome.allocated = allocated[static_cast<std::size_t>(Tier::device)] +
+                      allocated[static_cast<std::size_t>(Tier::host)];
+  engine.finish();
   return outcome;
 }
 
-/// The same with every "auto" of `config` decided by the planner with this machine's rates.
-Outcome measure_decided(const config::Config& config, std::uint64_t steps) {
-  Outcome outcome;
+/// `config` with every "auto" decided by the planner with this machine's rates.
+config::Config decide(const config::Config& config) {
   planning::PlanRequest request = {.config = config,
                                    .model = model::build_architecture(config.model)};
-  outcome.calibration = planning::calibrate(config, request.model);
-  request.rates = outcome.calibration.rates;
+  request.rates = planning::calibrate(config, request.model).rates;
   request.budgets = planning::budgets_of(config, request.rates);
-  train(planning::decide(request).config, steps, outcome);
-  return outcome;
+  return planning::decide(request).config;
 }
 
 std::string_view bound_of(const Outcome& outcome) {
@@ -127,8 +142,8 @@ void print_head() {
 
 void print_row(const PlanCase& plan_case, const Outcome& outcome) {
   fmt::print("{:<17}{:>7}{:>9.1f}ms{:>9.1f}ms{:>+7.1f}%  {:<10}{:>10}{:>10}{:>+7.1f}%\n",
-             plan_case.name, outcome.tokens, 1e3 * outcome.predicted.step_seconds,
-             1e3 * outcome.seconds, 100.0 * outcome.error(), bound_of(outcome),
+             plan_case.name, outcome.tokens, 1e3 * outcome.predicted_step(),
+             1e3 * outcome.measured_step(), 100.0 * outcome.error(), bound_of(outcome),
              format_bytes(outcome.planned), format_bytes(outcome.resident),
              100.0 * outcome.memory_error());
   if (!outcome.calibration.disturbance.empty()) {
@@ -147,8 +162,9 @@ text::Json json_of(const PlanCase& plan_case, const Outcome& outcome) {
   }
   return text::Json::object({{"case", plan_case.name},
                              {"tokens", outcome.tokens},
-                             {"predicted_step_seconds", outcome.predicted.step_seconds},
-                             {"step_seconds", outcome.seconds},
+                             {"predicted_step_seconds", outcome.predicted_step()},
+                             {"step_seconds", outcome.measured_step()},
+                             {"error_percent", 100.0 * outcome.error()},
                              {"bottleneck", bound_of(outcome)},
                              {"ledger_bytes", outcome.planned},
                              {"allocated_bytes", outcome.allocated},
@@ -185,9 +201,9 @@ void run_choice(const BenchPlanArguments& arguments) {
   const auto overrides = with_budgets(arguments.overrides);
   const auto planned = make_plan_config(planners_case(), directory, overrides);
   const auto planners = [&] {
-    const Outcome outcome = measure_decided(planned, arguments.steps);
+    const Outcome outcome = train(decide(planned), arguments);
     print_row(planners_case(), outcome);
-    return outcome.seconds;
+    return outcome.measured_step();
   };
   print_head();
   double own = planners();
@@ -196,11 +212,11 @@ void run_choice(const BenchPlanArguments& arguments) {
   std::size_t tried = 0;
   for (const PlanCase& one : hand_made_cases()) {
     try {
-      const Outcome outcome = measure(make_plan_config(one, directory, overrides), arguments.steps);
+      const Outcome outcome = train(make_plan_config(one, directory, overrides), arguments);
       print_row(one, outcome);
       ++tried;
-      if (outcome.seconds >= best) continue;
-      best = outcome.seconds;
+      if (outcome.measured_step() >= best) continue;
+      best = outcome.measured_step();
       best_name = one.name;
     } catch (const Error& error) {
       if (error.category() != ErrorCategory::memory) throw;
@@ -230,8 +246,7 @@ void run_bench(const BenchPlanArguments& arguments) {
   std::size_t close = 0;
   text::Json json = text::Json::array();
   for (const PlanCase& one : cases) {
-    const Outcome outcome =
-        measure(make_plan_config(one, directory, arguments.overrides), arguments.steps);
+    const Outcome outcome = train(make_plan_config(one, directory, arguments.overrides), arguments);
     if (std::abs(outcome.error()) <= 0.1) ++close;
     if (!arguments.json) print_row(one, outcome);
     json.push_back(json_of(one, outcome));
@@ -254,8 +269,10 @@ void add_bench_plan(Command bench) {
   command.add_option("--only", &a.only, "Cases to run, in this order (default: all)",
                      {.commas = true});
   command.add_flag("--list", &a.list, "List the cases");
-  command.add_option("--steps", &a.steps, "Steps to measure, after two warm-up steps",
+  command.add_option("--steps", &a.steps, "Steps of each round, after two warm-up steps",
                      {.range = std::pair(1, 10000), .show_default = true});
+  command.add_option("--rounds", &a.rounds, "Rounds, each after a calibration of its own",
+                     {.range = std::pair(1, 1000), .show_default = true});
   command.add_option("--path", &a.path, "Directory to swap to", {.show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
                      {.single_argument = true});

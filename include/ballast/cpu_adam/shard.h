@@ -96,4 +96,8 @@ struct Shard {
   Elems first_element = 0;
 };
 
+/// Elements [first, first + count) of `shard`, within its size; the arrays stay the caller's. With
+/// Codes, `first` is a multiple of Codes::kBlock.
+Shard part_of(const Shard& shard, Elems first, Elems count);
+
 }  // namespace ballast::cpu_adam

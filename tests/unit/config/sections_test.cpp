@@ -132,8 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "expected a size (a number of bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, "
                 "GiB or TiB), got the string \"lots\""},
         Refusal{"optimizer.params.betas", "0.9", "expected an array of two numbers, got 0.9"},
-        Refusal{"optimizer.params.betas", "[0.9]",
-                "expected an array of two numbers, got an array"},
+        Refusal{"optimizer.params.betas", "[0.9]", "expected two numbers, got 1"},
         Refusal{"ballast.placement", "all", "expected an array of rules, got the string \"all\""}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -90,7 +90,7 @@ TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
         const Hyper hyper = hyper_at(layout.optimizer, step);
         updater.step(hyper, whole.shard());
         for (std::size_t from = 0; from < parts.size; from += length) {
-          updater.step(hyper, parts.part(from, std::min(length, parts.size - from)));
+          updater.step(hyper, part_of(parts.shard(), from, std::min(length, parts.size - from)));
         }
       }
       EXPECT_EQ(difference(whole, parts), "") << describe(layout) << ", from " << first_element;
