@@ -160,6 +160,9 @@ class Engine::Impl {
         },
         schedule::ExecutorOptions{.finish = [this](const schedule::Operation& operation,
                                                    std::uint64_t) { lanes_->finish(operation); },
+                                  .most_on_stream = device_->kind() == "host"
+                                                        ? schedule::kMostEnqueued
+                                                        : schedule::kMostOnFastStream,
                                   .serial = options_.serial,
                                   .delay_seed = options_.delay_seed,
                                   .observer = std::move(observer),

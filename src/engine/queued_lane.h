@@ -13,7 +13,7 @@
 namespace ballast::engine {
 
 /// A device stream and the end events of its unfinished operations, at most
-/// schedule::kMostEnqueued. One thread enqueues, another waits.
+/// schedule::kMostOnFastStream. One thread enqueues, another waits.
 class QueuedStream {
  public:
   QueuedStream(device::Device& device, std::string_view name) : stream_(device.make_stream(name)) {
@@ -28,7 +28,7 @@ class QueuedStream {
 
  private:
   std::unique_ptr<device::Stream> stream_;
-  std::array<std::unique_ptr<device::Event>, schedule::kMostEnqueued> ends_;
+  std::array<std::unique_ptr<device::Event>, schedule::kMostOnFastStream> ends_;
   std::size_t ended_ = 0;     ///< used by the enqueueing thread
   std::size_t finished_ = 0;  ///< used by the waiting thread
 };

@@ -73,11 +73,12 @@ struct LaneQueue {
   std::deque<Item> waiting;
   std::deque<Item> enqueued;  ///< and not finished
   double free_since = 0.0;    ///< end of the last finished operation
+  std::size_t most = kMostEnqueued;
   std::condition_variable may_start;
   std::condition_variable may_finish;
 
   [[nodiscard]] bool can_start() const {
-    return !waiting.empty() && enqueued.size() < kMostEnqueued &&
+    return !waiting.empty() && enqueued.size() < most &&
            waiting.front().submission->ready(waiting.front().id);
   }
 };
@@ -291,6 +292,9 @@ Executor::Executor(Handler handler, Namer namer, const ExecutorOptions& options)
   state_->handler = std::move(handler);
   state_->namer = std::move(namer);
   state_->options = options;
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.most_on_stream;
+  }
   if (options.serial) return;
   State* const state = state_.get();
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {

@@ -28,14 +28,18 @@ struct LaneTotals {
 using Handler = std::function<void(const Operation& operation, std::uint64_t submission)>;
 
 /// Most unfinished operations of a queued lane: one runs, the next can start when it ends. More
-/// would delay the end of the run after an interrupt.
+/// would delay the end of the run after an interrupt, and share a disk between more requests.
 inline constexpr std::size_t kMostEnqueued = 2;
+/// The same for a stream whose operations may take less time than the host needs to enqueue one.
+inline constexpr std::size_t kMostOnFastStream = 8;
 
 struct ExecutorOptions {
   /// If set, the executor's handler only enqueues operations of queued lanes (is_queued) on their
   /// stream or submits their disk requests; `finish` returns when one of them has finished. It is
   /// called in start order. Device and disks then go on to the next operation without the host.
   Handler finish = nullptr;
+  /// Most unfinished operations of a lane with Mode::streamed.
+  std::size_t most_on_stream = kMostEnqueued;
   /// Runs every operation in plan order on the caller's thread. Same results, for debugging.
   bool serial = false;
   /// Sleeps a seeded random time (up to 300 microseconds) before each operation, to shake out

@@ -139,6 +139,7 @@ void expect_serial_results(Execute execute) {
     EXPECT_EQ(run({.serial = true}, true), expected) << seed;
     EXPECT_EQ(run({}, true), expected) << seed;
     EXPECT_EQ(run({}, false), expected) << seed;
+    EXPECT_EQ(run({.most_on_stream = kMostOnFastStream}, false), expected) << seed;
     EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
   }
 }
@@ -152,7 +153,7 @@ TEST(Executor, LanesWithRandomDelaysGiveTheSerialResult) {
 }
 
 TEST(Executor, QueuedLanesGiveTheSerialResult) {
-  std::size_t most = 0;
+  std::map<std::size_t, std::size_t> most;  // enqueued, by the most allowed
   expect_serial_results([&](FakeMachine& machine, const ExecutorOptions& options, auto submit) {
     Streams streams([&](const Operation& op, std::uint64_t n) {
       if (options.delay_seed) std::this_thread::sleep_for(std::chrono::microseconds(n % 3 * 40));
@@ -161,9 +162,11 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
     Executor executor([&](const Operation& op, std::uint64_t n) { streams.start(op, n); },
                       action_name, streams.options(options));
     submit(executor);
-    most = std::max(most, streams.most());
+    std::size_t& seen = most[options.most_on_stream];
+    seen = std::max(seen, streams.most());
   });
-  EXPECT_EQ(most, kMostEnqueued) << "nothing was enqueued ahead, or too much";
+  EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
+  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "likewise on fast streams";
 }
 
 /// Operations of the given lanes, each after the previous one.
