@@ -133,6 +133,10 @@ cudaError_t cudaMemset(void* memory, int value, std::size_t size) {
   if (value != 0) std::memset(memory, value, size);
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStream_t) {
   std::memset(memory, value, size);
   return cudaSuccess;
