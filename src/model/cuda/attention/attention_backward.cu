@@ -75,13 +75,13 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
                              const Bf16* dout, int turn) {
   constexpr int kStep = Geometry<kWidth>::kStep;
   const auto head = static_cast<std::size_t>(queries.head);
-  const HeadPlace place = place_of(shape, blockIdx.z, head);
+  const HeadPlace place = place_of(shape, blockIdx.y, head);
   copy_pair<kWidth, kStep>(
       shared.first(turn),
       {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, queries.first);
   const int at = 2 * static_cast<int>(threadIdx.x);  // two rows are 16 bytes
   if (at < kStep) {
-    const std::size_t start = (blockIdx.z * shape.heads + head) * padded_length(shape);
+    const std::size_t start = (blockIdx.y * shape.heads + head) * padded_length(shape);
     device::copy_ahead(shared.query_rows(turn) + at,
                        rows + start + static_cast<std::size_t>(queries.first + at));
   }
@@ -155,8 +155,8 @@ __device__ void fill(float (&factors)[kTiles][2], float value) {
   for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] = value;
 }
 
-/// Gradients of keys and values. One block per head of keys (and slice of columns), tile of keys
-/// and sequence; tiles that the most queries see start first. Source: Dao, "FlashAttention-2",
+/// Gradients of keys and values. One block per head of keys (and slice of columns), sequence and
+/// tile of keys; tiles that the most queries see start first. Source: Dao, "FlashAttention-2",
 /// 2023, algorithm 2, without the gradients of queries, so that no two blocks add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
@@ -166,10 +166,10 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   const Shared<kWidth> shared;
   const auto group = static_cast<int>(shape.heads / shape.kv_heads);
   const int slice = static_cast<int>(blockIdx.x % G::kSlices) * G::kSlice;
-  const int first = static_cast<int>(blockIdx.y) * G::kOwn;
+  const int first = static_cast<int>(blockIdx.z) * G::kOwn;
   const int length = static_cast<int>(shape.length);
   const int first_head = static_cast<int>(blockIdx.x / G::kSlices) * group;
-  const HeadPlace place = place_of(shape, blockIdx.z, static_cast<std::size_t>(first_head));
+  const HeadPlace place = place_of(shape, blockIdx.y, static_cast<std::size_t>(first_head));
   const int first_key =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
 
@@ -243,7 +243,7 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   add_product<kWidth, kTiles, kStep, kWidth>(dqueries, weights, keys);
 }
 
-/// Gradients of queries. One block per head, tile of queries and sequence; tiles with the most keys
+/// Gradients of queries. One block per head, sequence and tile of queries; tiles with the most keys
 /// start first. Scores are computed again, so that no two blocks add to one sum.
 template <int kWidth>
 __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::kQueryBlocks)
@@ -251,8 +251,8 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
                           const QueryRow* all_rows, const Bf16* dout, Bf16* dqkv) {
   using G = Geometry<kWidth>;
   const Shared<kWidth> shared;
-  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
-  const int first = static_cast<int>(gridDim.y - 1 - blockIdx.y) * G::kOwn;
+  const HeadPlace place = place_of(shape, blockIdx.y, blockIdx.x);
+  const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kOwn;
   const int length = static_cast<int>(shape.length);
   const int first_query =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
   copy_pair<kWidth, G::kStep>(shared.first(0), keys, 0);
   device::end_copies();
   const QueryRow* const head_rows =
-      all_rows + (blockIdx.z * shape.heads + blockIdx.x) * padded_length(shape);
+      all_rows + (blockIdx.y * shape.heads + blockIdx.x) * padded_length(shape);
   QueryRow rows[G::kTiles][2];
 #pragma unroll
   for (int i = 0; i < 2 * G::kTiles; ++i) {
@@ -303,13 +303,13 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
   const auto sequences = static_cast<unsigned>(shape.sequences);
   const cudaError_t code =
       device::launch({.stream = stream,
-                      .blocks = {kv_heads * G::kSlices, tiles, sequences},
+                      .blocks = {kv_heads * G::kSlices, sequences, tiles},
                       .threads = G::kThreads,
                       .shared_bytes = G::kSharedBytes},
                      &differentiate_keys<kWidth>, shape, score_scale(shape), qkv, rows, dout, dqkv);
   if (code != cudaSuccess) return code;
   return device::launch({.stream = stream,
-                         .blocks = {heads, tiles, sequences},
+                         .blocks = {heads, sequences, tiles},
                          .threads = G::kThreads,
                          .shared_bytes = G::kSharedBytes},
                         &differentiate_queries<kWidth>, shape, score_scale(shape), qkv, rows, dout,

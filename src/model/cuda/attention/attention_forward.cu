@@ -111,7 +111,7 @@ __device__ void finish(const Softmax<kTiles>& softmax, float scale, int first_ro
   }
 }
 
-/// One block per head, tile of queries and sequence; tiles with the most keys start first. Source:
+/// One block per head, sequence and tile of queries; tiles with the most keys start first. Source:
 /// Dao, "FlashAttention-2", 2023, algorithm 1. A tile's values are copied while its scores are
 /// computed, and the next tile's keys while the values are summed.
 template <int kWidth>
@@ -122,11 +122,11 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   Bf16* const queries = device::dynamic_shared<Bf16>();
   Bf16* const keys = queries + G::kRows * kTileStep<kWidth>;
   Bf16* const values = keys + kKeys * kTileStep<kWidth>;
-  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
+  const HeadPlace place = place_of(shape, blockIdx.y, blockIdx.x);
   const HeadRows<const Bf16> all_keys = rows_in_qkv(shape, qkv + place.key);
   const HeadRows<const Bf16> all_values = rows_in_qkv(shape, qkv + place.value);
   const int length = all_keys.length;
-  const int first = static_cast<int>(gridDim.y - 1 - blockIdx.y) * G::kRows;
+  const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kRows;
   const int warp_row = static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;
   const int first_row = first + warp_row;
   Bf16* const own = queries + warp_row * kTileStep<kWidth>;
@@ -182,8 +182,8 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
   using G = Geometry<kWidth>;
   const auto tiles = static_cast<unsigned>((shape.length + G::kRows - 1) / G::kRows);
   return device::launch({.stream = stream,
-                         .blocks = {static_cast<unsigned>(shape.heads), tiles,
-                                    static_cast<unsigned>(shape.sequences)},
+                         .blocks = {static_cast<unsigned>(shape.heads),
+                                    static_cast<unsigned>(shape.sequences), tiles},
                          .threads = kThreads,
                          .shared_bytes = G::kSharedBytes},
                         &attend<kWidth>, shape, score_scale(shape), qkv, out, log_sums);
