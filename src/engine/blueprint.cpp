@@ -17,9 +17,11 @@ namespace {
 /// Adds the sizes of the blocks, with this rank's part of the states.
 void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                 std::uint64_t persistence_threshold) {
-  const std::vector<Bytes>& kept = kernels.intermediates;
-  expects(kept.empty() || kept.size() == blueprint.model.blocks.size(),
-          "blueprint: the kernel memory belongs to another model");
+  const auto of_block = [&](const std::vector<Bytes>& sizes, std::size_t block) {
+    expects(sizes.empty() || sizes.size() == blueprint.model.blocks.size(),
+            "blueprint: the kernel memory belongs to another model");
+    return sizes.empty() ? 0 : sizes[block];
+  };
   schedule::Workload& work = blueprint.workload;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
@@ -32,7 +34,8 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                            .recomputed_flops = blueprint.model.recomputed_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .keeps_whole = block.parameters <= persistence_threshold,
-                           .intermediate_bytes = kept.empty() ? 0 : kept[b]});
+                           .intermediate_bytes = of_block(kernels.intermediates, b),
+                           .cleared_bytes = of_block(kernels.cleared, b)});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
     work.blocks.back().update_traffic = states.update_traffic;

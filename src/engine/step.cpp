@@ -165,8 +165,12 @@ class Lanes::Step {
     } else {
       modules_.compute.layer_backward(stream(), operation_.block, weights(),
                                       device(Role::input, activation_bytes()), flow, accumulator(),
-                                      kept());
+                                      accumulation(), kept());
     }
+  }
+
+  [[nodiscard]] model::Accumulation accumulation() const {
+    return operation_.micro == 0 ? model::Accumulation::first : model::Accumulation::later;
   }
 
   void evaluate_head() {
@@ -179,12 +183,11 @@ class Lanes::Step {
     modules_.compute.head_train(stream(), weights(), tied_weights(),
                                 device(Role::input, activation_bytes()), targets(), scale,
                                 device(Role::gradient_flow, activation_bytes()), accumulator(),
-                                tied_accumulator(), loss());
+                                tied_accumulator(), accumulation(), loss());
   }
 
   void clear_gradient() {
-    modules_.compute.zero(stream(), accumulator());
-    if (!tied_accumulator().empty()) modules_.compute.zero(stream(), tied_accumulator());
+    modules_.compute.clear_gradient(stream(), operation_.block, accumulator());
   }
 
   void pack_gradient() {

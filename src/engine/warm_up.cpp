@@ -22,8 +22,8 @@ auto kind_of(const Operation& operation, std::uint32_t last_block) {
   const std::uint32_t block = operation.block;
   const int place = block == 0 ? 0 : block == last_block ? 2 : 1;
   const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
-  return std::tuple(operation.action, place, has(Role::workspace), has(Role::weights_source),
-                    has(Role::intermediates));
+  return std::tuple(operation.action, place, operation.micro == 0, has(Role::workspace),
+                    has(Role::weights_source), has(Role::intermediates));
 }
 
 }  // namespace

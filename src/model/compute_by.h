@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "ballast/core/error.h"
 #include "ballast/core/weight_codes.h"
@@ -40,6 +41,8 @@ class ComputeBy final : public Compute {
     memory_.intermediates.resize(model_.blocks.size());
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
       const BlockSpec& block = model_.blocks[b];
+      cleared_.push_back(cleared_ranges(block));
+      memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
       if (block.kind != BlockKind::layer) continue;
       memory_.intermediates[b] = round_up(layer_->intermediate_bytes(b - 1), kPage);
@@ -85,11 +88,11 @@ class ComputeBy final : public Compute {
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                       ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
-                      DeviceBytes kept) override {
+                      Accumulation accumulation, DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({block - 1, as<T>(weights), gradient.raw()}, as<T>(in), as<T>(dy),
-                       kept.raw());
+      layer_->backward({block - 1, as<T>(weights), gradient.raw(), accumulation}, as<T>(in),
+                       as<T>(dy), kept.raw());
     });
   }
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
@@ -105,13 +108,24 @@ class ComputeBy final : public Compute {
   void head_train(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
                   ConstDeviceBytes in, DeviceView<const std::int32_t> targets, float gradient_scale,
                   DeviceBytes dx, DeviceView<float> gradient, DeviceView<float> tied_gradient,
-                  DeviceView<double> loss_sum) override {
+                  Accumulation accumulation, DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw());
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
       float* const output_gradient = tied() ? tied_gradient.raw() : gradient.raw() + output_;
       head_.train(block[final_norm_], output_matrix(weights, tied_weights), output_gradient,
-                  as<T>(in), targets.raw(), gradient_scale, as<T>(dx), loss_sum.raw());
+                  accumulation, as<T>(in), targets.raw(), gradient_scale, as<T>(dx),
+                  loss_sum.raw());
+    });
+  }
+  void clear_gradient(device::Stream& stream, std::size_t block,
+                      DeviceView<float> gradient) override {
+    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].elements,
+            "clear_gradient: not the accumulators of a block");
+    run(stream, [=, this] {
+      for (const ElementRange& range : cleared_[block]) {
+        ops_.zero(gradient.raw() + range.first, range.count);
+      }
     });
   }
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
@@ -152,6 +166,36 @@ class ComputeBy final : public Compute {
   }
 
  private:
+  struct ElementRange {
+    Elems first = 0;
+    Elems count = 0;
+  };
+  static Elems elements_in(const std::vector<ElementRange>& ranges) {
+    Elems sum = 0;
+    for (const ElementRange& range : ranges) sum += range.count;
+    return sum;
+  }
+  /// Whether one product of a backward pass makes the whole gradient of `tensor`.
+  [[nodiscard]] bool is_overwritten(const BlockSpec& block, const TensorSpec& tensor) const {
+    if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
+    return block.kind == BlockKind::head && !tied() && tensor.offset == output_;
+  }
+  /// What is not overwritten, padding included.
+  [[nodiscard]] std::vector<ElementRange> cleared_ranges(const BlockSpec& block) const {
+    std::vector<ElementRange> ranges;
+    Elems done = 0;
+    const auto clear_until = [&](Elems end) {
+      if (end > done) ranges.push_back({done, end - done});
+    };
+    for (const TensorSpec& tensor : block.tensors) {
+      if (!is_overwritten(block, tensor)) continue;
+      clear_until(tensor.offset);
+      done = tensor.offset + tensor.size;
+    }
+    clear_until(block.elements);
+    return ranges;
+  }
+
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
     expects(elements % WeightCodes::kBlock == 0 && codes == WeightCodes::bytes_of(elements),
@@ -217,6 +261,7 @@ class ComputeBy final : public Compute {
   std::optional<Elems> position_table_;
   Elems output_ = 0;  ///< of the head, unless tied
   std::size_t largest_block_ = 0;
+  std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelMemory memory_;
   bool ready_ = false;
   std::byte* scratch_ = nullptr;  ///< for packing and embedding

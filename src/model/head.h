@@ -42,9 +42,11 @@ class Head {
     ops_.sum_losses(losses_, tokens_, loss_sum);
   }
 
-  /// Also computes dx and the gradients of scale * loss; adds to `output_gradient` [V, H].
-  void train(const Norm<T>& norm, const T* output, float* output_gradient, const T* in,
-             const std::int32_t* targets, float scale, T* dx, double* loss_sum) {
+  /// Also computes dx and the gradients of scale * loss; overwrites `output_gradient` [V, H] or
+  /// adds to it.
+  void train(const Norm<T>& norm, const T* output, float* output_gradient,
+             Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
+             T* dx, double* loss_sum) {
     // Gradients are narrower than logits and replace them from each row's start.
     const std::size_t gradient_row = logit_row_ * sizeof(float) / sizeof(T);
     const T* const dlogits = reinterpret_cast<const T*>(logits_);
@@ -57,7 +59,8 @@ class Head {
       ops_.multiply({rows, width_, vocabulary_}, matrix(dlogits, gradient_row),
                     matrix(output, width_), matrix(dnormed_ + at, width_));
       ops_.multiply({vocabulary_, width_, rows}, transposed(dlogits, gradient_row),
-                    matrix(normed_ + at, width_), matrix(output_gradient, width_), true);
+                    matrix(normed_ + at, width_), matrix(output_gradient, width_),
+                    first > 0 || accumulation == Accumulation::later);
     }
     ops_.norm_backward(norm, in, dnormed_, nullptr, dx, tokens_);
     ops_.sum_losses(losses_, tokens_, loss_sum);

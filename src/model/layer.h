@@ -25,6 +25,16 @@ inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape
   return {shape.sequences, shape.length, config.num_heads, config.num_kv_heads, config.head_dim};
 }
 
+/// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
+template <class T>
+struct GateUp {
+  T* gate = nullptr;
+  T* up = nullptr;
+  std::size_t step = 0;
+  std::size_t rows = 0;
+  std::size_t width = 0;
+};
+
 /// A norm's weights.
 template <class T>
 struct Norm {
@@ -95,6 +105,7 @@ struct BlockWeights {
   std::size_t layer = 0;  ///< its number, if the block is a layer
   const T* weights = nullptr;
   float* gradient = nullptr;
+  Accumulation accumulation = Accumulation::later;
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
@@ -107,7 +118,8 @@ struct BlockWeights {
             at.bias ? sum(*at.bias) : nullptr,
             at.in,
             at.out,
-            at.flipped};
+            at.flipped,
+            accumulation == Accumulation::first};
   }
 
  private:
@@ -125,10 +137,9 @@ struct LayerMemory {
   T* attention = nullptr;     ///< [N, A]
   T* middle = nullptr;        ///< [N, H] residual stream between attention and MLP
   T* norm2 = nullptr;         ///< [N, H] input of the MLP
-  T* hidden = nullptr;        ///< [N, I] gelu's input, or the gate
+  T* hidden = nullptr;        ///< [N, I] gelu's input, or 2 N I elements of gate and up
   T* activated = nullptr;     ///< [N, I], later its gradient
-  T* up = nullptr;            ///< [N, I] of a gated MLP
-  T* dqkv = nullptr;          ///< like qkv, in the memory of hidden, activated and up
+  T* dqkv = nullptr;          ///< like qkv, in the memory of hidden and activated
   T* gradient = nullptr;      ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
   float* log_sums = nullptr;  ///< of attention
 };
@@ -139,7 +150,7 @@ class Layer {
  public:
   using T = typename Ops::Value;
 
-  /// `mlp_arrays`: how many of hidden, activated and up a layer needs.
+  /// `mlp_arrays`: arrays [N, I] that hidden and activated take together, 2 or 3.
   Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, std::size_t mlp_arrays)
       : shape_(shape),
         layers_(model.config.num_layers),
@@ -205,8 +216,7 @@ class Layer {
     memory.dqkv = bump.take<T>(rows_ * std::max(mlp_arrays_ * wide_, shape_.row()));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
-    memory.activated = memory.dqkv + rows_ * wide_;
-    if (mlp_arrays_ > 2) memory.up = memory.dqkv + 2 * rows_ * wide_;
+    memory.activated = memory.dqkv + (mlp_arrays_ - 1) * rows_ * wide_;
     return memory;
   }
 

@@ -50,6 +50,7 @@ struct Linear {
   std::size_t in = 0;
   std::size_t out = 0;
   bool flipped = false;
+  bool overwrites_gradient = false;  ///< of the weight, instead of adding to it
 };
 
 /// y = x W; rows of y are `y_row` apart.

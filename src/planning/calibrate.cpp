@@ -270,6 +270,11 @@ Calibration calibrate(const config::Config& config, const model::Architecture& m
   return result;
 }
 
+model::Accumulation usual_accumulation(const config::Config& config) {
+  const bool several = config.batch.automatic || config.batch.accumulation > 1;
+  return several ? model::Accumulation::later : model::Accumulation::first;
+}
+
 std::string calibration_key(const config::Config& config, const model::Architecture& model) {
   const config::BallastSection& ballast = config.ballast;
   const model::ModelConfig& m = model.config;
@@ -287,8 +292,10 @@ std::string calibration_key(const config::Config& config, const model::Architect
       "{} {} hidden {} intermediate {} heads {} of {}, {} wide, vocabulary {} tied {} blocks {} ",
       to_string(config.type), m.family, m.hidden_size, m.intermediate_size, m.num_heads,
       m.num_kv_heads, m.head_dim, m.vocab_size, m.tie_embeddings, model.blocks.size());
-  key += fmt::format("length {} micro-batch {}; swap {}", config.data.sequence_length,
-                     config.batch.micro_batch, describe_paths(config));
+  key += fmt::format(
+      "length {} micro-batch {} {}; swap {}", config.data.sequence_length, config.batch.micro_batch,
+      usual_accumulation(config) == model::Accumulation::first ? "alone" : "of several",
+      describe_paths(config));
   return key;
 }
 

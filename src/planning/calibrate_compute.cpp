@@ -50,6 +50,7 @@ class Kernels {
       : model_(sample.blueprint.model),
         type_(sample.blueprint.type),
         shape_{sequences, sample.length},
+        accumulation_(usual_accumulation(sample.config)),
         copies_(cold_copies(sample, model_.blocks[1].elements * (size_of(type_) + sizeof(float)))),
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
@@ -114,9 +115,10 @@ class Kernels {
   }
   double head_seconds() {
     const auto head = [&] {
-      compute_->head_train(
-          *stream_, head_weights_, tied_weights_, in_, view_as<std::int32_t>(targets_), 1e-3F, out_,
-          view_as<float>(head_gradient_), view_as<float>(tied_gradient_), view_as<double>(loss_));
+      compute_->head_train(*stream_, head_weights_, tied_weights_, in_,
+                           view_as<std::int32_t>(targets_), 1e-3F, out_,
+                           view_as<float>(head_gradient_), view_as<float>(tied_gradient_),
+                           accumulation_, view_as<double>(loss_));
     };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.
@@ -180,7 +182,7 @@ class Kernels {
   void backward() {
     const Layer& layer = next_layer();
     compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_, view_as<float>(layer.gradient),
-                             {});
+                             accumulation_, {});
   }
 
   /// In a step, too, all other layers come between two uses of a layer.
@@ -231,6 +233,7 @@ class Kernels {
   const model::Architecture& model_;
   DType type_;
   model::MicroBatchShape shape_;
+  model::Accumulation accumulation_;
   std::size_t copies_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;

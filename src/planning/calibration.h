@@ -10,6 +10,7 @@
 #include "ballast/core/units.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
 #include "ballast/planning/calibrate.h"
 #include "ballast/schedule/rates.h"
 
@@ -40,6 +41,9 @@ struct Sample {
   /// Throws Error(interrupted) after a signal.
   void check_interrupt() const;
 };
+
+/// How most backward passes of the config's steps treat gradients.
+model::Accumulation usual_accumulation(const config::Config& config);
 
 Sample make_sample(const config::Config& config, const model::Architecture& model);
 

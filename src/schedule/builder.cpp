@@ -206,12 +206,11 @@ class StepBuilder {
 
   void clear_gradient(std::uint32_t block) {
     std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], true}};
-    Bytes traffic = work_.blocks[block].accumulator_bytes;
     if (work_.tied && block == head_block()) {
       uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, true});
-      traffic += work_.tied_accumulator_bytes;
     }
-    move_.emit(Action::clear_gradient, block, 0, std::move(uses), 0, 0.0, traffic);
+    move_.emit(Action::clear_gradient, block, 0, std::move(uses), 0, 0.0,
+               work_.blocks[block].cleared_bytes);
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {

@@ -28,6 +28,14 @@ struct KernelMemory {
   /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; 0 for blocks other
   /// than layers.
   std::vector<Bytes> intermediates;
+  /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
+  std::vector<Bytes> cleared;
+};
+
+/// Which micro-batch of a step a backward pass is.
+enum class Accumulation : std::uint8_t {
+  first,  ///< the first after clear_gradient(): overwrites the gradients of matrices
+  later   ///< adds to all gradients
 };
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
@@ -37,7 +45,7 @@ struct KernelMemory {
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
-/// gradient accumulators [E] flat fp32, added to; tokens and targets [N] in [0, V), else the stream
+/// gradient accumulators [E] flat fp32; tokens and targets [N] in [0, V), else the stream
 /// fails with Error(data).
 class Compute {
  public:
@@ -69,7 +77,7 @@ class Compute {
   /// is overwritten. Empty: recomputes the block from `in` first, with the same bits.
   virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                               ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
-                              DeviceBytes kept) = 0;
+                              Accumulation accumulation, DeviceBytes kept) = 0;
 
   /// Last block, evaluation: *loss_sum = sum over tokens of the cross-entropy in nats.
   /// `output_matrix`: [V, H] weights, inside `weights` when untied, inside block 0's when tied
@@ -85,9 +93,15 @@ class Compute {
                           ConstDeviceBytes tied_weights, ConstDeviceBytes in,
                           DeviceView<const std::int32_t> targets, float gradient_scale,
                           DeviceBytes dx, DeviceView<float> gradient,
-                          DeviceView<float> tied_gradient, DeviceView<double> loss_sum) = 0;
+                          DeviceView<float> tied_gradient, Accumulation accumulation,
+                          DeviceView<double> loss_sum) = 0;
 
-  /// Sets accumulators to zero.
+  /// Prepares the accumulators of `block` for a step, which begins with Accumulation::first: sets
+  /// all to zero but the matrices of layers and the output matrix, each of which one product
+  /// overwrites. The tied gradient needs no preparation.
+  virtual void clear_gradient(device::Stream& stream, std::size_t block,
+                              DeviceView<float> gradient) = 0;
+  /// Sets values to zero.
   virtual void zero(device::Stream& stream, DeviceView<float> gradient) = 0;
   /// packed = gradient + tied (the tied part added to the first tied.size() elements), rounded to
   /// the training type to nearest even; writes the statistics of the packed values, unless `stats`

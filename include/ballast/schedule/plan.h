@@ -76,7 +76,7 @@ enum class Action : std::uint8_t {
   writeback_activation,  ///< the same, host staging to NVMe
   fetch_activation,      ///< the same, back to host staging
   upload_activation,     ///< the same, back to the device
-  clear_gradient,        ///< accumulators of one block to zero
+  clear_gradient,        ///< prepares the accumulators of one block for the first micro-batch
   backward,              ///< one block, one micro-batch, recompute included
   pack_gradient,         ///< accumulators to the training type, with statistics
   reduce_gradient,       ///< packed gradients of all ranks to their sum, with its statistics
@@ -246,6 +246,7 @@ struct BlockWork {
   Bytes update_traffic = 0;      ///< memory that this rank's update reads and writes
   bool keeps_whole = false;      ///< stage 3 does not split its weights
   Bytes intermediate_bytes = 0;  ///< per micro-batch, if the layer keeps them
+  Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
 };
 
 /// Sizes of a model and its batch.

@@ -78,13 +78,14 @@ void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t r
 }
 
 template <class T>
-void Ops<T>::swiglu(const T* gate, const T* up, T* y, std::size_t size) const {
-  check_cuda(cuda::swiglu(queue_, gate, up, y, size), "swiglu");
+void Ops<T>::swiglu(const GateUp<T>& in, T* y) const {
+  check_cuda(cuda::swiglu(queue_, in.gate, in.up, in.step, y, {in.rows, in.width}), "swiglu");
 }
 
 template <class T>
-void Ops<T>::swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const {
-  check_cuda(cuda::swiglu_backward(queue_, gate, up, dy, size), "gradient of swiglu");
+void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
+  check_cuda(cuda::swiglu_backward(queue_, in.gate, in.up, in.step, dy, {in.rows, in.width}),
+             "gradient of swiglu");
 }
 
 template <class T>
@@ -177,7 +178,7 @@ template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
   const Product p = weight_product(layer, x, dy, dy_row, rows);
-  multiply(p.extents, p.a, p.b, p.c, true);
+  multiply(p.extents, p.a, p.b, p.c, !layer.overwrites_gradient);
 }
 
 template <class T>

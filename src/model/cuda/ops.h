@@ -26,7 +26,8 @@ template <class T>
 class Ops {
  public:
   using Value = T;
-  static constexpr Bytes kLogitBytes = 256 * kMiB;
+  static constexpr Bytes kLogitBytes = 512 * kMiB;
+  static constexpr bool kJoinsGateAndUp = true;
 
   Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend);
 
@@ -47,8 +48,8 @@ class Ops {
   void gelu(const T* x, T* y, std::size_t size) const;
   void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
                      std::size_t width) const;
-  void swiglu(const T* gate, const T* up, T* y, std::size_t size) const;
-  void swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const;
+  void swiglu(const GateUp<T>& in, T* y) const;
+  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
 
   void fill_angles(double theta, float* cosine, float* sine) const;

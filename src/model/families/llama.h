@@ -27,6 +27,7 @@ class LlamaLayer final : public Layer<Ops> {
     std::vector<LinearAt> qkv;  ///< side by side
     LinearAt attention_out;
     NormAt norm2;
+    std::vector<LinearAt> gate_up;  ///< both, or both in one
     LinearAt gate;
     LinearAt up;
     LinearAt down;
@@ -36,6 +37,7 @@ class LlamaLayer final : public Layer<Ops> {
             find_joined(block, {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}),
             find_linear(block, "self_attn.o_proj"),
             find_norm(block, "post_attention_layernorm"),
+            find_gate_up(block),
             find_linear(block, "mlp.gate_proj"),
             find_linear(block, "mlp.up_proj"),
             find_linear(block, "mlp.down_proj")};
@@ -43,6 +45,19 @@ class LlamaLayer final : public Layer<Ops> {
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, T* out) override;
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
+  static std::vector<LinearAt> find_gate_up(const BlockSpec& block) {
+    if (Ops::kJoinsGateAndUp) return find_joined(block, {"mlp.gate_proj", "mlp.up_proj"});
+    return {find_linear(block, "mlp.gate_proj"), find_linear(block, "mlp.up_proj")};
+  }
+  /// Where gate and up are: row by row side by side if one product makes both, else one after the
+  /// other.
+  [[nodiscard]] GateUp<T> gate_up(const Tensors& t) const {
+    const bool joined = t.gate_up.size() == 1;
+    T* const gate = this->memory_.hidden;
+    const std::size_t wide = this->wide_;
+    return {gate, gate + (joined ? wide : this->rows_ * wide), joined ? 2 * wide : wide,
+            this->rows_, wide};
+  }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
   /// side in a row and are rotated as one row of heads.
   void rotate(T* qkv, float direction);
@@ -142,7 +157,6 @@ void LlamaLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   auto& ops = this->ops_;
   auto& m = this->memory_;
   const std::size_t rows = this->rows_;
-  const std::size_t wide = this->wide_;
   ops.norm(block[t.norm1], in, m.norm1, rows);
   T* to = m.qkv;
   for (const LinearAt& part : t.qkv) {
@@ -153,9 +167,13 @@ void LlamaLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   this->attend();
   ops.linear_onto(block[t.attention_out], m.attention, in, m.middle, rows);
   ops.norm(block[t.norm2], m.middle, m.norm2, rows);
-  ops.linear(block[t.gate], m.norm2, m.hidden, wide, rows);
-  ops.linear(block[t.up], m.norm2, m.up, wide, rows);
-  ops.swiglu(m.hidden, m.up, m.activated, rows * wide);
+  const GateUp<T> middle = gate_up(t);
+  T* part_of_middle = middle.gate;
+  for (const LinearAt& part : t.gate_up) {
+    ops.linear(block[part], m.norm2, part_of_middle, middle.step, rows);
+    part_of_middle = middle.up;
+  }
+  ops.swiglu(middle, m.activated);
 }
 
 template <class Ops>
@@ -173,19 +191,20 @@ void LlamaLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T
   const std::size_t rows = this->rows_;
   const std::size_t row = this->shape_.row();
   const std::size_t width = this->width_;
-  const std::size_t wide = this->wide_;
   const Linear<T> attention_out = block[t.attention_out];
-  const Linear<T> gate = block[t.gate];
-  const Linear<T> up = block[t.up];
   const Linear<T> down = block[t.down];
 
   ops.linear_weight(down, m.activated, dy, width, rows);
   ops.linear_input(down, dy, width, m.activated, rows);
-  ops.swiglu_backward(m.hidden, m.up, m.activated, rows * wide);
-  ops.linear_weight(gate, m.norm2, m.hidden, wide, rows);
-  ops.linear_weight(up, m.norm2, m.up, wide, rows);
-  ops.linear_input(gate, m.hidden, wide, m.gradient, rows);
-  ops.linear_input(up, m.up, wide, m.gradient, rows, true);
+  const GateUp<T> middle = gate_up(t);
+  ops.swiglu_backward(middle, m.activated);
+  const T* part_of_middle = middle.gate;
+  for (const LinearAt& part : t.gate_up) {
+    ops.linear_weight(block[part], m.norm2, part_of_middle, middle.step, rows);
+    part_of_middle = middle.up;
+  }
+  ops.linear_input(block[t.gate], middle.gate, middle.step, m.gradient, rows);
+  ops.linear_input(block[t.up], middle.up, middle.step, m.gradient, rows, true);
   ops.norm_backward(block[t.norm2], m.middle, m.gradient, dy, dy, rows);
 
   ops.linear_weight(attention_out, m.attention, dy, width, rows);

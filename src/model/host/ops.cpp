@@ -131,6 +131,17 @@ void cross_entropy(const RowKernels<T>& kernels, float* logits, std::size_t rows
   });
 }
 
+/// Calls `piece(first, place, size)` for the parts of `range` that lie in one row of `matrix`;
+/// `place` is where its first element is.
+void by_rows(Range range, const auto& matrix, const auto& piece) {
+  for (std::size_t at = range.begin; at < range.end;) {
+    const std::size_t row = at / matrix.width;
+    const std::size_t end = std::min(range.end, (row + 1) * matrix.width);
+    piece(at, row * matrix.step + at % matrix.width, end - at);
+    at = end;
+  }
+}
+
 }  // namespace
 
 template <class T>
@@ -206,15 +217,20 @@ void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t r
 }
 
 template <class T>
-void Ops<T>::swiglu(const T* gate, const T* up, T* y, std::size_t size) const {
-  split(size, kStep,
-        [&](Range r) { kernels_.swiglu(gate + r.begin, up + r.begin, y + r.begin, r.size()); });
+void Ops<T>::swiglu(const GateUp<T>& in, T* y) const {
+  split(in.rows * in.width, kStep, [&](Range r) {
+    by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
+      kernels_.swiglu(in.gate + from, in.up + from, y + at, size);
+    });
+  });
 }
 
 template <class T>
-void Ops<T>::swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const {
-  split(size, kStep, [&](Range r) {
-    kernels_.swiglu_backward(gate + r.begin, up + r.begin, dy + r.begin, r.size());
+void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
+  split(in.rows * in.width, kStep, [&](Range r) {
+    by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
+      kernels_.swiglu_backward(in.gate + from, in.up + from, dy + at, size);
+    });
   });
 }
 
@@ -277,7 +293,7 @@ template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
   const Product p = weight_product(layer, x, dy, dy_row, rows);
-  products_.multiply(p.extents, p.a, p.b, p.c, true);
+  products_.multiply(p.extents, p.a, p.b, p.c, !layer.overwrites_gradient);
 }
 
 template <class T>

@@ -21,6 +21,8 @@ class Ops {
   using Value = T;
   /// Limit of the logits in memory at a time.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
+  /// Whether a layer computes gate and up in one product.
+  static constexpr bool kJoinsGateAndUp = false;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads);
@@ -40,8 +42,10 @@ class Ops {
   /// d *= gelu'(x); adds column sums to `bias_gradient`.
   void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
                      std::size_t width) const;
-  void swiglu(const T* gate, const T* up, T* y, std::size_t size) const;
-  void swiglu_backward(T* gate, T* up, const T* dy, std::size_t size) const;
+  /// y = silu(gate) * up; y has no gaps.
+  void swiglu(const GateUp<T>& in, T* y) const;
+  /// Replaces gate and up by their gradients, given dy.
+  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
 
   /// cosine and sine [length, head_dim / 2] of position * theta^(-2 i / head_dim). Source: Su et
@@ -67,7 +71,7 @@ class Ops {
   /// dx = dy W^T (+ dx); rows of dy are `dy_row` apart.
   void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
                     std::size_t rows, bool add_to_dx = false);
-  /// Adds x^T dy to the weight's gradient.
+  /// Adds x^T dy to the weight's gradient, or overwrites it (Linear::overwrites_gradient).
   void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                      std::size_t rows);
   /// c = a * b (+ c).

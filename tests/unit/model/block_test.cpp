@@ -1,4 +1,7 @@
 // Whole blocks, compared with a plain model in double.
+#include <limits>
+#include <tuple>
+
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -98,7 +101,7 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
   const DeviceBytes d = bench.upload(dy);
   const auto flat = bench.gradient(std::vector<float>(block.elements, 3.0F));
   bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat,
-                                {});
+                                Accumulation::later, {});
   bench.stream->synchronize();
   Values gradient = bench.values(flat);
   for (double& value : gradient) value -= 3.0;
@@ -144,7 +147,8 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
         tied ? b.gradient(std::vector<float>(matrix, 3.0F)) : DeviceView<float>();
     const auto trained = b.number();
     const auto evaluated = b.number();
-    b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient, trained);
+    b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient,
+                          Accumulation::later, trained);
     b.compute->head_forward(*b.stream, w, e, x, t, evaluated);
     b.stream->synchronize();
 
@@ -213,9 +217,10 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   b.compute->layer_forward(*b.stream, 1, weights, in, out, kept);
   // A call for another layer overwrites the workspace in between.
   if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), in, dx, {});
-  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer, kept);
+  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer, Accumulation::later, kept);
   b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
-                        b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, loss);
+                        b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, Accumulation::later,
+                        loss);
   b.stream->synchronize();
   return {b.download(out), b.download(d),  b.values(layer), b.download(dx),
           b.values(head),  b.values(tied), {b.one(loss)}};
@@ -228,6 +233,46 @@ TEST(BlocksInBf16, AgreeWithFp32AsFarAsTheirPrecisionGoes) {
     const auto rounded = run_all(config, DType::bf16, {2, 70}, 2);
     for (std::size_t i = 0; i < exact.size(); ++i) {
       EXPECT_LT(relative_error(rounded[i], exact[i]), 0.02) << "result " << i;
+    }
+  }
+}
+
+/// After clear_gradient() on accumulators full of NaN, the first micro-batch leaves the gradients
+/// that it would add to zeros.
+TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (ModelConfig config : {test::small_gpt2(), test::small_llama()}) {
+      for (const bool tied : {false, true}) {
+        config.tie_embeddings = tied;
+        Bench b(config, type, {2, 33}, 2);
+        const std::size_t last = b.architecture.blocks.size() - 1;
+        const Elems matrix = tied ? config.vocab_size * config.hidden_size : 0;
+        const auto gradients = [&](float from, Accumulation accumulation) {
+          const auto filled = [&](Elems size) {
+            return b.gradient(std::vector<float>(size, from));
+          };
+          const auto layer = filled(b.architecture.blocks[1].elements);
+          const auto head = filled(b.architecture.blocks[last].elements);
+          const auto tied_gradient = tied ? filled(matrix) : DeviceView<float>();
+          if (accumulation == Accumulation::first) {
+            b.compute->clear_gradient(*b.stream, 1, layer);
+            b.compute->clear_gradient(*b.stream, last, head);
+          }
+          const DeviceBytes in = b.upload(b.activation_values(9));
+          const DeviceBytes flow = b.upload(b.activation_values(10));
+          b.compute->layer_backward(*b.stream, 1, b.upload(b.weights(1)), in, flow, layer,
+                                    accumulation, {});
+          b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
+                                b.upload_tokens(b.tokens(3)), 0.5F, flow, head, tied_gradient,
+                                accumulation, b.number());
+          b.stream->synchronize();
+          return std::tuple{b.values(layer), b.values(head),
+                            tied ? b.values(tied_gradient) : Values()};
+        };
+        EXPECT_EQ(gradients(std::numeric_limits<float>::quiet_NaN(), Accumulation::first),
+                  gradients(0.0F, Accumulation::later))
+            << config.family << (tied ? ", tied" : "");
+      }
     }
   }
 }
@@ -252,7 +297,7 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
       b.compute->layer_forward(*b.stream, 1, weights, in, b.activation(), kept);
       const auto gradient = b.gradient(b.architecture.blocks[1].elements);
       const DeviceBytes d = b.upload(b.activation_values(10));
-      b.compute->layer_backward(*b.stream, 1, weights, of, d, gradient, kept);
+      b.compute->layer_backward(*b.stream, 1, weights, of, d, gradient, Accumulation::later, kept);
       b.stream->synchronize();
       const Values all = b.values(gradient);
       const std::string matrix = config.family == "gpt2" ? "mlp.c_proj" : "mlp.down_proj";
@@ -307,7 +352,8 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     const auto tied = b.gradient(config.vocab_size * config.hidden_size);
     const auto loss = b.number();
     b.compute->head_train(*b.stream, b.upload(weights), b.upload(embedding), b.upload(in),
-                          b.upload_tokens(targets), 1.0F, dx, gradient, tied, loss);
+                          b.upload_tokens(targets), 1.0F, dx, gradient, tied, Accumulation::later,
+                          loss);
     b.stream->synchronize();
     const double expected = plain.head(weights, embedding.data(), in, targets);
     EXPECT_NEAR(b.one(loss), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);

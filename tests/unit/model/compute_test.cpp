@@ -145,7 +145,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   const auto targets = b.upload_tokens(b.tokens(2));
   const auto gradient = b.gradient(b.architecture.blocks.back().elements);
   b.compute->head_train(*b.stream, b.upload(b.weights(3)), {}, in, targets, 1.0F, b.activation(),
-                        gradient, {}, b.number());
+                        gradient, {}, Accumulation::later, b.number());
   EXPECT_EQ(layer(), before);
 }
 

@@ -92,29 +92,40 @@ __global__ void times_gelu_derivative(const T* x, T* d, std::size_t size) {
   write(gradients, d + at);
 }
 
+/// Where this thread's eight elements are in rows of `width` elements that are `step` apart.
+__device__ std::size_t place_in_rows(unsigned width, std::size_t step) {
+  const unsigned group = blockIdx.x * kThreads + threadIdx.x;
+  const unsigned groups = width / kEight;
+  return group / groups * step + std::size_t{group % groups} * kEight;
+}
+
 template <class T>
-__global__ void swiglu_of(const T* gate, const T* up, T* y, std::size_t size) {
+__global__ void swiglu_of(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
+                          unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
+  const std::size_t from = place_in_rows(width, step);
   float g[kEight];
   float u[kEight];
-  read(gate + at, g);
-  read(up + at, u);
+  read(gate + from, g);
+  read(up + from, u);
   for (unsigned i = 0; i < kEight; ++i) u[i] *= value_of(formulas::silu(N(g[i])));
   write(u, y + at);
 }
 
 template <class T>
-__global__ void swiglu_gradients(T* gate, T* up, const T* dy, std::size_t size) {
+__global__ void swiglu_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
+                                 unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
+  const std::size_t from = place_in_rows(width, step);
   float g[kEight];
   float u[kEight];
   float d[kEight];
-  read(gate + at, g);
-  read(up + at, u);
+  read(gate + from, g);
+  read(up + from, u);
   read(dy + at, d);
   for (unsigned i = 0; i < kEight; ++i) {
     const N x(g[i]);
@@ -122,8 +133,8 @@ __global__ void swiglu_gradients(T* gate, T* up, const T* dy, std::size_t size) 
     g[i] = d[i] * u[i] * value_of(formulas::silu_derivative(x, s));
     u[i] = d[i] * value_of(x * s);
   }
-  write(g, gate + at);
-  write(u, up + at);
+  write(g, gate + from);
+  write(u, up + from);
 }
 
 /// For a kernel with one thread per eight elements.
@@ -149,24 +160,30 @@ cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t siz
 }
 
 template <class T>
-cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, T* y, std::size_t size) {
+cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, std::size_t step, T* y,
+                   Rows rows) {
+  const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &swiglu_of<T>, gate, up, y, size);
+  return device::launch(over(stream, size), &swiglu_of<T>, gate, up, step, y, size,
+                        static_cast<unsigned>(rows.width));
 }
 
 template <class T>
-cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, std::size_t size) {
+cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t step, const T* dy,
+                            Rows rows) {
+  const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &swiglu_gradients<T>, gate, up, dy, size);
+  return device::launch(over(stream, size), &swiglu_gradients<T>, gate, up, step, dy, size,
+                        static_cast<unsigned>(rows.width));
 }
 
 template cudaError_t gelu(cudaStream_t, const float*, float*, std::size_t);
 template cudaError_t gelu(cudaStream_t, const Bf16*, Bf16*, std::size_t);
 template cudaError_t gelu_backward(cudaStream_t, const float*, float*, std::size_t);
 template cudaError_t gelu_backward(cudaStream_t, const Bf16*, Bf16*, std::size_t);
-template cudaError_t swiglu(cudaStream_t, const float*, const float*, float*, std::size_t);
-template cudaError_t swiglu(cudaStream_t, const Bf16*, const Bf16*, Bf16*, std::size_t);
-template cudaError_t swiglu_backward(cudaStream_t, float*, float*, const float*, std::size_t);
-template cudaError_t swiglu_backward(cudaStream_t, Bf16*, Bf16*, const Bf16*, std::size_t);
+template cudaError_t swiglu(cudaStream_t, const float*, const float*, std::size_t, float*, Rows);
+template cudaError_t swiglu(cudaStream_t, const Bf16*, const Bf16*, std::size_t, Bf16*, Rows);
+template cudaError_t swiglu_backward(cudaStream_t, float*, float*, std::size_t, const float*, Rows);
+template cudaError_t swiglu_backward(cudaStream_t, Bf16*, Bf16*, std::size_t, const Bf16*, Rows);
 
 }  // namespace ballast::model::cuda

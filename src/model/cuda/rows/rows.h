@@ -63,12 +63,14 @@ cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size);
 template <class T>
 cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t size);
 
-/// y = silu(gate) * up.
+/// y = silu(gate) * up; rows of gate and of up are `step` apart.
 template <class T>
-cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, T* y, std::size_t size);
+cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, std::size_t step, T* y,
+                   Rows rows);
 /// Replaces gate and up by their gradients, given dy.
 template <class T>
-cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, const T* dy, std::size_t size);
+cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t step, const T* dy,
+                            Rows rows);
 
 /// Rotary positions.
 struct Rotation {

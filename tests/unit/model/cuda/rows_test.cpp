@@ -63,32 +63,39 @@ TEST_F(CudaRows, GeluIsTheHosts) {
 }
 
 template <class T>
-void check_swiglu(std::size_t size) {
-  const std::vector<T> gate = normals_of<T>(size + 8, 1, kDeviation);
-  const std::vector<T> up = normals_of<T>(size + 8, 2);
+void check_swiglu(Rows rows, bool joined) {
+  const std::size_t size = rows.count * rows.width;
+  const std::size_t up = joined ? rows.width : size;
+  const std::size_t step = joined ? 2 * rows.width : rows.width;
+  const std::vector<T> gate_up = normals_of<T>(2 * size + 8, 1, kDeviation);
   const std::vector<T> dy = normals_of<T>(size + 8, 3);
   const DeviceArray<T> dy_there(dy);
   const auto found = in_every_order([&] {
-    const DeviceArray<T> gate_there(gate);
-    const DeviceArray<T> up_there(up);
+    const DeviceArray<T> there(gate_up);
     const DeviceArray<T> y(dy);
-    must(swiglu<T>(nullptr, gate_there.data(), up_there.data(), y.data(), size));
-    must(swiglu_backward<T>(nullptr, gate_there.data(), up_there.data(), dy_there.data(), size));
-    return std::tuple{y.get(), gate_there.get(), up_there.get()};
+    T* const gate = there.data();
+    must(swiglu<T>(nullptr, gate, gate + up, step, y.data(), rows));
+    must(swiglu_backward<T>(nullptr, gate, gate + up, step, dy_there.data(), rows));
+    return std::tuple{y.get(), there.get()};
   });
-  std::vector<double> dgate = exact(gate);
-  std::vector<double> dup = exact(up);
+  std::vector<double> gradients = exact(gate_up);
   std::vector<double> y = exact(dy);
-  in_double::swiglu(dgate.data(), dup.data(), y.data(), size);
-  in_double::swiglu_backward(dgate.data(), dup.data(), exact(dy).data(), size);
+  const std::vector<double> exact_dy = exact(dy);
+  for (std::size_t row = 0; row < rows.count; ++row) {
+    double* const gate = gradients.data() + row * step;
+    const std::size_t at = row * rows.width;
+    in_double::swiglu(gate, gate + up, y.data() + at, rows.width);
+    in_double::swiglu_backward(gate, gate + up, exact_dy.data() + at, rows.width);
+  }
   expect_close(std::get<0>(found), y, 3e-6);
-  expect_close(std::get<1>(found), dgate, 1e-5);
-  expect_close(std::get<2>(found), dup, 1e-5);
+  expect_close(std::get<1>(found), gradients, 1e-5);
 }
 TEST_F(CudaRows, SwigluIsTheHosts) {
-  for (const std::size_t size : kSizes) {
-    check_swiglu<float>(size);
-    check_swiglu<Bf16>(size);
+  for (const Rows rows : {Rows{1, 8}, Rows{3, 2056}, Rows{5, 24}, Rows{2, 2048}, Rows{300, 8}}) {
+    for (const bool joined : {false, true}) {
+      check_swiglu<float>(rows, joined);
+      check_swiglu<Bf16>(rows, joined);
+    }
   }
 }
 
@@ -224,8 +231,8 @@ TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
 TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(gelu<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(gelu_backward<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(swiglu<float>(nullptr, nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(swiglu<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(fill_angles(nullptr, kTheta, 0, 8, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, 1, 8, nullptr, nullptr, 1.0F}, {0, 8}),
