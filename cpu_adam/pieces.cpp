@@ -10,9 +10,10 @@ ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
                             shard.moments.format);
 }
 
-/// The address of element `start`; null when the array is not used (element_bytes 0).
+/// The address of element `start`; null when the array is absent or not used (element_bytes 0).
 void* from_element(void* array, std::size_t element_bytes, Elems start) {
-  return element_bytes == 0 ? nullptr : static_cast<std::byte*>(array) + start * element_bytes;
+  if (array == nullptr || element_bytes == 0) return nullptr;
+  return static_cast<std::byte*>(array) + start * element_bytes;
 }
 
 }  // namespace

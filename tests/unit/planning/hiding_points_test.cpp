@@ -71,7 +71,9 @@ TEST(HidingPoints, UpdatesAreHiddenFromTheirTokensOnAndNotBefore) {
     EXPECT_GT(stretch(decide_for(sequences(0.5), overrides, rates)), 1.2) << overrides.front();
   }
   // A forward pass is a quarter of a step that recomputes, the backward pass the rest.
-  EXPECT_NEAR(found[0] / found[1], 3.0, 0.5);
+  EXPECT_NEAR(found[0] / found[2], 3.0, 0.5);
+  // With speculation the whole step hides updates, which then also copy the old values.
+  EXPECT_GT(found[0] / found[1], 2.0);
 }
 
 }  // namespace
