@@ -80,9 +80,14 @@ class StepBuilder {
     const auto speculates = [&](std::uint32_t b) { return placement.blocks[b].speculates; };
     const auto any = [](const BlockPlacement& block) { return block.speculates; };
     if (std::none_of(placement.blocks.begin(), placement.blocks.end(), any)) return {};
-    pending_updates();
-    for (std::uint32_t b = blocks(); b-- > 0;) {
-      if (speculates(b)) move_.update(b, 1);
+    // In the order of the next forward pass, so that it may begin. States that were fetched ahead
+    // come first, because repetitions use their buffers.
+    for (const bool ahead : {true, false}) {
+      for (std::uint32_t b = 0; b < blocks(); ++b) {
+        const bool pending = move_.update_pass(b) == Pass::forward;
+        if ((pending && move_.has_states_ahead(b)) != ahead) continue;
+        if (pending || speculates(b)) move_.update(b, 1);
+      }
     }
     Plan plan = move_.finish();
     plan.applies_updates = true;

@@ -56,6 +56,8 @@ class Movements {
   /// pass that need it are in the plan.
   [[nodiscard]] bool has_room_ahead(Pass pass, std::uint32_t ordinal) const;
   void fetch_states_ahead(Pass pass, std::uint32_t ordinal);
+  /// Whether the states of `block` are among those.
+  [[nodiscard]] bool has_states_ahead(std::uint32_t block) const;
   [[nodiscard]] Pass update_pass(std::uint32_t block) const;
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.

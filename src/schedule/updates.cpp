@@ -37,6 +37,10 @@ void Movements::fetch_states_ahead(Pass pass, std::uint32_t ordinal) {
   fetch_states(swapped_in(pass).blocks[ordinal], 0);
 }
 
+bool Movements::has_states_ahead(std::uint32_t block) const {
+  return at(block).optimizer == Tier::nvme && ordinal_[block] < states_ahead(update_pass(block));
+}
+
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
   if (!at(block).speculates) return Speculation::none;
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
@@ -58,7 +62,7 @@ void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
 BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t lag) {
   if (at(block).optimizer == Tier::host) return layout_.state_home[block];
   const bool again = speculation(block, lag) == Speculation::redoes;
-  if (again || ordinal_[block] >= states_ahead(update_pass(block))) fetch_states(block, lag);
+  if (again || !has_states_ahead(block)) fetch_states(block, lag);
   ++swapped_in(update_pass(block)).updated;
   return state_slot(block);
 }
