@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 
 #include "ballast/core/error.h"
 
@@ -47,11 +48,44 @@ std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
   return count_non_finite<std::uint32_t>(gradient, size, 0x7f800000U);
 }
 
+/// Elements whose old values are copied at once: all arrays of a piece fit into a core's cache,
+/// from which the update then reads them.
+constexpr Elems kSavedPiece = Elems{8} * 1024;
+static_assert(kSavedPiece % Codes::kBlock == 0);
+
+/// Copies elements [start, start + count) of `from` to `to`, without arrays that `to` or `from`
+/// lacks.
+void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems start, Elems count) {
+  const ElementSizes sizes =
+      sizes_of(optimizer, from.weights.format, from.gradient.type, from.moments.format);
+  const Streams source = piece_of(optimizer, from, start, count);
+  const Streams target = piece_of(optimizer, to, start, count);
+  const auto copy = [](void* into, const void* out_of, Elems bytes) {
+    if (into != nullptr && out_of != nullptr) std::memcpy(into, out_of, bytes);
+  };
+  copy(target.main, source.main, count * sizes.main);
+  copy(target.companion, source.companion, count * sizes.companion);
+  copy(target.first, source.first, count * sizes.first);
+  copy(target.second, source.second, count * sizes.second);
+  copy(target.first_exponents, source.first_exponents, Codes::exponents_of(count));
+  copy(target.second_exponents, source.second_exponents, Codes::exponents_of(count));
+}
+
+/// Whether `saved` can hold the arrays of `shard`.
+bool is_copy_of(const Shard& saved, const Shard& shard) {
+  return saved.size == shard.size && saved.first_element == shard.first_element &&
+         saved.weights.format == shard.weights.format &&
+         saved.moments.format == shard.moments.format && saved.gradient.type == shard.gradient.type;
+}
+
 }  // namespace
 
 struct Updater::Impl {
   const Variant& variant;
   Workers workers;
+
+  /// One update; `saved` receives the old values unless it is null.
+  void step(const Hyper& hyper, const Shard& shard, const Shard* saved) const;
 };
 
 Updater::Updater(const UpdaterOptions& options)
@@ -62,9 +96,17 @@ Updater::Updater(Updater&&) noexcept = default;
 Updater& Updater::operator=(Updater&&) noexcept = default;
 
 void Updater::step(const Hyper& hyper, const Shard& shard) const {
+  impl_->step(hyper, shard, nullptr);
+}
+
+void Updater::step(const Hyper& hyper, const Shard& shard, const Shard& saved) const {
+  expects(is_copy_of(saved, shard), "optimizer update: the saved shard has another form");
+  impl_->step(hyper, shard, &saved);
+}
+
+void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* saved) const {
   require_complete(hyper, shard);
   if (shard.size == 0) return;
-  const Variant& variant = impl_->variant;
   const FusedKernel fused =
       variant.fused[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
                    [gradient_index(shard.gradient.type)];
@@ -81,8 +123,23 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
     kernel(fused, keyed, streams);
   };
   const Chunks chunks(shard.size);
+  workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
+    const Elems end = chunks.start(last);
+    const Elems stride = saved == nullptr ? end : kSavedPiece;
+    for (Elems start = chunks.start(first); start < end; start += stride) {
+      const Elems stop = std::min(end, start + stride);
+      if (saved != nullptr) copy_piece(hyper.optimizer, shard, *saved, start, stop - start);
+      for_pieces(shard.first_element, start, stop, update);
+    }
+  });
+}
+
+void Updater::restore(Optimizer optimizer, const Shard& shard, const Shard& saved) const {
+  expects(is_copy_of(saved, shard), "optimizer update: the saved shard has another form");
+  if (shard.size == 0) return;
+  const Chunks chunks(shard.size);
   impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
-    for_pieces(shard.first_element, chunks.start(first), chunks.start(last), update);
+    copy_piece(optimizer, saved, shard, chunks.start(first), chunks.length(first, last));
   });
 }
 

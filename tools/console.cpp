@@ -206,6 +206,14 @@ void Console::finished(const train::RunSummary& summary) {
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
   terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
                              summary.skipped > 0 ? skipped : ""));
+  const auto& blocks = blueprint.placement.blocks;
+  if (std::any_of(blocks.begin(), blocks.end(),
+                  [](const auto& block) { return block.speculates; })) {
+    terminal_.show(fmt::format(
+        "speculative updates were repeated in {} of {} steps ({:.1f}%)", summary.rolled_back,
+        summary.steps,
+        100.0 * static_cast<double>(summary.rolled_back) / static_cast<double>(summary.steps)));
+  }
   if (summary.predicted_seconds) {
     terminal_.show(fmt::format(
         "predicted {:.3g} s per step, measured {:.3g} s{}", *summary.predicted_seconds,

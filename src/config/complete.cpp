@@ -225,6 +225,12 @@ void check_buffers(const BallastSection& b, const Document& document) {
 }
 
 void check_update(const Config& c, const Document& document) {
+  if (c.ballast.update == "eager" && c.ballast.speculative_updates.value_or(0) > 0) {
+    document.fail("ballast.speculative_updates",
+                  fmt::format("is {}, but ballast.update is \"eager\", which updates every block "
+                              "at once; set this to 0 or use \"gated\"",
+                              *c.ballast.speculative_updates));
+  }
   if (c.ballast.update != "eager" || c.gradient_clipping == 0.0) return;
   document.fail("ballast.update",
                 fmt::format("\"eager\" updates a block before the norm of all gradients is known, "

@@ -200,6 +200,15 @@ Key update_numa_node_key(std::optional<int>& node) {
           [&node] { return node ? Json(*node) : Json("auto"); }};
 }
 
+Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
+  return {"speculative_updates",
+          [&blocks](const Value& value) {
+            blocks.reset();
+            if (!value.is_auto()) blocks = value.whole({0, 1U << 17U});
+          },
+          [&blocks] { return blocks ? Json(*blocks) : Json("auto"); }};
+}
+
 Section ballast_keys(BallastSection& b) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
@@ -210,6 +219,7 @@ Section ballast_keys(BallastSection& b) {
       or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
       choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
       choice("update", b.update, {"gated", "eager"}),
+      speculative_updates_key(b.speculative_updates),
       flag("serial", b.serial),
       delay_seed_key(b.delay_seed),
       activations_key(b.activations),

@@ -75,6 +75,16 @@ std::string describe_gathers(const Blueprint& blueprint) {
   return text;
 }
 
+/// "3 of 5 blocks" that are updated before the norm is known; "" if none.
+std::string describe_speculation(const Blueprint& blueprint) {
+  const auto& blocks = blueprint.placement.blocks;
+  const auto count = std::count_if(blocks.begin(), blocks.end(),
+                                   [](const auto& block) { return block.speculates; });
+  if (count == 0) return "";
+  return fmt::format("of {} of {} blocks before the norm is known, repeated if it clips", count,
+                     blocks.size());
+}
+
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
   const std::size_t layers = blueprint.placement.blocks.size() - 2;
@@ -139,6 +149,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   }
   if (const std::string text = describe_gathers(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "weights gathered", text));
+  }
+  if (const std::string text = describe_speculation(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "updates", text));
   }
   describe("activations", &schedule::BlockPlacement::activations);
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {

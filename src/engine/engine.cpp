@@ -90,8 +90,16 @@ class Engine::Impl {
     const schedule::Plan& plan = training_plan(tokens.size() / blueprint_.shape.tokens());
     const StepContext& context = run(plan, tokens, targets, learning_rate);
     pending_updates_ = plan.leaves_updates;
-    if (!context.result.skipped) ++updates_;
-    return context.result;
+    StepResult result = context.result;
+    if (!result.skipped) ++updates_;
+    const bool as_assumed = !result.skipped && context.hyper.gradient_scale == 1.0F;
+    const schedule::Plan& rollback = blueprint_.schedule.rollback;
+    if (!as_assumed && !rollback.operations.empty()) {
+      executor_->submit(rollback, ++submissions_);
+      pending_updates_ = false;
+      result.rolled_back = true;
+    }
+    return result;
   }
 
   double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
@@ -182,9 +190,7 @@ class Engine::Impl {
   const schedule::Plan& training_plan(std::size_t micro_batches) {
     const schedule::Schedule& schedule = blueprint_.schedule;
     if (micro_batches == blueprint_.micro_batches) {
-      return pending_updates_ || blueprint_.options.update == schedule::Update::eager
-                 ? schedule.steady
-                 : schedule.first;
+      return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;
     }
     expects(micro_batches > 0 && micro_batches < blueprint_.micro_batches,
             "engine: wrong batch size");

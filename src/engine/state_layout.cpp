@@ -28,7 +28,8 @@ class Places {
 
 template <class T>
 T* array_in(std::byte* states, const StateArray& array) {
-  return array.bytes == 0 ? nullptr : reinterpret_cast<T*>(states + array.offset);
+  return states == nullptr || array.bytes == 0 ? nullptr
+                                               : reinterpret_cast<T*>(states + array.offset);
 }
 
 Moments moments_in(const StateLayout& layout, std::byte* states) {

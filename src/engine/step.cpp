@@ -18,6 +18,7 @@ using schedule::Action;
 using schedule::Lane;
 using schedule::Operation;
 using schedule::Role;
+using schedule::Speculation;
 using schedule::Use;
 
 /// The current operation with the buffers it names, cut to the sizes of its block.
@@ -52,6 +53,7 @@ class Lanes::Step {
             modules_.store.fetch(source().buffer, host(target(), operation_.bytes), ahead));
       }
       case Lane::writeback:
+        keep_old_slot();
         return lanes_.writebacks_.add(
             modules_.store.writeback(target().buffer, host(source(), operation_.bytes)));
     }
@@ -83,6 +85,14 @@ class Lanes::Step {
       default:
         throw Error(ErrorCategory::state, "the operation's action does not belong to its lane");
     }
+  }
+
+  /// A speculative writeback writes the other slot; the one before stays for a rollback.
+  void keep_old_slot() {
+    if (operation_.speculation != Speculation::speculates) return;
+    const bool weights = has(Role::undo_weights);
+    modules_.store.exchange(target().buffer,
+                            operation_.buffer(weights ? Role::undo_weights : Role::undo_states));
   }
 
   /// Split weights are gathered from the ranks that share a copy; updated shards of weights that a
@@ -217,17 +227,38 @@ class Lanes::Step {
   }
 
   void update() {
-    if (!allowed()) return;
     const bool on_host = operation_.action == Action::update_on_host;
     const auto at = [&](Role role, Bytes bytes) {
       return on_host ? host(role, bytes).data() : device(role, bytes).raw();
     };
     const std::uint32_t block = operation_.block;
-    const cpu_adam::Shard shard = make_shard(
-        blueprint_, block, at(Role::weights, sizes().updated_weights(block)),
-        at(Role::states, work().state_bytes), at(Role::gradient, sizes().updated_gradient(block)));
-    if (on_host) return modules_.updater.step(context_.hyper, shard);
-    modules_.device_update.step(stream(), context_.hyper, shard);
+    const std::byte* gradient = at(Role::gradient, sizes().updated_gradient(block));
+    const cpu_adam::Shard shard =
+        make_shard(blueprint_, block, at(Role::weights, sizes().updated_weights(block)),
+                   at(Role::states, work().state_bytes), gradient);
+    const cpu_adam::Updater& updater = modules_.updater;
+    if (operation_.speculation == Speculation::redoes) {
+      updater.restore(context_.hyper.optimizer, shard, undo(gradient));
+    }
+    if (!allowed()) return;
+    if (!on_host) return modules_.device_update.step(stream(), context_.hyper, shard);
+    if (operation_.speculation != Speculation::speculates) {
+      return updater.step(context_.hyper, shard);
+    }
+    // The gate's coefficient is not known yet.
+    cpu_adam::Hyper assumed = context_.hyper;
+    assumed.gradient_scale = 1.0F;
+    updater.step(assumed, shard, undo(gradient));
+  }
+
+  /// The undo buffers in host memory; null for values that are on NVMe.
+  [[nodiscard]] cpu_adam::Shard undo(const std::byte* gradient) const {
+    const std::uint32_t block = operation_.block;
+    const auto at = [&](Role role, Bytes bytes) {
+      return has(role) ? host(role, bytes).data() : nullptr;
+    };
+    return make_shard(blueprint_, block, at(Role::undo_weights, sizes().updated_weights(block)),
+                      at(Role::undo_states, work().state_bytes), gradient);
   }
 
   /// The visitor reads or fills a piece; activations begin as zeros.
@@ -373,9 +404,11 @@ class Lanes::Step {
     return sums;
   }
 
-  /// Whether the update may run: the gate's decision. An eager update does not wait for the gate;
-  /// other blocks may already be updated, so a gradient that is not finite is an error.
+  /// Whether the update may run: the gate's decision, which a speculative one does not wait for. An
+  /// eager update neither; other blocks may already be updated, so a gradient that is not finite is
+  /// an error.
   [[nodiscard]] bool allowed() const {
+    if (operation_.speculation == Speculation::speculates) return true;
     if (!has(Role::statistics)) return !context_.result.skipped;
     if (statistics(operation_.buffer(Role::statistics)).non_finite == 0) return true;
     throw Error(ErrorCategory::numeric,

@@ -146,6 +146,10 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
   return constraints;
 }
 
+std::size_t named_speculation(const config::Config& config) {
+  return config.ballast.speculative_updates.value_or(0);
+}
+
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelMemory& kernels,
                           std::uint32_t world) {
@@ -180,8 +184,8 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
   engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());
-  engine::place(blueprint, fill_with_fewer_buffers(Filler(blueprint.workload, constraints, budgets),
-                                                   program, config, blueprint.options));
+  const Filler filler(blueprint.workload, constraints, budgets, named_speculation(config));
+  engine::place(blueprint, fill_with_fewer_buffers(filler, program, config, blueprint.options));
   return blueprint;
 }
 

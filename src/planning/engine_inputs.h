@@ -13,6 +13,9 @@ namespace ballast::planning {
 /// a block that does not exist.
 std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
 
+/// The number of speculating blocks that `config` names; 0 for "auto", which only a search decides.
+std::size_t named_speculation(const config::Config& config);
+
 /// The blueprint of `config` before anything is placed: everything but placement, schedule and
 /// ledger. `world` ranks share the batch.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,

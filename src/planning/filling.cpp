@@ -47,6 +47,18 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
 
 }  // namespace
 
+Placement with_speculation(Placement placement, std::size_t count) {
+  std::vector<std::size_t> below;
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    placement.blocks[b].speculates = false;
+    if (placement.blocks[b].optimizer != Tier::device) below.push_back(b);
+  }
+  for (const std::size_t b : chosen(below, std::min(count, below.size()), Pattern::spread)) {
+    placement.blocks[b].speculates = true;
+  }
+  return placement;
+}
+
 Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations) const {
   Placement placement;
   placement.blocks.reserve(constraints_.size());
@@ -63,7 +75,8 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations) const 
 }
 
 memory::Ledger Filler::ledger(const Placement& placement, const schedule::Options& options) const {
-  return engine::make_ledger(schedule::list_buffers(work_, placement, options));
+  return engine::make_ledger(
+      schedule::list_buffers(work_, with_speculation(placement, speculating_), options));
 }
 
 Bytes Filler::excess(const Placement& placement, const schedule::Options& options) const {
@@ -250,7 +263,7 @@ Placement Filler::fill(const Program& program, const schedule::Options& options,
     const std::size_t count = apply(placement, move, options);
     if (moved != nullptr) moved->push_back(count);
   }
-  return placement;
+  return with_speculation(std::move(placement), speculating_);
 }
 
 }  // namespace ballast::planning

@@ -56,14 +56,19 @@ inline Program keep_intermediates() {
   return {{.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
 }
 
+/// `placement` with `count` speculating blocks, evenly spread over those whose states are below the
+/// device; with all of these if there are fewer.
+schedule::Placement with_speculation(schedule::Placement placement, std::size_t count);
+
 /// Places the blocks of one workload within budgets: open tensors start on NVMe, and the moves of a
 /// program take them to faster tiers.
 class Filler {
  public:
-  /// All must outlive the filler.
+  /// All must outlive the filler. `speculating`: see with_speculation(); applies to every placement
+  /// that it makes or judges.
   Filler(const schedule::Workload& workload, const std::vector<PlacementConstraint>& constraints,
-         const memory::Budgets& budgets)
-      : work_(workload), constraints_(constraints), budgets_(budgets) {}
+         const memory::Budgets& budgets, std::size_t speculating)
+      : work_(workload), constraints_(constraints), budgets_(budgets), speculating_(speculating) {}
 
   /// `moved` (may be null) receives how many blocks each move took.
   [[nodiscard]] schedule::Placement fill(const Program& program, const schedule::Options& options,
@@ -95,6 +100,7 @@ class Filler {
   const schedule::Workload& work_;
   const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
+  std::size_t speculating_;
 };
 
 }  // namespace ballast::planning

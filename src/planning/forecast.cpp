@@ -1,7 +1,9 @@
 #include "ballast/planning/forecast.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,23 +41,42 @@ struct Load {
   double seconds = 0.0;
 };
 
-Load fixed_load(const engine::Blueprint& blueprint, const schedule::Rates& rates,
-                std::initializer_list<Lane> lanes) {
+/// Operations of a step that must be hidden behind the computation between them.
+using Operations = std::span<const Operation>;
+
+/// The first forward pass, the passes of further micro-batches, and the last backward pass with the
+/// loss. Gated updates must be done when the first forward pass reaches their blocks, and updates
+/// in the backward pass begin only there, so each part hides only what the plan has in it.
+std::array<Operations, 3> parts_of(const schedule::Plan& plan) {
+  const Operations all = plan.operations;
+  const auto is = [](schedule::Action action) {
+    return [action](const Operation& operation) { return operation.action == action; };
+  };
+  const auto loss = is(schedule::Action::train_head);
+  const auto first = std::find_if(all.begin(), all.end(), loss);
+  const auto forwards = std::find_if(all.rbegin(), all.rend(), is(schedule::Action::forward));
+  const auto last = std::find_if(std::max(first, forwards.base()), all.end(), loss);
+  return {Operations(all.begin(), first), Operations(first, last), Operations(last, all.end())};
+}
+
+Load fixed_load(Operations operations, const schedule::Workload& workload,
+                const schedule::Rates& rates, std::initializer_list<Lane> lanes) {
   Load load;
-  for (const Operation& operation : blueprint.schedule.steady.operations) {
+  for (const Operation& operation : operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
     if (bytes == 0 || grows_with_batch(operation.action)) continue;
     load.bytes += bytes;
-    load.seconds += seconds_alone(operation, blueprint.workload, rates);
+    load.seconds += seconds_alone(operation, workload, rates);
   }
   return load;
 }
 
 /// NVMe reads and writes share the drives.
-Load nvme_load(const engine::Blueprint& blueprint, const schedule::Rates& rates) {
-  const Load read = fixed_load(blueprint, rates, {Lane::fetch});
-  const Load written = fixed_load(blueprint, rates, {Lane::writeback});
+Load nvme_load(Operations operations, const schedule::Workload& workload,
+               const schedule::Rates& rates) {
+  const Load read = fixed_load(operations, workload, rates, {Lane::fetch});
+  const Load written = fixed_load(operations, workload, rates, {Lane::writeback});
   Load both = {read.bytes + written.bytes, read.seconds + written.seconds};
   if (read.bytes > 0 && written.bytes > 0 && rates.mixed_per_second > 0.0) {
     both.seconds = static_cast<double>(both.bytes) / rates.mixed_per_second;
@@ -63,35 +84,63 @@ Load nvme_load(const engine::Blueprint& blueprint, const schedule::Rates& rates)
   return both;
 }
 
-std::vector<HidingPoint> find_hiding_points(const Decision& decision,
+/// The slower direction of the link, which works in both at once.
+Load link_load(Operations operations, const schedule::Workload& workload,
+               const schedule::Rates& rates) {
+  const Load up = fixed_load(operations, workload, rates, {Lane::upload});
+  const Load down = fixed_load(operations, workload, rates, {Lane::offload});
+  return up.seconds > down.seconds ? up : down;
+}
+
+double compute_seconds(Operations operations, const schedule::Workload& workload,
+                       const schedule::Rates& rates) {
+  double seconds = 0.0;
+  for (const Operation& operation : operations) {
+    if (operation.lane == Lane::compute) seconds += seconds_in_turn(operation, workload, rates);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
+                                            const schedule::Prediction& prediction,
                                             const schedule::Rates& rates) {
-  const engine::Blueprint& blueprint = decision.blueprint;
+  const schedule::Workload& work = blueprint.workload;
+  const schedule::Plan& step = blueprint.schedule.steady;
   const auto parameters = static_cast<double>(blueprint.model.parameters());
   const auto tokens = static_cast<double>(blueprint.tokens_per_step());
-  const double compute =
-      decision.prediction.busy_seconds.at(static_cast<std::size_t>(Lane::compute));
+  // Other work on shared cores slows computation down.
+  const double alone = compute_seconds(step.operations, work, rates);
+  const double slowdown =
+      alone > 0.0 ? prediction.busy_seconds.at(static_cast<std::size_t>(Lane::compute)) / alone
+                  : 0.0;
   std::vector<HidingPoint> points;
-  const auto add = [&](const char* what, const Load& load) {
-    if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) return;
-    const double achieved = schedule::kFlopsPerParameterAndToken * parameters * tokens / compute;
-    const auto bytes = static_cast<double>(load.bytes);
-    const double rank_tokens =
-        schedule::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds);
-    points.push_back({what, rank_tokens * blueprint.workload.world});
+  const auto add = [&](const char* what, auto load_of) {
+    double most = 0.0;
+    for (const Operations& part : parts_of(step)) {
+      const Load load = load_of(part);
+      const double compute = slowdown * compute_seconds(part, work, rates);
+      if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) continue;
+      const double achieved = schedule::kFlopsPerParameterAndToken * parameters * tokens / compute;
+      const auto bytes = static_cast<double>(load.bytes);
+      most = std::max(most,
+                      schedule::tokens_to_hide(bytes / parameters, achieved, bytes / load.seconds));
+    }
+    if (most > 0.0) points.push_back({what, most * work.world});
   };
-  const auto slower = [&](Lane a, Lane b) {
-    const Load first = fixed_load(blueprint, rates, {a});
-    const Load second = fixed_load(blueprint, rates, {b});
-    return first.seconds > second.seconds ? first : second;
-  };
-  add("NVMe", nvme_load(blueprint, rates));
-  add("update", fixed_load(blueprint, rates, {Lane::update}));
-  add("link", slower(Lane::upload, Lane::offload));
-  add("network", fixed_load(blueprint, rates, {Lane::gather, Lane::reduce}));
+  add("NVMe", [&](Operations part) { return nvme_load(part, work, rates); });
+  add("update", [&](Operations part) { return fixed_load(part, work, rates, {Lane::update}); });
+  add("link", [&](Operations part) { return link_load(part, work, rates); });
+  add("network", [&](Operations part) {
+    return fixed_load(part, work, rates, {Lane::gather, Lane::reduce});
+  });
   std::stable_sort(points.begin(), points.end(),
                    [](const HidingPoint& a, const HidingPoint& b) { return a.tokens > b.tokens; });
   return points;
 }
+
+namespace {
 
 /// Of the drives of one machine. The endurance in `rates` is that of a rank's drives together;
 /// without it each swap directory is a drive, which ranks may share.
@@ -150,7 +199,7 @@ Forecast make_forecast(const config::Config& config, const schedule::Rates& rate
       static_cast<double>(decision.blueprint.workload.tokens_per_step()) / seconds;
   forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
   forecast.wear = find_wear(decision.config, rates, world, forecast.nvme_bytes_written, seconds);
-  forecast.hiding = find_hiding_points(decision, rates);
+  forecast.hiding = find_hiding_points(decision.blueprint, decision.prediction, rates);
   forecast.improvements = find_improvements(decision, request);
   return forecast;
 }

@@ -186,7 +186,8 @@ Json placement_json(const schedule::Placement& placement) {
     list.push_back(Json::object({{"weights", to_string(block.weights)},
                                  {"optimizer", to_string(block.optimizer)},
                                  {"activations", to_string(block.activations)},
-                                 {"recompute", !block.keeps_intermediates}}));
+                                 {"recompute", !block.keeps_intermediates},
+                                 {"speculates", block.speculates}}));
   }
   return list;
 }

@@ -38,6 +38,8 @@ void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) 
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(blocks, &BlockPlacement::optimizer),
                                usual(blocks, &BlockPlacement::activations), mostly_kept(blocks)};
+  // Named by their number, as they follow from the tiers.
+  for (BlockPlacement& block : blocks) block.speculates = false;
   // Embedding and head have no intermediates.
   blocks.front().keeps_intermediates = most.keeps_intermediates;
   blocks.back().keeps_intermediates = most.keeps_intermediates;
@@ -73,6 +75,9 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config.zero.parameters.buffer_count = best.point.options.weight_staging;
   config.ballast.device_weight_buffers = best.point.options.weight_slots;
   config.ballast.activation_buffers = best.point.options.activation_staging;
+  const auto& blocks = best.placement.blocks;
+  config.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
+      blocks.begin(), blocks.end(), [](const BlockPlacement& block) { return block.speculates; }));
   return config;
 }
 

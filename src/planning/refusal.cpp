@@ -8,6 +8,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/planning/engine_inputs.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {
@@ -188,6 +189,7 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
 std::string explain(const PlanRequest& request, const Nearest& nearest) {
   expects(nearest.excess > 0, "planner: a run that fits was refused");
   std::vector<Overrides> changes;
+  if (named_speculation(request.config) > 0) changes.push_back({"ballast.speculative_updates=0"});
   add_micro_batches(request, changes);
   add_placements(request.config, changes);
   std::vector<std::string> ways;

@@ -23,6 +23,8 @@ constexpr schedule::SimulationOptions kScreening = {.warm_up = 2, .measured = 2}
 constexpr std::size_t kProbation = 4;
 /// Plans within 0.1% of the fastest count as equally fast.
 constexpr double kTie = 0.999;
+/// Steps that are clipped cost more with speculation, so it must gain something in the others.
+constexpr double kWorthSpeculating = 1.02;
 
 /// Lower bound of a step's operations, before it is built.
 std::size_t least_operations(const Setting& setting) {
@@ -173,7 +175,7 @@ Setting::Setting(const PlanRequest& request, std::uint64_t size)
                                 request.model, request.budgets, kernels_of(request, size),
                                 request.world)),
       constraints(read_constraints(request.config, request.model.blocks.size())),
-      filler(outline.workload, constraints, budgets) {}
+      filler(outline.workload, constraints, budgets, named_speculation(request.config)) {}
 
 Search::Search(const PlanRequest& request) : request_(request) {
   for (const std::uint64_t size : micro_batch_sizes(request)) {
@@ -188,6 +190,7 @@ std::optional<Candidate> Search::run() {
   if (candidates_.empty() && lacking_) throw Error(*lacking_);
   if (candidates_.empty()) return std::nullopt;
   refine();
+  speculate(Candidate(*best()));
   return *best();
 }
 
@@ -285,6 +288,51 @@ void Search::vary_program(const Candidate& candidate, std::vector<Point>& points
   }
 }
 
+/// Lets blocks of the best plan speculate, in memory that it leaves: parts of them first, then
+/// numbers around the best.
+void Search::speculate(const Candidate& plan) {
+  const config::BallastSection& ballast = request_.config.ballast;
+  if (ballast.speculative_updates || ballast.update != "gated") return;
+  const auto& blocks = plan.placement.blocks;
+  const auto below = static_cast<std::size_t>(std::count_if(
+      blocks.begin(), blocks.end(),
+      [](const schedule::BlockPlacement& block) { return block.optimizer != Tier::device; }));
+  constexpr std::size_t kParts = 4;
+  std::size_t count = 0;
+  Candidate best = plan;
+  best.tokens_per_second *= kWorthSpeculating;
+  const auto attempt = [&](std::size_t blocks_more) {
+    std::optional<Candidate> candidate = speculating(plan, blocks_more);
+    if (!candidate || candidate->tokens_per_second <= best.tokens_per_second) return;
+    best = *std::move(candidate);
+    count = blocks_more;
+  };
+  for (std::size_t part = kParts; part > 0; --part) attempt((below * part + kParts - 1) / kParts);
+  if (count == 0) return;
+  for (const std::size_t step : {below / (2 * kParts), below / (4 * kParts)}) {
+    const std::size_t center = count;
+    if (step > 0 && center + step < below) attempt(center + step);
+    if (step > 0 && center > step) attempt(center - step);
+  }
+  record(std::move(best));
+}
+
+/// `plan` with `count` speculating blocks, simulated; empty if these do not fit.
+std::optional<Candidate> Search::speculating(const Candidate& plan, std::size_t count) {
+  const Setting& setting = *plan.point.setting;
+  const schedule::Workload& workload = setting.outline.workload;
+  Candidate candidate = plan;
+  candidate.placement = with_speculation(plan.placement, count);
+  const memory::Ledger ledger = engine::make_ledger(
+      schedule::list_buffers(workload, candidate.placement, plan.point.options));
+  const Bytes drives = request_.rates.nvme_bytes;
+  if (!ledger.fits(setting.budgets) || (drives > 0 && ledger.total(Tier::nvme) > drives)) {
+    return std::nullopt;
+  }
+  measure(candidate, schedule::build(workload, candidate.placement, plan.point.options));
+  return candidate;
+}
+
 bool Search::out_of_work() const {
   return work_ > request_.work_limit && simulated_ >= kFewest;
 }
@@ -311,7 +359,9 @@ void Search::evaluate(Candidate candidate) {
       schedule::build(workload, candidate.placement, candidate.point.options);
   constexpr std::size_t kPlansBuilt = 3;
   work_ += kPlansBuilt * schedule.steady.operations.size();
-  if (worth_simulating(schedule, workload)) judge(std::move(candidate), schedule);
+  if (!worth_simulating(schedule, workload)) return;
+  measure(candidate, schedule);
+  record(std::move(candidate));
 }
 
 /// Skips plans whose busiest lane alone takes longer than the best step.
@@ -327,9 +377,9 @@ bool Search::worth_simulating(const schedule::Schedule& schedule,
          static_cast<double>(workload.tokens_per_step());
 }
 
-void Search::judge(Candidate candidate, const schedule::Schedule& schedule) {
-  Setting& setting = *candidate.point.setting;
-  const schedule::Workload& workload = setting.outline.workload;
+/// Simulates a candidate.
+void Search::measure(Candidate& candidate, const schedule::Schedule& schedule) {
+  const schedule::Workload& workload = candidate.point.setting->outline.workload;
   const schedule::Prediction prediction =
       schedule::simulate(schedule, workload, request_.rates, kScreening);
   ++simulated_;
@@ -337,8 +387,13 @@ void Search::judge(Candidate candidate, const schedule::Schedule& schedule) {
   candidate.tokens_per_second =
       static_cast<double>(workload.tokens_per_step()) / prediction.step_seconds;
   candidate.written = schedule.steady.bytes_on(Lane::writeback);
+  candidate.moved_bytes = 0;
   for (const Lane lane : schedule::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);
   candidate.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
+}
+
+void Search::record(Candidate candidate) {
+  Setting& setting = *candidate.point.setting;
   setting.best = std::max(setting.best, candidate.tokens_per_second);
   best_tokens_per_second_ = std::max(best_tokens_per_second_, candidate.tokens_per_second);
   candidates_.push_back(std::move(candidate));

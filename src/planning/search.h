@@ -88,12 +88,15 @@ class Search {
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
   void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
+  void speculate(const Candidate& plan);
+  std::optional<Candidate> speculating(const Candidate& plan, std::size_t count);
   void attempt(const Point& point);
   [[nodiscard]] bool out_of_work() const;
   void evaluate(Candidate candidate);
   [[nodiscard]] bool worth_simulating(const schedule::Schedule& schedule,
                                       const schedule::Workload& workload) const;
-  void judge(Candidate candidate, const schedule::Schedule& schedule);
+  void measure(Candidate& candidate, const schedule::Schedule& schedule);
+  void record(Candidate candidate);
   [[nodiscard]] const Candidate* best() const;
 
   const PlanRequest& request_;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,14 +16,12 @@ namespace {
 class Spread {
  public:
   Spread(std::uint32_t count, std::uint32_t steps) : count_(count), steps_(steps) {}
-  /// Takes the next event if it is due in step `at` or earlier.
-  bool due(std::uint32_t at) {
-    if (given_ >= count_ || std::uint64_t{given_} * steps_ > std::uint64_t{at} * count_)
-      return false;
-    ++given_;
-    return true;
+  /// Whether the next event is due in step `at` or earlier.
+  [[nodiscard]] bool due(std::uint32_t at) const {
+    return given_ < count_ && std::uint64_t{given_} * steps_ <= std::uint64_t{at} * count_;
   }
-  [[nodiscard]] std::uint32_t last() const { return given_ - 1; }
+  [[nodiscard]] std::uint32_t next() const { return given_; }
+  std::uint32_t take() { return given_++; }
 
  private:
   std::uint32_t count_;
@@ -40,10 +39,14 @@ class StepBuilder {
         layout_(layout),
         micro_batches_(micro_batches),
         move_(name, workload, placement, options, layout, micro_batches),
+        ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
+        ahead_of_forward_(move_.states_ahead(Pass::forward), blocks()),
         inputs_(micro_batches, kNoBuffer) {}
 
   Plan training_step(bool applies_updates) {
+    applies_updates = applies_updates && leaves_updates();
     applies_updates_ = applies_updates;
+    if (!applies_updates) move_.omit_updates_of_forward();
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
     if (options_.order == Order::layer_major) {
       layer_major_passes();
@@ -54,13 +57,37 @@ class StepBuilder {
     Plan plan = move_.finish();
     plan.gate = gate;
     plan.applies_updates = applies_updates;
-    plan.leaves_updates = options_.update == Update::gated;
+    plan.leaves_updates = leaves_updates();
     return plan;
   }
 
+  /// Whether gated updates wait for the next step.
+  [[nodiscard]] bool leaves_updates() const {
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (move_.update_pass(b) == Pass::forward) return true;
+    }
+    return false;
+  }
+
   Plan flush() {
-    if (options_.update == Update::gated) {
-      for (std::uint32_t b = 0; b < blocks(); ++b) move_.update(b, 1);
+    pending_updates();
+    Plan plan = move_.finish();
+    plan.applies_updates = true;
+    return plan;
+  }
+
+  Plan rollback(const Placement& placement) {
+    const auto speculates = [&](std::uint32_t b) { return placement.blocks[b].speculates; };
+    const auto any = [](const BlockPlacement& block) { return block.speculates; };
+    if (std::none_of(placement.blocks.begin(), placement.blocks.end(), any)) return {};
+    // In the order of the next forward pass, so that it may begin. States that were fetched ahead
+    // come first, because repetitions use their buffers.
+    for (const bool ahead : {true, false}) {
+      for (std::uint32_t b = 0; b < blocks(); ++b) {
+        const bool pending = move_.update_pass(b) == Pass::forward;
+        if ((pending && move_.has_states_ahead(b)) != ahead) continue;
+        if (pending || speculates(b)) move_.update(b, 1);
+      }
     }
     Plan plan = move_.finish();
     plan.applies_updates = true;
@@ -102,68 +129,73 @@ class StepBuilder {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
   [[nodiscard]] std::uint32_t head_block() const { return blocks() - 1; }
-  [[nodiscard]] bool eager() const { return options_.update == Update::eager; }
   [[nodiscard]] std::uint32_t flow_index(std::uint32_t micro) const {
     return options_.order == Order::layer_major ? micro : 0;
   }
 
+  void pending_updates() {
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (move_.update_pass(b) == Pass::forward) move_.update(b, 1);
+    }
+  }
+
   void layer_major_passes() {
-    Spread ahead(move_.states_ahead(), blocks());
     for (std::uint32_t b = 0; b < head_block(); ++b) {
       update_before_forward(b);
-      if (eager()) fetch_states_ahead(ahead, b);
+      fetch_ahead_of_backward(b);
       for (std::uint32_t m = 0; m < micro_batches_; ++m) forward(b, m, true);
     }
     update_before_forward(head_block());
-    if (eager()) fetch_states_ahead(ahead, head_block());
+    fetch_ahead_of_backward(head_block());
     clear_gradient(head_block());
     for (std::uint32_t m = 0; m < micro_batches_; ++m) head(Action::train_head, m);
-    finish_gradient(head_block(), ahead);
+    finish_gradient(head_block());
     for (std::uint32_t b = head_block(); b-- > 0;) {
       clear_gradient(b);
       for (std::uint32_t m = 0; m < micro_batches_; ++m) backward(b, m);
-      finish_gradient(b, ahead);
+      finish_gradient(b);
     }
   }
 
   void micro_batch_major_passes() {
-    Spread ahead(move_.states_ahead(), blocks());
     for (std::uint32_t b = 0; b < blocks(); ++b) clear_gradient(b);
     for (std::uint32_t m = 0; m < micro_batches_; ++m) {
       const bool last = m + 1 == micro_batches_;
       for (std::uint32_t b = 0; b < head_block(); ++b) {
         if (m == 0) update_before_forward(b);
-        if (last && eager()) fetch_states_ahead(ahead, b);
+        if (last) fetch_ahead_of_backward(b);
         forward(b, m, true);
       }
       if (m == 0) update_before_forward(head_block());
-      if (last && eager()) fetch_states_ahead(ahead, head_block());
+      if (last) fetch_ahead_of_backward(head_block());
       head(Action::train_head, m);
-      if (last) finish_gradient(head_block(), ahead);
+      if (last) finish_gradient(head_block());
       for (std::uint32_t b = head_block(); b-- > 0;) {
         backward(b, m);
-        if (last) finish_gradient(b, ahead);
+        if (last) finish_gradient(b);
       }
     }
   }
 
   void update_before_forward(std::uint32_t block) {
-    if (applies_updates_) move_.update(block, 1);
+    if (applies_updates_ && move_.update_pass(block) == Pass::forward) move_.update(block, 1);
   }
 
-  /// Fetches states ahead of this step's updates: during the forward pass when eager, during the
-  /// backward pass when gated.
-  void fetch_states_ahead(Spread& ahead, std::uint32_t at) {
-    while (ahead.due(at)) move_.fetch_states_ahead(ahead.last());
-  }
-
-  void finish_gradient(std::uint32_t block, Spread& ahead) {
-    move_.deliver_gradient(block);
-    if (eager()) {
-      move_.update(block, 0);
-    } else {
-      fetch_states_ahead(ahead, head_block() - block);
+  /// Fetches states for the first updates of a pass during the pass before it. Those that find no
+  /// free buffer follow at the next block.
+  void fetch_states_ahead(Pass pass, Spread& ahead, std::uint32_t at) {
+    while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
+      move_.fetch_states_ahead(pass, ahead.take());
     }
+  }
+  void fetch_ahead_of_backward(std::uint32_t block) {
+    fetch_states_ahead(Pass::backward, ahead_of_backward_, block);
+  }
+
+  void finish_gradient(std::uint32_t block) {
+    move_.deliver_gradient(block);
+    if (move_.update_pass(block) == Pass::backward) move_.update(block, 0);
+    fetch_states_ahead(Pass::forward, ahead_of_forward_, head_block() - block);
   }
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
@@ -243,6 +275,8 @@ class StepBuilder {
   std::uint32_t micro_batches_;
   bool applies_updates_ = false;
   Movements move_;
+  Spread ahead_of_backward_;      ///< states for the backward pass of this step
+  Spread ahead_of_forward_;       ///< states for the forward pass of the next one
   std::vector<BufferId> inputs_;  ///< per micro-batch: the activation that the next block reads
 };
 
@@ -257,6 +291,24 @@ void check_ranks(const Workload& workload) {
                        workload.world));
   }
   if (workload.stage > 3) refuse(fmt::format("stage must be 0 to 3, got {}", workload.stage));
+}
+
+void check_speculation(const Workload& workload, const Placement& placement,
+                       const Options& options) {
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    const BlockPlacement& block = placement.blocks[b];
+    if (!block.speculates) continue;
+    if (options.update == Update::eager) {
+      refuse(fmt::format("{} speculates, but updates are eager; use gated updates",
+                         workload.blocks[b].name));
+    }
+    if (block.optimizer == Tier::device) {
+      refuse(
+          fmt::format("{} speculates, but its optimizer states are on the device; move them to "
+                      "the host or NVMe",
+                      workload.blocks[b].name));
+    }
+  }
 }
 
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
@@ -275,6 +327,7 @@ void check_arguments(const Workload& workload, const Placement& placement, const
     refuse("weight_staging, state_staging and activation_staging must be at least 1");
   }
   check_ranks(workload);
+  check_speculation(workload, placement, options);
 }
 
 }  // namespace
@@ -287,9 +340,10 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   };
   Schedule schedule;
   schedule.first = builder("first training step", workload.micro_batches).training_step(false);
-  schedule.steady = builder("training step", workload.micro_batches)
-                        .training_step(options.update == Update::gated);
+  schedule.steady =
+      builder("training step", workload.micro_batches).training_step(schedule.first.leaves_updates);
   schedule.flush = builder("updates", 0).flush();
+  schedule.rollback = builder("rollback", 0).rollback(placement);
   schedule.evaluation = builder("evaluation", workload.evaluation_micro_batches).evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
   if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
@@ -319,7 +373,7 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("training step", workload, placement, options, layout, micro_batches)
-      .training_step(applies_updates && options.update == Update::gated);
+      .training_step(applies_updates);
 }
 
 Plan build_fill(const Workload& workload, const Placement& placement, const Options& options) {

@@ -60,7 +60,10 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       const BufferId staging = weights ? weight_staging_.take(block).first : state_slot(block);
       initialize(staging, 0, home.bytes);
       const Action action = weights ? Action::writeback_weights : Action::writeback_states;
-      return writeback(action, block, staging, 0);
+      writeback(action, block, staging, 0, Speculation::none);
+      // The other slot, so that later writes only overwrite it.
+      if (at(block).speculates) writeback(action, block, staging, 0, Speculation::speculates);
+      return;
     }
     case Tier::device:
       in_pieces(home, [&](Bytes offset, Bytes bytes) {

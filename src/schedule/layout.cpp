@@ -79,7 +79,21 @@ class LayoutMaker {
           add(name + " weights", at(b).weights, Kind::weights, rank_.weights(b)));
       layout_.state_home.push_back(
           add(name + " states", at(b).optimizer, Kind::states, rank_.states(b)));
+      undo(b, name);
     }
+  }
+
+  void undo(std::uint32_t b, const std::string& name) {
+    layout_.weight_undo.push_back(kNoBuffer);
+    layout_.state_undo.push_back(kNoBuffer);
+    if (!at(b).speculates) return;
+    // The updated weights of a block are in host memory, wherever they live.
+    const bool swaps_weights = at(b).weights == Tier::nvme;
+    layout_.weight_undo.back() =
+        add(name + " weights before the update", swaps_weights ? Tier::nvme : Tier::host,
+            Kind::undo, swaps_weights ? rank_.weights(b) : rank_.updated_weights(b));
+    layout_.state_undo.back() =
+        add(name + " states before the update", at(b).optimizer, Kind::undo, rank_.states(b));
   }
 
   void weight_passage() {
@@ -118,7 +132,9 @@ class LayoutMaker {
   }
 
   void state_passage() {
-    const std::vector<std::uint32_t> swapped = swapped_blocks(place_, options_);
+    std::vector<std::uint32_t> swapped = swapped_blocks(place_, options_, Pass::forward);
+    const auto backward = swapped_blocks(place_, options_, Pass::backward);
+    swapped.insert(swapped.end(), backward.begin(), backward.end());
     std::vector<Bytes> sizes(std::min<std::size_t>(options_.state_staging, swapped.size()), 0);
     for (std::size_t i = 0; i < swapped.size(); ++i) {
       Bytes& size = sizes[i % sizes.size()];
@@ -264,12 +280,19 @@ bool keeps_intermediates(const Placement& placement, std::uint32_t block) {
   return is_layer(block, placement.blocks.size()) && placement.blocks[block].keeps_intermediates;
 }
 
-std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options) {
+Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
+  const bool gated = options.update == Update::gated && !placement.blocks[block].speculates;
+  return gated ? Pass::forward : Pass::backward;
+}
+
+std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options,
+                                          Pass pass) {
   std::vector<std::uint32_t> swapped;
   for (std::uint32_t b = 0; b < placement.blocks.size(); ++b) {
-    if (placement.blocks[b].optimizer == Tier::nvme) swapped.push_back(b);
+    if (placement.blocks[b].optimizer != Tier::nvme) continue;
+    if (update_pass(placement, options, b) == pass) swapped.push_back(b);
   }
-  if (options.update == Update::eager) std::reverse(swapped.begin(), swapped.end());
+  if (pass == Pass::backward) std::reverse(swapped.begin(), swapped.end());
   return swapped;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "ballast/schedule/plan.h"
@@ -14,6 +15,9 @@ struct Layout {
   // One per block.
   std::vector<BufferId> weight_home;
   std::vector<BufferId> state_home;
+  /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
+  std::vector<BufferId> weight_undo;
+  std::vector<BufferId> state_undo;
   std::vector<BufferId> gradient;     ///< packed, in the memory where the block is updated
   std::vector<BufferId> accumulator;  ///< one shared by all blocks in layer-major order
   std::vector<BufferId> statistics_device;
@@ -56,8 +60,16 @@ bool input_leaves(const Placement& placement, std::uint32_t block);
 
 bool keeps_intermediates(const Placement& placement, std::uint32_t block);
 
-/// The blocks whose states live on NVMe, in update order. The i-th uses state_staging[i % count].
-std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options);
+/// The pass of a step in which blocks are updated: gated updates of the step before precede the
+/// forward pass of their block, eager and speculative ones follow its backward pass.
+enum class Pass : std::uint8_t { forward, backward };
+
+Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block);
+
+/// The blocks whose states live on NVMe and that are updated in `pass`, in update order. The i-th
+/// of the forward pass, and after these the i-th of the backward pass, use state_staging in turn.
+std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options,
+                                          Pass pass);
 
 /// Bytes of a block's input on NVMe, in whole pages.
 Bytes swapped_input_bytes(const Workload& workload);

@@ -16,9 +16,14 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       gradient_slots_(layout.gradient_slots),
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
-      swapped_(swapped_blocks(placement, options)),
       ordinal_(workload.blocks.size(), 0) {
-  for (std::uint32_t i = 0; i < swapped_.size(); ++i) ordinal_[swapped_[i]] = i;
+  std::size_t slot = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    Swapped& group = swapped_in(pass);
+    group = {.blocks = swapped_blocks(placement, options, pass), .first_slot = slot};
+    slot += group.blocks.size();
+    for (std::uint32_t i = 0; i < group.blocks.size(); ++i) ordinal_[group.blocks[i]] = i;
+  }
 }
 
 OpId Movements::emit(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,

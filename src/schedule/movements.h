@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,11 +49,21 @@ class Movements {
   /// Copies the losses to the host and emits the gate, in training with all statistics.
   OpId gate(bool training);
 
-  /// Number of NVMe blocks, first in update order, whose states are fetched ahead of their updates.
-  [[nodiscard]] std::uint32_t states_ahead() const;
-  void fetch_states_ahead(std::uint32_t ordinal);
-  /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order.
+  /// Number of NVMe blocks, the first to be updated in `pass`, whose states are fetched before the
+  /// pass begins.
+  [[nodiscard]] std::uint32_t states_ahead(Pass pass) const;
+  /// Whether the staging buffer of number `ordinal` among them is free: all updates of the other
+  /// pass that need it are in the plan.
+  [[nodiscard]] bool has_room_ahead(Pass pass, std::uint32_t ordinal) const;
+  void fetch_states_ahead(Pass pass, std::uint32_t ordinal);
+  /// Whether the states of `block` are among those.
+  [[nodiscard]] bool has_states_ahead(std::uint32_t block) const;
+  [[nodiscard]] Pass update_pass(std::uint32_t block) const;
+  /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
+  /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
   void update(std::uint32_t block, std::uint32_t lag);
+  /// The plan has no updates in the forward pass.
+  void omit_updates_of_forward() { swapped_in(Pass::forward).updated = kAll; }
 
   /// Initializes the weights and states of `block` on the host and moves them to their homes.
   void fill(std::uint32_t block);
@@ -73,14 +85,30 @@ class Movements {
 
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
 
+  /// The blocks with states on NVMe that are updated in one pass.
+  struct Swapped {
+    std::vector<std::uint32_t> blocks;  ///< in update order
+    std::size_t first_slot = 0;  ///< the staging buffer of the first one, modulo their number
+    std::size_t updated = 0;     ///< updates in the plan so far
+  };
+  static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
+  [[nodiscard]] Swapped& swapped_in(Pass pass) { return swapped_[static_cast<std::size_t>(pass)]; }
+  [[nodiscard]] const Swapped& swapped_in(Pass pass) const {
+    return swapped_[static_cast<std::size_t>(pass)];
+  }
+  [[nodiscard]] std::size_t slot_of(const Swapped& group, std::size_t ordinal) const;
   [[nodiscard]] BufferId state_slot(std::uint32_t block) const;
+  [[nodiscard]] Speculation speculation(std::uint32_t block, std::uint32_t lag) const;
   BufferId states_on_host(std::uint32_t block, std::uint32_t lag);
+  BufferId weights_for_update(std::uint32_t block, std::uint32_t lag);
+  void add_undo(Operation& update) const;
   void fetch_states(std::uint32_t block, std::uint32_t lag);
-  [[nodiscard]] Use permission(std::uint32_t block) const;
+  void add_permission(Operation& update) const;
   void update_on_device(std::uint32_t block, std::uint32_t lag);
   void update_on_host(std::uint32_t block, std::uint32_t lag);
   void return_weights(std::uint32_t block, BufferId updated);
-  void writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag);
+  void writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag,
+                 Speculation speculation);
 
   [[nodiscard]] Home weight_home(std::uint32_t block) const;
   [[nodiscard]] Home state_home(std::uint32_t block) const;
@@ -101,8 +129,8 @@ class Movements {
   Ring gradient_slots_;
   Ring activation_slots_;
   Ring activation_staging_;
-  std::vector<std::uint32_t> swapped_;  ///< blocks with states on NVMe, in update order
-  std::vector<std::uint32_t> ordinal_;  ///< by block: its place in swapped_
+  std::array<Swapped, 2> swapped_;      ///< by pass
+  std::vector<std::uint32_t> ordinal_;  ///< by block: its place among those of its pass
 };
 
 }  // namespace ballast::schedule

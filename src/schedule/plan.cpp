@@ -87,9 +87,9 @@ bool grows_with_batch(Action action) noexcept {
 }
 
 std::string_view to_string(Kind kind) noexcept {
-  constexpr std::array<std::string_view, 9> kNames = {
+  constexpr std::array<std::string_view, 10> kNames = {
       "weights",       "optimizer states", "gradients", "accumulators", "activations",
-      "intermediates", "staging",          "batch",     "workspace"};
+      "intermediates", "staging",          "batch",     "workspace",    "undo"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "src/schedule/movements.h"
 
@@ -6,37 +7,73 @@
 
 namespace ballast::schedule {
 
+std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const {
+  return (group.first_slot + ordinal) % layout_.state_staging.size();
+}
+
 BufferId Movements::state_slot(std::uint32_t block) const {
-  return layout_.state_staging[ordinal_[block] % layout_.state_staging.size()];
+  return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block])];
 }
 
-std::uint32_t Movements::states_ahead() const {
-  return static_cast<std::uint32_t>(std::min(swapped_.size(), layout_.state_staging.size()));
+Pass Movements::update_pass(std::uint32_t block) const {
+  return schedule::update_pass(place_, options_, block);
 }
 
-void Movements::fetch_states_ahead(std::uint32_t ordinal) {
-  fetch_states(swapped_[ordinal], 0);
+std::uint32_t Movements::states_ahead(Pass pass) const {
+  return static_cast<std::uint32_t>(
+      std::min(swapped_in(pass).blocks.size(), layout_.state_staging.size()));
+}
+
+bool Movements::has_room_ahead(Pass pass, std::uint32_t ordinal) const {
+  const Swapped& other = swapped_in(pass == Pass::forward ? Pass::backward : Pass::forward);
+  const std::size_t slot = slot_of(swapped_in(pass), ordinal);
+  for (std::size_t i = other.updated; i < other.blocks.size(); ++i) {
+    if (slot_of(other, i) == slot) return false;
+  }
+  return true;
+}
+
+void Movements::fetch_states_ahead(Pass pass, std::uint32_t ordinal) {
+  fetch_states(swapped_in(pass).blocks[ordinal], 0);
+}
+
+bool Movements::has_states_ahead(std::uint32_t block) const {
+  return at(block).optimizer == Tier::nvme && ordinal_[block] < states_ahead(update_pass(block));
+}
+
+Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
+  if (!at(block).speculates) return Speculation::none;
+  return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
 void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
+  const Speculation speculation = this->speculation(block, lag);
+  const bool again = speculation == Speculation::redoes;
+  const Use source = again ? Use{Role::undo_states, layout_.state_undo[block]}
+                           : Use{Role::states_source, layout_.state_home[block]};
   emit({.action = Action::fetch_states,
         .block = block,
         .lag = lag,
+        .speculation = speculation,
         .bytes = rank_.states(block),
-        .uses = {{Role::states_source, layout_.state_home[block], false},
-                 {Role::states, state_slot(block), true}}});
+        .uses = {source, {Role::states, state_slot(block), true}}});
 }
 
 BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t lag) {
   if (at(block).optimizer == Tier::host) return layout_.state_home[block];
-  if (ordinal_[block] >= states_ahead()) fetch_states(block, lag);
+  const bool again = speculation(block, lag) == Speculation::redoes;
+  if (again || !has_states_ahead(block)) fetch_states(block, lag);
+  ++swapped_in(update_pass(block)).updated;
   return state_slot(block);
 }
 
-/// The condition of an update: the gate's verdict, or its own block's statistics (eager).
-Use Movements::permission(std::uint32_t block) const {
-  if (options_.update == Update::gated) return {Role::verdict, layout_.verdict, false};
-  return {Role::statistics, layout_.statistics_host[block], false};
+/// The condition of an update: the gate's verdict, or its own block's statistics (eager), or none
+/// (speculative).
+void Movements::add_permission(Operation& update) const {
+  if (update.speculation == Speculation::speculates) return;
+  update.uses.push_back(options_.update == Update::gated
+                            ? Use{Role::verdict, layout_.verdict, false}
+                            : Use{Role::statistics, layout_.statistics_host[update.block], false});
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
@@ -65,14 +102,16 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
     }
   }
   const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  emit({.action = Action::update_on_device,
-        .block = block,
-        .lag = lag,
-        .traffic = work_.blocks[block].update_traffic,
-        .uses = {{Role::weights, weights, true, shard},
-                 {Role::states, layout_.state_home[block], true},
-                 {Role::gradient, layout_.gradient[block], false, shard_of_gradient},
-                 permission(block)}});
+  Operation update = {
+      .action = Action::update_on_device,
+      .block = block,
+      .lag = lag,
+      .traffic = work_.blocks[block].update_traffic,
+      .uses = {{Role::weights, weights, true, shard},
+               {Role::states, layout_.state_home[block], true},
+               {Role::gradient, layout_.gradient[block], false, shard_of_gradient}}};
+  add_permission(update);
+  emit(std::move(update));
   if (shard) gather_weights(block, weights, weights);
   if (home == Tier::host) {
     copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = home_buffer},
@@ -82,34 +121,81 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
     const BufferId staging = weight_staging_.take(block).first;
     copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = staging},
                  rank_.weights(block));
-    writeback(Action::writeback_weights, block, staging, lag);
+    writeback(Action::writeback_weights, block, staging, lag, Speculation::none);
+  }
+}
+
+/// The host buffer in which an update finds the weights of `block`.
+BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
+  const BufferId home_buffer = layout_.weight_home[block];
+  switch (at(block).weights) {
+    case Tier::host:
+      return home_buffer;
+    case Tier::nvme: {
+      if (speculation(block, lag) != Speculation::redoes) return weights_in_staging(block);
+      const BufferId staging = weight_staging_.take(block).first;
+      emit({.action = Action::fetch_weights,
+            .block = block,
+            .lag = lag,
+            .speculation = Speculation::redoes,
+            .bytes = rank_.weights(block),
+            .uses = {{Role::undo_weights, layout_.weight_undo[block], false},
+                     {Role::weights, staging, true}}});
+      return staging;
+    }
+    case Tier::device:
+      break;
+  }
+  const BufferId staging = weight_staging_.take(block).first;
+  // Also before a repetition, which restores the weights but not the padding behind them.
+  emit({.action = Action::offload_weights,
+        .block = block,
+        .lag = lag,
+        .speculation = speculation(block, lag),
+        .bytes = rank_.updated_weights(block),
+        .uses = {{Role::weights_source, home_buffer, false, rank_.updates_shard(block)},
+                 {Role::weights, staging, true}}});
+  return staging;
+}
+
+/// The undo buffers in host memory: a speculative update writes them, the repetition reads them.
+void Movements::add_undo(Operation& update) const {
+  if (update.speculation == Speculation::none) return;
+  const bool writes = update.speculation == Speculation::speculates;
+  for (const Use& undo : {Use{Role::undo_weights, layout_.weight_undo[update.block], writes},
+                          Use{Role::undo_states, layout_.state_undo[update.block], writes}}) {
+    const Buffer& buffer = layout_.buffers[undo.buffer];
+    if (buffer.tier != Tier::host) continue;
+    update.uses.push_back(undo);
+    // The update reads the same lines, so a copy only adds the writes.
+    update.traffic += buffer.bytes;
   }
 }
 
 void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   const BlockPlacement& home = at(block);
   const BufferId states = states_on_host(block, lag);
-  const BufferId home_buffer = layout_.weight_home[block];
-  const bool borrowed = home.weights == Tier::device;
-  BufferId weights = home_buffer;
-  if (home.weights == Tier::nvme) weights = weights_in_staging(block);
-  if (borrowed) {
-    weights = weight_staging_.take(block).first;
-    copy_weights(Action::offload_weights, block,
-                 {.buffer = home_buffer, .shard = rank_.updates_shard(block)}, {.buffer = weights},
-                 rank_.updated_weights(block));
-  }
-  emit({.action = Action::update_on_host,
-        .block = block,
-        .lag = lag,
-        .traffic = work_.blocks[block].update_traffic,
-        .uses = {{Role::weights, weights, true, rank_.updates_shard(block) && !borrowed},
-                 {Role::states, states, true},
-                 {Role::gradient, layout_.gradient[block], false},
-                 permission(block)}});
+  const BufferId weights = weights_for_update(block, lag);
+  const bool shard = rank_.updates_shard(block) && home.weights != Tier::device;
+  Operation update = {.action = Action::update_on_host,
+                      .block = block,
+                      .lag = lag,
+                      .speculation = speculation(block, lag),
+                      .traffic = work_.blocks[block].update_traffic,
+                      .uses = {{Role::weights, weights, true, shard},
+                               {Role::states, states, true},
+                               {Role::gradient, layout_.gradient[block], false}}};
+  add_permission(update);
+  add_undo(update);
+  const Speculation speculation = update.speculation;
+  emit(std::move(update));
   return_weights(block, weights);
-  if (home.weights == Tier::nvme) writeback(Action::writeback_weights, block, weights, lag);
-  if (home.optimizer == Tier::nvme) writeback(Action::writeback_states, block, states, lag);
+  if (home.weights == Tier::nvme) {
+    writeback(Action::writeback_weights, block, weights, lag, speculation);
+  }
+  if (home.optimizer == Tier::nvme) {
+    writeback(Action::writeback_states, block, states, lag, speculation);
+  }
 }
 
 /// Copies the weights `updated` on the host to a home on the device, and gathers the shards of all
@@ -130,15 +216,25 @@ void Movements::return_weights(std::uint32_t block, BufferId updated) {
                rank_.weights(block));
 }
 
-void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag) {
+/// A speculative writeback makes the home the undo buffer and writes the other slot.
+void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag,
+                          Speculation speculation) {
   const bool weights = action == Action::writeback_weights;
   const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
-  emit({.action = action,
-        .block = block,
-        .lag = lag,
-        .bytes = weights ? rank_.weights(block) : rank_.states(block),
-        .uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
-                 {weights ? Role::weights : Role::states, home, true}}});
+  Operation writing = {
+      .action = action,
+      .block = block,
+      .lag = lag,
+      .speculation = speculation,
+      .bytes = weights ? rank_.weights(block) : rank_.states(block),
+      .uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
+               {weights ? Role::weights : Role::states, home, true}}};
+  if (speculation == Speculation::speculates) {
+    writing.uses.push_back({weights ? Role::undo_weights : Role::undo_states,
+                            weights ? layout_.weight_undo[block] : layout_.state_undo[block],
+                            true});
+  }
+  emit(std::move(writing));
 }
 
 }  // namespace ballast::schedule

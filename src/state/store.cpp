@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "ballast/core/error.h"
 
@@ -27,8 +28,8 @@ bool moves_to_or_from_nvme(const schedule::Operation& operation) {
 std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
                                       const std::function<HostBytes(schedule::BufferId)>& place) {
   std::set<schedule::BufferId> ids;
-  for (const auto* plan :
-       {&schedule.first, &schedule.steady, &schedule.flush, &schedule.evaluation}) {
+  for (const auto* plan : {&schedule.first, &schedule.steady, &schedule.flush, &schedule.evaluation,
+                           &schedule.rollback}) {
     for (const auto& operation : plan->operations) {
       if (!moves_to_or_from_nvme(operation)) continue;
       for (const auto& use : operation.uses) {
@@ -112,6 +113,14 @@ std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes da
   Allocation& at = allocations_.at(home);
   expects(at.extent.has_value(), "store: not an NVMe buffer");
   return swap_->write(*at.extent, data, ++at.version);
+}
+
+void Store::exchange(schedule::BufferId home, schedule::BufferId other) {
+  Allocation& current = allocations_.at(home);
+  Allocation& before = allocations_.at(other);
+  expects(current.extent && before.extent, "store: not NVMe buffers");
+  std::swap(current.extent, before.extent);
+  std::swap(current.version, before.version);
 }
 
 Bytes Store::allocated(Tier tier) const {

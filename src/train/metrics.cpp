@@ -35,6 +35,7 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"step_seconds", metrics.step_seconds},
                             {"tokens_per_second", metrics.tokens_per_second},
                             {"skipped", metrics.skipped},
+                            {"rolled_back", metrics.rolled_back},
                             {"lanes", lanes},
                             {"bytes", bytes},
                             {"peak_bytes", peak_bytes},

@@ -241,6 +241,7 @@ class Trainer {
     metrics.lr = rate;
     metrics.grad_norm = result.grad_norm;
     metrics.skipped = result.skipped;
+    metrics.rolled_back = result.rolled_back;
     metrics.tokens = engine_.blueprint().workload.tokens_per_step();
     metrics.step_seconds = seconds;
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / seconds;
@@ -263,10 +264,11 @@ class Trainer {
   }
 
   /// Records the step's times for typical_step(). Skips the steps that fill the pipeline, at the
-  /// start and after each wait for all updates.
+  /// start and after each wait for all updates or rollback.
   void note(const StepMetrics& metrics) {
     constexpr std::uint64_t kUnsettled = 2;
     constexpr std::size_t kMost = 1000;
+    if (metrics.rolled_back) settled_steps_ = 0;
     if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
     planning::MeasuredStep step = {.seconds = metrics.step_seconds};
     for (const schedule::Lane lane : schedule::kLanes) {
@@ -278,6 +280,7 @@ class Trainer {
 
   void count_skips(const engine::StepResult& result) {
     skipped_ += result.skipped ? 1 : 0;
+    rolled_back_ += result.rolled_back ? 1 : 0;
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
   }
 
@@ -341,6 +344,7 @@ class Trainer {
                         .planned_steps = config_.ballast.steps,
                         .interrupted = interrupted,
                         .skipped = skipped_,
+                        .rolled_back = rolled_back_,
                         .seconds = seconds,
                         .training_seconds = training_seconds_,
                         .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
@@ -386,6 +390,7 @@ class Trainer {
   std::optional<double> held_out_loss_;
   std::uint64_t skipped_ = 0;
   std::uint64_t skipped_in_a_row_ = 0;
+  std::uint64_t rolled_back_ = 0;
   engine::EngineTotals before_;
   std::vector<Bytes> filled_;  ///< written to each NVMe path before the first step
 };

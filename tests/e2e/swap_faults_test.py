@@ -306,6 +306,9 @@ class WhileRunning(SwapTest):
 
 class Injected(SwapTest):
     """Faults that only the library itself can inject (aio/README.md)."""
+    # Numbers of writes that are read again: of the first step and of the second. The fill writes
+    # weights and states of four blocks, and so does a step.
+    READ_AGAIN = (10, 18)
 
     def assert_stops(self, faults, stage, cause):
         self.assert_fails(self.train(faults=faults), stage, str(self.swap), "offset=", "length=",
@@ -332,12 +335,14 @@ class Injected(SwapTest):
         self.assert_stops("flip:on=read:after=5:times=1", "fetch", "checksum mismatch")
 
     def test_a_torn_write(self):
-        self.assert_fails(self.train(faults="torn:on=write:after=10:times=1"), "fetch",
+        after = self.READ_AGAIN[0]
+        self.assert_fails(self.train(faults=f"torn:on=write:after={after}:times=1"), "fetch",
                           str(self.swap), "checksum mismatch")
 
     def test_a_lost_write(self):
-        self.assert_fails(self.train(faults="lost:on=write:after=10:times=1"), "fetch",
-                          str(self.swap), "checksum mismatch")
+        for after in self.READ_AGAIN:
+            self.assert_fails(self.train(faults=f"lost:on=write:after={after}:times=1", out=f"{after}"),
+                              "fetch", str(self.swap), "checksum mismatch")
 
     def test_a_device_that_hangs(self):
         done = self.train(faults="hang:on=read:after=5:times=1",
@@ -348,6 +353,30 @@ class Injected(SwapTest):
         quiet = self.losses(self.train(out="quiet"), "quiet")
         done = self.train(faults="short:bytes=4096:every=3,eintr:every=5,late:reaps=2:every=7")
         self.assertEqual(self.losses(done), quiet)
+
+
+class InjectedWithSpeculation(Injected):
+    """Every block has two slots, which take turns. The fill writes both."""
+    READ_AGAIN = (18, 26)
+    CLIPPING = 0
+
+    def config(self, **given):
+        given.setdefault("gradient_clipping", self.CLIPPING)
+        given.setdefault("ballast", {**TINY["ballast"], "speculative_updates": 4})
+        return super().config(**given)
+
+
+class InjectedWithRollbacks(InjectedWithSpeculation):
+    """Every step is clipped, so that a rollback reads the slot before it and writes the other again."""
+    READ_AGAIN = (26, 42)
+    CLIPPING = 1e-3
+
+    def test_a_flipped_bit_in_the_slot_before(self):
+        # A step fetches weights and states of four blocks, the rollback behind it again.
+        faults = "flip:on=read:after={}:times=1"
+        lines = [self.assert_fails(self.train(faults=faults.format(after), out=f"{after}"), "fetch",
+                                   "checksum mismatch") for after in range(8, 18, 3)]
+        self.assertTrue(any("states" in line or "weights" in line for line in lines), lines)
 
 
 class SeveralPaths(SwapTest):

@@ -158,8 +158,9 @@ std::string explain(const IoTuning& tuning, const std::vector<double>& tflops) {
   }
   text += fmt::format(
       "An optimizer step reads and writes back {:.0f} bytes per parameter kept on NVMe (bf16 "
-      "training with AdamW). At {:.2f} GB/s, read and written together, computation hides this "
-      "when a step has at least",
+      "training with AdamW). At {:.2f} GB/s, read and written together, a whole step hides this "
+      "(see ballast.speculative_updates; its forward pass alone needs four times as many tokens) "
+      "when it has at least",
       schedule::kNvmeStateBytesPerParameter, gbps);
   for (std::size_t i = 0; i < tflops.size(); ++i) {
     text += fmt::format("{} {} tokens at {:g} TFLOP/s", i == 0 ? "" : ",",

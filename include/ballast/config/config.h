@@ -133,6 +133,9 @@ struct BallastSection {
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
+  /// With gated updates: how many blocks, evenly spread over those with states below the device,
+  /// are updated before the norm is known; unset ("auto"): the planner's choice.
+  std::optional<std::uint64_t> speculative_updates;
   bool serial = false;
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
   /// Tier that stores block inputs for the backward pass;

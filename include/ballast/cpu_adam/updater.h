@@ -61,6 +61,14 @@ class Updater {
   /// Codes::kBlock with Codes.
   void step(const Hyper& hyper, const Shard& shard) const;
 
+  /// The same, and copies every array that changes to the array of `saved` in its place before it
+  /// does, so that restore() can undo the step. `saved`: of the same formats and size; its null
+  /// pointers and its gradient are ignored.
+  void step(const Hyper& hyper, const Shard& shard, const Shard& saved) const;
+
+  /// Copies the arrays of `saved` that are not null back to `shard`.
+  void restore(Optimizer optimizer, const Shard& shard, const Shard& saved) const;
+
   /// Loads and stores every cache line that step() would, without computing: the fastest of
   /// touch_ways() bounds the speed of step(). Only a copy of the weights changes: it becomes zero.
   /// Omits elements after the last multiple of Codes::kBlock and the shared exponents of Codes.

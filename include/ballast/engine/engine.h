@@ -44,6 +44,8 @@ struct StepResult {
   double loss = 0.0;       ///< mean cross-entropy per token over the whole batch, nats
   double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
   bool skipped = false;    ///< a gradient was not finite: nothing was updated
+  /// The step was clipped or skipped, so its speculative updates were undone and repeated.
+  bool rolled_back = false;
 };
 
 /// Running totals since start().

@@ -32,11 +32,19 @@ std::optional<Wear> estimate_wear(std::span<const Bytes> written, double seconds
 /// "3.1 TB a day at this pace: a drive rated 600 TBW lasts 190 days".
 std::string describe(const Wear& wear);
 
-/// T*: the tokens per step from which the time of one resource is hidden by computation.
+/// T*: the tokens per step from which the time of one resource is hidden by computation, in each
+/// pass of the step.
 struct HidingPoint {
   std::string what;  ///< "NVMe", "update", "link", "network"
   double tokens = 0.0;
 };
+
+/// The points of all resources that a step of `blueprint` uses, the largest first. The work of a
+/// pass must be hidden behind this pass: gated updates behind the forward pass, others behind the
+/// backward pass. `prediction`: of the same blueprint and rates.
+std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
+                                            const schedule::Prediction& prediction,
+                                            const schedule::Rates& rates);
 
 /// The prediction of a run that `ballast plan` prints.
 struct Forecast {

@@ -111,7 +111,8 @@ enum class Kind : std::uint8_t {
   intermediates,  ///< kept by layers from the forward to the backward pass
   staging,        ///< buffers for weights and states in transit
   batch,          ///< tokens, targets, losses, statistics
-  workspace       ///< intermediates of one block's kernels
+  workspace,      ///< intermediates of one block's kernels
+  undo            ///< weights and states as they were before a speculative update
 };
 
 std::string_view to_string(Kind kind) noexcept;
@@ -151,6 +152,8 @@ enum class Role : std::uint8_t {
   losses,             ///< of all micro-batches
   losses_source,      ///< source of copied losses
   verdict,            ///< the gate's decision; has no bytes, only orders operations
+  undo_weights,       ///< weights before a speculative update
+  undo_states,        ///< states before a speculative update
   workspace
 };
 
@@ -162,6 +165,19 @@ struct Use {
   bool shard = false;  ///< uses only this rank's shard of the buffer; see RankSizes
 };
 
+/// The part of an update, or of a transfer for one, in speculation.
+///
+/// Logically the home of a speculating block holds its current values and an undo buffer those
+/// before its last update. On NVMe the two are slots on the drives that change their roles.
+enum class Speculation : std::uint8_t {
+  none,
+  /// Assumes that the gate will neither clip nor skip the step. Keeps the old values: an update in
+  /// host memory copies them to the undo buffer, a writeback leaves them in the other slot.
+  speculates,
+  /// Undoes a speculative update and repeats it as the gate has decided. Reads the undo buffer.
+  redoes
+};
+
 /// One operation of a step.
 struct Operation {
   Action action = Action::forward;
@@ -171,6 +187,7 @@ struct Operation {
   std::uint32_t micro = 0;  ///< micro-batch, where it matters
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
+  Speculation speculation = Speculation::none;
   Bytes bytes = 0;  ///< moved by copies, transfers and collectives, on this rank
   /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
@@ -287,6 +304,9 @@ struct BlockPlacement {
   Tier activations = Tier::device;  ///< the block's input between forward and backward
   /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
   bool keeps_intermediates = false;
+  /// With gated updates, for states below the device: the block is updated in the backward pass, in
+  /// the expectation that the gate neither clips nor skips the step; see Schedule::rollback.
+  bool speculates = false;
   friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
 };
 
@@ -319,12 +339,18 @@ struct Options {
 /// A run of gated steps is: first, steady, steady, ..., flush. A steady step applies the updates of
 /// the previous step during its forward pass; flush applies them without a step, before an
 /// evaluation and at the end. Eager runs need only steady.
+///
+/// Speculating blocks are updated within their own step, as if it were neither clipped nor skipped.
+/// A step whose gate decides otherwise is followed by rollback instead of the next step or flush,
+/// then by first or an evaluation.
 struct Schedule {
   std::vector<Buffer> buffers;
-  Plan first;                               ///< a training step without pending updates
-  Plan steady;                              ///< a training step after another one
-  Plan flush;                               ///< only the pending updates; empty when eager
-  Plan evaluation;                          ///< comes after flush
+  Plan first;       ///< a training step without pending updates
+  Plan steady;      ///< a training step after another one
+  Plan flush;       ///< only the pending updates; empty when eager
+  Plan evaluation;  ///< comes after flush
+  /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
+  Plan rollback;
   std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
   std::vector<BufferId> state_home;         ///< per block: where states live between steps
   std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
@@ -338,7 +364,7 @@ struct Schedule {
 };
 
 /// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
-/// invalid (wrong number of blocks, too few slots).
+/// invalid (wrong number of blocks, too few slots, speculation with eager updates).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
 
 /// The buffers of build() without its plans: the memory that a placement needs.

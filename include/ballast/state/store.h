@@ -49,6 +49,10 @@ class Store {
   /// Starts to write `data` to a whole NVMe home as the next version.
   [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data);
 
+  /// Exchanges the places of two NVMe homes of equal size, each with its content and version. No
+  /// transfer of either may be running.
+  void exchange(schedule::BufferId home, schedule::BufferId other);
+
   [[nodiscard]] Bytes allocated(Tier tier) const;
   /// Bytes written to each NVMe path since the start, initial fill included.
   [[nodiscard]] std::vector<Bytes> nvme_bytes_written() const;

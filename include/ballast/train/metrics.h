@@ -21,7 +21,8 @@ struct StepMetrics {
   std::uint64_t tokens = 0;  ///< trained on in this step, all ranks, no padding
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;
-  bool skipped = false;  ///< no update, because of non-finite gradients
+  bool skipped = false;      ///< no update, because of non-finite gradients
+  bool rolled_back = false;  ///< speculative updates were undone and repeated
   std::map<std::string, double> busy_seconds;
   std::map<std::string, double> stalled_seconds;  ///< the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;

@@ -43,6 +43,7 @@ struct RunSummary {
   std::uint64_t planned_steps = 0;  ///< more than `steps` if the run was interrupted
   bool interrupted = false;
   std::uint64_t skipped = 0;
+  std::uint64_t rolled_back = 0;   ///< steps whose speculative updates were undone and repeated
   double seconds = 0.0;            ///< from the first step to the end, with evaluations
   double training_seconds = 0.0;   ///< of the steps alone
   double tokens_per_second = 0.0;  ///< of the steps alone

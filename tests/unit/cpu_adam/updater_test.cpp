@@ -98,6 +98,53 @@ TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
   }
 }
 
+TEST(Updater, AStepThatKeepsTheOldValuesCanBeUndone) {
+  const Updater updater({.threads = 3});
+  for (const Layout& layout : layouts()) {
+    for (const std::size_t size : {1, 255, 8'192, 200'011}) {
+      const States start = States::random(layout, size, 17, 3);
+      const Hyper hyper = hyper_at(layout.optimizer, 2);
+      States expected = start;
+      updater.step(hyper, expected.shard());
+      States states = start;
+      States old = States::random(layout, size, 18, 3);
+      updater.step(hyper, states.shard(), old.shard());
+      EXPECT_EQ(difference(states, expected), "") << describe(layout);
+      EXPECT_TRUE(old.guards_intact());
+      updater.restore(layout.optimizer, states.shard(), old.shard());
+      EXPECT_EQ(difference(states, start), "") << describe(layout);
+      EXPECT_TRUE(states.guards_intact());
+    }
+  }
+}
+
+TEST(Updater, OnlyTheArraysThatAreSavedAreRestored) {
+  const Updater updater({.threads = 2});
+  const Layout layout = {};
+  const States start = States::random(layout, 70'001, 19);
+  States stepped = start;
+  updater.step(hyper_at(layout.optimizer, 1), stepped.shard());
+  States states = start;
+  States old(layout, start.size);
+  Shard only_weights = old.shard();
+  only_weights.weights.companion = only_weights.moments.first = only_weights.moments.second =
+      nullptr;
+  updater.step(hyper_at(layout.optimizer, 1), states.shard(), only_weights);
+  updater.restore(layout.optimizer, states.shard(), only_weights);
+  EXPECT_TRUE(states.main == start.main);
+  EXPECT_TRUE(states.companion == stepped.companion);
+  EXPECT_TRUE(states.first == stepped.first);
+  EXPECT_TRUE(states.second == stepped.second);
+}
+
+TEST(Updater, ASavedShardOfAnotherFormIsRefused) {
+  const Updater updater;
+  States states({}, 100);
+  States shorter({}, 99);
+  EXPECT_THROW(updater.step(hyper_at(Optimizer::adamw, 1), states.shard(), shorter.shard()), Error);
+  EXPECT_THROW(updater.restore(Optimizer::adamw, states.shard(), shorter.shard()), Error);
+}
+
 TEST(Updater, EveryElementIsUpdatedOnce) {
   for (const auto moments : test::kMoments) {
     for (const std::size_t size : {1, 65'535, 65'536, 65'537, 131'073}) {

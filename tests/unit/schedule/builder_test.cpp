@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include <gtest/gtest.h>
@@ -195,7 +196,7 @@ TEST(Builder, GradientsAreNeverOnNvme) {
     for (const Buffer& buffer : build(random_problem(seed)).buffers) {
       if (buffer.tier != Tier::nvme) continue;
       EXPECT_TRUE(buffer.kind == Kind::weights || buffer.kind == Kind::states ||
-                  buffer.kind == Kind::activations)
+                  buffer.kind == Kind::undo || buffer.kind == Kind::activations)
           << buffer.name;
     }
   }
@@ -227,6 +228,59 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
   EXPECT_GE(found, 4U);
 }
 
+/// Every other block speculates.
+Problem speculating(Tier weights, Tier optimizer) {
+  Problem problem = uniform(6, 2, weights, optimizer);
+  for (BlockWork& block : problem.workload.blocks) block.update_traffic = 53248;
+  for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
+  return problem;
+}
+
+TEST(Builder, SpeculativeUpdatesAreInTheBackwardPassAndTheOthersWait) {
+  for (const Tier optimizer : {Tier::host, Tier::nvme}) {
+    const Schedule schedule = build(speculating(Tier::host, optimizer));
+    EXPECT_EQ(count(schedule.first, Action::update_on_host), 3U);
+    EXPECT_EQ(count(schedule.steady, Action::update_on_host), 6U);
+    EXPECT_EQ(count(schedule.flush, Action::update_on_host), 3U);
+    EXPECT_EQ(count(schedule.rollback, Action::update_on_host), 6U);
+    for (const Operation& operation : schedule.steady.operations) {
+      if (operation.action != Action::update_on_host) continue;
+      const bool speculates = operation.block % 2 == 1;
+      EXPECT_EQ(operation.lag, speculates ? 0U : 1U);
+      EXPECT_EQ(operation.buffer(Role::verdict) == kNoBuffer, speculates);
+    }
+  }
+}
+
+TEST(Builder, OldValuesTakeWhatTheirUpdateChanges) {
+  const auto undo = [](Tier weights, Tier optimizer) {
+    std::array<Bytes, 3> bytes{};
+    for (const Buffer& buffer : build(speculating(weights, optimizer)).buffers) {
+      if (buffer.kind == Kind::undo) bytes[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
+    }
+    return bytes;
+  };
+  // Three blocks with weights of 4096 bytes and states of 20480: on the device, host and NVMe.
+  using Undo = std::array<Bytes, 3>;
+  for (const Tier weights : {Tier::device, Tier::host}) {
+    EXPECT_EQ(undo(weights, Tier::host), (Undo{0, 3 * (4096 + 20480), 0}));
+    EXPECT_EQ(undo(weights, Tier::nvme), (Undo{0, 3 * 4096, 3 * 20480}));
+  }
+  EXPECT_EQ(undo(Tier::nvme, Tier::host), (Undo{0, 3 * 20480, 3 * 4096}));
+  EXPECT_EQ(undo(Tier::nvme, Tier::nvme), (Undo{0, 0, 3 * (4096 + 20480)}));
+}
+
+TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
+  for (const Tier optimizer : {Tier::host, Tier::nvme}) {
+    const Schedule schedule = build(speculating(Tier::host, optimizer));
+    for (const Operation& operation : schedule.steady.operations) {
+      if (operation.action != Action::update_on_host) continue;
+      const Bytes states = optimizer == Tier::host ? 20480 : 0;
+      EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 4096 + states : 0));
+    }
+  }
+}
+
 TEST(Builder, RefusesWhatMakesNoSense) {
   Problem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
@@ -236,6 +290,11 @@ TEST(Builder, RefusesWhatMakesNoSense) {
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 2, Tier::host, Tier::host);
   problem.workload.evaluation_micro_batches = 3;
+  EXPECT_THROW(build(problem), Error);
+  problem = speculating(Tier::host, Tier::device);
+  EXPECT_THROW(build(problem), Error);
+  problem = speculating(Tier::host, Tier::host);
+  problem.options.update = Update::eager;
   EXPECT_THROW(build(problem), Error);
 }
 

@@ -12,9 +12,10 @@ std::string show(const Content& content) {
       "nothing", "weights",     "states",           "batch",  "activation", "intermediates",
       "flow",    "accumulator", "tied accumulator", "packed", "reduced",    "statistics",
       "losses",  "verdict"};
-  return fmt::format("{} (block {}, micro {}, number {}, extent {})",
+  return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
-                     content.number, static_cast<int>(content.extent));
+                     content.number, static_cast<int>(content.extent),
+                     content.undone ? ", undone" : "");
 }
 
 }  // namespace
@@ -44,6 +45,7 @@ void Interpreter::run(const Plan& plan) {
   };
   filling_ = has(Action::initialize);
   in_pieces_ = filling_ || has(Action::read);
+  if (&plan == &schedule_.rollback) undo_speculative_updates();
   for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
     held_[schedule_.batch_host[m]] = {What::batch, 0, m, run_, Extent::whole};
   }
@@ -72,7 +74,6 @@ void Interpreter::finish() {
 
 void Interpreter::perform(const Operation& op) {
   const Content input = filling_ ? Content{} : of_run(What::activation, op, op.micro);
-  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
   switch (op.action) {
     case Action::upload_batch:
       return copy(op, Role::batch_source, Role::batch, {What::batch, 0, op.micro, run_});
@@ -114,7 +115,7 @@ void Interpreter::perform(const Operation& op) {
     case Action::upload_states:
     case Action::offload_states:
     case Action::writeback_states:
-      return copy(op, Role::states_source, Role::states, states);
+      return move_states(op);
     case Action::update_on_host:
     case Action::update_on_device:
       return update(op);
@@ -148,16 +149,35 @@ void Interpreter::read(const Operation& op) {
 /// Where weights are whole, a rank updates its shard. The other shards are old until all have been
 /// gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
-  const Use from = op.use(Role::weights_source);
+  const bool from_undo =
+      op.speculation == Speculation::redoes && op.action == Action::fetch_weights;
+  const Role source = from_undo ? Role::undo_weights : Role::weights_source;
+  const Use from = op.use(source);
   const Use to = op.use(Role::weights);
+  // The padding of undone weights is needed, the weights are restored.
+  if (op.speculation == Speculation::redoes && op.action == Action::offload_weights) {
+    seen_uses_ += 2;
+    held_[to.buffer] = held_[from.buffer];
+    if (!held_[from.buffer].undone) complain(op, "moves weights that were not undone");
+    return;
+  }
   const Extent held = from.buffer == kNoBuffer ? Extent::whole : held_[from.buffer].extent;
   const bool torn = held == Extent::torn || held == Extent::torn_share;
   if (from.shard && held == Extent::shard) complain(op, "takes a shard of a shard");
   if (!from.shard && torn) complain(op, "spreads shards of other ranks that are old");
-  need(op, Role::weights_source, weights(op.block, held));
+  need(op, source, weights(op.block, held));
+  keep_old(op, Role::weights, Role::undo_weights);
   const Extent moved = from.shard ? Extent::shard : held;
   put(op, Role::weights, weights(op.block, to.shard ? torn_home(op.block) : moved));
   if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
+}
+
+void Interpreter::move_states(const Operation& op) {
+  const bool from_undo = op.speculation == Speculation::redoes && op.action == Action::fetch_states;
+  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
+  need(op, from_undo ? Role::undo_states : Role::states_source, states);
+  keep_old(op, Role::states, Role::undo_states);
+  put(op, Role::states, states);
 }
 
 void Interpreter::gather(const Operation& op) {
@@ -307,32 +327,6 @@ void Interpreter::gate(const Operation& op) {
     }
   }
   if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
-}
-
-void Interpreter::update(const Operation& op) {
-  const bool gated = problem_.options.update == Update::gated;
-  const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
-  const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
-  if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
-  if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
-  const Use place = op.use(Role::weights);
-  // A rank needs only its shard of the data that it keeps.
-  const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
-  const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
-  if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
-  need(op, Role::weights, weights(op.block, found));
-  need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
-  seen_uses_ -= 2;
-  const Extent sums = op.use(Role::gradient).shard ? sums_ : own_;
-  need(op, Role::gradient, gradient(op, run, sums));
-  if (gated) {
-    need(op, Role::verdict, {What::verdict, 0, 0, run});
-  } else {
-    need(op, Role::statistics, {What::statistics, op.block, 0, run});
-  }
-  ++updates_[op.block];
-  put(op, Role::weights, weights(op.block, place.shard ? torn_home(op.block) : own_));
-  put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
 }
 
 Content::Extent Interpreter::home(std::uint32_t block) const {

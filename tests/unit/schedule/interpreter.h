@@ -40,6 +40,7 @@ struct Content {
   std::uint32_t micro = 0;
   std::uint64_t number = 0;
   Extent extent = Extent::whole;
+  bool undone = false;  ///< made by an update that a rollback undoes
   friend bool operator==(const Content&, const Content&) = default;
 };
 
@@ -63,6 +64,7 @@ class Interpreter {
 
   void perform(const Operation& op);
   void move_weights(const Operation& op);
+  void move_states(const Operation& op);
   void gather(const Operation& op);
   void codes(const Operation& op);
   void forward(const Operation& op);
@@ -75,6 +77,9 @@ class Interpreter {
   void reduce(const Operation& op);
   void offload_gradient(const Operation& op);
   void gate(const Operation& op);
+  void undo_speculative_updates();
+  void undo(const Operation& op);
+  void keep_old(const Operation& op, Role home, Role undo);
   void update(const Operation& op);
   void initialize(const Operation& op);
   void read(const Operation& op);

@@ -79,6 +79,12 @@ inline Problem random_problem(std::uint64_t seed) {
   work.micro_batches = dice.pick32(1, 5);
   work.evaluation_micro_batches = dice.pick32(1, work.micro_batches);
   problem.options = random_options(dice);
+  Dice speculation(seed + 5'000'011);
+  const std::uint64_t usual = speculation.pick(0, 4);  // none, few, half, most, all of them
+  for (BlockPlacement& block : problem.placement.blocks) {
+    block.speculates = speculation.pick(1, 4) <= usual && block.optimizer != Tier::device &&
+                       problem.options.update == Update::gated;
+  }
   return problem;
 }
 
@@ -97,7 +103,7 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
 
 /// Plans in the order of a training loop: the initial fill, then steps, sometimes with fewer
 /// micro-batches, evaluations and reads of all states, with flushes where pending updates must be
-/// applied.
+/// applied, and rollbacks after some steps.
 struct RunSequence {
   std::deque<Plan> partial;  ///< plans outside the schedule
   std::vector<const Plan*> runs;
@@ -107,7 +113,6 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
                                std::size_t count) {
   Dice dice(seed + 7'000'001);
   RunSequence sequence;
-  const bool gated = problem.options.update == Update::gated;
   bool waiting = false;
   const auto flush = [&] {
     if (waiting) sequence.runs.push_back(&schedule.flush);
@@ -136,9 +141,14 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
       add(build_partial_step(problem.workload, problem.placement, problem.options,
                              dice.pick32(1, problem.workload.micro_batches), waiting));
     } else {
-      sequence.runs.push_back(waiting || !gated ? &schedule.steady : &schedule.first);
+      sequence.runs.push_back(waiting || !schedule.steady.leaves_updates ? &schedule.steady
+                                                                         : &schedule.first);
     }
-    waiting = gated;
+    waiting = sequence.runs.back()->leaves_updates;
+    if (!schedule.rollback.operations.empty() && dice.pick(0, 2) == 0) {
+      sequence.runs.push_back(&schedule.rollback);
+      waiting = false;
+    }
   }
   flush();
   return sequence;

@@ -45,7 +45,6 @@ class Counter {
         staging_(staging(problem)) {}
 
   Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
-    const bool eager = options_.update == Update::eager;
     count(Lane::upload, micro_batches * work_.batch_bytes);
     count(Lane::offload, work_.losses_bytes);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
@@ -55,39 +54,56 @@ class Counter {
     }
     if (options_.order == Order::layer_major) {
       for (std::uint32_t b = 0; b < blocks(); ++b) {
-        if (applies_updates) update(b);
+        if (applies_updates && !at_once(b)) update(b);
         compute(b);
       }
-      if (eager) update(head());
+      if (at_once(head())) update(head());
       for (std::uint32_t b = head(); b-- > 0;) {
         if (b > 0) weights(b);
-        if (eager) update(b);
+        if (at_once(b)) update(b);
       }
     } else {
       for (std::uint32_t m = 0; m < micro_batches; ++m) {
         const bool last = m + 1 == micro_batches;
         for (std::uint32_t b = 0; b < blocks(); ++b) {
-          if (applies_updates && m == 0) update(b);
+          if (applies_updates && m == 0 && !at_once(b)) update(b);
           compute(b);
         }
-        if (eager && last) update(head());
+        if (at_once(head()) && last) update(head());
         for (std::uint32_t b = head(); b-- > 0;) {
           if (b > 0) weights(b);
-          if (eager && last) update(b);
+          if (at_once(b) && last) update(b);
         }
       }
     }
-    // A gated step reads the first states for the updates after it, and finds as many already
+    // A step reads the first states for the gated updates after it, and finds as many already
     // there.
-    if (eager) fetch_states(0, swapped());
-    if (!eager) fetch_states(0, ahead());
+    fetch_states_at_once();
+    fetch_states(0, ahead());
     if (applies_updates) fetch_states(ahead(), swapped());
     return volumes_;
   }
 
   Volumes flush() {
-    for (std::uint32_t b = 0; b < blocks(); ++b) update(b);
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (!at_once(b)) update(b);
+    }
     fetch_states(ahead(), swapped());
+    return volumes_;
+  }
+
+  /// The pending updates, and those of speculating blocks again: their weights and states on NVMe
+  /// are read from the other slot.
+  Volumes rollback() {
+    flush();
+    for (std::uint32_t b = blocks(); b-- > 0;) {
+      if (!at(b).speculates) continue;
+      const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b);
+      if (fetched) ADD_FAILURE() << "stale weights are in staging";
+      if (at(b).weights == Tier::nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
+      update(b);
+    }
+    fetch_states_at_once();
     return volumes_;
   }
 
@@ -117,20 +133,34 @@ class Counter {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
 
-  /// In forward order, gated. In eager mode the first ones do not matter, because all are read.
+  /// Whether a block is updated in its own backward pass.
+  [[nodiscard]] bool at_once(std::uint32_t block) const {
+    return options_.update == Update::eager || at(block).speculates;
+  }
+  [[nodiscard]] bool waits_for_states(std::uint32_t block) const {
+    return at(block).optimizer == Tier::nvme && !at_once(block);
+  }
+
+  /// Blocks with states on NVMe and gated updates.
   [[nodiscard]] std::size_t swapped() const {
-    return static_cast<std::size_t>(
-        std::count_if(place_.blocks.begin(), place_.blocks.end(),
-                      [](const BlockPlacement& p) { return p.optimizer == Tier::nvme; }));
+    std::size_t found = 0;
+    for (std::uint32_t b = 0; b < blocks(); ++b) found += waits_for_states(b) ? 1 : 0;
+    return found;
   }
   [[nodiscard]] std::size_t ahead() const {
     return std::min<std::size_t>(swapped(), options_.state_staging);
+  }
+  void fetch_states_at_once() {
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (at(b).optimizer != Tier::nvme || !at_once(b)) continue;
+      count(Lane::fetch, work_.blocks[b].state_bytes);
+    }
   }
   /// The states of the swapped blocks number `from` to `to`, in forward order.
   void fetch_states(std::size_t from, std::size_t to) {
     std::size_t number = 0;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (at(b).optimizer != Tier::nvme) continue;
+      if (!waits_for_states(b)) continue;
       if (number >= from && number < to) count(Lane::fetch, work_.blocks[b].state_bytes);
       ++number;
     }
@@ -206,6 +236,10 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
     ASSERT_EQ(volumes_of(schedule.steady), counter().training_step(all, gated)) << seed;
     ASSERT_EQ(volumes_of(schedule.evaluation), counter().evaluation()) << seed;
     ASSERT_EQ(volumes_of(schedule.flush), gated ? counter().flush() : Volumes{}) << seed;
+    const auto& blocks = problem.placement.blocks;
+    const bool speculates = std::any_of(blocks.begin(), blocks.end(),
+                                        [](const BlockPlacement& p) { return p.speculates; });
+    ASSERT_EQ(volumes_of(schedule.rollback), speculates ? counter().rollback() : Volumes{}) << seed;
     const Plan partial = build_partial_step(problem.workload, problem.placement, problem.options,
                                             some, seed % 2 == 0);
     ASSERT_EQ(volumes_of(partial), counter().training_step(some, gated && seed % 2 == 0)) << seed;

@@ -44,11 +44,12 @@ TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
   metrics.bytes = {{"fetch", 1'000'000'000'000}};
   metrics.peak_bytes = {{"device", 1}, {"host", 2}, {"nvme", 3}};
   metrics.nvme_bytes_written = 77;
+  metrics.rolled_back = true;
   EXPECT_EQ(
       to_json_line(metrics),
       R"({"step":3,"loss":4.25,"lr":0.001,"grad_norm":1.5,"tokens":4096,"step_seconds":0.5,)"
-      R"("tokens_per_second":8192.0,"skipped":false,"lanes":{"compute":{"busy_seconds":0.25},)"
-      R"("fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
+      R"("tokens_per_second":8192.0,"skipped":false,"rolled_back":true,)"
+      R"("lanes":{"compute":{"busy_seconds":0.25},"fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
       R"("peak_bytes":{"device":1,"host":2,"nvme":3},"nvme_bytes_written":77})");
   metrics.eval_loss = 2.5;
   EXPECT_NE(to_json_line(metrics).find(R"("eval_loss":2.5)"), std::string::npos);

@@ -227,6 +227,7 @@ TEST(Trace, DrawsNoArrowsToWhatIsNotThere) {
 TEST(Trace, CountsLateUpdatesToTheStepThatTheyBelongTo) {
   schedule::Problem problem = schedule::random_problem(4);
   problem.options.update = schedule::Update::gated;
+  for (auto& block : problem.placement.blocks) block.speculates = false;
   Recorded recorded(4);
   recorded.problem = problem;
   recorded.schedule = build(problem.workload, problem.placement, problem.options);

@@ -1,0 +1,78 @@
+#include "tests/unit/schedule/interpreter.h"
+
+// The part of the interpreter that knows updates and their rollback.
+
+namespace ballast::schedule {
+
+/// A speculative writeback leaves the values before it in the other slot.
+void Interpreter::keep_old(const Operation& op, Role home, Role undo) {
+  if (op.lane != Lane::writeback || op.speculation != Speculation::speculates) return;
+  put(op, undo, held_[op.buffer(home)]);
+}
+
+/// At the start of a rollback the results of speculative updates are wrong wherever they are.
+void Interpreter::undo_speculative_updates() {
+  for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
+    if (!problem_.placement.blocks[b].speculates) continue;
+    for (Content& content : held_) {
+      const bool values = content.what == What::weights || content.what == What::states;
+      if (values && content.block == b && content.number == updates_[b]) content.undone = true;
+    }
+    --updates_[b];
+  }
+}
+
+/// Old values in host memory return to the place of the update; on NVMe they were fetched there.
+void Interpreter::undo(const Operation& op) {
+  const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
+  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
+  if (home_tiers.weights != Tier::nvme) {
+    need(op, Role::undo_weights, weights(op.block, own_));
+    const Use place = op.use(Role::weights);
+    held_[place.buffer] = weights(op.block, place.shard ? torn_home(op.block) : own_);
+  }
+  if (home_tiers.optimizer == Tier::host) {
+    need(op, Role::undo_states, states);
+    held_[op.buffer(Role::states)] = states;
+  }
+}
+
+void Interpreter::update(const Operation& op) {
+  const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
+  const bool speculates = op.speculation == Speculation::speculates;
+  const bool gated = problem_.options.update == Update::gated && !speculates;
+  if ((op.speculation != Speculation::none) != home_tiers.speculates) {
+    complain(op, "is not the kind of update that the block has");
+  }
+  if (op.speculation == Speculation::redoes) undo(op);
+  const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
+  const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
+  if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
+  if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
+  const Use place = op.use(Role::weights);
+  // A rank needs only its shard of the data that it keeps.
+  const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
+  const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
+  if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
+  need(op, Role::weights, weights(op.block, found));
+  need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+  seen_uses_ -= 2;
+  const Extent sums = op.use(Role::gradient).shard ? sums_ : own_;
+  need(op, Role::gradient, gradient(op, run, sums));
+  if (gated) {
+    need(op, Role::verdict, {What::verdict, 0, 0, run});
+  } else if (!speculates) {
+    need(op, Role::statistics, {What::statistics, op.block, 0, run});
+  }
+  if (speculates && home_tiers.weights != Tier::nvme) {
+    put(op, Role::undo_weights, weights(op.block, own_));
+  }
+  if (speculates && home_tiers.optimizer == Tier::host) {
+    put(op, Role::undo_states, {What::states, op.block, 0, updates_[op.block], own_});
+  }
+  ++updates_[op.block];
+  put(op, Role::weights, weights(op.block, place.shard ? torn_home(op.block) : own_));
+  put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+}
+
+}  // namespace ballast::schedule
