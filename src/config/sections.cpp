@@ -211,6 +211,7 @@ Section ballast_keys(BallastSection& b) {
       choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
       choice("update", b.update, {"gated", "eager"}),
       flag("serial", b.serial),
+      flag("nvtx", b.nvtx),
       delay_seed_key(b.delay_seed),
       activations_key(b.activations),
       also_called(recompute_key(b.recompute), {"gradient_checkpointing", "checkpoint_activations"}),

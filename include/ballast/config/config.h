@@ -134,6 +134,7 @@ struct BallastSection {
   std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   bool serial = false;
+  bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
   /// Tier that stores block inputs for the backward pass;
   /// activation_checkpointing.cpu_checkpointing means host.
