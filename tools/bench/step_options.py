@@ -14,8 +14,8 @@ SCALES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": None,
         "kv_heads": None, "intermediate": None, "tied": None, "host_bytes": None, "loss_chunks": 1}
 LLAMA_8B = {**BASE, "peer": "deepspeed", "vocab": 128256, "hidden": 4096, "heads": 32,
-            "kv_heads": 8, "intermediate": 14336, "sequence": 2048, "micro_batch": 8,
-            "recompute": "yes", "offload": "all"}  # 64Ki tokens a step
+            "kv_heads": 8, "intermediate": 14336, "sequence": 2048, "micro_batch": 4,
+            "accumulation": 8, "recompute": "yes", "offload": "all"}  # 64Ki tokens a step
 PRESETS = {
     "tiny": {**BASE, "vocab": 256, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2,
              "sequence": 32, "micro_batch": 4, "accumulation": 2},
