@@ -19,7 +19,8 @@ void add_bench_link(Command bench);
 void add_bench_plan(Command bench);
 void add_bench_step(Command bench);
 
-/// `ballast --version`: version, devices, communicators, I/O backends, instruction sets.
+/// `ballast --version`: version, devices, communicators and libraries with their
+/// files or why they are missing, I/O backends, instruction sets.
 void print_version();
 
 }  // namespace ballast::tools

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,26 +12,34 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/memory/topology.h"
+#include "ballast/model/cuda_libraries.h"
 
 #include "tools/commands.h"
 
 namespace ballast::tools {
 namespace {
 
+/// A part of the program that may be missing on a machine.
 struct Part {
-  std::string_view name;
-  bool available;
+  std::string name;
+  std::string refusal;    ///< why it is missing, or ""
+  std::string file = {};  ///< of the library that it was loaded from, if any
 };
 
-/// "self, mpi; nccl: not built in".
-std::string built_in(const std::vector<Part>& parts) {
+/// "self, mpi (/usr/lib/ballast/ballast_mpi.so); nccl: built without NCCL".
+std::string parts_text(const std::vector<Part>& parts) {
   std::string available;
   std::string missing;
   for (const Part& part : parts) {
-    std::string& list = part.available ? available : missing;
-    list += fmt::format("{}{}", list.empty() ? "" : ", ", part.name);
+    if (!part.refusal.empty()) {
+      missing += fmt::format("; {}: {}", part.name, part.refusal);
+      continue;
+    }
+    available += fmt::format("{}{}", available.empty() ? "" : ", ", part.name);
+    if (!part.file.empty()) available += fmt::format(" ({})", part.file);
   }
-  return missing.empty() ? available : available + "; " + missing + ": not built in";
+  return available.empty() ? missing.substr(std::min<std::size_t>(2, missing.size()))
+                           : available + missing;
 }
 
 }  // namespace
@@ -38,11 +47,16 @@ std::string built_in(const std::vector<Part>& parts) {
 void print_version() {
   fmt::print("ballast {}\n", version());
   fmt::print("  {:<17} {}\n", "devices",
-             built_in({{"host", true}, {"cuda", device::cuda_built_in()}}));
+             parts_text({{"host", ""}, {"cuda", device::cuda_built_in() ? "" : "not built in"}}));
   fmt::print("  {:<17} {}\n", "communicators",
-             built_in({{"self", true},
-                       {"mpi", comm::mpi_refusal().empty()},
-                       {"nccl", comm::nccl_refusal().empty()}}));
+             parts_text({{"self", ""},
+                         {"mpi", comm::mpi_refusal(), comm::mpi_file()},
+                         {"nccl", comm::nccl_refusal(), comm::nccl_file()}}));
+  std::vector<Part> libraries;
+  for (const auto& library : model::cuda_libraries()) {
+    libraries.push_back({library.name, library.refusal, library.file});
+  }
+  if (!libraries.empty()) fmt::print("  {:<17} {}\n", "libraries", parts_text(libraries));
   std::string backends;
   for (const auto& backend : aio::probe_backends()) {
     if (!backend.moves_data) continue;

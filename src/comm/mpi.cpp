@@ -9,45 +9,48 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <mpi.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/polling.h"
 
 #include "src/comm/channel.h"
+#include "src/comm/mpi_loading.h"
 #include "src/comm/sum.h"
 
 namespace ballast::comm {
 namespace {
 
+/// The calls of the module. Only after join_ranks() has loaded it.
+const MpiTable& mpi() {
+  return *loaded_mpi().calls;
+}
+
 void check(int code, std::string_view what) {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> text = {};
-  int length = 0;
-  MPI_Error_string(code, text.data(), &length);
-  std::string reason(text.data(), static_cast<std::size_t>(length));
+  if (code == 0) return;
+  std::array<char, 1024> text = {};
+  mpi().describe_error(code, text.data(), text.size());
+  std::string reason = text.data();
   std::replace(reason.begin(), reason.end(), '\n', ' ');
   throw Error(ErrorCategory::comm, fmt::format("{}: MPI: {}", what, reason));
 }
 
 /// "Open MPI v4.1.4".
 std::string library_name() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text = {};
-  int length = 0;
-  MPI_Get_library_version(text.data(), &length);
-  const std::string_view whole(text.data(), static_cast<std::size_t>(length));
+  std::array<char, 1024> text = {};
+  mpi().describe_library(text.data(), text.size());
+  const std::string_view whole = text.data();
   return std::string(whole.substr(0, whole.find_first_of(",\n")));
 }
 
 void start_mpi() {
-  int initialized = 0;
-  check(MPI_Initialized(&initialized), "MPI_Initialized");
-  if (initialized != 0) {
+  int started = 0;
+  check(mpi().started(&started), "MPI_Initialized");
+  if (started != 0) {
     throw Error(ErrorCategory::comm, "a process can join a run of several ranks only once");
   }
-  int granted = MPI_THREAD_SINGLE;
-  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "MPI_Init_thread");
-  if (granted < MPI_THREAD_MULTIPLE) {
+  int threads = 0;
+  check(mpi().start(&threads), "starting MPI");
+  if (threads == 0) {
     throw Error(
         ErrorCategory::comm,
         fmt::format("{} does not grant MPI_THREAD_MULTIPLE, which concurrent lanes need; use "
@@ -57,7 +60,7 @@ void start_mpi() {
 }
 
 void check(int code, const Collective& what) {
-  if (code != MPI_SUCCESS) check(code, to_text(what));
+  if (code != 0) check(code, to_text(what));
 }
 
 /// `value` as an MPI count. Throws Error(comm) when it does not fit.
@@ -81,28 +84,20 @@ class MpiSession {
   MpiSession(const Launch& launch, std::shared_ptr<CollectiveTimeout> timeout)
       : timeout_(std::move(timeout)) {
     start_mpi();
-    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_agreement(launch);
-    check(MPI_Type_contiguous(static_cast<int>(kPage), MPI_BYTE, &page_), "MPI_Type_contiguous");
-    check(MPI_Type_commit(&page_), "MPI_Type_commit");
   }
   ~MpiSession() {
-    if (!timeout_->ends_quietly()) return;
-    MPI_Type_free(&page_);
-    MPI_Finalize();
+    if (timeout_->ends_quietly()) mpi().finish();
   }
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  /// kPage bytes as one element, so that counts of buffers up to 8 TiB fit an int.
-  [[nodiscard]] MPI_Datatype page() const { return page_; }
-
   /// Calls `start`, a nonblocking MPI call, and waits for its request. Throws Error(comm) or
   /// Error(interrupted); all later calls throw then.
-  void run(const Collective& what, const std::function<int(MPI_Request*)>& start) {
+  void run(const Collective& what, const std::function<int(MpiHandle*)>& start) {
     try {
       timeout_->check(what, 0.0);
-      MPI_Request request = MPI_REQUEST_NULL;
+      MpiHandle request;
       check(start(&request), what);
       wait(what, request);
     } catch (...) {
@@ -112,31 +107,30 @@ class MpiSession {
   }
 
   /// Makes a communicator of all ranks. Collective. The caller releases it.
-  MPI_Comm duplicate_world() {
-    MPI_Comm duplicate = MPI_COMM_NULL;
+  MpiHandle duplicate_world() {
+    MpiHandle duplicate;
     run({"setting up a channel", 0},
-        [&](MPI_Request* request) { return MPI_Comm_idup(MPI_COMM_WORLD, &duplicate, request); });
+        [&](MpiHandle* request) { return mpi().duplicate_world(&duplicate, request); });
     return duplicate;
   }
   /// Makes a communicator of the ranks with the same `color`, ordered by `key`. Collective of all
   /// ranks. The caller releases it. MPI has no nonblocking split, so a barrier comes first.
-  MPI_Comm split_world(int color, int key) {
+  MpiHandle split_world(int color, int key) {
     run({"setting up a channel", 0},
-        [&](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); });
-    MPI_Comm split = MPI_COMM_NULL;
-    check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &split), "MPI_Comm_split");
+        [](MpiHandle* request) { return mpi().world_barrier(request); });
+    MpiHandle split;
+    check(mpi().split_world(color, key, &split), "MPI_Comm_split");
     return split;
   }
-  void release(MPI_Comm& communicator) const {
-    if (timeout_->ends_quietly()) MPI_Comm_free(&communicator);
+  void release(MpiHandle& communicator) const {
+    if (timeout_->ends_quietly()) mpi().release(&communicator);
   }
 
  private:
   static void check_agreement(const Launch& launch) {
     int rank = 0;
     int world = 0;
-    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-    check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
+    check(mpi().place(&rank, &world), "MPI_Comm_rank");
     if (to_count(launch.rank) == rank && to_count(launch.world) == world) return;
     throw Error(
         ErrorCategory::comm,
@@ -145,11 +139,11 @@ class MpiSession {
                     launch.launcher, launch.rank, launch.world, library_name(), rank, world));
   }
 
-  void wait(const Collective& what, MPI_Request& request) {
+  void wait(const Collective& what, MpiHandle& request) {
     Polling polling;
     while (true) {
       int done = 0;
-      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+      check(mpi().test(&request, &done), what);
       if (done != 0) return;
       timeout_->check(what, polling.seconds());
       polling.pause();
@@ -157,10 +151,9 @@ class MpiSession {
   }
 
   std::shared_ptr<CollectiveTimeout> timeout_;
-  MPI_Datatype page_ = MPI_DATATYPE_NULL;
 };
 
-/// MPI's arguments of an exchange: counts and offsets per rank, in pages.
+/// Arguments of an exchange: counts and offsets per rank, in pages.
 struct Exchange {
   explicit Exchange(std::uint32_t world) : counts(world), places(world) {}
   std::vector<int> counts;
@@ -203,9 +196,9 @@ class MpiCommunicator final : public Communicator {
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, world_);
     as_host(stream).enqueue([=, this] {
-      session_->run({"broadcast", data.size()}, [&](MPI_Request* request) {
-        return MPI_Ibcast(data.raw(), to_count(data.size() / kPage), session_->page(),
-                          to_count(root), communicator_, request);
+      session_->run({"broadcast", data.size()}, [&](MpiHandle* request) {
+        return mpi().broadcast(&communicator_, data.raw(), to_count(data.size() / kPage),
+                               MpiUnit::page, to_count(root), request);
       });
     });
   }
@@ -213,11 +206,10 @@ class MpiCommunicator final : public Communicator {
  private:
   void gather(ConstDeviceBytes shard, DeviceBytes whole) {
     const bool in_place = shard.raw() == whole.raw() + rank_ * shard.size();
-    const void* from = in_place ? MPI_IN_PLACE : shard.raw();
+    const void* from = in_place ? nullptr : shard.raw();
     const int pages = to_count(shard.size() / kPage);
-    session_->run({"all_gather", whole.size()}, [&](MPI_Request* request) {
-      return MPI_Iallgather(from, pages, session_->page(), whole.raw(), pages, session_->page(),
-                            communicator_, request);
+    session_->run({"all_gather", whole.size()}, [&](MpiHandle* request) {
+      return mpi().all_gather(&communicator_, from, whole.raw(), pages, MpiUnit::page, request);
     });
   }
 
@@ -229,9 +221,9 @@ class MpiCommunicator final : public Communicator {
       arriving.counts[rank] = to_count(shards.count(rank, 0, shards.longest()));
       arriving.places[rank] = to_count(shards.at(rank, 0));
     }
-    session_->run({"all_reduce", whole.size()}, [&](MPI_Request* request) {
-      return MPI_Iallgatherv(MPI_IN_PLACE, 0, session_->page(), whole.raw(), arriving.counts.data(),
-                             arriving.places.data(), session_->page(), communicator_, request);
+    session_->run({"all_reduce", whole.size()}, [&](MpiHandle* request) {
+      return mpi().all_gather_parts(&communicator_, whole.raw(), arriving.counts.data(),
+                                    arriving.places.data(), request);
     });
   }
 
@@ -268,10 +260,10 @@ class MpiCommunicator final : public Communicator {
       arriving.counts[rank] = to_count(shards.count(rank_, page, piece));
       arriving.places[rank] = to_count(rank * piece);
     }
-    session_->run(what, [&](MPI_Request* request) {
-      return MPI_Ialltoallv(whole.raw(), leaving.counts.data(), leaving.places.data(),
-                            session_->page(), scratch.raw(), arriving.counts.data(),
-                            arriving.places.data(), session_->page(), communicator_, request);
+    session_->run(what, [&](MpiHandle* request) {
+      return mpi().exchange(&communicator_, whole.raw(), leaving.counts.data(),
+                            leaving.places.data(), scratch.raw(), arriving.counts.data(),
+                            arriving.places.data(), request);
     });
   }
 
@@ -279,7 +271,7 @@ class MpiCommunicator final : public Communicator {
   Members members_;
   std::uint32_t rank_;   ///< place among the members; rank in the MPI communicator
   std::uint32_t world_;  ///< number of members
-  MPI_Comm communicator_ = MPI_COMM_NULL;
+  MpiHandle communicator_;
 };
 
 class MpiRanks final : public Ranks {
@@ -307,9 +299,9 @@ class MpiRanks final : public Ranks {
     expects(whole.size() == world() * shard.size(),
             "all_gather: `whole` must hold one shard per rank");
     const int count = to_count(shard.size());
-    session_->run({"all_gather", whole.size()}, [&](MPI_Request* request) {
-      return MPI_Iallgather(shard.data(), count, MPI_BYTE, whole.data(), count, MPI_BYTE,
-                            communicator_, request);
+    session_->run({"all_gather", whole.size()}, [&](MpiHandle* request) {
+      return mpi().all_gather(&communicator_, shard.data(), whole.data(), count, MpiUnit::byte,
+                              request);
     });
   }
 
@@ -323,33 +315,29 @@ class MpiRanks final : public Ranks {
 
   void barrier() override {
     session_->run({"barrier", 0},
-                  [&](MPI_Request* request) { return MPI_Ibarrier(communicator_, request); });
+                  [&](MpiHandle* request) { return mpi().barrier(&communicator_, request); });
   }
 
   void abort(int status) override {
     std::fflush(nullptr);
-    MPI_Abort(MPI_COMM_WORLD, status);
+    mpi().abort(status);
     std::_Exit(status);
   }
 
  private:
   void broadcast_bytes(void* data, Bytes bytes) {
-    session_->run({"broadcast", bytes}, [&](MPI_Request* request) {
-      return MPI_Ibcast(data, to_count(bytes), MPI_BYTE, 0, communicator_, request);
+    session_->run({"broadcast", bytes}, [&](MpiHandle* request) {
+      return mpi().broadcast(&communicator_, data, to_count(bytes), MpiUnit::byte, 0, request);
     });
   }
 
   Launch launch_;
   std::shared_ptr<CollectiveTimeout> timeout_;
   std::shared_ptr<MpiSession> session_;
-  MPI_Comm communicator_ = MPI_COMM_NULL;
+  MpiHandle communicator_;
 };
 
 }  // namespace
-
-std::string mpi_refusal() {
-  return "";
-}
 
 std::unique_ptr<Ranks> make_mpi_ranks(const Launch& launch, const JoinOptions& options) {
   return std::make_unique<MpiRanks>(launch, options);

@@ -11,13 +11,13 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/polling.h"
 #include "ballast/device/cuda_stream.h"
 
 #include "src/comm/channel.h"
+#include "src/comm/nccl_functions.h"
 #include "src/comm/sum.h"
 #include "src/device/cuda/errors.h"
 
@@ -42,7 +42,7 @@ class NcclChannel {
       : timeout_(std::move(timeout)) {
     // Place 0 of each channel makes its identifier; every rank gathers all of them.
     ncclUniqueId own = {};
-    if (members.place() == 0) require(ncclGetUniqueId(&own), kSetUp);
+    if (members.place() == 0) require(nccl().make_identifier(&own), kSetUp);
     std::vector<ncclUniqueId> all(ranks.world());
     ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
     const ncclUniqueId id = all[members.first_rank()];
@@ -51,8 +51,8 @@ class NcclChannel {
     config.blocking = 0;
     try {
       timeout_->check(kSetUp, 0.0);
-      require(ncclCommInitRankConfig(&communicator_, static_cast<int>(members.count()), id,
-                                     static_cast<int>(members.place()), &config),
+      require(nccl().join(&communicator_, static_cast<int>(members.count()), id,
+                          static_cast<int>(members.place()), &config),
               kSetUp);
       settle(kSetUp);
     } catch (...) {
@@ -82,9 +82,9 @@ class NcclChannel {
     try {
       timeout_->check(what, 0.0);
       expects(communicator_ != nullptr, "a collective was started on a channel that has ended");
-      require(ncclGroupStart(), what);
+      require(nccl().start_group(), what);
       const ncclResult_t made = calls();
-      const ncclResult_t ended = ncclGroupEnd();  // also after a failure, to leave the group
+      const ncclResult_t ended = nccl().end_group();  // also after a failure, to leave the group
       require(made, what);
       require(ended, what);
       settle(what);
@@ -100,7 +100,7 @@ class NcclChannel {
     if (communicator_ == nullptr) return;
     try {
       ncclResult_t state = ncclSuccess;
-      require(ncclCommGetAsyncError(communicator_, &state), what);
+      require(nccl().state(communicator_, &state), what);
       require(state, what);
       timeout_->check(what, waited_seconds);
     } catch (...) {
@@ -113,8 +113,8 @@ class NcclChannel {
   void require(ncclResult_t code, const Collective& what) const {
     if (accepted(code)) return;
     // The last error belongs to the whole process, but only it has details.
-    const char* const last = ncclGetLastError(communicator_);
-    std::string text = ncclGetErrorString(code);
+    const char* const last = nccl().last_error(communicator_);
+    std::string text = nccl().error_text(code);
     if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
     std::replace(text.begin(), text.end(), '\n', ' ');
     throw Error(ErrorCategory::comm, fmt::format("{}: NCCL: {}", to_text(what), text));
@@ -124,7 +124,7 @@ class NcclChannel {
     Polling polling;
     while (true) {
       ncclResult_t state = ncclSuccess;
-      require(ncclCommGetAsyncError(communicator_, &state), what);
+      require(nccl().state(communicator_, &state), what);
       require(state, what);
       if (state == ncclSuccess) return;
       timeout_->check(what, polling.seconds());
@@ -133,15 +133,15 @@ class NcclChannel {
   }
 
   void close() {
-    require(ncclCommFinalize(communicator_), kEnd);
+    require(nccl().finalize(communicator_), kEnd);
     settle(kEnd);
-    require(ncclCommDestroy(std::exchange(communicator_, nullptr)), kEnd);
+    require(nccl().destroy(std::exchange(communicator_, nullptr)), kEnd);
   }
 
   /// Ignores failures: the process ends, and the driver frees its resources.
   void abort() {
     timeout_->give_up();
-    if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
+    if (communicator_ != nullptr) nccl().abort(std::exchange(communicator_, nullptr));
   }
 
   std::shared_ptr<CollectiveTimeout> timeout_;
@@ -189,8 +189,8 @@ class NcclCommunicator final : public Communicator {
     check_broadcast(data, root, world_);
     device::CudaStream& cuda = device::as_cuda(stream);
     run(cuda, {"broadcast", data.size()}, [&](cudaStream_t queue) {
-      return ncclBroadcast(data.raw(), data.raw(), data.size(), kByte, static_cast<int>(root),
-                           channel_->get(), queue);
+      return nccl().broadcast(data.raw(), data.raw(), data.size(), kByte, static_cast<int>(root),
+                              channel_->get(), queue);
     });
   }
 
@@ -208,7 +208,8 @@ class NcclCommunicator final : public Communicator {
   void gather(device::CudaStream& stream, const Collective& what, ConstDeviceBytes shard,
               DeviceBytes whole) {
     run(stream, what, [&](cudaStream_t queue) {
-      return ncclAllGather(shard.raw(), whole.raw(), shard.size(), kByte, channel_->get(), queue);
+      return nccl().all_gather(shard.raw(), whole.raw(), shard.size(), kByte, channel_->get(),
+                               queue);
     });
   }
 
@@ -220,8 +221,8 @@ class NcclCommunicator final : public Communicator {
         const Bytes bytes = shards.count(rank, 0, shards.longest()) * kPage;
         std::byte* const start = whole.raw() + shards.at(rank, 0) * kPage;
         if (bytes == 0) continue;
-        const ncclResult_t code = ncclBroadcast(start, start, bytes, kByte, static_cast<int>(rank),
-                                                channel_->get(), queue);
+        const ncclResult_t code = nccl().broadcast(start, start, bytes, kByte,
+                                                   static_cast<int>(rank), channel_->get(), queue);
         if (!accepted(code)) return code;
       }
       return ncclSuccess;
@@ -271,11 +272,11 @@ class NcclCommunicator final : public Communicator {
     const int peer = static_cast<int>(rank);
     if (!leaving.empty()) {
       const ncclResult_t code =
-          ncclSend(leaving.raw(), leaving.size(), kByte, peer, channel_->get(), queue);
+          nccl().send(leaving.raw(), leaving.size(), kByte, peer, channel_->get(), queue);
       if (!accepted(code)) return code;
     }
     if (arriving.empty()) return ncclSuccess;
-    return ncclRecv(arriving.raw(), arriving.size(), kByte, peer, channel_->get(), queue);
+    return nccl().receive(arriving.raw(), arriving.size(), kByte, peer, channel_->get(), queue);
   }
 
   std::shared_ptr<NcclChannel> channel_;
@@ -305,13 +306,10 @@ void refuse_shared_gpus(Ranks& ranks) {
 
 }  // namespace
 
-std::string nccl_refusal() {
-  return "";
-}
-
 std::unique_ptr<Communicator> make_nccl_communicator(
     Ranks& ranks, const Members& members, device::Device& device,
     const std::shared_ptr<CollectiveTimeout>& timeout) {
+  static_cast<void>(nccl());  // throws without the library
   // NCCL uses the calling thread's current device; native() makes the stream's device current.
   const auto stream = device.make_stream("nccl");
   static_cast<void>(device::as_cuda(*stream).native());

@@ -76,8 +76,9 @@ std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& optio
   expects(options.timeout_seconds > 0.0, "join_ranks: the timeout must be above 0");
   if (launch.world == 1) return std::make_unique<SelfRanks>(launch, options);
   if (const std::string refusal = mpi_refusal(); !refusal.empty()) {
-    throw Error(ErrorCategory::comm, fmt::format("{} started {} processes, but this program was {}",
-                                                 launch.launcher, launch.world, refusal));
+    throw Error(ErrorCategory::comm,
+                fmt::format("{} started {} processes, but this program cannot join them: {}",
+                            launch.launcher, launch.world, refusal));
   }
   return make_mpi_ranks(launch, options);
 }

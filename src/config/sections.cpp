@@ -221,6 +221,7 @@ Section ballast_keys(BallastSection& b) {
       choice("update", b.update, {"gated", "eager"}),
       speculative_updates_key(b.speculative_updates),
       flag("serial", b.serial),
+      flag("nvtx", b.nvtx),
       delay_seed_key(b.delay_seed),
       activations_key(b.activations),
       also_called(recompute_key(b.recompute), {"gradient_checkpointing", "checkpoint_activations"}),

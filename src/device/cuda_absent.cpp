@@ -20,6 +20,13 @@ std::string cuda_refusal() {
   return "built without CUDA: reconfigure with -Dcuda=enabled";
 }
 
+std::string unsuitable_gpu(const DeviceOptions&) {
+  return cuda_refusal();
+}
+std::string missing_gpu_library() {
+  return "";
+}
+
 Bytes free_cuda_memory(const DeviceOptions&) {
   return 0;
 }

@@ -1,6 +1,7 @@
 #include "ballast/device/device.h"
 
 #include <array>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -13,16 +14,19 @@
 namespace ballast::device {
 namespace {
 
-void log_cuda() {
-  const std::string refusal = cuda_refusal();
+void log_choice(const std::string& refusal) {
   if (refusal.empty()) {
-    log(LogLevel::info,
-        "device: using the host device; CUDA was found, but its kernels have not been run on a GPU "
-        "yet: set ballast.device to \"cuda\" to use them");
+    log(LogLevel::debug, "device: using the GPU");
   } else {
     log(cuda_built_in() ? LogLevel::info : LogLevel::debug,
         "device: using the host device; CUDA is not available: " + refusal);
   }
+}
+
+std::string find_gpu_refusal(const DeviceOptions& options) {
+  if (std::string refusal = cuda_refusal(); !refusal.empty()) return refusal;
+  if (std::string refusal = unsuitable_gpu(options); !refusal.empty()) return refusal;
+  return missing_gpu_library();
 }
 
 }  // namespace
@@ -32,8 +36,9 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   if (options.kind == "cuda") return make_cuda_device(options);
   if (options.kind == "auto") {
     static std::once_flag said;
-    std::call_once(said, log_cuda);
-    return make_host_device(options);
+    const std::string refusal = gpu_refusal(options);
+    std::call_once(said, log_choice, refusal);
+    return refusal.empty() ? make_cuda_device(options) : make_host_device(options);
   }
   static const std::array<std::string, 3> choices = {"auto", "host", "cuda"};
   throw Error(ErrorCategory::config, "ballast.device: unknown device '" + options.kind +
@@ -41,8 +46,19 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
                                          did_you_mean(options.kind, choices));
 }
 
+std::string gpu_refusal(const DeviceOptions& options) {
+  static std::mutex mutex;
+  static std::map<std::uint32_t, std::string> found;
+  const std::scoped_lock lock(mutex);
+  const auto known = found.find(options.local_rank);
+  if (known != found.end()) return known->second;
+  return found.emplace(options.local_rank, find_gpu_refusal(options)).first->second;
+}
+
 std::string_view kind_of(const DeviceOptions& options) {
-  return options.kind == "cuda" ? "cuda" : "host";
+  const bool gpu =
+      options.kind == "cuda" || (options.kind == "auto" && gpu_refusal(options).empty());
+  return gpu ? "cuda" : "host";
 }
 
 bool shares_host_cores(const DeviceOptions& options) {

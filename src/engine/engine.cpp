@@ -9,6 +9,7 @@
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 
+#include "src/device/profiler_range.h"
 #include "src/engine/states.h"
 #include "src/engine/step.h"
 #include "src/engine/warm_up.h"
@@ -44,6 +45,9 @@ class Engine::Impl {
         swap_plan_(plan_swapping(options_.swap, blueprint_.schedule)),
         updater_(options_.update),
         device_update_(update::make_device_update(*device_, updater_)) {
+    if (options_.nvtx && !device::profiler_refusal().empty()) {
+      throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
+    }
     const schedule::Workload& work = blueprint_.workload;
     expects(work.world == (ranks_ == nullptr ? 1 : ranks_->world()) &&
                 blueprint_.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
@@ -71,7 +75,8 @@ class Engine::Impl {
                            .updater = updater_,
                            .device_update = *device_update_,
                            .ranks = ranks_,
-                           .gradient_clipping = options_.gradient_clipping});
+                           .gradient_clipping = options_.gradient_clipping,
+                           .nvtx = options_.nvtx});
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));

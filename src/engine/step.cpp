@@ -10,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
 
+#include "src/device/profiler_range.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
@@ -468,6 +469,8 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
 }
 
 void Lanes::start(const Operation& operation, std::uint64_t submission) {
+  std::optional<device::ProfilerRange> range;
+  if (modules_.nvtx) range.emplace(describe(operation, modules_.blueprint.workload));
   Step(*this, operation, context(submission - operation.lag)).perform();
   if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
 }

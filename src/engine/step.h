@@ -37,6 +37,7 @@ struct Modules {
   update::DeviceUpdate& device_update;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   double gradient_clipping = 0.0;
+  bool nvtx = false;  ///< see EngineOptions
 };
 
 /// A piece of this rank's part of a block's weights or states, in host memory.

@@ -1,5 +1,6 @@
 #include "ballast/core/error.h"
 #include "ballast/model/attention.h"
+#include "ballast/model/cuda_libraries.h"
 
 #include "src/model/cuda/factories.h"
 
@@ -26,6 +27,9 @@ double measure_cuda_gemm_peak(device::Device&, DType, double) {
 
 namespace ballast::model {
 
+std::vector<CudaLibrary> cuda_libraries() {
+  return {};
+}
 Bytes attention_trial_bytes(const AttentionShape&) {
   cuda::refuse();
 }

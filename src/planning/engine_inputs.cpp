@@ -286,6 +286,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
           .seed = config.ballast.seed,
           .swap = swap_options(config, launch),
           .serial = config.ballast.serial,
+          .nvtx = config.ballast.nvtx,
           .delay_seed = config.ballast.delay_seed};
 }
 

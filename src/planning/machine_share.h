@@ -43,7 +43,7 @@ struct MachineShare {
 /// The share of rank `rank`; `places` are those of all ranks.
 MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank);
 
-/// Sets budgets and compute threads that `config` leaves open. The same on every rank.
+/// Sets device, budgets and compute threads that `config` leaves open. The same on every rank.
 void apply_common_share(config::Config& config, const MachineShare& share);
 
 /// Sets open threads and NUMA node of the update, which may differ between ranks.

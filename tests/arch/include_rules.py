@@ -50,6 +50,7 @@ THIRD_PARTY = {
     r"cublas.*": ["src/model/cuda/"],
     r"cuda.*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda", "src/update/cuda"],
     r"nccl\.h": ["src/comm/nccl"],
+    r"nvtx3/.*": ["src/device/cuda"],
     r"mpi\.h": ["src/comm/mpi"],
     r"fmt/.*": ["src", "aio", "cpu_adam", "tools"],
 }

@@ -1,6 +1,8 @@
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -22,13 +24,13 @@ using test::FakeCublasLt;
 class EngineOnCuda : public testing::Test {
  protected:
   /// A run in its own directory.
-  Engine make() {
+  Engine make(const std::string& more = "ballast.serial=false") {
     return planning::make_engine(
         test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                                        "num_layers": 2, "num_heads": 2)",
                           true, directory_.path(),
                           {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19",
-                           "zero_optimization.offload_optimizer.device=cpu"}));
+                           "zero_optimization.offload_optimizer.device=cpu", more}));
   }
   static test::Batch batch_for(const Engine& engine) {
     return test::scattered_ids(engine.blueprint().tokens_per_step(), 1);
@@ -51,6 +53,28 @@ TEST_F(EngineOnCuda, LooksForProductsBeforeTheFirstStep) {
   engine.evaluate(evaluated.tokens, evaluated.targets);
   engine.finish();
   EXPECT_EQ(FakeCublasLt::searches, at_start) << "a lane had to wait for what the start left out";
+}
+
+TEST_F(EngineOnCuda, EveryOperationIsARangeOfTheProfilerIfAskedFor) {
+  const char* const path = std::getenv("NVTX_INJECTION64_PATH");
+  if (path == nullptr) GTEST_SKIP() << "built without NVTX";
+  void* const profiler = dlopen(path, RTLD_NOW);
+  ASSERT_NE(profiler, nullptr) << dlerror();
+  const auto ranges =
+      reinterpret_cast<int (*)(const char*)>(dlsym(profiler, "fake_profiler_ranges"));
+  ASSERT_NE(ranges, nullptr);
+  const auto train = [this](Engine engine) {
+    engine.start();
+    const test::Batch batch = batch_for(engine);
+    const StepResult result = engine.train_step(batch.tokens, batch.targets, 0.001);
+    engine.finish();
+    return result.loss;
+  };
+  const double loss = train(make());
+  EXPECT_EQ(ranges(""), 0);
+  EXPECT_EQ(train(make("ballast.nvtx=true")), loss);
+  EXPECT_GT(ranges("forward of layer 1"), 0);
+  EXPECT_GT(ranges("update of layer 0"), 0);
 }
 
 TEST_F(EngineOnCuda, WhatIsMissingShowsAtTheStart) {

@@ -37,6 +37,7 @@ struct Preference {
 struct Algorithm {
   std::uint64_t problem;
   std::uint64_t workspace;
+  int place;
   std::array<std::uint32_t, 4> alignments;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
@@ -164,7 +165,7 @@ struct Problem {
 cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                               cublasLtMatmulPreference_t wanted, int,
+                               cublasLtMatmulPreference_t wanted, int most,
                                cublasLtMatmulHeuristicResult_t* found, int* count) {
   ++FakeCublasLt::searches;
   const auto& preference = as<Preference>(wanted);
@@ -176,13 +177,16 @@ cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
   const cublasStatus_t told = FakeCublasLt::next_search.exchange(CUBLAS_STATUS_SUCCESS);
   if (told != CUBLAS_STATUS_SUCCESS) return told;
   if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
-  const Algorithm algorithm = {.problem = problem.number(),
-                               .workspace = preference.workspace,
-                               .alignments = preference.alignments};
-  *found = {};
-  std::memcpy(&found->algo, &algorithm, sizeof algorithm);
-  found->workspaceSize = algorithm.workspace;
-  *count = 1;
+  *count = std::min(most, FakeCublasLt::found.load());
+  for (int i = 0; i < *count; ++i) {
+    const Algorithm algorithm = {.problem = problem.number(),
+                                 .workspace = preference.workspace,
+                                 .place = i,
+                                 .alignments = preference.alignments};
+    found[i] = {};
+    std::memcpy(&found[i].algo, &algorithm, sizeof algorithm);
+    found[i].workspaceSize = algorithm.workspace;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -230,6 +234,9 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   Algorithm algorithm = {};
   std::memcpy(&algorithm, algo, sizeof algorithm);
   if (algorithm.problem != problem.number()) return CUBLAS_STATUS_INVALID_VALUE;
+  ++FakeCublasLt::tried;
+  FakeCublasLt::last_algorithm = algorithm.place;
+  if (algorithm.place < FakeCublasLt::refused) return CUBLAS_STATUS_NOT_SUPPORTED;
   const std::array<const void*, 4> pointers = {a, b, c, d};
   for (std::size_t i = 0; i < pointers.size(); ++i) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointers[i]);
@@ -297,6 +304,9 @@ const CublasLt& cublaslt() {
   return fake;
 }
 std::string_view cublaslt_refusal() {
+  return "";
+}
+std::string_view cublaslt_file() {
   return "";
 }
 

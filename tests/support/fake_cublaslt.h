@@ -16,6 +16,12 @@ struct FakeCublasLt {
   static inline std::atomic<cublasStatus_t> next_search = CUBLAS_STATUS_SUCCESS;
   static inline std::atomic<cublasStatus_t> next_product = CUBLAS_STATUS_SUCCESS;
   static inline std::atomic<int> searches = 0;
+  /// Algorithms that a search finds; each product with one of the first `refused` is refused.
+  static inline std::atomic<int> found = 3;
+  static inline std::atomic<int> refused = 0;
+  /// The place of the last product's algorithm in its search, and the number of products tried.
+  static inline std::atomic<int> last_algorithm = -1;
+  static inline std::atomic<int> tried = 0;
   /// Objects that exist.
   static inline std::atomic<int> alive = 0;
   /// Limits of the last search.

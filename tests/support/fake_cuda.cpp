@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "src/device/factories.h"
+
 namespace {
 
 constexpr int kDevices = 4;
@@ -45,6 +47,45 @@ Lies where(const std::byte* start, std::size_t size) {
   return Lies::outside;
 }
 
+/// The devices of streams and events by address.
+class Owners {
+ public:
+  void* make() {
+    void* const made = std::malloc(1);
+    const std::scoped_lock lock(mutex_);
+    devices_[made] = current_device;
+    return made;
+  }
+  void end(void* object) {
+    const std::scoped_lock lock(mutex_);
+    devices_.erase(object);
+    std::free(object);
+  }
+  /// Whether the calling thread's current device is that of `object`; null belongs to any.
+  bool own(const void* object) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = devices_.find(object);
+    return object == nullptr || (found != devices_.end() && found->second == current_device);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, int> devices_;
+};
+Owners& owners() {
+  static auto* const kept = new Owners;  // objects may end after static ones
+  return *kept;
+}
+
+/// Notes a call whose stream or event belongs to another device than the current one. CUDA accepts
+/// some of these calls, but starts the current device for them.
+template <class... Objects>
+cudaError_t on_device(Objects... objects) {
+  if ((owners().own(objects) && ...)) return cudaSuccess;
+  ++FakeCuda::wrong_device;
+  return remembered(cudaErrorInvalidResourceHandle);
+}
+
 bool mapped(std::byte* start, std::size_t size) {
   const std::size_t before =
       reinterpret_cast<std::uintptr_t>(start) % static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -52,6 +93,10 @@ bool mapped(std::byte* start, std::size_t size) {
 }
 
 }  // namespace
+
+std::string ballast::device::missing_gpu_library() {
+  return FakeCuda::missing_library;
+}
 
 std::vector<FakeCuda::Piece> FakeCuda::registered() {
   const std::scoped_lock lock(registry_mutex);
@@ -95,7 +140,9 @@ cudaError_t cudaSetDeviceFlags(unsigned) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::strcpy(properties->name, "Fake GPU");
-  properties->major = 9;
+  const bool old = device == FakeCuda::old_gpu;
+  properties->major = old ? 7 : 9;
+  properties->minor = old ? 5 : 0;
   properties->totalGlobalMem = kMemory;
   properties->uuid.bytes[0] = static_cast<char>(1 + device);
   return cudaSuccess;
@@ -137,7 +184,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyK
   std::memcpy(to, from, size);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStream_t) {
+cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t size, cudaStream_t stream) {
+  if (const cudaError_t code = on_device(stream); code != cudaSuccess) return code;
   std::memset(memory, value, size);
   return cudaSuccess;
 }
@@ -178,7 +226,8 @@ cudaError_t cudaHostUnregister(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
-                            cudaStream_t) {
+                            cudaStream_t stream) {
+  if (const cudaError_t code = on_device(stream); code != cudaSuccess) return code;
   const bool up = kind == cudaMemcpyHostToDevice;
   const void* host = up ? from : to;
   // CUDA documents this for partly registered ranges, and does not mention ranges in two
@@ -195,35 +244,38 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = static_cast<cudaStream_t>(std::malloc(1));
+  *stream = static_cast<cudaStream_t>(owners().make());
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  std::free(stream);
-  return cudaSuccess;
+  const cudaError_t code = on_device(stream);
+  owners().end(stream);
+  return code;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return on_device(stream);
 }
-cudaError_t cudaStreamQuery(cudaStream_t) {
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const cudaError_t code = on_device(stream); code != cudaSuccess) return code;
   auto& busy = FakeCuda::busy_queries;
   return busy > 0 && busy-- > 0 ? remembered(cudaErrorNotReady) : cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return on_device(stream, event);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = static_cast<cudaEvent_t>(std::malloc(1));
+  *event = static_cast<cudaEvent_t>(owners().make());
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  std::free(event);
-  return cudaSuccess;
+  const cudaError_t code = on_device(event);
+  owners().end(event);
+  return code;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return on_device(event, stream);
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return on_device(event);
 }

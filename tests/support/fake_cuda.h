@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace ballast::test {
@@ -11,6 +12,10 @@ namespace ballast::test {
 /// memory, and work is done when it is enqueued. This tests Ballast's use of CUDA without a GPU,
 /// but not CUDA itself.
 struct FakeCuda {
+  /// The GPU of this number is of compute capability 7.5; negative: none is.
+  static inline std::atomic<int> old_gpu = -1;
+  /// What makes a GPU unusable: a missing library.
+  static inline std::string missing_library;
   /// Number of queries of a stream that return "not ready".
   static inline std::atomic<int> busy_queries = 0;
   /// Larger allocations fail.
@@ -35,6 +40,8 @@ struct FakeCuda {
   /// Calls that allow kernels more shared memory; those for more bytes fail.
   static inline std::atomic<int> shared_memory_calls = 0;
   static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
+  /// Calls with a stream or an event of another device than the thread's current one, which fail.
+  static inline std::atomic<int> wrong_device = 0;
   /// Bytes copied so far.
   static inline std::atomic<std::size_t> copied_to_device = 0;
   static inline std::atomic<std::size_t> copied_to_host = 0;

@@ -350,5 +350,8 @@ const Cudnn& cudnn() {
 std::string_view cudnn_refusal() {
   return FakeCudnn::present ? "" : "libcudnn.so.9 cannot be loaded: a test has none";
 }
+std::string_view cudnn_file() {
+  return "";
+}
 
 }  // namespace ballast::model::cuda

@@ -6,7 +6,10 @@
 #include <vector>
 
 #include <mpi.h>
-#include <nccl.h>
+
+#include "ballast/comm/communicator.h"
+
+#include "src/comm/nccl_functions.h"
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;  ///< none in a world of 1
@@ -50,16 +53,13 @@ int to_int(std::size_t count) {
   return static_cast<int>(count);
 }
 
-}  // namespace
-
-ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+ncclResult_t make_identifier(ncclUniqueId* id) {
   const int maker = world_rank();
   for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; ++i) id->internal[i] = identifier_byte(i, maker);
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* channel, int count, ncclUniqueId id, int rank,
-                                    ncclConfig_t* config) {
+ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncclConfig_t* config) {
   const int maker = id.internal[0];
   for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; ++i) {
     if (id.internal[i] != identifier_byte(i, maker)) return ncclInvalidArgument;
@@ -75,42 +75,42 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* channel, int count, ncclUniqueId
   MPI_Comm_size((*channel)->mpi, &members);
   return members == count ? ncclInProgress : ncclInvalidArgument;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t channel, ncclResult_t* state) {
-  *state = FakeNccl::async_error;
-  if (*state == ncclSuccess && channel->busy_looks > 0) {
+ncclResult_t state(ncclComm_t channel, ncclResult_t* now) {
+  *now = FakeNccl::async_error;
+  if (*now == ncclSuccess && channel->busy_looks > 0) {
     --channel->busy_looks;
-    *state = ncclInProgress;
+    *now = ncclInProgress;
   }
   return ncclSuccess;
 }
-ncclResult_t ncclCommFinalize(ncclComm_t channel) {
+ncclResult_t finalize(ncclComm_t channel) {
   ++FakeNccl::finalized;
   channel->busy_looks = 2;
   return ncclInProgress;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t channel) {
+ncclResult_t destroy(ncclComm_t channel) {
   ++FakeNccl::destroyed;
   if (channel->mpi != MPI_COMM_NULL) MPI_Comm_free(&channel->mpi);
   delete channel;
   return ncclSuccess;
 }
-ncclResult_t ncclCommAbort(ncclComm_t channel) {
+ncclResult_t abort_channel(ncclComm_t channel) {
   ++FakeNccl::aborted;
   delete channel;
   return ncclSuccess;
 }
-const char* ncclGetErrorString(ncclResult_t) {
+const char* error_text(ncclResult_t) {
   return "a fake's error";
 }
-const char* ncclGetLastError(ncclComm_t) {
+const char* last_error(ncclComm_t) {
   return "two\nlines";
 }
 
-ncclResult_t ncclGroupStart() {
+ncclResult_t start_group() {
   in_group = true;
   return ncclSuccess;
 }
-ncclResult_t ncclGroupEnd() {
+ncclResult_t end_group() {
   in_group = false;
   std::vector<MPI_Request> requests;
   for (const Start& start : std::exchange(group, {})) {
@@ -124,20 +124,20 @@ ncclResult_t ncclGroupEnd() {
   return ncclInProgress;
 }
 
-ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t channel, cudaStream_t) {
+ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
+                  ncclComm_t channel, cudaStream_t) {
   return grouped(channel, type, count, [=](MPI_Request* request) {
     MPI_Isend(from, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
   });
 }
-ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t channel, cudaStream_t) {
+ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t channel,
+                     cudaStream_t) {
   return grouped(channel, type, count, [=](MPI_Request* request) {
     MPI_Irecv(to, to_int(count), MPI_BYTE, peer, 0, channel->mpi, request);
   });
 }
-ncclResult_t ncclAllGather(const void* from, void* to, std::size_t count, ncclDataType_t type,
-                           ncclComm_t channel, cudaStream_t) {
+ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                        ncclComm_t channel, cudaStream_t) {
   return grouped(channel, type, count, [=](MPI_Request* request) {
     const bool in_place = from == static_cast<char*>(to) + channel->rank * count;
     if (channel->mpi != MPI_COMM_NULL) {
@@ -148,11 +148,48 @@ ncclResult_t ncclAllGather(const void* from, void* to, std::size_t count, ncclDa
     }
   });
 }
-ncclResult_t ncclBroadcast(const void* from, void* to, std::size_t count, ncclDataType_t type,
-                           int root, ncclComm_t channel, cudaStream_t) {
+ncclResult_t broadcast(const void* from, void* to, std::size_t count, ncclDataType_t type, int root,
+                       ncclComm_t channel, cudaStream_t) {
   if (from != to) return ncclInvalidArgument;
   return grouped(channel, type, count, [=](MPI_Request* request) {
     if (channel->mpi == MPI_COMM_NULL) return;
     MPI_Ibcast(to, to_int(count), MPI_BYTE, root, channel->mpi, request);
   });
 }
+
+ncclResult_t version(int* number) {
+  *number = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+namespace ballast::comm {
+
+const Nccl& nccl() {
+  static const Nccl fake = {.version = version,
+                            .error_text = error_text,
+                            .last_error = last_error,
+                            .make_identifier = make_identifier,
+                            .join = join,
+                            .state = state,
+                            .finalize = finalize,
+                            .destroy = destroy,
+                            .abort = abort_channel,
+                            .start_group = start_group,
+                            .end_group = end_group,
+                            .send = send,
+                            .receive = receive,
+                            .all_gather = all_gather,
+                            .broadcast = broadcast};
+  return fake;
+}
+
+std::string nccl_refusal() {
+  return "";
+}
+std::string nccl_file() {
+  return "";
+}
+
+}  // namespace ballast::comm

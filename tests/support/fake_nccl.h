@@ -6,7 +6,7 @@
 
 namespace ballast::test {
 
-/// Controls fake_nccl.cpp, which replaces NCCL at link time, over MPI.
+/// Controls fake_nccl.cpp, which replaces the loaded NCCL at link time, over MPI.
 struct FakeNccl {
   /// The results of status queries of channels.
   static inline std::atomic<ncclResult_t> async_error = ncclSuccess;

@@ -34,7 +34,7 @@ std::string bench_device(const std::string& command, const std::string& asked) {
                             command, asked, did_you_mean(asked, choices)));
   }
   if (asked == "host") return asked;
-  const std::string refusal = device::cuda_refusal();
+  const std::string refusal = device::gpu_refusal({});
   if (refusal.empty()) return "cuda";
   if (asked == "auto") return "host";
   throw Error(ErrorCategory::device,

@@ -101,16 +101,21 @@ class Ranks {
 };
 
 /// Joins the run that `launch` describes; with several ranks, once per process. A world of 1 does
-/// not call MPI. MPI is finalized when the result and its channels are destroyed, in the thread
+/// not load MPI. MPI is finalized when the result and its channels are destroyed, in the thread
 /// that joined. After a failed collective or during unwinding it is not finalized, because that
 /// would wait for the other ranks; the launcher then ends them. Throws Error(comm) when there are
-/// several ranks but the program was built without MPI, or when MPI contradicts `launch`.
+/// several ranks but mpi_refusal() is not empty, or when MPI contradicts `launch`.
 std::unique_ptr<Ranks> join_ranks(const Launch& launch, const JoinOptions& options);
 
-/// Empty when the program can join runs of several ranks; otherwise the reason, one line.
+/// Empty when the program can join runs of several ranks; otherwise the reason, one line. The first
+/// call loads the program's MPI module, and with it an MPI library. mpi_file(): the module's path,
+/// or "".
 std::string mpi_refusal();
+std::string mpi_file();
 
 /// Empty when the program has a communicator for the CUDA device; otherwise the reason, one line.
+/// The first call loads NCCL. nccl_file(): the library's path, or "".
 std::string nccl_refusal();
+std::string nccl_file();
 
 }  // namespace ballast::comm

@@ -137,6 +137,7 @@ struct BallastSection {
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
   bool serial = false;
+  bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
   /// Tier that stores block inputs for the backward pass;
   /// activation_checkpointing.cpu_checkpointing means host.

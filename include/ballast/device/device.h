@@ -96,9 +96,9 @@ struct DeviceOptions {
   const std::atomic<bool>* interrupted = nullptr;
 };
 
-/// Makes the device. "auto" selects the host device, because no GPU has run the CUDA kernels yet,
-/// and logs once whether CUDA is available; "cuda" throws Error(device) with cuda_refusal() if it
-/// is not.
+/// Makes the device. "auto" selects the CUDA device if gpu_refusal() is empty, otherwise the host
+/// device, and logs once why; "cuda" throws Error(device) with the reason if there is no usable
+/// GPU.
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 
 /// The kind() of the device that make_device(options) returns.
@@ -114,6 +114,11 @@ bool cuda_built_in();
 /// Why device "cuda" is not available, one line; empty if it is. The first call starts the driver,
 /// which may take seconds.
 std::string cuda_refusal();
+
+/// Why this process cannot train on its GPU, one line; empty if it can: cuda_refusal(), a GPU of
+/// compute capability below 8.0, which has no bf16, or a missing cuBLASLt. The first call of each
+/// local rank starts the driver and loads cuBLASLt.
+std::string gpu_refusal(const DeviceOptions& options);
 
 /// Free bytes of the device's own memory; 0 for the host device or without a GPU.
 Bytes own_memory(const DeviceOptions& options);

@@ -36,6 +36,7 @@ struct EngineOptions {
   std::uint64_t seed = 1234;                ///< of the initial weights
   state::SwapOptions swap;                  ///< for data that the blueprint places on NVMe
   bool serial = false;                      ///< one operation at a time
+  bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
 };
 

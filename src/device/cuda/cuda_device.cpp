@@ -16,7 +16,8 @@
 namespace ballast::device {
 namespace {
 
-/// Kernels are compiled for compute capability 8.0 and newer (meson.build).
+/// Kernels are compiled for compute capability 8.0 and newer (meson.build): older GPUs have no
+/// bf16.
 constexpr int kOldestMajor = 8;
 
 /// 13000 as "13.0".
@@ -50,12 +51,23 @@ cudaDeviceProp properties_of(int ordinal) {
   cudaDeviceProp properties = {};
   check_cuda(cudaGetDeviceProperties(&properties, ordinal),
              fmt::format("querying the properties of CUDA device {}", ordinal));
-  if (properties.major < kOldestMajor) {
-    throw Error(
-        ErrorCategory::device,
-        fmt::format("CUDA device {}, {}, has compute capability {}.{}; this program needs "
-                    "{}.0 or newer: set ballast.device to \"host\"",
-                    ordinal, properties.name, properties.major, properties.minor, kOldestMajor));
+  return properties;
+}
+
+/// Why kernels cannot run on a GPU with these properties, or "".
+std::string age_refusal(int ordinal, const cudaDeviceProp& properties) {
+  if (properties.major >= kOldestMajor) return "";
+  return fmt::format(
+      "CUDA device {}, {}, has compute capability {}.{} and so no bf16; this program needs {}.0 or "
+      "newer",
+      ordinal, properties.name, properties.major, properties.minor, kOldestMajor);
+}
+
+/// The properties of a GPU that can run the kernels. Throws Error(device).
+cudaDeviceProp suitable(int ordinal) {
+  const cudaDeviceProp properties = properties_of(ordinal);
+  if (const std::string refusal = age_refusal(ordinal, properties); !refusal.empty()) {
+    throw Error(ErrorCategory::device, refusal + ": set ballast.device to \"host\"");
   }
   return properties;
 }
@@ -120,7 +132,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(const DeviceOptions& options)
       : ordinal_(ordinal_of(options.local_rank)),
         interrupted_(options.interrupted),
-        properties_(properties_of(ordinal_)),
+        properties_(suitable(ordinal_)),
         arena_(ordinal_, options.budget),
         memory_(arena_.pages()) {}
 
@@ -190,6 +202,15 @@ std::string cuda_refusal() {
   return count > 0 ? "" : driver_refusal(cudaErrorNoDevice);
 }
 
+std::string unsuitable_gpu(const DeviceOptions& options) {
+  try {
+    const int ordinal = ordinal_of(options.local_rank);
+    return age_refusal(ordinal, properties_of(ordinal));
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 Bytes free_cuda_memory(const DeviceOptions& options) {
   const int ordinal = ordinal_of(options.local_rank);
   check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
@@ -201,7 +222,7 @@ Bytes free_cuda_memory(const DeviceOptions& options) {
 
 std::string cuda_name(const DeviceOptions& options) {
   require_cuda();
-  return name_of(properties_of(ordinal_of(options.local_rank)));
+  return name_of(suitable(ordinal_of(options.local_rank)));
 }
 
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {

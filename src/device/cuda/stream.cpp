@@ -104,13 +104,17 @@ class OwnedStream final : public CudaStream {
 
 class CudaEvent final : public Event {
  public:
-  explicit CudaEvent(int ordinal) {
-    enter(ordinal);
+  explicit CudaEvent(int ordinal) : ordinal_(ordinal) {
+    enter(ordinal_);
     cudaEvent_t made = nullptr;
     // Waiting threads sleep, because the CPU update needs the cores.
     check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync),
                "creating an event");
     event_.reset(made);
+  }
+  ~CudaEvent() override {
+    // On a thread that has used no GPU yet, CUDA would start the first one.
+    static_cast<void>(cudaSetDevice(ordinal_));
   }
 
   void record(Stream& stream) override {
@@ -123,11 +127,13 @@ class CudaEvent final : public Event {
                "making a stream wait for an event");
   }
   void synchronize() override {
+    enter(ordinal_);
     check_cuda(cudaEventSynchronize(event_.get()), "work before an event");
     for (const auto& verdict : std::exchange(verdicts_, {})) verdict();
   }
 
  private:
+  int ordinal_;
   EventHandle event_;
   std::vector<CudaStream::Verdict> verdicts_;
 };

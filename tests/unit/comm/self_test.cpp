@@ -127,16 +127,16 @@ TEST(SelfRanks, AbortEndsTheProcessWithTheStatus) {
   EXPECT_EXIT(ranks->abort(7), testing::ExitedWithCode(7), "");
 }
 
-TEST(JoinRanks, SeveralRanksWithoutMpiAreRefused) {
-  if (mpi_refusal().empty()) GTEST_SKIP() << "built with MPI";
+TEST(JoinRanks, SeveralRanksWithoutAnMpiModuleAreRefused) {
+  // This program does not lie beside one.
+  if (mpi_refusal().empty()) GTEST_SKIP() << "the module is " << mpi_file();
   try {
     join_ranks({.launcher = "srun", .rank = 0, .world = 2, .local_world = 2}, {});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::comm);
     EXPECT_EQ(std::string(error.what()),
-              "srun started 2 processes, but this program was built without MPI: reconfigure with "
-              "-Dmpi=enabled");
+              "srun started 2 processes, but this program cannot join them: " + mpi_refusal());
   }
 }
 

@@ -95,6 +95,7 @@ Config unusual() {
                .order = "micro_batch_major",
                .update = "gated",
                .serial = true,
+               .nvtx = true,
                .delay_seed = 26,
                .activations = Tier::nvme,
                .recompute = true,
@@ -187,6 +188,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.host_bytes, b.host_bytes);
   EXPECT_EQ(a.order, b.order);
   EXPECT_EQ(a.serial, b.serial);
+  EXPECT_EQ(a.nvtx, b.nvtx);
   EXPECT_EQ(a.delay_seed, b.delay_seed);
   EXPECT_EQ(a.activations, b.activations);
   EXPECT_EQ(a.recompute, b.recompute);

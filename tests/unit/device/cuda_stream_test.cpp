@@ -1,14 +1,22 @@
 // Streams of the CUDA device, on a fake of the CUDA runtime.
 #include "ballast/device/cuda_stream.h"
 
+#include <cstddef>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
 
+#include "tests/support/fake_cuda.h"
+
 namespace ballast::device {
 namespace {
+
+using test::FakeCuda;
 
 TEST(CudaStreamVerdict, IsGivenOnceByTheNextSynchronize) {
   const auto device = make_device({.kind = "cuda", .budget = kMiB});
@@ -64,6 +72,43 @@ TEST(CudaStreamVerdict, IsNotAskedForWhenTheStreamEnds) {
     as_cuda(*stream).add_verdict([&] { asked = true; });
   }
   EXPECT_FALSE(asked);
+}
+
+/// Runs `work` in a new thread, whose current GPU is number 0 until it selects another.
+template <class Work>
+void in_new_thread(const Work& work) {
+  std::thread([&] {
+    try {
+      work();
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }).join();
+}
+
+TEST(CudaStreamThreads, EveryThreadSelectsTheGpuBeforeItUsesAStreamOrAnEvent) {
+  const int before = FakeCuda::wrong_device;
+  auto device = make_device({.kind = "cuda", .budget = kMiB, .local_rank = 1});
+  const DeviceBytes memory = device->allocate(kPage, "test");
+  std::vector<std::byte> host(kPage);
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Event> event;
+  in_new_thread([&] { stream = device->make_stream("test"); });
+  in_new_thread([&] { event = device->make_event(); });
+  in_new_thread([&] { device->copy_to_device(*stream, memory, host); });
+  in_new_thread([&] { device->copy_to_host(*stream, host, memory); });
+  in_new_thread([&] { event->record(*stream); });
+  in_new_thread([&] { event->wait_on(*stream); });
+  in_new_thread([&] { event->synchronize(); });
+  in_new_thread([&] { stream->synchronize(); });
+  in_new_thread([&] {
+    FakeCuda::busy_queries = 1;
+    as_cuda(*stream).set_watch(&host, [](double) {});
+    stream->synchronize();
+  });
+  in_new_thread([&] { event.reset(); });
+  in_new_thread([&] { stream.reset(); });
+  EXPECT_EQ(FakeCuda::wrong_device, before);
 }
 
 }  // namespace

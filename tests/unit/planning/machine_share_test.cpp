@@ -90,6 +90,22 @@ TEST(MachineShare, TheSmallestGpuIsTheBudgetOfAll) {
   }
 }
 
+TEST(MachineShare, AllRanksComputeOnDevicesOfOneKind) {
+  std::vector<RankPlace> places = {place('a', 0, 0xff), place('b', 0, 0xff)};
+  const auto device_of = [&](const std::string& asked) {
+    config::Config config;
+    config.ballast.device = asked;
+    apply_common_share(config, share_of(places, 0));
+    return config.ballast.device;
+  };
+  places[0].device_memory = 400;
+  EXPECT_EQ(device_of("auto"), "host") << "one rank has no GPU";
+  EXPECT_EQ(device_of("cuda"), "cuda") << "a named device never falls back";
+  places[1].device_memory = 300;
+  EXPECT_EQ(device_of("auto"), "cuda");
+  EXPECT_EQ(device_of("host"), "host");
+}
+
 TEST(MachineShare, RatesOfARankShareCoresOnlyWhereComputeHasThem) {
   const PeerRanks peers = {.world = 4, .local_world = 2, .sharing = 4, .received_per_second = 5.0};
   schedule::Rates host;

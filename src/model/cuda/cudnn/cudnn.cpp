@@ -32,7 +32,7 @@ std::string last_words(const Cudnn& library) {
 
 }  // namespace
 
-void Cudnn::find(Symbols& symbols) {
+void Cudnn::find(device::Symbols& symbols) {
   symbols.find("cudnnGetVersion", version);
   symbols.find("cudnnGetErrorString", status_name);
   symbols.find("cudnnGetLastErrorString", last_error);
@@ -59,7 +59,7 @@ std::string Cudnn::refusal() const {
 }
 
 LoadedCudnn load_cudnn(std::span<const std::string> names) {
-  return load_library<Cudnn>(names, "install cuDNN or add its folder to LD_LIBRARY_PATH");
+  return device::load_library<Cudnn>(names, "install cuDNN or add its folder to LD_LIBRARY_PATH");
 }
 
 void CudnnCalls::check(cudnnStatus_t status, std::string_view call) const {

@@ -10,7 +10,7 @@
 
 #include <cudnn.h>
 
-#include "src/model/cuda/shared_library.h"
+#include "src/device/shared_library.h"
 
 namespace ballast::model::cuda {
 
@@ -30,7 +30,7 @@ struct Cudnn {
   decltype(&cudnnBackendFinalize) finalize = nullptr;
   decltype(&cudnnBackendExecute) execute = nullptr;
 
-  void find(Symbols& symbols);
+  void find(device::Symbols& symbols);
   /// Why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
@@ -39,8 +39,10 @@ struct Cudnn {
 const Cudnn& cudnn();
 /// "" if the library can be loaded, otherwise the reason in one line.
 std::string_view cudnn_refusal();
+/// The file it was loaded from, or "".
+std::string_view cudnn_file();
 
-using LoadedCudnn = Loaded<Cudnn>;
+using LoadedCudnn = device::Loaded<Cudnn>;
 /// Loads the first library of `names` that has the major version of this program's headers and is
 /// new enough.
 LoadedCudnn load_cudnn(std::span<const std::string> names);

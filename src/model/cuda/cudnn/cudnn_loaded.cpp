@@ -1,13 +1,14 @@
 // Loads the installed cuDNN. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
+#include "src/device/cuda/libraries.h"
 #include "src/model/cuda/cudnn/cudnn.h"
 
 namespace ballast::model::cuda {
 namespace {
 
 const LoadedCudnn& loaded() {
-  static const LoadedCudnn once = load_cudnn(library_names("libcudnn.so", CUDNN_MAJOR));
+  static const LoadedCudnn once = load_cudnn(device::library_names("libcudnn.so", CUDNN_MAJOR));
   return once;
 }
 
@@ -15,6 +16,10 @@ const LoadedCudnn& loaded() {
 
 std::string_view cudnn_refusal() {
   return loaded().refusal;
+}
+
+std::string_view cudnn_file() {
+  return loaded().file;
 }
 
 const Cudnn& cudnn() {

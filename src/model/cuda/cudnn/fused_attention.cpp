@@ -84,4 +84,8 @@ std::string_view fused_attention_refusal() {
   return cudnn_refusal();
 }
 
+std::string_view fused_attention_file() {
+  return cudnn_file();
+}
+
 }  // namespace ballast::model::cuda

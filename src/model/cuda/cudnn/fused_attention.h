@@ -43,5 +43,7 @@ class FusedAttention {
 
 /// "" if cuDNN can be loaded, otherwise the reason in one line.
 std::string_view fused_attention_refusal();
+/// The file cuDNN was loaded from, or "".
+std::string_view fused_attention_file();
 
 }  // namespace ballast::model::cuda

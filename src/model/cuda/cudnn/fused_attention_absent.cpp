@@ -18,4 +18,8 @@ std::string_view fused_attention_refusal() {
   return "this program was built without cuDNN 9";
 }
 
+std::string_view fused_attention_file() {
+  return "";
+}
+
 }  // namespace ballast::model::cuda

@@ -4,7 +4,7 @@
 
 namespace ballast::model::cuda {
 
-void CublasLt::find(Symbols& symbols) {
+void CublasLt::find(device::Symbols& symbols) {
   symbols.find("cublasLtGetVersion", version);
   symbols.find("cublasLtGetStatusName", status_name);
   symbols.find("cublasLtCreate", create);
@@ -29,8 +29,8 @@ std::string CublasLt::refusal() const {
 }
 
 LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
-  return load_library<CublasLt>(names,
-                                "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+  return device::load_library<CublasLt>(
+      names, "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
 }
 
 }  // namespace ballast::model::cuda

@@ -6,7 +6,7 @@
 
 #include <cublasLt.h>
 
-#include "src/model/cuda/shared_library.h"
+#include "src/device/shared_library.h"
 
 namespace ballast::model::cuda {
 
@@ -27,7 +27,7 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 
-  void find(Symbols& symbols);
+  void find(device::Symbols& symbols);
   /// Why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
@@ -36,8 +36,10 @@ struct CublasLt {
 const CublasLt& cublaslt();
 /// "" if the library can be loaded, otherwise the reason in one line.
 std::string_view cublaslt_refusal();
+/// The file it was loaded from, or "".
+std::string_view cublaslt_file();
 
-using LoadedCublasLt = Loaded<CublasLt>;
+using LoadedCublasLt = device::Loaded<CublasLt>;
 /// Loads the first library of `names` that has the major version of this program's headers.
 LoadedCublasLt load_cublaslt(std::span<const std::string> names);
 

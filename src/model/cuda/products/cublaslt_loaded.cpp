@@ -1,6 +1,7 @@
 // Loads the installed cuBLASLt. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
+#include "src/device/cuda/libraries.h"
 #include "src/model/cuda/products/cublaslt.h"
 
 namespace ballast::model::cuda {
@@ -8,7 +9,7 @@ namespace {
 
 const LoadedCublasLt& loaded() {
   static const LoadedCublasLt once =
-      load_cublaslt(library_names("libcublasLt.so", CUBLAS_VER_MAJOR));
+      load_cublaslt(device::library_names("libcublasLt.so", CUBLAS_VER_MAJOR));
   return once;
 }
 
@@ -16,6 +17,10 @@ const LoadedCublasLt& loaded() {
 
 std::string_view cublaslt_refusal() {
   return loaded().refusal;
+}
+
+std::string_view cublaslt_file() {
+  return loaded().file;
 }
 
 const CublasLt& cublaslt() {

@@ -1,6 +1,9 @@
 #include "src/model/cuda/products/products.h"
 
+#include <array>
+#include <span>
 #include <unordered_map>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,7 +15,7 @@ namespace ballast::model::cuda {
 namespace {
 
 /// Alignment of matrices, addends and biases.
-constexpr std::uint32_t kAlignment = 16;
+constexpr std::uint32_t kMatrixAlignment = 16;
 
 /// Ends an object of cuBLASLt.
 template <class T>
@@ -37,8 +40,20 @@ struct Plan {
   Owned<cublasLtMatrixLayout_t> a;
   Owned<cublasLtMatrixLayout_t> b;
   Owned<cublasLtMatrixLayout_t> d;
-  cublasLtMatmulAlgo_t algorithm = {};
+  /// The library's choices, the best first. The product uses the first that the library does not
+  /// refuse when it runs it, and from then on no other: the bits of a product never change.
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  std::size_t used = 0;
+  bool settled = false;
 };
+
+/// Algorithms to ask for.
+constexpr int kMostAlgorithms = 8;
+
+/// Whether the library refused to run an algorithm, so that nothing was enqueued.
+bool refused(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
 
 cudaDataType_t data_type(DType type) {
   switch (type) {
@@ -82,12 +97,15 @@ class Calls {
                  .b = layout(b, extents_.k, extents_.n),
                  .d = layout(d, extents_.m, extents_.n)};
     const auto wanted = preference();
-    cublasLtMatmulHeuristicResult_t found = {};
+    std::array<cublasLtMatmulHeuristicResult_t, kMostAlgorithms> found = {};
     int count = 0;
     check(lt_.find_algorithms(handle, made.operation.get(), made.b.get(), made.a.get(),
-                              made.d.get(), made.d.get(), wanted.get(), 1, &found, &count));
-    check(count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED);
-    made.algorithm = found.algo;
+                              made.d.get(), made.d.get(), wanted.get(), kMostAlgorithms,
+                              found.data(), &count));
+    for (const auto& one : std::span(found).first(static_cast<std::size_t>(count))) {
+      if (one.state == CUBLAS_STATUS_SUCCESS) made.algorithms.push_back(one.algo);
+    }
+    if (made.algorithms.empty()) check(count > 0 ? found[0].state : CUBLAS_STATUS_NOT_SUPPORTED);
     return made;
   }
 
@@ -121,7 +139,7 @@ class Calls {
     if (extras.bias != nullptr) {
       set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       // The search needs the bias's alignment, which is the same for every bias.
-      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kAlignment));
+      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kMatrixAlignment));
     }
     return owned;
   }
@@ -142,7 +160,7 @@ class Calls {
     for (const auto matrix :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      prefer(matrix, kAlignment);
+      prefer(matrix, kMatrixAlignment);
     }
     return owned;
   }
@@ -171,8 +189,8 @@ struct Products::Cache {
   Owned<cublasLtHandle_t> handle;
   std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
 
-  const Plan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
-                   const Matrix& d, const Extras& extras) {
+  Plan& plan(const Calls& calls, const Extents& extents, const Matrix& a, const Matrix& b,
+             const Matrix& d, const Extras& extras) {
     const ProductKey key = key_of(extents, a, b, d, extras);
     auto found = plans.find(key);
     if (found == plans.end()) {
@@ -197,17 +215,26 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
   const CublasLt& lt = cache_->lt;
   const Calls calls(lt, extents, a.type);
-  const Plan& plan = cache_->plan(calls, extents, a, b, d, extras);
+  Plan& plan = cache_->plan(calls, extents, a, b, d, extras);
   if (extras.bias != nullptr) {
     calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
   }
   const float one = 1.0F;
   const float beta = extras.addend == nullptr ? 0.0F : 1.0F;
   void* const out = const_cast<void*>(d.data);
-  calls.check(lt.matmul(cache_->handle.get(), plan.operation.get(), &one, b.data, plan.b.get(),
-                        a.data, plan.a.get(), &beta, extras.addend == nullptr ? out : extras.addend,
-                        plan.d.get(), out, plan.d.get(), &plan.algorithm, cache_->workspace,
-                        kWorkspace, stream));
+  const auto run = [&] {
+    return lt.matmul(cache_->handle.get(), plan.operation.get(), &one, b.data, plan.b.get(), a.data,
+                     plan.a.get(), &beta, extras.addend == nullptr ? out : extras.addend,
+                     plan.d.get(), out, plan.d.get(), &plan.algorithms[plan.used],
+                     cache_->workspace, kWorkspace, stream);
+  };
+  cublasStatus_t status = run();
+  while (!plan.settled && refused(status) && plan.used + 1 < plan.algorithms.size()) {
+    ++plan.used;
+    status = run();
+  }
+  calls.check(status);
+  plan.settled = true;
 }
 
 std::string_view products_refusal() {

@@ -20,8 +20,9 @@ struct Extras {
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
 /// the step that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. The
-/// algorithm is chosen once per shape among those with a fixed order of summation, so equal calls
-/// have equal bits on GPUs of one model. Calls go to one stream at a time, because there is one
+/// algorithm is chosen once per shape among those with a fixed order of summation: the best that
+/// the library does not refuse when it runs it first. So equal calls have equal bits on GPUs of one
+/// model. Calls go to one stream at a time, because there is one
 /// workspace, and from threads whose current device is the stream's. The library is loaded when the
 /// first object is made. Errors: Error(device).
 class Products {

@@ -132,6 +132,54 @@ std::string error_of(const Call& call) {
   return "";
 }
 
+TEST_F(ProductsCalls, TheNextAlgorithmIsTakenWhenTheLibraryRefusesOne) {
+  Products products;
+  FakeCublasLt::refused = 2;
+  const int before = FakeCublasLt::tried;
+  multiply(products, {16, 16, 16});
+  EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
+  EXPECT_EQ(FakeCublasLt::tried, before + 3);
+  EXPECT_EQ(out_[17], 4.0F);
+  // It stays with it, also when the others would be accepted.
+  FakeCublasLt::refused = 0;
+  multiply(products, {16, 16, 16});
+  EXPECT_EQ(FakeCublasLt::last_algorithm, 2);
+  EXPECT_EQ(FakeCublasLt::tried, before + 4);
+}
+
+TEST_F(ProductsCalls, AnAlgorithmThatHasRunIsNotReplaced) {
+  Products products;
+  multiply(products, {16, 16, 16});
+  EXPECT_EQ(FakeCublasLt::last_algorithm, 0);
+  FakeCublasLt::refused = 1;
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {16, 16, 16});
+            }),
+            "matrix product [16, 16, 16] of f32: cuBLASLt: CUBLAS_STATUS_NOT_SUPPORTED");
+  FakeCublasLt::refused = 0;
+}
+
+TEST_F(ProductsCalls, AFailureThatIsNotARefusalIsNotTriedAgain) {
+  Products products;
+  const int before = FakeCublasLt::tried;
+  FakeCublasLt::next_product = CUBLAS_STATUS_EXECUTION_FAILED;
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {16, 16, 16});
+            }),
+            "matrix product [16, 16, 16] of f32: cuBLASLt: CUBLAS_STATUS_EXECUTION_FAILED");
+  EXPECT_EQ(FakeCublasLt::tried, before);
+}
+
+TEST_F(ProductsCalls, AProductWhoseAlgorithmsAreAllRefusedIsAnError) {
+  Products products;
+  FakeCublasLt::refused = 3;
+  EXPECT_EQ(error_of([&] {
+              multiply(products, {16, 16, 16});
+            }),
+            "matrix product [16, 16, 16] of f32: cuBLASLt: CUBLAS_STATUS_NOT_SUPPORTED");
+  FakeCublasLt::refused = 0;
+}
+
 TEST_F(ProductsCalls, RefusalsNameTheProduct) {
   Products products;
   FakeCublasLt::next_search = CUBLAS_STATUS_NOT_SUPPORTED;

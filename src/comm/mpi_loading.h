@@ -1,0 +1,30 @@
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/comm/mpi_table.h"
+
+namespace ballast::comm {
+
+/// The MPI module of this program, or the reason in one line why there is none.
+struct LoadedMpi {
+  const MpiTable* calls = nullptr;
+  std::string file;
+  std::string refusal;
+};
+
+/// Where the module of the program `program` (an absolute path) may lie: beside it, in ../lib, and
+/// in the library folder of an installation. The environment variable BALLAST_MPI_MODULE names the
+/// only place instead.
+std::vector<std::filesystem::path> mpi_module_places(const std::filesystem::path& program);
+
+/// Loads the first module that exists in `places`. It stays loaded.
+LoadedMpi load_mpi(std::span<const std::filesystem::path> places);
+
+/// The module of this program, loaded once.
+const LoadedMpi& loaded_mpi();
+
+}  // namespace ballast::comm

@@ -1,0 +1,60 @@
+// Which device "auto" selects, on a fake of the CUDA runtime with several GPUs. What is known of a
+// local rank's GPU stays known, so each test has a rank of its own.
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+
+#include "tests/support/captured_log.h"
+#include "tests/support/fake_cuda.h"
+
+namespace ballast::device {
+namespace {
+
+using test::FakeCuda;
+
+DeviceOptions options_of(const std::string& kind, std::uint32_t local_rank) {
+  return {.kind = kind, .budget = kMiB, .local_rank = local_rank};
+}
+
+TEST(AutoDevice, IsAUsableGpu) {
+  const DeviceOptions options = options_of("auto", 0);
+  EXPECT_EQ(gpu_refusal(options), "");
+  EXPECT_EQ(kind_of(options), "cuda");
+  EXPECT_FALSE(shares_host_cores(options));
+  EXPECT_GT(own_memory(options), 0U);
+  EXPECT_EQ(gpu_name(options), "Fake GPU, 8.00 GiB");
+  EXPECT_EQ(make_device(options)->kind(), "cuda");
+}
+
+TEST(AutoDevice, IsNotAGpuWithoutBf16) {
+  FakeCuda::old_gpu = 2;
+  const DeviceOptions options = options_of("auto", 2);
+  const std::string reason =
+      "CUDA device 2, Fake GPU, has compute capability 7.5 and so no bf16; this program needs 8.0 "
+      "or newer";
+  EXPECT_EQ(gpu_refusal(options), reason);
+  EXPECT_EQ(kind_of(options), "host");
+  EXPECT_EQ(own_memory(options), 0U);
+  EXPECT_EQ(make_device(options)->kind(), "host");
+  try {
+    make_device(options_of("cuda", 2));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::device);
+    EXPECT_EQ(error.what(), reason + ": set ballast.device to \"host\"");
+  }
+  FakeCuda::old_gpu = -1;
+}
+
+TEST(AutoDevice, IsNotAGpuWithoutALibraryThatItNeeds) {
+  FakeCuda::missing_library = "libcublasLt.so cannot be loaded";
+  EXPECT_EQ(gpu_refusal(options_of("auto", 3)), FakeCuda::missing_library);
+  EXPECT_EQ(kind_of(options_of("auto", 3)), "host");
+  FakeCuda::missing_library.clear();
+}
+
+}  // namespace
+}  // namespace ballast::device

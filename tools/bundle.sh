@@ -1,0 +1,70 @@
+#!/bin/sh
+# Packs a release build into one archive for machines with a GPU and without packages or network:
+#
+#   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build ballast.tar.xz
+#
+# The archive holds one folder, ballast: the program, the MPI module if it was built, the GPU tests
+# with their data, the libraries that they link, and tools/gpu_check.sh. Not libc, libstdc++ and
+# libgcc, which must not be older than this machine's, and nothing of NVIDIA, which the program finds
+# on the machine. It needs no installation:
+#
+#   tar xf ballast.tar.xz                or: python3 -m tarfile -e ballast.tar.xz
+#   ballast/bin/ballast --version
+#   ballast/tools/gpu_check.sh correct
+set -eu
+
+fail() {
+  echo "bundle: error: $*" >&2
+  exit 1
+}
+
+[ $# -eq 2 ] || fail "usage: tools/bundle.sh BUILD ARCHIVE.tar.xz"
+build=$1 archive=$2 largest=$((40 * 1024 * 1024))
+source=$(cd "$(dirname "$0")/.." && pwd)
+[ -f "$build/build.ninja" ] || fail "$build is not a build folder; make one: meson setup $build"
+for tool in ninja meson strip xz tar ldd python3; do
+  command -v $tool >/dev/null || fail "there is no $tool"
+done
+meson introspect "$build" --buildoptions | python3 -c '
+import json, sys
+options = {option["name"]: option["value"] for option in json.load(sys.stdin)}
+sys.exit(options["buildtype"] != "release" or options["b_sanitize"] != "none")' ||
+  fail "$build is not a release build; configure it with --buildtype=release"
+
+tests=$(ninja -C "$build" -t targets all |
+  sed -n 's/^\(tests\/[a-z0-9]*\/gpu_[a-z0-9_]*\): cpp_LINKER.*/\1/p')
+module=$(ninja -C "$build" -t targets all | sed -n 's/^\(tools\/ballast_mpi\.so\): cpp_LINKER.*/\1/p')
+ninja -C "$build" tools/ballast $tests $module >/dev/null || fail "the build failed: ninja -C $build"
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+top=$stage/ballast
+mkdir -p "$top/bin" "$top/lib" "$top/tools/bench" "$top/tests"
+for program in tools/ballast $tests; do
+  strip -o "$top/bin/${program##*/}" "$build/$program"
+done
+if [ -n "$module" ]; then
+  strip -o "$top/lib/ballast_mpi.so" "$build/$module"
+fi
+# The module's MPI library is that of the machine.
+for program in "$top"/bin/*; do ldd "$program"; done |
+  awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
+  grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
+  while read -r library; do
+    strip -o "$top/lib/${library##*/}" "$library"
+  done
+cp "$source/tools/gpu_check.sh" "$top/tools/"
+cp "$source"/tools/bench/step_*.py "$top/tools/bench/"
+cp -r "$source/tests/data" "$top/tests/"
+rm -rf "$top/tests/data/__pycache__"
+# The same bytes for the same build.
+tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - ballast |
+  xz -T1 -6 >"$archive.part"
+bytes=$(wc -c <"$archive.part")
+if [ "$bytes" -gt "$largest" ]; then
+  rm -f "$archive.part"
+  fail "the archive has $bytes bytes, more than $largest; build fewer -Dgpu_architectures"
+fi
+mv "$archive.part" "$archive"
+echo "bundle: $archive, $((bytes / 1024)) KiB, $(ls "$top/bin" | wc -l) programs," \
+  "$(ls "$top/lib" | wc -l) libraries"
