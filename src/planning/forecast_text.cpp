@@ -138,15 +138,14 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
 
 void describe_hiding(const Forecast& forecast, Lines& lines) {
   if (forecast.hiding.empty()) return;
-  lines.emplace_back("tokens per step from which computation takes longer than");
   const auto tokens = static_cast<double>(forecast.decision.blueprint.workload.tokens_per_step());
+  lines.push_back(fmt::format("tokens per step that hide transfers and updates (this run: {})",
+                              format_count(tokens)));
   for (const HidingPoint& point : forecast.hiding) {
     const double factor = point.tokens / tokens;
-    const std::string verdict = factor > 1.0
-                                    ? fmt::format("{:.1f}x the tokens of this step", factor)
-                                    : "hidden in this step";
-    add(lines, point.what,
-        fmt::format("{} tokens: {}", format_count(std::ceil(point.tokens)), verdict));
+    const std::string verdict =
+        factor > 1.0 ? fmt::format("{:.1f}x those of this run", factor) : "hidden in this run";
+    add(lines, point.what, fmt::format("{}: {}", format_count(std::ceil(point.tokens)), verdict));
   }
   add(lines, "the run is",
       forecast.bandwidth_run() ? "bound by bandwidth" : "bound by compute, which hides the rest");

@@ -111,11 +111,11 @@ class Plan(unittest.TestCase):
         done = self.plan(*settings(*ALL_AUTO))
         self.assertEqual(done.returncode, 0, done.stderr)
         for word in ("a quick machine", "memory (peak)", "prediction", "bottleneck",
-                     "tokens per step from which computation takes longer than"):
+                     "tokens per step that hide transfers and updates (this run: "):
             self.assertIn(word, done.stdout)
         self.assertNotIn("T*", done.stdout)
-        self.assertRegex(done.stdout, r"(?m)^  link +\d\S* tokens: (hidden in|[\d.]+x the tokens of)"
-                         " this step$")
+        self.assertRegex(done.stdout,
+                         r"(?m)^  link +\d\S*: (hidden in|[\d.]+x those of) this run$")
         for line in done.stdout.splitlines():
             if not line.startswith("ballast plan "):
                 self.assertLessEqual(len(line), 80, line)
