@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 
 #include "ballast/core/error.h"
 
 #include "cpu_adam/coefficients.h"
 #include "cpu_adam/floating_point.h"
 #include "cpu_adam/pieces.h"
+#include "cpu_adam/stream_copy.h"
 #include "cpu_adam/variant.h"
 #include "cpu_adam/workers.h"
 
@@ -61,7 +61,7 @@ void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems s
   const Streams source = piece_of(optimizer, from, start, count);
   const Streams target = piece_of(optimizer, to, start, count);
   const auto copy = [](void* into, const void* out_of, Elems bytes) {
-    if (into != nullptr && out_of != nullptr) std::memcpy(into, out_of, bytes);
+    if (into != nullptr && out_of != nullptr) stream_copy(into, out_of, bytes);
   };
   copy(target.main, source.main, count * sizes.main);
   copy(target.companion, source.companion, count * sizes.companion);
@@ -131,6 +131,7 @@ void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* sa
       if (saved != nullptr) copy_piece(hyper.optimizer, shard, *saved, start, stop - start);
       for_pieces(shard.first_element, start, stop, update);
     }
+    if (saved != nullptr) finish_stream_copies();
   });
 }
 
@@ -140,6 +141,7 @@ void Updater::restore(Optimizer optimizer, const Shard& shard, const Shard& save
   const Chunks chunks(shard.size);
   impl_->workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
     copy_piece(optimizer, saved, shard, chunks.start(first), chunks.length(first, last));
+    finish_stream_copies();
   });
 }
 

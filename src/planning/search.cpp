@@ -293,42 +293,56 @@ void Search::vary_program(const Candidate& candidate, std::vector<Point>& points
 void Search::speculate(const Candidate& plan) {
   const config::BallastSection& ballast = request_.config.ballast;
   if (ballast.speculative_updates || ballast.update != "gated") return;
-  const auto& blocks = plan.placement.blocks;
-  const auto below = static_cast<std::size_t>(std::count_if(
-      blocks.begin(), blocks.end(),
-      [](const schedule::BlockPlacement& block) { return block.optimizer != Tier::device; }));
+  const std::size_t most = most_speculating(plan);
   constexpr std::size_t kParts = 4;
   std::size_t count = 0;
   Candidate best = plan;
   best.tokens_per_second *= kWorthSpeculating;
-  const auto attempt = [&](std::size_t blocks_more) {
-    std::optional<Candidate> candidate = speculating(plan, blocks_more);
-    if (!candidate || candidate->tokens_per_second <= best.tokens_per_second) return;
-    best = *std::move(candidate);
-    count = blocks_more;
+  const auto attempt = [&](std::size_t blocks) {
+    if (blocks == 0 || blocks > most) return;
+    Candidate candidate = speculating(plan, blocks);
+    if (candidate.tokens_per_second <= best.tokens_per_second) return;
+    best = std::move(candidate);
+    count = blocks;
   };
-  for (std::size_t part = kParts; part > 0; --part) attempt((below * part + kParts - 1) / kParts);
+  for (std::size_t part = kParts; part > 0; --part) attempt((most * part + kParts - 1) / kParts);
   if (count == 0) return;
-  for (const std::size_t step : {below / (2 * kParts), below / (4 * kParts)}) {
+  for (const std::size_t step : {most / (2 * kParts), most / (4 * kParts)}) {
     const std::size_t center = count;
-    if (step > 0 && center + step < below) attempt(center + step);
-    if (step > 0 && center > step) attempt(center - step);
+    if (step == 0 || center <= step) continue;
+    attempt(center + step);
+    attempt(center - step);
   }
   record(std::move(best));
 }
 
-/// `plan` with `count` speculating blocks, simulated; empty if these do not fit.
-std::optional<Candidate> Search::speculating(const Candidate& plan, std::size_t count) {
+/// The largest number of speculating blocks whose old values find room beside `plan`.
+std::size_t Search::most_speculating(const Candidate& plan) const {
   const Setting& setting = *plan.point.setting;
-  const schedule::Workload& workload = setting.outline.workload;
+  const Bytes drives = request_.rates.nvme_bytes;
+  const auto fits = [&](std::size_t count) {
+    const memory::Ledger ledger = engine::make_ledger(schedule::list_buffers(
+        setting.outline.workload, with_speculation(plan.placement, count), plan.point.options));
+    return ledger.fits(setting.budgets) && (drives == 0 || ledger.total(Tier::nvme) <= drives);
+  };
+  const auto& blocks = plan.placement.blocks;
+  auto too_many = 1 + static_cast<std::size_t>(std::count_if(
+                          blocks.begin(), blocks.end(), [](const schedule::BlockPlacement& block) {
+                            return block.optimizer != Tier::device;
+                          }));
+  std::size_t most = 0;
+  while (too_many - most > 1) {
+    const std::size_t middle = most + (too_many - most) / 2;
+    (fits(middle) ? most : too_many) = middle;
+  }
+  return most;
+}
+
+/// `plan` with `count` speculating blocks, simulated.
+Candidate Search::speculating(const Candidate& plan, std::size_t count) {
+  const schedule::Workload& workload = plan.point.setting->outline.workload;
   Candidate candidate = plan;
   candidate.placement = with_speculation(plan.placement, count);
-  const memory::Ledger ledger = engine::make_ledger(
-      schedule::list_buffers(workload, candidate.placement, plan.point.options));
-  const Bytes drives = request_.rates.nvme_bytes;
-  if (!ledger.fits(setting.budgets) || (drives > 0 && ledger.total(Tier::nvme) > drives)) {
-    return std::nullopt;
-  }
   measure(candidate, schedule::build(workload, candidate.placement, plan.point.options));
   return candidate;
 }

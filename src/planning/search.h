@@ -89,7 +89,8 @@ class Search {
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
   void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
   void speculate(const Candidate& plan);
-  std::optional<Candidate> speculating(const Candidate& plan, std::size_t count);
+  [[nodiscard]] std::size_t most_speculating(const Candidate& plan) const;
+  Candidate speculating(const Candidate& plan, std::size_t count);
   void attempt(const Point& point);
   [[nodiscard]] bool out_of_work() const;
   void evaluate(Candidate candidate);

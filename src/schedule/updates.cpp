@@ -167,8 +167,8 @@ void Movements::add_undo(Operation& update) const {
     const Buffer& buffer = layout_.buffers[undo.buffer];
     if (buffer.tier != Tier::host) continue;
     update.uses.push_back(undo);
-    // The update reads the same lines, so a copy only adds the writes.
-    update.traffic += buffer.bytes;
+    // Read and written. Copying first and then updating from the cache takes as long.
+    update.traffic += 2 * buffer.bytes;
   }
 }
 

@@ -275,8 +275,8 @@ TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
     const Schedule schedule = build(speculating(Tier::host, optimizer));
     for (const Operation& operation : schedule.steady.operations) {
       if (operation.action != Action::update_on_host) continue;
-      const Bytes states = optimizer == Tier::host ? 20480 : 0;
-      EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 4096 + states : 0));
+      const Bytes copied = 4096 + (optimizer == Tier::host ? 20480 : 0);
+      EXPECT_EQ(operation.traffic, 53248 + (operation.block % 2 == 1 ? 2 * copied : 0));
     }
   }
 }
