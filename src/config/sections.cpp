@@ -21,27 +21,38 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
+/// A value of the type of `standard`; if that is null: null, an object or a list.
+Json read_detail(const Value& value, const Json& standard) {
+  if (standard.is_number()) return value.real({.low = std::numeric_limits<double>::lowest()});
+  if (standard.is_boolean()) return value.flag();
+  const Json& given = value.json();
+  if (!given.is_null() && !given.is_object() && !given.is_array()) {
+    value.fail_type("an object, a list or null");
+  }
+  return given;
+}
+
 /// Keys that only some families have. A key that the model's family lacks is noted and ignored.
-Section number_keys(Config& c) {
+Section detail_keys(Config& c) {
   Section keys;
   const auto is = [](const std::string& name) {
     return [name](const auto& key) { return key.name == name; };
   };
   for (const std::string& family : model::family_names()) {
-    for (const model::NumberKey& number : model::family(family).numbers()) {
-      if (std::any_of(keys.begin(), keys.end(), is(number.name))) continue;
-      const auto read = [&c, is, name = number.name](const Value& value) {
-        const auto own = model::family(c.model.family).numbers();
-        const double given = value.real({.low = std::numeric_limits<double>::lowest()});
-        if (std::any_of(own.begin(), own.end(), is(name))) {
-          c.model.numbers[name] = given;
+    for (const model::DetailKey& detail : model::family(family).details()) {
+      if (std::any_of(keys.begin(), keys.end(), is(detail.name))) continue;
+      const auto read = [&c, is, detail](const Value& value) {
+        const auto own = model::family(c.model.family).details();
+        const Json given = read_detail(value, detail.standard);
+        if (std::any_of(own.begin(), own.end(), is(detail.name))) {
+          c.model.details[detail.name] = given;
         } else {
           c.ignored.push_back(fmt::format("{}: {} has no such key", value.path(), c.model.family));
         }
       };
-      const bool own = c.model.numbers.contains(number.name);
-      const auto write = [&c, name = number.name] { return Json(c.model.number(name)); };
-      keys.push_back({number.name, read, own ? std::function<Json()>(write) : nullptr});
+      const bool own = c.model.details.contains(detail.name);
+      const auto write = [&c, name = detail.name] { return c.model.detail(name); };
+      keys.push_back({detail.name, read, own ? std::function<Json()>(write) : nullptr});
     }
   }
   return keys;
@@ -68,8 +79,8 @@ Section model_keys(Config& c) {
       also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
       path("weights", c.initial_weights)};
-  const Section numbers = number_keys(c);
-  keys.insert(keys.end(), numbers.begin(), numbers.end());
+  const Section details = detail_keys(c);
+  keys.insert(keys.end(), details.begin(), details.end());
   return keys;
 }
 

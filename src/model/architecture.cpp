@@ -133,19 +133,19 @@ ModelConfig default_config(std::string_view family_name) {
   ModelConfig config;
   config.family = family_name;
   config.tie_embeddings = described.ties_embeddings();
-  for (const NumberKey& key : described.numbers()) config.numbers[key.name] = key.standard;
+  for (const DetailKey& key : described.details()) config.details[key.name] = key.standard;
   return config;
 }
 
-double ModelConfig::number(std::string_view key) const {
-  const auto found = numbers.find(key);
-  expects(found != numbers.end(), "the model config lacks a key of its family");
+const text::Json& ModelConfig::detail(std::string_view key) const {
+  const auto found = details.find(key);
+  expects(found != details.end(), "the model config lacks a key of its family");
   return found->second;
 }
 
 void complete(ModelConfig& c, const Refuse& refuse) {
   const Family& described = family(c.family);
-  for (const NumberKey& key : described.numbers()) c.numbers.try_emplace(key.name, key.standard);
+  for (const DetailKey& key : described.details()) c.details.try_emplace(key.name, key.standard);
   require(c.vocab_size, refuse, "vocab_size", "the number of token values");
   require(c.hidden_size, refuse, "hidden_size", "the width of the model");
   require(c.num_layers, refuse, "num_layers", "the number of transformer layers");

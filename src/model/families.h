@@ -10,8 +10,9 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
+#include "src/model/families/decoder_layer.h"
 #include "src/model/families/gpt2.h"
-#include "src/model/families/llama.h"
+#include "src/model/families/llama_variants.h"
 #include "src/model/layer.h"
 
 namespace ballast::model {
@@ -42,7 +43,7 @@ struct FamilyList {
 };
 
 /// The built-in families, the default first.
-using BuiltInFamilies = FamilyList<Gpt2, Llama>;
+using BuiltInFamilies = FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2>;
 
 /// Layers for the operations of one device, by the name of the family.
 template <class Ops>

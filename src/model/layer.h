@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +32,20 @@ struct GateUp {
   std::size_t step = 0;
   std::size_t rows = 0;
   std::size_t width = 0;
+};
+
+/// Equal parts of the first columns of rows: the heads of queries or keys, or all of them as one.
+struct Groups {
+  std::size_t rows = 0;
+  std::size_t count = 1;  ///< side by side in a row
+  std::size_t width = 0;  ///< of each
+};
+
+/// Cosines and sines of rotary positions, [length, half] each.
+struct Angles {
+  float* cosine = nullptr;
+  float* sine = nullptr;
+  std::size_t half = 0;  ///< the first 2 * half values of a head rotate
 };
 
 /// A norm's weights.
@@ -82,14 +95,12 @@ inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1], false};
 }
 
-/// find_linear() for several maps with the same input. Maps that lie next to each other without a
-/// gap and have no bias are joined into one.
-inline std::vector<LinearAt> find_joined(const BlockSpec& block,
-                                         std::initializer_list<std::string_view> names) {
+/// Maps with the same input. Those that lie next to each other without a gap and have no bias are
+/// joined into one.
+inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
   std::vector<LinearAt> parts;
-  for (const std::string_view name : names) {
-    const LinearAt next = find_linear(block, name);
-    if (!parts.empty() && !next.bias && !parts.back().bias &&
+  for (const LinearAt& next : maps) {
+    if (!parts.empty() && next.flipped && !next.bias && !parts.back().bias &&
         parts.back().weight + parts.back().out * next.in == next.weight) {
       parts.back().out += next.out;
     } else {
@@ -128,20 +139,32 @@ struct BlockWeights {
   }
 };
 
+/// Which arrays a family's layers have besides those that all have.
+struct LayerArrays {
+  std::size_t mlp = 2;  ///< arrays [N, I] that hidden and activated take together, 2 or 3
+  bool norm1 = true;
+  bool projected = false;
+  bool attention_out = false;
+  bool mlp_out = false;
+};
+
 /// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
 /// The forward pass writes them; the backward pass reads and overwrites them.
 template <class T>
 struct LayerMemory {
-  T* norm1 = nullptr;         ///< [N, H] input of the attention's projection
-  T* qkv = nullptr;           ///< [N, queries | keys | values]
-  T* attention = nullptr;     ///< [N, A]
-  T* middle = nullptr;        ///< [N, H] residual stream between attention and MLP
-  T* norm2 = nullptr;         ///< [N, H] input of the MLP
-  T* hidden = nullptr;        ///< [N, I] gelu's input, or 2 N I elements of gate and up
-  T* activated = nullptr;     ///< [N, I], later its gradient
-  T* dqkv = nullptr;          ///< like qkv, in the memory of hidden and activated
-  T* gradient = nullptr;      ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
-  float* log_sums = nullptr;  ///< of attention
+  T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
+  T* projected = nullptr;      ///< [N, queries | keys] before their norms
+  T* qkv = nullptr;            ///< [N, queries | keys | values]
+  T* attention = nullptr;      ///< [N, A]
+  T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
+  T* middle = nullptr;         ///< [N, H] residual stream between attention and MLP
+  T* norm2 = nullptr;          ///< [N, H] input of the MLP
+  T* hidden = nullptr;         ///< [N, I] gelu's input, or 2 N I elements of gate and up
+  T* activated = nullptr;      ///< [N, I], later its gradient
+  T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
+  T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
+  T* gradient = nullptr;       ///< [N, H or A] of norm2, attention, then norm1; in norm2's memory
+  float* log_sums = nullptr;   ///< of attention
 };
 
 /// Forward and backward of the transformer layers of one model, one layer at a time.
@@ -150,14 +173,12 @@ class Layer {
  public:
   using T = typename Ops::Value;
 
-  /// `mlp_arrays`: arrays [N, I] that hidden and activated take together, 2 or 3.
-  Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, std::size_t mlp_arrays)
+  Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, const LayerArrays& arrays)
       : shape_(shape),
-        layers_(model.config.num_layers),
         rows_(shape.tokens()),
         width_(model.config.hidden_size),
         wide_(model.config.intermediate_size),
-        mlp_arrays_(mlp_arrays),
+        arrays_(arrays),
         ops_(ops) {}
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
@@ -165,18 +186,14 @@ class Layer {
 
   /// Takes the memory of one call.
   void take_memory(Bump& bump) {
-    std::size_t most = 0;
-    for (std::size_t layer = 0; layer < layers_; ++layer) {
-      most = std::max(most, intermediate_bytes(layer));
-    }
-    shared_ = bump.take<std::byte>(most);
+    shared_ = bump.take<std::byte>(intermediate_bytes());
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Bytes of the intermediates of that layer if they are kept.
-  [[nodiscard]] std::size_t intermediate_bytes(std::size_t layer) const {
+  /// Bytes of the intermediates of a layer if they are kept.
+  [[nodiscard]] std::size_t intermediate_bytes() const {
     Bump counting;
-    take_intermediates(layer, counting);
+    take_intermediates(counting);
     return counting.used();
   }
 
@@ -185,13 +202,13 @@ class Layer {
 
   /// Views as in Compute::layer_forward; `kept` is null if nothing is kept.
   void forward(const BlockWeights<T>& block, const T* in, T* out, std::byte* kept) {
-    use(block.layer, kept);
+    use(kept);
     compute(block, in);
     project(block, out);
   }
   /// Views as in Compute::layer_backward.
   void backward(const BlockWeights<T>& block, const T* in, T* dy, std::byte* kept) {
-    use(block.layer, kept);
+    use(kept);
     if (kept == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
@@ -204,19 +221,25 @@ class Layer {
   /// The backward pass, given the intermediates.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
 
-  virtual LayerMemory<T> take_intermediates(std::size_t /*layer*/, Bump& bump) const {
+  LayerMemory<T> take_intermediates(Bump& bump) const {
     LayerMemory<T> memory;
-    memory.norm1 = bump.take<T>(rows_ * width_);
+    const auto take_if = [&](bool wanted, std::size_t width) {
+      return wanted ? bump.take<T>(rows_ * width) : nullptr;
+    };
+    memory.norm1 = take_if(arrays_.norm1, width_);
+    memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
+    memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = bump.take<T>(rows_ * width_);
     memory.norm2 = bump.take<T>(rows_ * std::max(width_, shape_.width()));
     memory.gradient = memory.norm2;
     memory.log_sums = bump.take<float>(shape_.log_sums());
-    memory.dqkv = bump.take<T>(rows_ * std::max(mlp_arrays_ * wide_, shape_.row()));
+    memory.mlp_out = take_if(arrays_.mlp_out, width_);
+    memory.dqkv = bump.take<T>(rows_ * std::max(arrays_.mlp * wide_, shape_.row()));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
-    memory.activated = memory.dqkv + (mlp_arrays_ - 1) * rows_ * wide_;
+    memory.activated = memory.dqkv + (arrays_.mlp - 1) * rows_ * wide_;
     return memory;
   }
 
@@ -240,18 +263,17 @@ class Layer {
   }
 
   AttentionShape shape_;
-  std::size_t layers_;
   std::size_t rows_;   ///< N
   std::size_t width_;  ///< H
   std::size_t wide_;   ///< I
-  std::size_t mlp_arrays_;
+  LayerArrays arrays_;
   Ops& ops_;
   LayerMemory<T> memory_;  ///< of the current call
 
  private:
-  void use(std::size_t layer, std::byte* kept) {
+  void use(std::byte* kept) {
     Bump bump(kept == nullptr ? shared_ : kept);
-    memory_ = take_intermediates(layer, bump);
+    memory_ = take_intermediates(bump);
   }
 
   std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`

@@ -22,7 +22,7 @@ MODULES = {
     "device": ["core"],
     "memory": ["core", "device"],
     "comm": ["core", "device"],
-    "model": ["core", "device"],
+    "model": ["core", "device", "text"],
     "config": ["core", "model", "text"],
     "state": ["core", "aio", "device", "memory", "schedule"],
     "update": ["core", "cpu_adam", "device"],

@@ -22,7 +22,7 @@ struct ParallelLayer final : Layer<Ops> {
   LinearAt up = find_linear(b, "up"), down = find_linear(b, "down");
   LayerMemory<T>& m = Base::memory_;
   ParallelLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
-      : Base(model, shape, ops, 2), b(model.blocks[1]) {}
+      : Base(model, shape, ops, {}), b(model.blocks[1]) {}
   void compute(const BlockWeights<T>& block, const T* in) override {
     ops_.norm(block[norm], in, m.norm1, rows_);
     ops_.linear(block[qkv], m.norm1, m.qkv, qkv.out, rows_);
@@ -54,7 +54,7 @@ struct Parallel final : Family {
   template <class Ops>
   using LayerOf = ParallelLayer<Ops>;
   std::string_view name() const override { return "parallel"; }
-  std::vector<NumberKey> numbers() const override { return {{"mlp_ratio", 3.0}}; }
+  std::vector<DetailKey> details() const override { return {{"mlp_ratio", 3.0}}; }
   void complete(ModelConfig& c, const Refuse& /*refuse*/) const override {
     c.intermediate_size = static_cast<std::uint64_t>(c.number("mlp_ratio")) * c.hidden_size;
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ballast/core/units.h"
+#include "ballast/text/json.h"
 
 namespace ballast::model {
 
@@ -27,11 +28,13 @@ struct ModelConfig {
   double norm_epsilon = 1e-5;
   bool tie_embeddings = true;
   double init_stddev = 0.02;
-  /// Keys that only some families have, by name (Family::numbers).
-  std::map<std::string, double, std::less<>> numbers;
+  /// Keys that only some families have, by name (Family::details).
+  std::map<std::string, text::Json, std::less<>> details;
 
-  /// Looks up `numbers`. Throws Error(state) when the key is missing.
-  [[nodiscard]] double number(std::string_view key) const;
+  /// Looks up `details`. Throws Error(state) when the key is missing.
+  [[nodiscard]] const text::Json& detail(std::string_view key) const;
+  [[nodiscard]] double number(std::string_view key) const { return detail(key).number(); }
+  [[nodiscard]] bool flag(std::string_view key) const { return detail(key).flag(); }
 };
 
 /// Called with a key of the model section and the rule that its value breaks; throws.

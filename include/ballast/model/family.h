@@ -31,10 +31,10 @@ class BlockBuilder {
   BlockSpec block_;
 };
 
-/// A numeric key of the model section that only some families have, and its default.
-struct NumberKey {
+/// A key of the model section that only some families have, named as in Hugging Face's configs.
+struct DetailKey {
   std::string name;
-  double standard = 0.0;
+  text::Json standard;  ///< the default. A value has its type; if it is null, an object or a list
 };
 
 /// A buffer that Hugging Face's checkpoints may hold. The model computes it itself.
@@ -64,7 +64,7 @@ class Family {
   /// The value of model.family.
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual bool ties_embeddings() const { return false; }  ///< the default
-  [[nodiscard]] virtual std::vector<NumberKey> numbers() const { return {}; }
+  [[nodiscard]] virtual std::vector<DetailKey> details() const { return {}; }
   /// The family's part of complete(), after the common keys. Sets at least intermediate_size.
   virtual void complete(ModelConfig& config, const Refuse& refuse) const = 0;
 

@@ -51,9 +51,11 @@ Products& Ops<T>::products() {
 }
 
 template <class T>
-void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const {
-  check_cuda(cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, y, {rows, hidden_}),
-             "norm");
+void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
+                  const T* residual) const {
+  check_cuda(
+      cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, residual, y, {rows, hidden_}),
+      "norm");
 }
 
 template <class T>
@@ -66,6 +68,25 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
 }
 
 template <class T>
+void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
+                         std::size_t x_step, T* y, std::size_t y_step) const {
+  check_cuda(
+      cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
+                    {groups.rows * groups.count, groups.width}, {groups.count, x_step, y_step}),
+      "norm of queries or keys");
+}
+
+template <class T>
+void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+                                  std::size_t x_step, T* dy, std::size_t dy_step) const {
+  check_cuda(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon_, nullptr, dy,
+                                    weights.weight_gradient, nullptr, partials_,
+                                    {groups.rows * groups.count, groups.width},
+                                    {groups.count, x_step, dy_step}),
+             "gradient of a norm of queries or keys");
+}
+
+template <class T>
 void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
   check_cuda(cuda::gelu(queue_, x, y, size), "gelu");
 }
@@ -74,7 +95,7 @@ template <class T>
 void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
                            std::size_t width) const {
   check_cuda(cuda::gelu_backward(queue_, x, d, rows * width), "gradient of gelu");
-  add_column_sums(d, bias_gradient, rows, width);
+  if (bias_gradient != nullptr) add_column_sums(d, width, bias_gradient, rows, width);
 }
 
 template <class T>
@@ -89,26 +110,28 @@ void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
 }
 
 template <class T>
-void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
+void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                              std::size_t width) const {
-  check_cuda(cuda::add_column_sums(queue_, x, width, gradient, partials_, {rows, width}),
+  check_cuda(cuda::add_column_sums(queue_, x, step, gradient, partials_, {rows, width}),
              "gradient of a bias");
 }
 
 template <class T>
-void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
-  check_cuda(cuda::fill_angles(queue_, theta, shape_.length, shape_.head_dim, cosine, sine),
-             "angles of rotary positions");
+void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const {
+  check_cuda(
+      cuda::fill_angles(queue_, rotary.frequencies, rotary.factor, shape_.length, cosine, sine),
+      "angles of rotary positions");
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direction) const {
+void Ops<T>::rotate(T* qkv, const Angles& angles, float direction) const {
   const std::size_t heads = shape_.heads + shape_.kv_heads;
   const Rotation rotation = {.length = shape_.length,
                              .heads = heads,
                              .head_dim = shape_.head_dim,
-                             .cosine = cosine,
-                             .sine = sine,
+                             .half = angles.half,
+                             .cosine = angles.cosine,
+                             .sine = angles.sine,
                              .direction = direction};
   check_cuda(
       cuda::rotate(queue_, qkv, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),

@@ -15,6 +15,7 @@
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
+#include "src/model/families/rotary.h"
 #include "src/model/layer.h"
 
 namespace ballast::model::cuda {
@@ -41,19 +42,25 @@ class Ops {
 
   void take_memory(Bump& bump);
 
-  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const;
+  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
+            const T* residual = nullptr) const;
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) const;
+  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
+                   T* y, std::size_t y_step) const;
+  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+                            std::size_t x_step, T* dy, std::size_t dy_step) const;
 
   void gelu(const T* x, T* y, std::size_t size) const;
   void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
                      std::size_t width) const;
   void swiglu(const GateUp<T>& in, T* y) const;
   void swiglu_backward(const GateUp<T>& in, const T* dy) const;
-  void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
+  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
+                       std::size_t width) const;
 
-  void fill_angles(double theta, float* cosine, float* sine) const;
-  void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
+  void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
+  void rotate(T* qkv, const Angles& angles, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
   void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch);

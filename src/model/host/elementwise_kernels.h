@@ -45,9 +45,9 @@ void swiglu_backward(T* gate, T* up, const T* dy, Size size) {
 }
 
 template <class T>
-void column_sum(const T* x, Acc<T>* sum, Size rows, Size width) {
+void column_sum(const T* x, Size stride, Acc<T>* sum, Size rows, Size width) {
   using A = Acc<T>;
-  for (Size r = 0; r < rows; ++r, x += width) {
+  for (Size r = 0; r < rows; ++r, x += stride) {
     for_row<A>(width, [&](Size i, auto part) {
       put(sum + i, get(sum + i, part) + get(x + i, part), part);
     });
@@ -56,9 +56,8 @@ void column_sum(const T* x, Acc<T>* sum, Size rows, Size width) {
 
 template <class T>
 void rope(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
-          const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
+          Size half, const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
   using A = Acc<T>;
-  const Size half = head_dim / 2;
   for (Size r = 0; r < rows; ++r, x += stride) {
     const Size angles = (first + r) % length * half;
     for (Size h = 0; h < heads; ++h) {

@@ -23,10 +23,12 @@ struct RowKernels {
   using A = Acc<T>;
   using Size = std::size_t;
 
-  /// y = (x - mean) / sqrt(variance + epsilon) * weight + bias per row; `bias` null: RMSNorm, no
-  /// mean, no bias. Source: Ba et al. 2016; Zhang & Sennrich 2019.
-  void (*norm)(const T* x, const T* weight, const T* bias, A epsilon, T* y, Size rows, Size width);
-  /// dx = residual (null: 0) + the gradient of x; `residual` may be dx. `bias_sum` null: RMSNorm.
+  /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias per row; `bias`
+  /// null: RMSNorm, no mean, no bias. Source: Ba et al. 2016; Zhang & Sennrich 2019.
+  void (*norm)(const T* x, const T* weight, const T* bias, A epsilon, const T* residual, T* y,
+               Size rows, Size width);
+  /// dx = residual (null: 0) + the gradient of x; dx may be residual, dy or x. `bias_sum` null:
+  /// RMSNorm.
   void (*norm_backward)(const T* x, const T* weight, const T* dy, A epsilon, const T* residual,
                         T* dx, A* weight_sum, A* bias_sum, Size rows, Size width);
   /// y = gelu(x), tanh form.
@@ -38,12 +40,12 @@ struct RowKernels {
   /// gate and up become their gradients, `dy` the gradient of y.
   void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
   /// Adds each column's sum.
-  void (*column_sum)(const T* x, A* sum, Size rows, Size width);
-  /// Rotates each of `heads` heads [head_dim] of each row by its position's angles, in place. Row r
-  /// is position (first + r) % length; cosine and sine are [length, head_dim / 2]; `direction` 1
-  /// forward, -1 backward.
+  void (*column_sum)(const T* x, Size stride, A* sum, Size rows, Size width);
+  /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row by its
+  /// position's angles, in place. Row r is position (first + r) % length; cosine and sine are
+  /// [length, half]; `direction` 1 forward, -1 backward.
   void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
-               const A* cosine, const A* sine, A direction);
+               Size half, const A* cosine, const A* sine, A direction);
   /// y = a + b.
   void (*add)(const T* a, const T* b, T* y, Size size);
   /// sum += x.

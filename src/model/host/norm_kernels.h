@@ -34,25 +34,27 @@ inline RowStatistics<Acc<T>> row_statistics(const T* x, Size width, Acc<T> epsil
 }
 
 template <bool kCentred, class T>
-void norm_rows(const T* x, const T* weight, const T* bias, Acc<T> epsilon, T* y, Size rows,
-               Size width) {
+void norm_rows(const T* x, const T* weight, const T* bias, Acc<T> epsilon, const T* residual, T* y,
+               Size rows, Size width) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, x += width, y += width) {
     const auto row = row_statistics<kCentred>(x, width, epsilon);
     for_row<A>(width, [&](Size i, auto part) {
       Vec<A> n = (get(x + i, part) - Vec<A>(row.mean)) * Vec<A>(row.factor) * get(weight + i, part);
       if constexpr (kCentred) n += get(bias + i, part);
+      if (residual != nullptr) n += get(residual + r * width + i, part);
       put(y + i, n, part);
     });
   }
 }
 
 template <class T>
-void norm(const T* x, const T* weight, const T* bias, Acc<T> epsilon, T* y, Size rows, Size width) {
+void norm(const T* x, const T* weight, const T* bias, Acc<T> epsilon, const T* residual, T* y,
+          Size rows, Size width) {
   if (bias != nullptr) {
-    norm_rows<true>(x, weight, bias, epsilon, y, rows, width);
+    norm_rows<true>(x, weight, bias, epsilon, residual, y, rows, width);
   } else {
-    norm_rows<false>(x, weight, bias, epsilon, y, rows, width);
+    norm_rows<false>(x, weight, bias, epsilon, residual, y, rows, width);
   }
 }
 

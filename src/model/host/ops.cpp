@@ -177,10 +177,12 @@ void Ops<T>::add_sums(std::size_t which, float* gradient, std::size_t width) con
 }
 
 template <class T>
-void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const {
+void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
+                  const T* residual) const {
   split(rows, 1, [&](Range r) {
     const std::size_t at = r.begin * hidden_;
-    kernels_.norm(x + at, weights.weight, weights.bias, epsilon_, y + at, r.size(), hidden_);
+    kernels_.norm(x + at, weights.weight, weights.bias, epsilon_,
+                  residual == nullptr ? nullptr : residual + at, y + at, r.size(), hidden_);
   });
 }
 
@@ -201,6 +203,32 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
 }
 
 template <class T>
+void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
+                         std::size_t x_step, T* y, std::size_t y_step) const {
+  split(groups.rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      kernels_.norm(x + row * x_step, weights.weight, nullptr, epsilon_, nullptr, y + row * y_step,
+                    groups.count, groups.width);
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+                                  std::size_t x_step, T* dy, std::size_t dy_step) const {
+  on_team(threads_, [&](std::size_t part) {
+    const Range r = range_of(groups.rows, threads_, part);
+    clear_sums(part, groups.width);
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      T* const d = dy + row * dy_step;
+      kernels_.norm_backward(x + row * x_step, weights.weight, d, epsilon_, nullptr, d,
+                             sum(part, 0), nullptr, groups.count, groups.width);
+    }
+  });
+  add_sums(0, weights.weight_gradient, groups.width);
+}
+
+template <class T>
 void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
   split(size, kStep, [&](Range r) { kernels_.gelu(x + r.begin, y + r.begin, r.size()); });
 }
@@ -213,7 +241,7 @@ void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t r
     clear_sums(part, width);
     kernels_.gelu_backward(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
   });
-  add_sums(0, bias_gradient, width);
+  if (bias_gradient != nullptr) add_sums(0, bias_gradient, width);
 }
 
 template <class T>
@@ -235,35 +263,34 @@ void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
 }
 
 template <class T>
-void Ops<T>::add_column_sums(const T* x, float* gradient, std::size_t rows,
+void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                              std::size_t width) const {
   on_team(threads_, [&](std::size_t part) {
     const Range r = range_of(rows, threads_, part);
     clear_sums(part, width);
-    kernels_.column_sum(x + r.begin * width, sum(part, 0), r.size(), width);
+    kernels_.column_sum(x + r.begin * step, step, sum(part, 0), r.size(), width);
   });
   add_sums(0, gradient, width);
 }
 
 template <class T>
-void Ops<T>::fill_angles(double theta, float* cosine, float* sine) const {
-  const std::size_t half = shape_.head_dim / 2;
+void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const {
+  const std::size_t half = rotary.frequencies.size();
   for (std::size_t i = 0; i < half; ++i) {
-    const double frequency =
-        std::pow(theta, -static_cast<double>(2 * i) / static_cast<double>(2 * half));
     for (std::size_t position = 0; position < shape_.length; ++position) {
-      const double angle = static_cast<double>(position) * frequency;
-      cosine[position * half + i] = static_cast<float>(std::cos(angle));
-      sine[position * half + i] = static_cast<float>(std::sin(angle));
+      const double angle = static_cast<double>(position) * rotary.frequencies[i];
+      cosine[position * half + i] = static_cast<float>(std::cos(angle) * rotary.factor);
+      sine[position * half + i] = static_cast<float>(std::sin(angle) * rotary.factor);
     }
   }
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const float* cosine, const float* sine, float direction) const {
+void Ops<T>::rotate(T* qkv, const Angles& angles, float direction) const {
   split(shape_.tokens(), 1, [&](Range r) {
     kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), shape_.length,
-                  shape_.heads + shape_.kv_heads, shape_.head_dim, cosine, sine, direction);
+                  shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half, angles.cosine,
+                  angles.sine, direction);
   });
 }
 

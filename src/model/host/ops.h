@@ -6,6 +6,7 @@
 
 #include "ballast/device/device.h"
 
+#include "src/model/families/rotary.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
@@ -33,26 +34,35 @@ class Ops {
   /// Takes the memory that the operations share.
   void take_memory(Bump& bump) { sums_ = bump.take<float>(threads_ * 2 * sum_row_); }
 
-  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows) const;
-  /// dx = residual (null: 0) + gradient of x.
+  /// y = residual (null: 0) + norm(x).
+  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
+            const T* residual = nullptr) const;
+  /// dx = residual (null: 0) + gradient of x; dx may be residual, dy or x.
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) const;
+  /// RMSNorm of each group of each row.
+  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
+                   T* y, std::size_t y_step) const;
+  /// Replaces dy by the gradient of x.
+  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+                            std::size_t x_step, T* dy, std::size_t dy_step) const;
 
   void gelu(const T* x, T* y, std::size_t size) const;
-  /// d *= gelu'(x); adds column sums to `bias_gradient`.
+  /// d *= gelu'(x); adds column sums to `bias_gradient` unless null.
   void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
                      std::size_t width) const;
   /// y = silu(gate) * up; y has no gaps.
   void swiglu(const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
   void swiglu_backward(const GateUp<T>& in, const T* dy) const;
-  void add_column_sums(const T* x, float* gradient, std::size_t rows, std::size_t width) const;
+  /// Adds the sums of x's columns to `gradient`; rows of x are `step` apart.
+  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
+                       std::size_t width) const;
 
-  /// cosine and sine [length, head_dim / 2] of position * theta^(-2 i / head_dim). Source: Su et
-  /// al., "RoFormer", 2021, section 3.2.2.
-  void fill_angles(double theta, float* cosine, float* sine) const;
+  /// cosine and sine [length, pairs] of position * frequency, times the factor.
+  void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
   /// Rotates queries and keys of qkv by their positions; `direction` -1 rotates back.
-  void rotate(T* qkv, const float* cosine, const float* sine, float direction) const;
+  void rotate(T* qkv, const Angles& angles, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
   /// Arguments as host::Attention's.

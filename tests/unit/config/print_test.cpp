@@ -62,7 +62,7 @@ Config unusual() {
              .norm_epsilon = 1e-6,
              .tie_embeddings = true,
              .init_stddev = 0.01,
-             .numbers = {{"rope_theta", 5e5}}};
+             .details = {{"rope_theta", 5e5}, {"rope_scaling", {}}}};
   c.initial_weights = "/w";
   c.data = {.text = {},
             .tokens = {"/t"},
@@ -134,7 +134,10 @@ TEST(ConfigPrint, LosesNoField) {
   EXPECT_EQ(after.model.max_sequence, before.model.max_sequence);
   EXPECT_EQ(after.model.norm_epsilon, before.model.norm_epsilon);
   EXPECT_EQ(after.model.head_dim, before.model.head_dim);
-  EXPECT_EQ(after.model.numbers, before.model.numbers);
+  ASSERT_EQ(after.model.details.size(), before.model.details.size());
+  for (const auto& [key, value] : before.model.details) {
+    EXPECT_EQ(after.model.detail(key).compact(), value.compact()) << key;
+  }
   EXPECT_EQ(after.model.tie_embeddings, before.model.tie_embeddings);
   EXPECT_EQ(after.model.init_stddev, before.model.init_stddev);
   EXPECT_EQ(after.initial_weights, before.initial_weights);

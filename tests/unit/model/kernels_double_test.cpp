@@ -43,8 +43,8 @@ void check_norm(bool centred) {
   const double epsilon = 1e-5;
   const auto loss = [&] {
     Values y(x.size());
-    in_double::norm(x.data(), weight.data(), centred ? bias.data() : nullptr, epsilon, y.data(),
-                    kRows, kWidth);
+    in_double::norm<double>(x.data(), weight.data(), centred ? bias.data() : nullptr, epsilon,
+                            nullptr, y.data(), kRows, kWidth);
     return dot(y, dy);
   };
   Values dx(x.size());
@@ -72,12 +72,15 @@ TEST(DoubleKernels, NormsHaveTheStatisticsTheyPromise) {
   const Values ones(kWidth, 1.0);
   const Values zeros(kWidth, 0.0);
   Values y(kWidth);
-  in_double::norm(x.data(), ones.data(), zeros.data(), 0.0, y.data(), 1, kWidth);
+  in_double::norm<double>(x.data(), ones.data(), zeros.data(), 0.0, nullptr, y.data(), 1, kWidth);
   EXPECT_NEAR(std::accumulate(y.begin(), y.end(), 0.0), 0.0, 1e-10);
   EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
-  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, y.data(), 1, kWidth);
+  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, nullptr, y.data(), 1, kWidth);
   EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
   EXPECT_GT(std::accumulate(y.begin(), y.end(), 0.0), 1.0);
+  Values more(kWidth);
+  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, x.data(), more.data(), 1, kWidth);
+  for (std::size_t i = 0; i < kWidth; ++i) EXPECT_NEAR(more[i], x[i] + y[i], 1e-12);
 }
 
 TEST(DoubleKernels, GeluIsItsTanhFormAndItsGradientTheDerivative) {
@@ -141,8 +144,8 @@ TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
   Values x = normals(kRows * kStride, 1);
   const Values dy = normals(x.size(), 2);
   const auto turn = [&](Values values, double direction) {
-    in_double::rope(values.data(), kStride, 1, kRows, kLength, kHeads, kHead, cosine.data(),
-                    sine.data(), direction);
+    in_double::rope(values.data(), kStride, 1, kRows, kLength, kHeads, kHead, kHead / 2,
+                    cosine.data(), sine.data(), direction);
     return values;
   };
   const Values y = turn(x, 1.0);
@@ -153,6 +156,27 @@ TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
   EXPECT_NEAR(y[kHead / 2], x[kHead / 2] * c + x[0] * s, 1e-12);
   EXPECT_EQ(y[kStride - 1], x[kStride - 1]);
   expect_gradient([&] { return dot(turn(x, 1.0), dy); }, x, turn(dy, -1.0), "x");
+}
+
+TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
+  constexpr std::size_t kHeads = 2;
+  constexpr std::size_t kHead = 10;
+  constexpr std::size_t kHalf = 3;
+  const Values cosine = {0.6, 0.8, 0.0};
+  const Values sine = {0.8, 0.6, 1.0};
+  const Values x = normals(kHeads * kHead, 1);
+  Values y = x;
+  in_double::rope(y.data(), x.size(), 0, 1, 1, kHeads, kHead, kHalf, cosine.data(), sine.data(),
+                  1.0);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::size_t column = i % kHead;
+    double expected = x[i];
+    if (column < kHalf) expected = x[i] * cosine[column] - x[i + kHalf] * sine[column];
+    if (column >= kHalf && column < 2 * kHalf) {
+      expected = x[i] * cosine[column - kHalf] + x[i - kHalf] * sine[column - kHalf];
+    }
+    EXPECT_NEAR(y[i], expected, 1e-15) << i;
+  }
 }
 
 TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
@@ -222,7 +246,7 @@ TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
   Values sum = b;
   in_double::accumulate(sum.data(), a.data(), sum.size());
   Values columns(kWidth, 2.0);
-  in_double::column_sum(a.data(), columns.data(), kRows, kWidth);
+  in_double::column_sum(a.data(), kWidth, columns.data(), kRows, kWidth);
   Values dots(kRows);
   in_double::row_dot(a.data(), kWidth, b.data(), kWidth, dots.data(), kRows, kWidth);
   Values copy(a.size());

@@ -9,9 +9,11 @@ struct NormForward {
   const T* x;
   const T* weight;
   const T* bias;
+  const T* residual;
   T* y;
   float epsilon;
   Rows rows;
+  NormRows places;
 };
 
 template <bool centred, Fit fit, unsigned held, class T>
@@ -21,8 +23,10 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
   if (row >= a.rows.count) return;  // the whole team returns
   const auto width = static_cast<unsigned>(a.rows.width);
   const Share<fit, held> share(team, width);
-  const T* const x = a.x + row * a.rows.width;
-  T* const y = a.y + row * a.rows.width;
+  const std::size_t column = row % a.places.groups * a.rows.width;
+  const T* const x = a.x + row / a.places.groups * a.places.x_step + column;
+  const std::size_t out_at = row / a.places.groups * a.places.y_step + column;
+  T* const y = a.y + out_at;
   Eight<T> kept[held];
   share.keep(x, kept);
   const RowStatistics s =
@@ -35,6 +39,11 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
     if constexpr (centred) device::read(a.bias + at, bias);
     for (unsigned i = 0; i < kEight; ++i) {
       out[i] = (values[i] - s.mean) * s.factor * weight[i] + bias[i];
+    }
+    if (a.residual != nullptr) {
+      float residual[kEight];
+      device::read(a.residual + out_at + at, residual);
+      for (unsigned i = 0; i < kEight; ++i) out[i] += residual[i];
     }
     device::write(out, y + at);
   });
@@ -63,14 +72,15 @@ cudaError_t launch_norm(cudaStream_t stream, const NormForward<T>& a) {
 
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
-                 T* y, Rows rows) {
+                 const T* residual, T* y, Rows rows, const NormRows& places) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
-  const NormForward<T> a = {x, weight, bias, y, epsilon, rows};
+  const NormForward<T> a = {x, weight, bias, residual, y, epsilon, rows, places_of(places, rows)};
   return bias != nullptr ? launch_norm<true>(stream, a) : launch_norm<false>(stream, a);
 }
 
-template cudaError_t norm(cudaStream_t, const float*, const float*, const float*, float, float*,
-                          Rows);
-template cudaError_t norm(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float, Bf16*, Rows);
+template cudaError_t norm(cudaStream_t, const float*, const float*, const float*, float,
+                          const float*, float*, Rows, const NormRows&);
+template cudaError_t norm(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float, const Bf16*,
+                          Bf16*, Rows, const NormRows&);
 
 }  // namespace ballast::model::cuda

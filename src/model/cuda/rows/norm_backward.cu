@@ -14,6 +14,7 @@ struct NormBackward {
   float* partials;
   float epsilon;
   Rows rows;
+  NormRows places;
 };
 
 /// Gradients of the weights and biases for eight columns, summed over rows. In memory the biases'
@@ -55,10 +56,15 @@ template <bool centred, Fit fit, unsigned held, class T>
 class BackwardRow {
  public:
   __device__ BackwardRow(const NormBackward<T>& a, const Share<fit, held>& share, std::size_t row)
-      : a_(a), share_(share), start_(row * a.rows.width) {}
+      : a_(a), share_(share) {
+    const std::size_t long_row = row / a.places.groups;
+    const std::size_t column = row % a.places.groups * a.rows.width;
+    x_ = a.x + long_row * a.places.x_step + column;
+    start_ = long_row * a.places.y_step + column;
+  }
 
   __device__ void keep(Kept<held, T>& kept) const {
-    share_.keep(a_.x + start_, kept.x);
+    share_.keep(x_, kept.x);
     share_.keep(a_.dy + start_, kept.dy);
   }
 
@@ -72,11 +78,11 @@ class BackwardRow {
     share_.each_held([&](unsigned k, unsigned at) {
       if (kAhead<held, T>) residual[k] = residual_at(at);
     });
-    s_ = row_statistics<centred>(team, share_, a_.x + start_, kept.x, count, a_.epsilon);
+    s_ = row_statistics<centred>(team, share_, x_, kept.x, count, a_.epsilon);
     share_.each_held([&](unsigned k, unsigned at) { add(at, kept.x[k], kept.dy[k], sums[k]); });
     share_.each_other([&](unsigned at) {
       Sums<centred> those;
-      add(at, device::read(a_.x + start_ + at), device::read(a_.dy + start_ + at), those);
+      add(at, device::read(x_ + at), device::read(a_.dy + start_ + at), those);
       if (!first) those.add(others + at, width);
       those.put(others + at, width);
     });
@@ -86,7 +92,7 @@ class BackwardRow {
       put(at, kept.x[k], kept.dy[k], kAhead<held, T> ? residual[k] : residual_at(at));
     });
     share_.each_other([&](unsigned at) {
-      put(at, device::read(a_.x + start_ + at), device::read(a_.dy + start_ + at), residual_at(at));
+      put(at, device::read(x_ + at), device::read(a_.dy + start_ + at), residual_at(at));
     });
   }
 
@@ -137,7 +143,8 @@ class BackwardRow {
 
   const NormBackward<T>& a_;
   const Share<fit, held>& share_;
-  std::size_t start_;
+  const T* x_;
+  std::size_t start_;  ///< of the row in dy, residual and dx
   RowStatistics s_ = {};
   float means_[centred ? 2 : 1] = {};  ///< of g * n and of g
 };
@@ -221,9 +228,11 @@ cudaError_t launch_norm_backward(device::Launch how, const NormBackward<T>& a) {
 template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
-                          float* bias_gradient, float* partials, Rows rows) {
+                          float* bias_gradient, float* partials, Rows rows,
+                          const NormRows& places) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
-  const NormBackward<T> a = {x, weight, dy, residual, dx, partials, epsilon, rows};
+  const NormBackward<T> a = {
+      x, weight, dy, residual, dx, partials, epsilon, rows, places_of(places, rows)};
   const std::size_t together = rows.width <= kNarrow ? kRowsOfBlock : 1;
   const std::size_t groups = std::min((rows.count + together - 1) / together, kMostGroups);
   const device::Launch how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
@@ -234,8 +243,10 @@ cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, cons
 }
 
 template cudaError_t norm_backward(cudaStream_t, const float*, const float*, const float*, float,
-                                   const float*, float*, float*, float*, float*, Rows);
+                                   const float*, float*, float*, float*, float*, Rows,
+                                   const NormRows&);
 template cudaError_t norm_backward(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float,
-                                   const Bf16*, Bf16*, float*, float*, float*, Rows);
+                                   const Bf16*, Bf16*, float*, float*, float*, Rows,
+                                   const NormRows&);
 
 }  // namespace ballast::model::cuda

@@ -17,14 +17,19 @@ constexpr unsigned kMostThreads = 256;
 /// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
-__global__ void find_angles(double theta, std::size_t size, std::size_t half, float* cosine,
-                            float* sine) {
+struct Frequencies {
+  double values[kMostPairs];
+  std::size_t count;
+  double factor;
+};
+
+__global__ void find_angles(Frequencies frequencies, std::size_t size, float* cosine, float* sine) {
   const std::size_t at = std::size_t{blockIdx.x} * kMostThreads + threadIdx.x;
   if (at >= size) return;
-  const double exponent = -static_cast<double>(2 * (at % half)) / static_cast<double>(2 * half);
-  const double angle = static_cast<double>(at / half) * std::pow(theta, exponent);
-  cosine[at] = static_cast<float>(std::cos(angle));
-  sine[at] = static_cast<float>(std::sin(angle));
+  const double position = static_cast<double>(at / frequencies.count);
+  const double angle = position * frequencies.values[at % frequencies.count];
+  cosine[at] = static_cast<float>(std::cos(angle) * frequencies.factor);
+  sine[at] = static_cast<float>(std::sin(angle) * frequencies.factor);
 }
 
 /// Rotates `count` pairs (a[i], b[i]).
@@ -42,7 +47,7 @@ __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)
 /// them before it writes any.
 template <class T>
 __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
-  const std::size_t half = rotation.head_dim / 2;
+  const std::size_t half = rotation.half;
   const std::size_t parts = half / kEight;
   const std::size_t pieces = (rotation.heads + kTogether - 1) / kTogether * parts;
   T* const row = x + blockIdx.x * stride;
@@ -76,10 +81,10 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   }
 }
 
-/// The same for heads whose half size is not a multiple of eight, one pair at a time.
+/// The same for a half, or heads, that are not a multiple of eight, one pair at a time.
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
-  const std::size_t half = rotation.head_dim / 2;
+  const std::size_t half = rotation.half;
   const std::size_t angles = blockIdx.x % rotation.length * half;
   for (std::size_t pair = threadIdx.x; pair < rotation.heads * half; pair += blockDim.x) {
     const std::size_t column = pair % half;
@@ -96,22 +101,25 @@ __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
 
 }  // namespace
 
-cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length, std::size_t head_dim,
-                        float* cosine, float* sine) {
-  const std::size_t size = length * (head_dim / 2);
+cudaError_t fill_angles(cudaStream_t stream, std::span<const double> frequencies, double factor,
+                        std::size_t length, float* cosine, float* sine) {
+  const std::size_t size = length * frequencies.size();
+  if (frequencies.size() > kMostPairs) return cudaErrorInvalidValue;
   if (size == 0) return cudaSuccess;
+  Frequencies given = {.values = {}, .count = frequencies.size(), .factor = factor};
+  std::copy(frequencies.begin(), frequencies.end(), given.values);
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((size + kMostThreads - 1) / kMostThreads),
                          .threads = kMostThreads},
-                        &find_angles, theta, size, head_dim / 2, cosine, sine);
+                        &find_angles, given, size, cosine, sine);
 }
 
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows) {
-  const std::size_t half = rotation.head_dim / 2;
+  const std::size_t half = rotation.half;
   if (rows.count == 0 || rotation.heads * half == 0) return cudaSuccess;
-  const bool eights = half % kEight == 0;
+  const bool eights = half % kEight == 0 && rotation.head_dim % kEight == 0;
   const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
                                     : rotation.heads * half;
   const std::size_t warps =

@@ -5,6 +5,7 @@
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/rows/rows.h"
 #include "src/model/formulas.h"
 
 namespace ballast::model::cuda {
@@ -25,6 +26,13 @@ inline constexpr unsigned kHeldByLane = 4;  ///< groups of eight
 inline constexpr std::size_t kNarrow = std::size_t{kWarp} * kHeldByLane * kEight;
 inline constexpr unsigned kRowsOfBlock = 8;
 inline constexpr unsigned kMostThreads = 512;
+
+/// The places with their defaults filled in.
+inline NormRows places_of(NormRows places, const Rows& rows) {
+  if (places.x_step == 0) places.x_step = places.groups * rows.width;
+  if (places.y_step == 0) places.y_step = places.groups * rows.width;
+  return places;
+}
 
 /// The threads of one row.
 template <Fit fit>

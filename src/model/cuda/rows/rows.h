@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include <cuda_runtime_api.h>
 
@@ -18,19 +19,28 @@ struct Rows {
   std::size_t width = 0;  ///< less than 2^31
 };
 
-/// y = (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation * weight where `bias` is
-/// null. Sources: Ba et al., "Layer normalization", 2016; Zhang & Sennrich, "Root mean square layer
-/// normalization", 2019, equation 4.
+/// Where row r of a norm is: at r / groups * step + r % groups * width, so that it may be a part of
+/// a longer row. The default: rows without gaps.
+struct NormRows {
+  std::size_t groups = 1;
+  std::size_t x_step = 0;  ///< 0: groups * width
+  std::size_t y_step = 0;  ///< of y, residual, dy and dx; 0: groups * width
+};
+
+/// y = residual (null: 0) + (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation *
+/// weight where `bias` is null. Sources: Ba et al., "Layer normalization", 2016; Zhang & Sennrich,
+/// "Root mean square layer normalization", 2019, equation 4.
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
-                 T* y, Rows rows);
+                 const T* residual, T* y, Rows rows, const NormRows& places = {});
 
 /// dx = residual (null: 0) + gradient of x, given dy; adds the gradients of the weights to
-/// `weight_gradient` and `bias_gradient` (null: RMSNorm). dx may be residual or dy itself.
+/// `weight_gradient` and `bias_gradient` (null: RMSNorm). dx may be residual, dy or x itself.
 template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
-                          float* bias_gradient, float* partials, Rows rows);
+                          float* bias_gradient, float* partials, Rows rows,
+                          const NormRows& places = {});
 
 /// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart.
 template <class T>
@@ -74,17 +84,20 @@ cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t ste
 
 /// Rotary positions.
 struct Rotation {
-  std::size_t length = 0;         ///< row r is at position r % length
-  std::size_t heads = 0;          ///< heads to rotate, side by side from the start of a row
-  std::size_t head_dim = 0;       ///< even
-  const float* cosine = nullptr;  ///< [length, head_dim / 2]
+  std::size_t length = 0;  ///< row r is at position r % length
+  std::size_t heads = 0;   ///< heads to rotate, side by side from the start of a row
+  std::size_t head_dim = 0;
+  std::size_t half = 0;           ///< the first 2 * half values of a head rotate
+  const float* cosine = nullptr;  ///< [length, half]
   const float* sine = nullptr;
   float direction = 1.0F;  ///< -1 for the backward pass
 };
-/// cosine and sine of position * theta^(-2 i / head_dim), in double, rounded once. Source: Su et
-/// al., "RoFormer", 2021, section 3.2.2.
-cudaError_t fill_angles(cudaStream_t stream, double theta, std::size_t length, std::size_t head_dim,
-                        float* cosine, float* sine);
+/// Frequencies of at most this many pairs; an argument of a kernel has at most 4 KiB.
+inline constexpr std::size_t kMostPairs = 256;
+/// cosine and sine [length, pairs] of position * frequency, times `factor`, in double, rounded
+/// once. More than kMostPairs frequencies: cudaErrorInvalidValue.
+cudaError_t fill_angles(cudaStream_t stream, std::span<const double> frequencies, double factor,
+                        std::size_t length, float* cosine, float* sine);
 /// Rotates x [rows.count, stride] in place; rows.width is heads * head_dim.
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,

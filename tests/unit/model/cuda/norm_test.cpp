@@ -77,25 +77,29 @@ std::vector<T> without_those_behind(std::vector<T> values) {
 }
 
 template <class T>
-std::vector<T> normed(const Inputs<T>& in, const Case& c) {
+std::vector<T> normed(const Inputs<T>& in, const Case& c, bool onto_residual = false) {
   const DeviceArray<T> x(in.x);
   const DeviceArray<T> weight(in.weight);
   const DeviceArray<T> bias(in.bias);
+  const DeviceArray<T> residual(in.residual);
+  const T* const addend = onto_residual ? residual.data() : nullptr;
   const std::vector<T> empty(in.x.size(), rounded<T>(-1.0));
   return in_every_order([&] {
     const DeviceArray<T> y(with_more_behind(empty));
     must(norm<T>(nullptr, x.data(), weight.data(), c.centred ? bias.data() : nullptr, kEpsilon,
-                 y.data(), c.rows));
+                 addend, y.data(), c.rows));
     return without_those_behind(y.get());
   });
 }
 
 template <class T>
-std::vector<double> expected_norm(const Inputs<T>& in, const Case& c) {
+std::vector<double> expected_norm(const Inputs<T>& in, const Case& c, bool onto_residual = false) {
   std::vector<double> y(in.x.size());
   const std::vector<double> bias = exact(in.bias);
+  const std::vector<double> residual = exact(in.residual);
   in_double::norm(exact(in.x).data(), exact(in.weight).data(), c.centred ? bias.data() : nullptr,
-                  static_cast<double>(kEpsilon), y.data(), c.rows.count, c.rows.width);
+                  static_cast<double>(kEpsilon), onto_residual ? residual.data() : nullptr,
+                  y.data(), c.rows.count, c.rows.width);
   return y;
 }
 
@@ -111,6 +115,7 @@ void check_norms() {
       SCOPED_TRACE(text);
       const Inputs<T> in(c);
       expect_close(normed(in, c), expected_norm(in, c), 5e-6);
+      expect_close(normed(in, c, true), expected_norm(in, c, true), 5e-6);
     }
   }
 }
@@ -262,8 +267,49 @@ TEST_F(CudaNorm, GradientsOfMoreRowsThanGroups) {
   check_backward(Inputs<float>(beyond), beyond, Place::apart, Orders::one);
 }
 
+/// Two tokens with three heads each, in rows with other values around them.
+template <class T>
+void check_groups(std::size_t width) {
+  SCOPED_TRACE(testing::Message() << "groups of " << width);
+  constexpr std::size_t kTokens = 2;
+  constexpr std::size_t kGroups = 3;
+  const NormRows places = {kGroups, kGroups * width + 16, kGroups * width + 8};
+  const Case packed = {{kTokens * kGroups, width}, false};
+  Inputs<T> in(packed);
+  const auto spread = [&](const std::vector<T>& values, std::size_t step) {
+    std::vector<T> rows(kTokens * step, rounded<T>(7.0));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      rows[i / (kGroups * width) * step + i % (kGroups * width)] = values[i];
+    }
+    return rows;
+  };
+  const DeviceArray<T> x(spread(in.x, places.x_step));
+  const DeviceArray<T> weight(in.weight);
+  const DeviceArray<T> y(kTokens * places.y_step, rounded<T>(7.0));
+  must(norm<T>(nullptr, x.data(), weight.data(), nullptr, kEpsilon, nullptr, y.data(), packed.rows,
+               places));
+  EXPECT_EQ(y.get(), spread(normed(in, packed), places.y_step));
+
+  const std::vector<float> zeros(width);
+  const auto [dx, weight_gradient, unused] =
+      gradients(in, packed, Place::without_residual, zeros, Orders::one);
+  const DeviceArray<T> dy(spread(in.dy, places.y_step));
+  const DeviceArray<float> partials(partial_floats(packed.rows));
+  const DeviceArray<float> sums(zeros);
+  must(norm_backward<T>(nullptr, x.data(), weight.data(), dy.data(), kEpsilon, nullptr, dy.data(),
+                        sums.data(), nullptr, partials.data(), packed.rows, places));
+  EXPECT_EQ(dy.get(), spread(dx, places.y_step));
+  EXPECT_EQ(sums.get(), weight_gradient);
+}
+TEST_F(CudaNorm, GroupsOfLongerRowsAreTheSameAsRows) {
+  for (const std::size_t width : {8U, 128U, 1032U}) {
+    check_groups<Bf16>(width);
+    check_groups<float>(width);
+  }
+}
+
 TEST_F(CudaNorm, OfNoRowsIsNothing) {
-  EXPECT_EQ(norm<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, {0, 8}),
+  EXPECT_EQ(norm<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr, {0, 8}),
             cudaSuccess);
   EXPECT_EQ(norm_backward<float>(nullptr, nullptr, nullptr, nullptr, kEpsilon, nullptr, nullptr,
                                  nullptr, nullptr, nullptr, {0, 8}),

@@ -168,10 +168,14 @@ struct Angles {
   std::vector<float> cosine;
   std::vector<float> sine;
 };
-Angles angles_of(std::size_t length, std::size_t head_dim) {
+Angles angles_of(std::size_t length, std::size_t head_dim, double factor = 1.0) {
   const DeviceArray<float> cosine(length * head_dim / 2);
   const DeviceArray<float> sine(cosine.size());
-  must(fill_angles(nullptr, kTheta, length, head_dim, cosine.data(), sine.data()));
+  std::vector<double> frequencies;
+  for (std::size_t i = 0; i < head_dim / 2; ++i) {
+    frequencies.push_back(std::pow(kTheta, -static_cast<double>(2 * i) / double(head_dim)));
+  }
+  must(fill_angles(nullptr, frequencies, factor, length, cosine.data(), sine.data()));
   return {cosine.get(), sine.get()};
 }
 
@@ -188,13 +192,27 @@ TEST_F(CudaRows, AnglesAreThoseOfTheirPositions) {
   }
 }
 
-/// Row r is at position r % 3; elements after the heads must not change.
+TEST_F(CudaRows, AnglesHaveTheFactor) {
+  const Angles once = angles_of(5, 16);
+  const Angles twice = angles_of(5, 16, 2.0);
+  for (std::size_t i = 0; i < once.sine.size(); ++i) {
+    ASSERT_EQ(twice.cosine[i], 2.0F * once.cosine[i]) << i;
+    ASSERT_EQ(twice.sine[i], 2.0F * once.sine[i]) << i;
+  }
+  const std::vector<double> too_many(kMostPairs + 1, 1.0);
+  EXPECT_EQ(fill_angles(nullptr, too_many, 1.0, 5, nullptr, nullptr), cudaErrorInvalidValue);
+}
+
+/// Row r is at position r % 3; elements after the heads must not change. `rotating`: values of each
+/// head.
 template <class T>
-void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim) {
-  SCOPED_TRACE(testing::Message() << heads << " heads of " << head_dim);
+void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim,
+                    std::size_t rotating) {
+  SCOPED_TRACE(testing::Message() << rotating << " values of " << heads << " heads of "
+                                  << head_dim);
   const std::size_t length = 3;
   const std::size_t stride = heads * head_dim + 8;
-  const Angles angles = angles_of(length, head_dim);
+  const Angles angles = angles_of(length, rotating);
   const DeviceArray<float> cosine(angles.cosine);
   const DeviceArray<float> sine(angles.sine);
   const std::vector<T> x = normals_of<T>(rows * stride, 1);
@@ -202,12 +220,12 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim) {
     const std::vector<T> found = in_every_order([&] {
       const DeviceArray<T> turned(x);
       must(rotate<T>(nullptr, turned.data(), stride,
-                     {length, heads, head_dim, cosine.data(), sine.data(), direction},
+                     {length, heads, head_dim, rotating / 2, cosine.data(), sine.data(), direction},
                      {rows, heads * head_dim}));
       return turned.get();
     });
     std::vector<double> expected = exact(x);
-    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_dim,
+    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_dim, rotating / 2,
                     exact(angles.cosine).data(), exact(angles.sine).data(),
                     static_cast<double>(direction));
     expect_close(found, expected, 1e-6);
@@ -223,9 +241,11 @@ TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
                                         {40, 24},
                                         {1, 2},
                                         {4, 64}}) {
-    check_rotation<float>(4, heads, head_dim);
-    check_rotation<Bf16>(7, heads, head_dim);
+    check_rotation<float>(4, heads, head_dim, head_dim);
+    check_rotation<Bf16>(7, heads, head_dim, head_dim);
   }
+  check_rotation<Bf16>(3, 5, 48, 16);  // a part of each head
+  check_rotation<float>(3, 5, 24, 6);
 }
 
 TEST_F(CudaRows, OfNothingIsNothing) {
@@ -234,8 +254,8 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(swiglu<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
-  EXPECT_EQ(fill_angles(nullptr, kTheta, 0, 8, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, 1, 8, nullptr, nullptr, 1.0F}, {0, 8}),
+  EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
             cudaSuccess);
 }
 

@@ -1,0 +1,88 @@
+#include "src/model/families/decoder.h"
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+namespace ballast::model {
+namespace {
+
+/// Adds the tensors of a DecoderSpec to a block.
+class Tensors {
+ public:
+  Tensors(BlockBuilder& block, const DecoderSpec& spec, double stddev)
+      : block_(block), spec_(spec), stddev_(stddev) {}
+
+  void norm(const std::string& name, std::uint64_t width, bool biased) {
+    if (name.empty()) return;
+    block_.add(name + ".weight", {width}, Init::ones);
+    if (biased) block_.add(name + ".bias", {width}, Init::zeros);
+  }
+  void linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased,
+              double factor = 1.0) {
+    block_.add(name + ".weight", shape(in, out), Init::normal, factor * stddev_);
+    bias(name, out, biased);
+  }
+  /// The last product of the layer, unless a norm follows.
+  void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out) {
+    if (!spec_.norm_after_mlp.empty()) {
+      linear(name, in, out, spec_.mlp_bias, spec_.residual_factor);
+      return;
+    }
+    block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
+    bias(name, out, spec_.mlp_bias);
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::uint64_t> shape(std::uint64_t in, std::uint64_t out) const {
+    if (spec_.conv1d) return {in, out};
+    return {out, in};
+  }
+  void bias(const std::string& name, std::uint64_t out, bool biased) {
+    if (biased) block_.add(name + ".bias", {out}, Init::zeros);
+  }
+
+  BlockBuilder& block_;
+  const DecoderSpec& spec_;
+  double stddev_;
+};
+
+}  // namespace
+
+BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const {
+  const DecoderSpec spec = decoder(c, index);
+  const std::uint64_t h = c.hidden_size;
+  const std::uint64_t wide = c.intermediate_size;
+  const std::uint64_t q = c.num_heads * c.head_dim;
+  const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+  BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index), prefix(index));
+  Tensors tensors(block, spec, c.init_stddev);
+
+  tensors.norm(spec.norm_before_attention, h, spec.layer_norm);
+  if (spec.qkv.size() == 1) {
+    tensors.linear(spec.qkv.front(), h, q + 2 * kv, spec.qkv_bias);
+  } else {
+    tensors.linear(spec.qkv.at(0), h, q, spec.qkv_bias);
+    tensors.linear(spec.qkv.at(1), h, kv, spec.qkv_bias);
+    tensors.linear(spec.qkv.at(2), h, kv, spec.qkv_bias);
+  }
+  tensors.norm(spec.query_norm, spec.norms_whole_rows ? q : c.head_dim, false);
+  tensors.norm(spec.key_norm, spec.norms_whole_rows ? kv : c.head_dim, false);
+  block.attend(q);
+  tensors.linear(spec.attention_out, q, h, spec.attention_out_bias, spec.residual_factor);
+  tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
+  tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
+  const std::uint64_t in_width = spec.gated && spec.mlp_in.size() == 1 ? 2 * wide : wide;
+  for (const std::string& name : spec.mlp_in) tensors.linear(name, h, in_width, spec.mlp_bias);
+  tensors.last_linear(spec.mlp_out, wide, h);
+  tensors.norm(spec.norm_after_mlp, h, spec.layer_norm);
+  return block.finish();
+}
+
+const DecoderFamily& decoder_family(const ModelConfig& config) {
+  const auto* const found = dynamic_cast<const DecoderFamily*>(&family(config.family));
+  expects(found != nullptr, "the family is not described by a DecoderSpec");
+  return *found;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/model/family.h"
+
+#include "src/model/families/rotary.h"
+
+namespace ballast::model {
+
+template <class Ops>
+class DecoderLayer;  // decoder_layer.h
+
+/// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
+/// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
+/// that the layer has no such tensor.
+struct DecoderSpec {
+  bool layer_norm = false;  ///< norms subtract the mean and have a bias; false: RMSNorm
+  std::string norm_before_attention;
+  std::string norm_after_attention;  ///< before its result is added to the residual stream
+  std::string norm_before_mlp;
+  std::string norm_after_mlp;
+
+  /// Queries, keys and values: one map whose rows are in that order, or three.
+  std::vector<std::string> qkv;
+  std::string query_norm;  ///< RMSNorms before the rotary positions
+  std::string key_norm;
+  bool norms_whole_rows = false;  ///< over all heads together; false: each head alone
+  bool rotates = true;            ///< false: attention without rotary positions
+  std::string attention_out;
+
+  /// SwiGLU: gate and up, or one map whose rows are in that order. False: GELU, tanh form.
+  bool gated = true;
+  std::vector<std::string> mlp_in;
+  std::string mlp_out;
+
+  bool conv1d = false;  ///< weights of linear maps are [in, out]; false: [out, in]
+  bool qkv_bias = false;
+  bool attention_out_bias = false;
+  bool mlp_bias = false;
+
+  /// Factor of the standard deviation of the first weights of attention_out and mlp_out.
+  double residual_factor = 1.0;
+};
+
+/// A family whose layers are described by a DecoderSpec: its tensors in the order in which data
+/// flows through them. DecoderLayer (decoder_layer.h) is the forward and backward pass.
+class DecoderFamily : public Family {
+ public:
+  template <class Ops>
+  using LayerOf = DecoderLayer<Ops>;
+
+  /// Layer `index` of a complete config.
+  [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
+                                            std::uint64_t index) const = 0;
+  [[nodiscard]] BlockSpec layer(const ModelConfig& config, std::uint64_t index) const final;
+  /// Of all layers that rotate; none if no layer does.
+  [[nodiscard]] virtual std::optional<Rotary> rotary(const ModelConfig& /*config*/,
+                                                     std::uint64_t /*length*/,
+                                                     const Refuse& /*refuse*/) const {
+    return std::nullopt;
+  }
+
+ protected:
+  /// Common prefix of the tensors' names of a layer.
+  [[nodiscard]] virtual std::string prefix(std::uint64_t index) const = 0;
+};
+
+/// The family of that name as a DecoderFamily. Throws Error(state) if it is none.
+const DecoderFamily& decoder_family(const ModelConfig& config);
+
+}  // namespace ballast::model

@@ -1,0 +1,317 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+
+#include "src/model/families/decoder.h"
+#include "src/model/layer.h"
+
+namespace ballast::model {
+
+/// Forward and backward of the layers that a DecoderSpec describes.
+template <class Ops>
+class DecoderLayer final : public Layer<Ops> {
+ public:
+  using T = typename Ops::Value;
+  DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
+      : Layer<Ops>(model, shape, ops,
+                   arrays_of(decoder_family(model.config).decoder(model.config, 0))),
+        rotary_(rotary_of(model.config, shape.length)) {
+    for (std::size_t block = 1; block <= model.config.num_layers; ++block) {
+      bound_.push_back(bind(model, block));
+    }
+  }
+  void take_lasting_memory(Bump& bump) override;
+
+ private:
+  /// Where the tensors of a layer are.
+  struct Bound {
+    std::optional<NormAt> norm_before_attention;
+    std::optional<NormAt> norm_after_attention;
+    std::optional<NormAt> norm_before_mlp;
+    std::optional<NormAt> norm_after_mlp;
+    std::vector<LinearAt> qkv;  ///< side by side
+    std::optional<NormAt> query_norm;
+    std::optional<NormAt> key_norm;
+    bool norms_whole_rows = false;
+    bool rotates = false;
+    LinearAt attention_out;
+    bool gated = false;
+    std::vector<LinearAt> mlp_in;  ///< side by side if it is one map, else one after the other
+    LinearAt mlp_out;
+  };
+
+  static LayerArrays arrays_of(const DecoderSpec& spec) {
+    return {.mlp = spec.gated ? 3U : 2U,
+            .norm1 = !spec.norm_before_attention.empty(),
+            .projected = !spec.query_norm.empty(),
+            .attention_out = !spec.norm_after_attention.empty(),
+            .mlp_out = !spec.norm_after_mlp.empty()};
+  }
+  static std::optional<Rotary> rotary_of(const ModelConfig& config, std::size_t length) {
+    return decoder_family(config).rotary(
+        config, length, [](std::string_view key, const std::string& rule) {
+          throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
+        });
+  }
+  static Bound bind(const Architecture& model, std::size_t block);
+
+  void compute(const BlockWeights<T>& block, const T* in) override;
+  void project(const BlockWeights<T>& block, T* out) override;
+  void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
+  void differentiate_mlp(const BlockWeights<T>& block, T* dy);
+  void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
+
+  void project_qkv(const BlockWeights<T>& block, const T* x);
+  void activate(const Bound& b);
+  /// Row by row side by side if one product makes both, else one after the other.
+  [[nodiscard]] GateUp<T> gate_up(const Bound& b) const {
+    const bool joined = b.mlp_in.size() == 1;
+    T* const gate = this->memory_.hidden;
+    const std::size_t wide = this->wide_;
+    return {gate, gate + (joined ? wide : this->rows_ * wide), joined ? 2 * wide : wide,
+            this->rows_, wide};
+  }
+  [[nodiscard]] Groups heads(const Bound& b, std::size_t count) const {
+    const std::size_t width = this->shape_.head_dim;
+    if (b.norms_whole_rows) return {this->rows_, 1, count * width};
+    return {this->rows_, count, width};
+  }
+  [[nodiscard]] std::size_t projected_row() const {
+    return this->shape_.width() + this->shape_.kv_width();
+  }
+  /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
+  /// side in a row and are rotated as one row of heads.
+  void rotate(T* qkv, float direction) {
+    if (!angles_filled_) this->ops_.fill_angles(*rotary_, angles_.cosine, angles_.sine);
+    angles_filled_ = true;
+    this->ops_.rotate(qkv, angles_, direction);
+  }
+  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step) {
+    if (map.bias == nullptr) return;
+    this->ops_.add_column_sums(dy, step, map.bias_gradient, this->rows_, map.out);
+  }
+
+  std::vector<Bound> bound_;
+  std::optional<Rotary> rotary_;
+  Angles angles_;
+  bool angles_filled_ = false;
+};
+
+template <class Ops>
+typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& model,
+                                                          std::size_t block) {
+  const BlockSpec& tensors = model.blocks[block];
+  const DecoderSpec spec = decoder_family(model.config).decoder(model.config, block - 1);
+  const auto norm = [&](const std::string& name) {
+    return name.empty() ? std::nullopt : std::optional(find_norm(tensors, name));
+  };
+  const auto linear = [&](const std::string& name) {
+    return spec.conv1d ? find_conv1d(tensors, name) : find_linear(tensors, name);
+  };
+  const auto linears = [&](const std::vector<std::string>& names) {
+    std::vector<LinearAt> maps;
+    for (const std::string& name : names) maps.push_back(linear(name));
+    return maps;
+  };
+  Bound b = {.norm_before_attention = norm(spec.norm_before_attention),
+             .norm_after_attention = norm(spec.norm_after_attention),
+             .norm_before_mlp = norm(spec.norm_before_mlp),
+             .norm_after_mlp = norm(spec.norm_after_mlp),
+             .qkv = linears(spec.qkv),
+             .query_norm = norm(spec.query_norm),
+             .key_norm = norm(spec.key_norm),
+             .norms_whole_rows = spec.norms_whole_rows,
+             .rotates = spec.rotates,
+             .attention_out = linear(spec.attention_out),
+             .gated = spec.gated,
+             .mlp_in = linears(spec.mlp_in),
+             .mlp_out = linear(spec.mlp_out)};
+  if (b.query_norm) {
+    expects(b.qkv.size() == 3, "queries and keys with norms need maps of their own");
+  } else {
+    b.qkv = joined(b.qkv);
+  }
+  if (Ops::kJoinsGateAndUp) b.mlp_in = joined(b.mlp_in);
+  return b;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
+  if (!rotary_) return;
+  angles_.half = rotary_->frequencies.size();
+  angles_.cosine = bump.take<float>(this->shape_.length * angles_.half);
+  angles_.sine = bump.take<float>(this->shape_.length * angles_.half);
+  angles_filled_ = false;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const LayerMemory<T>& m = this->memory_;
+  const std::size_t row = this->shape_.row();
+  std::size_t column = 0;
+  for (const LinearAt& part : b.qkv) {
+    const bool normed = b.query_norm && column < projected_row();
+    ops.linear(block[part], x, (normed ? m.projected : m.qkv) + column,
+               normed ? projected_row() : row, this->rows_);
+    column += part.out;
+  }
+  if (b.query_norm) {
+    const std::size_t keys = this->shape_.width();
+    ops.norm_groups(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                    projected_row(), m.qkv, row);
+    ops.norm_groups(block[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
+                    projected_row(), m.qkv + keys, row);
+  }
+  if (b.rotates) rotate(m.qkv, 1.0F);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::activate(const Bound& b) {
+  const LayerMemory<T>& m = this->memory_;
+  if (b.gated) {
+    this->ops_.swiglu(gate_up(b), m.activated);
+  } else {
+    this->ops_.gelu(m.hidden, m.activated, this->rows_ * this->wide_);
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const LayerMemory<T>& m = this->memory_;
+  const std::size_t rows = this->rows_;
+  if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
+  project_qkv(block, b.norm_before_attention ? m.norm1 : in);
+  this->attend();
+  if (b.norm_after_attention) {
+    ops.linear(block[b.attention_out], m.attention, m.attention_out, this->width_, rows);
+    ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
+  } else {
+    ops.linear_onto(block[b.attention_out], m.attention, in, m.middle, rows);
+  }
+  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], m.middle, m.norm2, rows);
+  const T* const x = b.norm_before_mlp ? m.norm2 : m.middle;
+  const std::size_t step = b.gated ? gate_up(b).step : this->wide_;
+  T* to = m.hidden;
+  for (const LinearAt& part : b.mlp_in) {
+    ops.linear(block[part], x, to, step, rows);
+    to = gate_up(b).up;
+  }
+  activate(b);
+  if (b.norm_after_mlp) ops.linear(block[b.mlp_out], m.activated, m.mlp_out, this->width_, rows);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
+  const Bound& b = bound_[block.layer];
+  const LayerMemory<T>& m = this->memory_;
+  if (b.norm_after_mlp) {
+    this->ops_.norm(block[*b.norm_after_mlp], m.mlp_out, out, this->rows_, m.middle);
+  } else {
+    this->ops_.linear_onto(block[b.mlp_out], m.activated, m.middle, out, this->rows_);
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
+  differentiate_mlp(block, dy);
+  differentiate_attention(block, in, dy);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, T* dy) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  auto& m = this->memory_;
+  const std::size_t rows = this->rows_;
+  const std::size_t width = this->width_;
+  const Linear<T> out = block[b.mlp_out];
+  const T* dout = dy;
+  if (b.norm_after_mlp) {
+    ops.norm_backward(block[*b.norm_after_mlp], m.mlp_out, dy, nullptr, m.mlp_out, rows);
+    dout = m.mlp_out;
+  }
+  add_bias_gradient(out, dout, width);
+  ops.linear_weight(out, m.activated, dout, width, rows);
+  ops.linear_input(out, dout, width, m.activated, rows);
+
+  const T* const x = b.norm_before_mlp ? m.norm2 : m.middle;
+  T* const dx = b.norm_before_mlp ? m.gradient : dy;
+  if (b.gated) {
+    const GateUp<T> pair = gate_up(b);
+    ops.swiglu_backward(pair, m.activated);
+    const T* from = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      add_bias_gradient(block[part], from, pair.step);
+      ops.linear_weight(block[part], x, from, pair.step, rows);
+      from = pair.up;
+    }
+    from = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      ops.linear_input(block[part], from, pair.step, dx, rows,
+                       from != pair.gate || !b.norm_before_mlp);
+      from = pair.up;
+    }
+  } else {
+    const Linear<T> in = block[b.mlp_in.front()];
+    ops.gelu_backward(m.hidden, m.activated, in.bias_gradient, rows, this->wide_);
+    ops.linear_weight(in, x, m.activated, this->wide_, rows);
+    ops.linear_input(in, m.activated, this->wide_, dx, rows, !b.norm_before_mlp);
+  }
+  if (b.norm_before_mlp) {
+    ops.norm_backward(block[*b.norm_before_mlp], m.middle, m.gradient, dy, dy, rows);
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  auto& m = this->memory_;
+  const std::size_t rows = this->rows_;
+  const std::size_t row = this->shape_.row();
+  const std::size_t width = this->width_;
+  const Linear<T> out = block[b.attention_out];
+  const T* dout = dy;
+  if (b.norm_after_attention) {
+    ops.norm_backward(block[*b.norm_after_attention], m.attention_out, dy, nullptr, m.attention_out,
+                      rows);
+    dout = m.attention_out;
+  }
+  add_bias_gradient(out, dout, width);
+  ops.linear_weight(out, m.attention, dout, width, rows);
+  ops.linear_input(out, dout, width, m.gradient, rows);
+  this->attend_backward();
+  if (b.rotates) rotate(m.dqkv, -1.0F);
+  if (b.query_norm) {
+    const std::size_t keys = this->shape_.width();
+    ops.norm_groups_backward(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                             projected_row(), m.dqkv, row);
+    ops.norm_groups_backward(block[*b.key_norm], heads(b, this->shape_.kv_heads),
+                             m.projected + keys, projected_row(), m.dqkv + keys, row);
+  }
+  const T* const x = b.norm_before_attention ? m.norm1 : in;
+  T* const dx = b.norm_before_attention ? m.gradient : dy;
+  const T* from = m.dqkv;
+  for (const LinearAt& part : b.qkv) {
+    add_bias_gradient(block[part], from, row);
+    ops.linear_weight(block[part], x, from, row, rows);
+    ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || !b.norm_before_attention);
+    from += part.out;
+  }
+  if (b.norm_before_attention) {
+    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, dy, dy, rows);
+  }
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/model/families/llama.h"
+
+namespace ballast::model {
+
+// Families that differ from Llama in a few points. Their layers are those of the classes of the
+// same names in Hugging Face's transformers.
+
+class Mistral final : public Llama {
+ public:
+  std::string_view name() const override { return "mistral"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", 0}};
+  }
+};
+
+/// Biases of queries, keys and values.
+class Qwen2 final : public Llama {
+ public:
+  std::string_view name() const override { return "qwen2"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"use_sliding_window", false}};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.qkv_bias = true;
+    return spec;
+  }
+};
+
+/// Norms of each head of queries and keys.
+class Qwen3 final : public Llama {
+ public:
+  std::string_view name() const override { return "qwen3"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0},
+            {"rope_scaling", {}},
+            {"attention_bias", false},
+            {"use_sliding_window", false}};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.query_norm = "self_attn.q_norm";
+    spec.key_norm = "self_attn.k_norm";
+    return spec;
+  }
+};
+
+/// Some layers have no positions.
+class SmolLm3 final : public Llama {
+ public:
+  std::string_view name() const override { return "smollm3"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 2000000.0},    {"rope_scaling", {}},          {"attention_bias", false},
+            {"mlp_bias", false},          {"use_sliding_window", false}, {"no_rope_layers", {}},
+            {"no_rope_layer_interval", 4}};
+  }
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+};
+
+/// Fused maps; a part of each head rotates.
+class Phi3 final : public Llama {
+ public:
+  std::string_view name() const override { return "phi3"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0},
+            {"rope_scaling", {}},
+            {"partial_rotary_factor", 1.0},
+            {"original_max_position_embeddings", 4096},
+            {"sliding_window", 0}};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.qkv = {"self_attn.qkv_proj"};
+    spec.mlp_in = {"mlp.gate_up_proj"};
+    return spec;
+  }
+};
+
+/// Norms after attention and MLP, none before them, and norms of whole queries and keys.
+class Olmo2 final : public Llama {
+ public:
+  std::string_view name() const override { return "olmo2"; }
+  std::vector<DetailKey> details() const override {
+    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.norm_before_attention = "";
+    spec.norm_after_attention = "post_attention_layernorm";
+    spec.norm_before_mlp = "";
+    spec.norm_after_mlp = "post_feedforward_layernorm";
+    spec.query_norm = "self_attn.q_norm";
+    spec.key_norm = "self_attn.k_norm";
+    spec.norms_whole_rows = true;
+    return spec;
+  }
+};
+
+}  // namespace ballast::model

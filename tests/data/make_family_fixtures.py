@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Runs small random models of each family in transformers and writes what they compute.
+
+    python tests/data/make_family_fixtures.py [OUTPUT_FOLDER]
+
+Needs torch, transformers, safetensors and numpy; the build and the tests do not. It writes into
+families/ beside this script (or OUTPUT_FOLDER):
+
+    NAME.safetensors   fp32: the initial weights under transformers' names; gradient.X of the loss
+                       of the first batch; final.X after the last step; logits [SEQ, T, VOCAB] of the
+                       first batch
+    NAME.json          `model` (keys of Ballast's model section), tokens and targets, `loss` of each
+                       step and `grad_norm`
+    rotary.json        frequencies and factor of each type of rope_scaling
+
+Step i trains on batch i with torch.optim.AdamW (weight decay on every parameter), without clipping.
+The loss is the mean cross-entropy of all tokens, logits in fp32.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy
+import safetensors.torch
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
+OPTIMIZER = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+SHAPE = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 7,
+         "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 40,
+         "max_position_embeddings": 48, "rms_norm_eps": 1e-6}
+OWN_NAMES = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+             "num_key_value_heads": "num_kv_heads", "max_position_embeddings": "max_sequence",
+             "rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
+
+# Keys of transformers' config besides SHAPE; `rope` is its rope_parameters.
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [1.1, 2.0, 5.0, 9.0],
+            "original_max_position_embeddings": 24}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+CASES = {
+    "llama": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": LLAMA3},
+    "mistral": {"sliding_window": None, "rope": PLAIN},
+    "qwen2": {"tie_word_embeddings": True, "rope": {"rope_type": "default", "rope_theta": 1000.0}},
+    "qwen3": {"rope": PLAIN},
+    "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True,
+                "rope": PLAIN},
+    "phi3": {"hidden_size": 48, "num_attention_heads": 3, "head_dim": 16, "sliding_window": None, "original_max_position_embeddings": 24,
+             "rope": LONGROPE},
+    "olmo2": {"hidden_size": 56, "rope": PLAIN},
+}
+ROTARY = {
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "llama3": LLAMA3,
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+             "original_max_position_embeddings": 1024},
+    "yarn_of_mscales": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0,
+                        "beta_fast": 24.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+                        "truncate": False, "original_max_position_embeddings": 4096},
+    "longrope_short": LONGROPE,
+    "longrope_long": LONGROPE,
+}
+
+
+def make_config(name, case):
+    keys = dict(SHAPE, tie_word_embeddings=False, **{k: v for k, v in case.items()
+                                                     if k not in SHAPE and k not in
+                                                     ("rope", "tie_word_embeddings")})
+    keys.update({k: v for k, v in case.items() if k in SHAPE or k == "tie_word_embeddings"})
+    return transformers.AutoConfig.for_model(
+        name, **keys, rope_parameters=dict(case["rope"]), pad_token_id=None, bos_token_id=None,
+        eos_token_id=None)
+
+
+def model_section(name, case):
+    section = {"family": name, "tie_embeddings": False}
+    for key, value in {**SHAPE, **case}.items():
+        if key == "rope":
+            section["rope_scaling"] = value
+        elif value is not None:
+            section[OWN_NAMES.get(key, key)] = value
+    return section
+
+
+def randomise(model):
+    """Leaves no parameter at 0 or 1, so that a missing bias or gain is detected."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        if parameter.dim() == 2:
+            values *= 0.2
+        elif name.endswith("bias"):
+            values *= 0.1
+        else:
+            values = 1.0 + 0.2 * values
+        parameter.data.copy_(values)
+
+
+def run(name, case, folder):
+    torch.manual_seed(0)
+    config = make_config(name, case)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = model.to(torch.float32).train()
+    randomise(model)
+    tokens = numpy.random.default_rng(5).integers(0, VOCAB, size=(STEPS, SEQ, T + 1))
+    tensors = {k: p.detach().clone() for k, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=OPTIMIZER["lr"], betas=tuple(OPTIMIZER["betas"]),
+        eps=OPTIMIZER["eps"], weight_decay=OPTIMIZER["weight_decay"], foreach=False)
+    record = {"model": model_section(name, case), "optimizer": OPTIMIZER,
+              "tokens": tokens.tolist(), "loss": [], "grad_norm": []}
+    for step in range(STEPS):
+        batch = torch.tensor(tokens[step])
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = {k: p.grad.detach().clone() for k, p in model.named_parameters()}
+        if step == 0:
+            tensors["logits"] = logits.detach().clone()
+            tensors.update({"gradient." + k: g for k, g in gradients.items()})
+        record["loss"].append(loss.item())
+        record["grad_norm"].append(
+            sum(g.double().square().sum().item() for g in gradients.values()) ** 0.5)
+        optimizer.step()
+    tensors.update({"final." + k: p.detach().clone() for k, p in model.named_parameters()})
+    safetensors.torch.save_file(tensors, folder / f"{name}.safetensors")
+    (folder / f"{name}.json").write_text(json.dumps(record) + "\n")
+    print(f"{name}: loss {record['loss'][0]:.6f} to {record['loss'][-1]:.6f}")
+
+
+def rotary():
+    found = {}
+    for name, parameters in ROTARY.items():
+        small = name.startswith("longrope") or name == "llama3"
+        length = {"longrope_short": 20, "dynamic": 3000}.get(name, 37 if small else 8192)
+        shape = {"head_dim": 16 if small else 64, "max_position_embeddings": 48 if small else 2048}
+        config = transformers.LlamaConfig(
+            **{**SHAPE, "hidden_size": 56, **shape}, rope_parameters=dict(parameters), bos_token_id=None,
+            eos_token_id=None)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+            config, "cpu", seq_len=length)
+        found[name] = {"rope_scaling": parameters, "head_dim": shape["head_dim"],
+                       "max_sequence": shape["max_position_embeddings"], "length": length,
+                       "frequencies": frequencies.tolist(), "factor": factor}
+    return found
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    here = pathlib.Path(__file__).resolve().parent
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "families"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, case in CASES.items():
+        run(name, case, folder)
+    (folder / "rotary.json").write_text(json.dumps(rotary(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+#include "src/model/families/rotary.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+namespace ballast::model {
+namespace {
+
+[[noreturn]] void refuse(std::string_view key, const std::string& rule) {
+  throw Error(ErrorCategory::config, std::string(key) + ": " + rule);
+}
+
+ModelConfig config_of(const std::string& scaling, std::uint64_t head_dim = 64) {
+  ModelConfig c;
+  c.head_dim = head_dim;
+  c.max_sequence = 2048;
+  c.details = {{"rope_theta", 10000.0}, {"rope_scaling", text::parse_json(scaling, "scaling")}};
+  return c;
+}
+
+/// tests/data/make_family_fixtures.py computes them in fp32.
+TEST(Rotary, FrequenciesAreThoseOfTransformers) {
+  const char* const data = std::getenv("BALLAST_TEST_DATA");
+  const auto path =
+      std::filesystem::path(data != nullptr ? data : "tests/data") / "families/rotary.json";
+  const text::Json cases = text::parse_json(text::read_settings(path, "fixture"), "rotary.json");
+  ASSERT_EQ(cases.members().size(), 7U);
+  for (const auto& [name, expected, at] : cases.members()) {
+    SCOPED_TRACE(name);
+    ModelConfig c =
+        config_of(expected.find("rope_scaling")->compact(), *expected.find("head_dim")->whole());
+    c.max_sequence = *expected.find("max_sequence")->whole();
+    const Rotary found = rotary_positions(c, *expected.find("length")->whole(), refuse);
+    const auto& theirs = expected.find("frequencies")->elements();
+    ASSERT_EQ(found.frequencies.size(), theirs.size());
+    for (std::size_t i = 0; i < theirs.size(); ++i) {
+      EXPECT_NEAR(found.frequencies[i], theirs[i].number(), 2e-6 * theirs[i].number()) << i;
+    }
+    EXPECT_NEAR(found.factor, expected.find("factor")->number(), 1e-12);
+  }
+}
+
+TEST(Rotary, WhatItDoesNotKnowIsRefused) {
+  const auto refusal = [](const std::string& scaling, std::uint64_t head_dim = 64) -> std::string {
+    try {
+      rotary_positions(config_of(scaling, head_dim), 100, refuse);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const auto has = [](const std::string& message, const std::string& part) {
+    return message.find(part) != std::string::npos;
+  };
+  EXPECT_EQ(refusal("null"), "");
+  EXPECT_EQ(refusal(R"({"type": "linear", "factor": 2})"), "");
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "linearr", "factor": 2})"), "did you mean 'linear'"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "linear"})"), "lacks 'factor'"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "linear", "factor": -1})"), "'factor' must be"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "fctor": 2})"), "unknown key 'fctor'"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "longrope", "short_factor": [1], "factor": 2})"),
+                  "'short_factor' must be 32 numbers"));
+  EXPECT_TRUE(has(refusal("null", 7), "head_dim: 7 is odd"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "partial_rotary_factor": 0.02})"),
+                  "partial_rotary_factor: 0.02 of head_dim 64 is 1 values"));
+}
+
+}  // namespace
+}  // namespace ballast::model
