@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
 #include "src/config/sections.h"
 
@@ -12,7 +13,8 @@ namespace ballast::config {
 namespace {
 
 /// DeepSpeed's rule: train = micro x accumulation x world; what is missing is derived.
-void complete_batch(BatchSection& b, const Document& document, std::uint64_t world) {
+void complete_batch(BatchSection& b, const Document& document, std::uint64_t world,
+                    std::vector<std::string>& log) {
   const auto ranks = fmt::format("{} rank{}", world, world == 1 ? "" : "s");
   const auto divide = [&](std::uint64_t count, std::string_view key) {
     const std::uint64_t share = b.train_batch / world / count;
@@ -24,6 +26,15 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
   };
   constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
   constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
+  if (b.train_batch == 0 && b.micro_batch == 0 && b.automatic) {
+    constexpr std::uint64_t kSequences = 8;
+    (b.accumulation == 0 ? b.train_batch : b.micro_batch) =
+        b.accumulation == 0 ? kSequences * world : kSequences;
+    log.push_back(
+        fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step "
+                    "has as many on each rank{}",
+                    kMicro, kSequences, b.accumulation == 0 ? "" : " and accumulation step"));
+  }
   if (b.train_batch == 0 && b.micro_batch == 0) {
     document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
   }
@@ -55,13 +66,15 @@ void require(bool given, const Document& document, const std::string& path, std:
 void complete_model(model::ModelConfig& m, std::uint64_t sequence_length,
                     const Document& document) {
   if (m.max_sequence == 0) m.max_sequence = sequence_length;
-  model::complete(m, [&document](std::string_view key, const std::string& rule) {
+  const auto refuse = [&document](std::string_view key, const std::string& rule) {
     document.fail(fmt::format("model.{}", key), rule);
-  });
+  };
+  model::complete(m, refuse);
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));
   }
+  model::family(m.family).check_length(m, sequence_length, refuse);
 }
 
 void check_data(const Config& c, const Document& document) {
@@ -243,7 +256,7 @@ void check_update(const Config& c, const Document& document) {
 void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
   complete_model(config.model, config.data.sequence_length, document);
-  complete_batch(config.batch, document, world);
+  complete_batch(config.batch, document, world, config.ignored);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   note_warmup_rate(config);

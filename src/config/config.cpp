@@ -18,6 +18,7 @@ Config parse(const std::string& text, const std::filesystem::path& base, const s
   Document document(text, base, name, overrides);
   Config config;
   map_deprecated(document, config.ignored);
+  replace_auto(document, config.ignored);
   read_section(Value(document, document.root(), ""), all_keys(config));
   complete(config, document, world);
   return config;

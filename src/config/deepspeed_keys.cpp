@@ -188,6 +188,21 @@ void map_cpu_offload(Document& document, const std::string& old_name, const std:
                             wanted ? "read as " + new_name + ".device \"cpu\"" : "it is off"));
 }
 
+/// The documentation of transformers has the section aio inside zero_optimization.
+void map_inner_aio(Document& document, std::vector<std::string>& log) {
+  Json& root = document.root();
+  Json* const zero = root.find("zero_optimization");
+  const Json* const inner = zero == nullptr ? nullptr : zero->find("aio");
+  if (inner == nullptr) return;
+  if (root.find("aio") != nullptr) {
+    document.fail("zero_optimization.aio", "'aio' is given too; remove it");
+  }
+  const Json moved = *inner;
+  zero->erase("aio");
+  root["aio"] = moved;
+  log.push_back("zero_optimization.aio: read as aio");
+}
+
 }  // namespace
 
 Section with_deepspeed_keys(Section table, std::string_view section,
@@ -210,6 +225,7 @@ void map_deprecated(Document& document, std::vector<std::string>& log) {
     root.erase("bfloat16");
     log.push_back("bfloat16: deprecated; read as bf16");
   }
+  map_inner_aio(document, log);
   Json* const zero = root.find("zero_optimization");
   if (zero == nullptr || !zero->is_object()) return;
   map_cpu_offload(document, "cpu_offload", "offload_optimizer", log);

@@ -21,14 +21,12 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// A value of the type of `standard`; if that is null: null, an object or a list.
+/// A value of the type of `standard`; if that is null: an object or a list.
 Json read_detail(const Value& value, const Json& standard) {
   if (standard.is_number()) return value.real({.low = std::numeric_limits<double>::lowest()});
   if (standard.is_boolean()) return value.flag();
   const Json& given = value.json();
-  if (!given.is_null() && !given.is_object() && !given.is_array()) {
-    value.fail_type("an object, a list or null");
-  }
+  if (!given.is_object() && !given.is_array()) value.fail_type("an object or a list");
   return given;
 }
 

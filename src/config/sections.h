@@ -29,6 +29,9 @@ Section with_deepspeed_keys(Section table, std::string_view section, std::vector
 /// Error(config) when both are given.
 void map_deprecated(Document& document, std::vector<std::string>& log);
 
+/// Replaces "auto" where Hugging Face's integration of DeepSpeed fills in a value, and notes it.
+void replace_auto(Document& document, std::vector<std::string>& log);
+
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys
 /// against each other. Throws Error(config) naming the keys and their values.
 void complete(Config& config, const Document& document, std::uint64_t world);

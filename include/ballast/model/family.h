@@ -67,6 +67,9 @@ class Family {
   [[nodiscard]] virtual std::vector<DetailKey> details() const { return {}; }
   /// The family's part of complete(), after the common keys. Sets at least intermediate_size.
   virtual void complete(ModelConfig& config, const Refuse& refuse) const = 0;
+  /// The family's rules for sequences of `length` tokens, of a complete config.
+  virtual void check_length(const ModelConfig& /*config*/, std::uint64_t /*length*/,
+                            const Refuse& /*refuse*/) const {}
 
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Layer `index`, counted from 0, of a complete config.

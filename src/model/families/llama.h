@@ -28,6 +28,19 @@ class Llama : public DecoderFamily {
     }
     rotary(c, 1, refuse);
   }
+  /// Attention to the last tokens only (sliding_window) is that to all of a sequence that is not
+  /// longer.
+  void check_length(const ModelConfig& c, std::uint64_t length,
+                    const Refuse& refuse) const override {
+    const bool used = !c.details.contains("use_sliding_window") || c.flag("use_sliding_window");
+    if (!used || !c.details.contains("sliding_window")) return;
+    const double window = c.number("sliding_window");
+    if (window <= 0.0 || static_cast<double>(length) <= window) return;
+    refuse("sliding_window",
+           fmt::format("{} is shorter than data.sequence_length {}, which is not supported yet; "
+                       "shorten the sequences",
+                       window, length));
+  }
   std::optional<Rotary> rotary(const ModelConfig& c, std::uint64_t length,
                                const Refuse& refuse) const override {
     return rotary_positions(c, length, refuse);

@@ -56,9 +56,9 @@ class SmolLm3 final : public Llama {
  public:
   std::string_view name() const override { return "smollm3"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 2000000.0},    {"rope_scaling", {}},          {"attention_bias", false},
-            {"mlp_bias", false},          {"use_sliding_window", false}, {"no_rope_layers", {}},
-            {"no_rope_layer_interval", 4}};
+    return {{"rope_theta", 2000000.0}, {"rope_scaling", {}},          {"attention_bias", false},
+            {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", 0},
+            {"no_rope_layers", {}},    {"no_rope_layer_interval", 4}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;

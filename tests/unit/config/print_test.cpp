@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "ballast/model/family.h"
+
 #include "tests/unit/config/samples.h"
 
 namespace ballast::config::test {
@@ -50,19 +52,21 @@ AioSection unusual_aio() {
 /// No field has its default, so that a field that print() or parse() omits is detected.
 Config unusual() {
   Config c;
-  c.model = {.family = "llama",
-             .vocab_size = 300,
-             .hidden_size = 64,
-             .num_layers = 5,
-             .num_heads = 8,
-             .num_kv_heads = 4,
-             .head_dim = 24,
-             .intermediate_size = 100,
-             .max_sequence = 64,
-             .norm_epsilon = 1e-6,
-             .tie_embeddings = true,
-             .init_stddev = 0.01,
-             .details = {{"rope_theta", 5e5}, {"rope_scaling", {}}}};
+  c.model = {
+      .family = "llama",
+      .vocab_size = 300,
+      .hidden_size = 64,
+      .num_layers = 5,
+      .num_heads = 8,
+      .num_kv_heads = 4,
+      .head_dim = 24,
+      .intermediate_size = 100,
+      .max_sequence = 64,
+      .norm_epsilon = 1e-6,
+      .tie_embeddings = true,
+      .init_stddev = 0.01,
+      .details = {
+          {"rope_theta", 5e5}, {"rope_scaling", {}}, {"attention_bias", true}, {"mlp_bias", true}}};
   c.initial_weights = "/w";
   c.data = {.text = {},
             .tokens = {"/t"},
@@ -268,6 +272,11 @@ TEST(ConfigReadme, HasARowForEveryKey) {
   Config cosine = unusual();
   cosine.scheduler.type = SchedulerSection::Type::warmup_cosine;
   collect(nlohmann::json::parse(print(cosine)), "", paths);
+  for (const std::string& family : model::family_names()) {
+    for (const auto& detail : model::family(family).details()) {
+      paths.push_back("model." + detail.name);
+    }
+  }
   for (const auto type : {OptimizerSection::Type::adam, OptimizerSection::Type::sgd}) {
     Config other = unusual();
     other.optimizer = OptimizerSection::defaults(type);

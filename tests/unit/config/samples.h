@@ -63,7 +63,8 @@ inline std::vector<std::string> samples() {
                   "out": "run"})"),
       R"({ // a comment
   "model": {"family": "llama", "vocab_size": 32000, "hidden_size": 96, "num_layers": 3,
-            "num_heads": 6, "num_kv_heads": 2, "tie_embeddings": true, "weights": "w.safetensors"},
+            "num_heads": 6, "num_kv_heads": 2, "tie_embeddings": true, "weights": "w.safetensors",
+            "rope_scaling": {"rope_type": "linear", "factor": 4}},
   "data": {"tokens": ["a.bin", "/b/*.bin"], "token_type": "u32", "sequence_length": 128,
            "held_out": 0, "shuffle": false},
   "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2,

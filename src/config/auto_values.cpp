@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include "src/config/sections.h"
+
+namespace ballast::config {
+namespace {
+
+/// The member at "a.b.c"; nullptr if it or an object on the way is missing.
+Json* find_path(Json& root, std::string_view path) {
+  Json* at = &root;
+  while (at != nullptr && !path.empty()) {
+    const std::size_t dot = path.find('.');
+    at = at->find(path.substr(0, dot));
+    path = dot == std::string_view::npos ? "" : path.substr(dot + 1);
+  }
+  return at;
+}
+
+struct AutoValue {
+  std::string_view path;
+  Json value;  ///< null: the key's own default
+  std::string_view source;
+};
+
+/// The keys that Hugging Face's integration fills in from its TrainingArguments, and the values of
+/// these that it would use if the user had set none (transformers 5.23, training_args.py). Keys
+/// that understand "auto" themselves (batch sizes, buckets, thresholds) are not here.
+std::vector<AutoValue> auto_values(Json& root) {
+  constexpr std::string_view kTheirs = "the default of transformers";
+  const Json* const steps = find_path(root, "ballast.steps");
+  return {{"gradient_clipping", 1.0, kTheirs},
+          {"optimizer.params.lr", 5e-5, kTheirs},
+          {"optimizer.params.betas", Json::array({0.9, 0.999}), kTheirs},
+          {"optimizer.params.eps", 1e-8, kTheirs},
+          {"optimizer.params.weight_decay", 0.0, kTheirs},
+          {"scheduler.params.warmup_min_lr", 0.0, kTheirs},
+          {"scheduler.params.warmup_max_lr", {}, "optimizer.params.lr"},
+          {"scheduler.params.warmup_num_steps", 2, "DeepSpeed's least, because transformers has 0"},
+          {"scheduler.params.total_num_steps", steps == nullptr ? Json() : *steps, "ballast.steps"},
+          {"bf16.enabled", true, "the type of Ballast's kernels"},
+          {"fp16.enabled", false, "bf16 is used"}};
+}
+
+}  // namespace
+
+void replace_auto(Document& document, std::vector<std::string>& log) {
+  Json& root = document.root();
+  for (const AutoValue& known : auto_values(root)) {
+    Json* const found = find_path(root, known.path);
+    if (found == nullptr || !(*found == "auto")) continue;
+    *found = known.value;
+    log.push_back(fmt::format("{}: \"auto\" is {}{}", known.path,
+                              known.value.is_null() ? "" : known.value.compact() + ", ",
+                              known.source));
+  }
+}
+
+}  // namespace ballast::config
