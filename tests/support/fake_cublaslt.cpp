@@ -238,7 +238,9 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   ++FakeCublasLt::tried;
   const auto chosen = static_cast<int>(algorithm.place);
   FakeCublasLt::last_algorithm = chosen;
-  if (chosen < FakeCublasLt::refused) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (chosen < FakeCublasLt::refused || chosen == FakeCublasLt::also_refused) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   test::FakeCuda::milliseconds += FakeCublasLt::milliseconds[algorithm.place];
   const std::array<const void*, 4> pointers = {a, b, c, d};
   for (std::size_t i = 0; i < pointers.size(); ++i) {
