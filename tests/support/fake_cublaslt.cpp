@@ -7,10 +7,10 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::model::cuda {
+namespace ballast::device {
 namespace {
 
 using test::FakeCublasLt;
@@ -309,10 +309,10 @@ const CublasLt& cublaslt() {
   return fake;
 }
 std::string_view cublaslt_refusal() {
-  return "";
+  return test::FakeCuda::missing_library;
 }
 std::string_view cublaslt_file() {
   return "";
 }
 
-}  // namespace ballast::model::cuda
+}  // namespace ballast::device

@@ -12,8 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "src/device/factories.h"
-
 namespace {
 
 constexpr int kDevices = 4;
@@ -121,10 +119,6 @@ bool mapped(std::byte* start, std::size_t size) {
 }
 
 }  // namespace
-
-std::string ballast::device::missing_gpu_library() {
-  return FakeCuda::missing_library;
-}
 
 std::vector<FakeCuda::Piece> FakeCuda::registered() {
   const std::scoped_lock lock(registry_mutex);

@@ -14,7 +14,7 @@ namespace ballast::test {
 struct FakeCuda {
   /// The GPU of this number is of compute capability 7.5; negative: none is.
   static inline std::atomic<int> old_gpu = -1;
-  /// What makes a GPU unusable: a missing library.
+  /// What makes a GPU unusable: why cuBLASLt cannot be loaded.
   static inline std::string missing_library;
   /// Number of queries of a stream that return "not ready".
   static inline std::atomic<int> busy_queries = 0;

@@ -13,10 +13,13 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
 #include "src/model/cuda/products/trials.h"
 
 namespace ballast::model::cuda {
+
+using device::CublasLt;
+
 namespace {
 
 /// Alignment of matrices, addends and biases.
@@ -220,7 +223,7 @@ std::string describe(const Call& call) {
 struct Products::Cache {
   explicit Cache(std::shared_ptr<ProductChoices> kept) : choices(std::move(kept)) {}
 
-  const CublasLt& lt = cublaslt();
+  const CublasLt& lt = device::cublaslt();
   std::shared_ptr<ProductChoices> choices;
   std::string library;  ///< for choices
   void* workspace = nullptr;
@@ -319,10 +322,6 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   }
   calls.check(status);
   plan.settled = true;
-}
-
-std::string_view products_refusal() {
-  return cublaslt_refusal();
 }
 
 }  // namespace ballast::model::cuda

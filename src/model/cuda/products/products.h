@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <string_view>
 
 #include <cuda_runtime_api.h>
 
@@ -51,8 +50,5 @@ class Products {
   struct Cache;
   std::unique_ptr<Cache> cache_;
 };
-
-/// "" if cuBLASLt can be loaded, otherwise the reason in one line.
-std::string_view products_refusal();
 
 }  // namespace ballast::model::cuda
