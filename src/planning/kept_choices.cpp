@@ -150,9 +150,11 @@ std::filesystem::path product_choices_file(const std::string& library) {
 }
 
 model::KernelOptions kernel_options(const config::Config& config) {
+  // One for the process, so that calibration and run do not give the same warning twice.
+  static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   const config::BallastSection& ballast = config.ballast;
   return {.attention = model::parse_attention_backend(ballast.attention),
-          .products = ballast.product_algorithms == "timed" ? kept_product_choices() : nullptr};
+          .products = ballast.product_algorithms == "timed" ? kept : nullptr};
 }
 
 }  // namespace ballast::planning
