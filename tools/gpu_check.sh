@@ -157,6 +157,8 @@ speed() {
   done
   step '1.5B, attention by Ballast' 50 "${llama_1_5b[@]}" --micro-batch 8 --accumulation 4 --steps 3 \
     --set ballast.attention=own
+  step '1.5B, timed products' 60 "${llama_1_5b[@]}" --micro-batch 8 --accumulation 4 --steps 3 \
+    --set ballast.product_algorithms=timed
   step '1.5B, recomputed' 50 "${llama_1_5b[@]}" --micro-batch 8 --accumulation 4 --steps 3 \
     --set ballast.recompute=true
   step 'GPT-2 124M' 40 --sequence 512 --micro-batch 4 --steps 10

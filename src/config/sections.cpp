@@ -224,6 +224,7 @@ Section ballast_keys(BallastSection& b) {
   return {
       choice("device", b.device, {"auto", "host", "cuda"}),
       choice("attention", b.attention, {"auto", "own", "cudnn"}),
+      choice("product_algorithms", b.product_algorithms, {"heuristic", "timed"}),
       or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
       or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
       choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),

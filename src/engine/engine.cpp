@@ -41,7 +41,7 @@ class Engine::Impl {
         ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
         device_(device::make_device(device_options())),
         compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
-                                     options_.attention)),
+                                     options_.kernels)),
         swap_plan_(plan_swapping(options_.swap, blueprint_.schedule)),
         updater_(options_.update),
         device_update_(update::make_device_update(*device_, updater_)) {

@@ -42,10 +42,10 @@ AttentionBackend parse_attention_backend(std::string_view name) {
 }
 
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape, AttentionBackend backend) {
+                                      MicroBatchShape shape, const KernelOptions& options) {
   const bool cuda = is_cuda(device.kind());
   require_shape(model, shape);
-  if (cuda) return cuda::make_cuda_compute(model, type, shape, backend);
+  if (cuda) return cuda::make_cuda_compute(model, type, shape, options);
   return host::make_host_compute(device, model, type, shape);
 }
 
@@ -55,7 +55,7 @@ KernelMemory kernel_memory(const Architecture& model, DType type, MicroBatchShap
   require_shape(model, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
   const auto compute =
-      cuda ? cuda::make_cuda_compute(model, type, shape, AttentionBackend::own)
+      cuda ? cuda::make_cuda_compute(model, type, shape, {.attention = AttentionBackend::own})
            : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
   return compute->memory();
 }

@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture&, DType, MicroBatchShape,
-                                           AttentionBackend) {
+                                           const KernelOptions&) {
   refuse();
 }
 double measure_cuda_gemm_peak(device::Device&, DType, double) {

@@ -11,6 +11,7 @@
 #include "ballast/core/random.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/model/compute.h"
+#include "ballast/planning/kept_choices.h"
 #include "ballast/schedule/executor.h"
 
 #include "src/planning/calibration.h"
@@ -55,8 +56,7 @@ class Kernels {
         device_(make_device(sample)),
         stream_(device_->make_stream("calibration")),
         compute_(
-            model::make_compute(*device_, model_, type_, shape_,
-                                model::parse_attention_backend(sample.config.ballast.attention))),
+            model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config))),
         layers_(copies_) {
     // Touch all memory first: page faults cost more than most kernels.
     const DeviceBytes workspace = allocate(compute_->memory().workspace);

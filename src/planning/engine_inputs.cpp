@@ -10,6 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/kept_choices.h"
 
 #include "src/planning/search.h"
 
@@ -274,7 +275,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
   return {.device = config.ballast.device,
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
-          .attention = model::parse_attention_backend(config.ballast.attention),
+          .kernels = kernel_options(config),
           .update = updater_options(config),
           .hyper = {.beta1 = optimizer.beta1,
                     .beta2 = optimizer.beta2,

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -11,11 +9,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/core/random.h"
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/rates_file.h"
 
 #include "src/planning/calibration.h"
+#include "src/planning/machine_files.h"
 
 namespace ballast::planning {
 namespace {
@@ -24,30 +22,20 @@ constexpr std::string_view kName = "this machine";
 
 /// The rates in `file` if they were measured for `key`, which the file has as their name.
 std::optional<schedule::Rates> cached(const std::filesystem::path& file, const std::string& key) {
-  std::error_code ignored;
-  if (file.empty() || !std::filesystem::exists(file, ignored)) return std::nullopt;
-  try {
-    schedule::Rates rates = load_rates(file);
-    if (rates.name != key) return std::nullopt;
-    rates.name = kName;
-    return rates;
-  } catch (const Error& error) {
-    log(LogLevel::warning,
-        fmt::format("rates: cannot use the cached rates, measuring again: {}", error.what()));
-    return std::nullopt;
-  }
+  return read_kept(file, "rates: cannot use the cached rates, measuring again",
+                   [&](const std::filesystem::path& path) -> std::optional<schedule::Rates> {
+                     schedule::Rates rates = load_rates(path);
+                     if (rates.name != key) return std::nullopt;
+                     rates.name = kName;
+                     return rates;
+                   });
 }
 
 /// Writes the cache file; returns whether it could.
 bool keep(const std::filesystem::path& file, schedule::Rates rates, const std::string& key) {
   rates.name = key;
   try {
-    std::error_code failure;
-    std::filesystem::create_directories(file.parent_path(), failure);
-    if (failure) {
-      throw Error(ErrorCategory::io, "cannot create the directory " + file.parent_path().string(),
-                  failure.value());
-    }
+    make_machine_folder(file);
     save_rates(file, rates);
     return true;
   } catch (const Error& error) {
@@ -164,15 +152,7 @@ bool RunPrediction::correct(const MeasuredStep& measured, double others_share) c
 }
 
 std::filesystem::path rates_cache_file(const std::string& key) {
-  std::filesystem::path cache;
-  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg == '/') {
-    cache = xdg;
-  } else if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
-    cache = std::filesystem::path(home) / ".cache";
-  } else {
-    return {};
-  }
-  return cache / "ballast" / fmt::format("rates-{:016x}.json", fnv1a(key));
+  return machine_file("rates", key);
 }
 
 schedule::Rates machine_rates(const config::Config& config, const model::Architecture& model,

@@ -47,7 +47,7 @@ THIRD_PARTY = {
     r"CLI/.*": ["tools/command_line.cpp"],
     r"xxhash\.h": ["src/state", "src/engine"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
-    r"cublas.*": ["src/model/cuda/"],
+    r"cublas.*": ["src/device/cuda/cublaslt"],
     r"cuda.*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda", "src/update/cuda"],
     r"nccl\.h": ["src/comm/nccl"],
     r"nvtx3/.*": ["src/device/cuda"],

@@ -7,9 +7,10 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
+#include "tests/support/fake_cuda.h"
 
-namespace ballast::model::cuda {
+namespace ballast::device {
 namespace {
 
 using test::FakeCublasLt;
@@ -37,7 +38,7 @@ struct Preference {
 struct Algorithm {
   std::uint64_t problem;
   std::uint64_t workspace;
-  int place;
+  std::uint64_t place;
   std::array<std::uint32_t, 4> alignments;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
@@ -181,7 +182,7 @@ cublasStatus_t find_algorithms(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
   for (int i = 0; i < *count; ++i) {
     const Algorithm algorithm = {.problem = problem.number(),
                                  .workspace = preference.workspace,
-                                 .place = i,
+                                 .place = static_cast<std::uint64_t>(i),
                                  .alignments = preference.alignments};
     found[i] = {};
     std::memcpy(&found[i].algo, &algorithm, sizeof algorithm);
@@ -235,8 +236,12 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const vo
   std::memcpy(&algorithm, algo, sizeof algorithm);
   if (algorithm.problem != problem.number()) return CUBLAS_STATUS_INVALID_VALUE;
   ++FakeCublasLt::tried;
-  FakeCublasLt::last_algorithm = algorithm.place;
-  if (algorithm.place < FakeCublasLt::refused) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto chosen = static_cast<int>(algorithm.place);
+  FakeCublasLt::last_algorithm = chosen;
+  if (chosen < FakeCublasLt::refused || chosen == FakeCublasLt::also_refused) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  test::FakeCuda::milliseconds += FakeCublasLt::milliseconds[algorithm.place];
   const std::array<const void*, 4> pointers = {a, b, c, d};
   for (std::size_t i = 0; i < pointers.size(); ++i) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointers[i]);
@@ -304,10 +309,10 @@ const CublasLt& cublaslt() {
   return fake;
 }
 std::string_view cublaslt_refusal() {
-  return "";
+  return test::FakeCuda::missing_library;
 }
 std::string_view cublaslt_file() {
   return "";
 }
 
-}  // namespace ballast::model::cuda
+}  // namespace ballast::device

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -16,9 +17,13 @@ struct FakeCublasLt {
   static inline std::atomic<cublasStatus_t> next_search = CUBLAS_STATUS_SUCCESS;
   static inline std::atomic<cublasStatus_t> next_product = CUBLAS_STATUS_SUCCESS;
   static inline std::atomic<int> searches = 0;
-  /// Algorithms that a search finds; each product with one of the first `refused` is refused.
+  /// Algorithms that a search finds; each product with one of the first `refused` is refused, and
+  /// with that of the place `also_refused`.
   static inline std::atomic<int> found = 3;
   static inline std::atomic<int> refused = 0;
+  static inline std::atomic<int> also_refused = -1;
+  /// How far a product with the algorithm of each place advances FakeCuda::milliseconds.
+  static inline std::array<std::atomic<double>, 8> milliseconds = {};
   /// The place of the last product's algorithm in its search, and the number of products tried.
   static inline std::atomic<int> last_algorithm = -1;
   static inline std::atomic<int> tried = 0;

@@ -6,12 +6,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "src/device/factories.h"
 
 namespace {
 
@@ -86,6 +85,33 @@ cudaError_t on_device(Objects... objects) {
   return remembered(cudaErrorInvalidResourceHandle);
 }
 
+/// When events were recorded.
+class Times {
+ public:
+  void set(cudaEvent_t event, double time) {
+    const std::scoped_lock lock(mutex_);
+    times_[event] = time;
+  }
+  /// Empty for an event that was never recorded.
+  std::optional<double> of(cudaEvent_t event) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = times_.find(event);
+    return found == times_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void forget(cudaEvent_t event) {
+    const std::scoped_lock lock(mutex_);
+    times_.erase(event);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<cudaEvent_t, double> times_;
+};
+Times& times() {
+  static auto* const kept = new Times;
+  return *kept;
+}
+
 bool mapped(std::byte* start, std::size_t size) {
   const std::size_t before =
       reinterpret_cast<std::uintptr_t>(start) % static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -93,10 +119,6 @@ bool mapped(std::byte* start, std::size_t size) {
 }
 
 }  // namespace
-
-std::string ballast::device::missing_gpu_library() {
-  return FakeCuda::missing_library;
-}
 
 std::vector<FakeCuda::Piece> FakeCuda::registered() {
   const std::scoped_lock lock(registry_mutex);
@@ -268,12 +290,25 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = static_cast<cudaEvent_t>(owners().make());
   return cudaSuccess;
 }
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, 0);
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (const cudaError_t code = on_device(begin, end); code != cudaSuccess) return code;
+  const auto from = times().of(begin);
+  const auto to = times().of(end);
+  if (!from || !to) return remembered(cudaErrorInvalidResourceHandle);
+  *milliseconds = static_cast<float>(*to - *from);
+  return cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   const cudaError_t code = on_device(event);
+  times().forget(event);
   owners().end(event);
   return code;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  times().set(event, FakeCuda::milliseconds);
   return on_device(event, stream);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

@@ -14,7 +14,7 @@ namespace ballast::test {
 struct FakeCuda {
   /// The GPU of this number is of compute capability 7.5; negative: none is.
   static inline std::atomic<int> old_gpu = -1;
-  /// What makes a GPU unusable: a missing library.
+  /// What makes a GPU unusable: why cuBLASLt cannot be loaded.
   static inline std::string missing_library;
   /// Number of queries of a stream that return "not ready".
   static inline std::atomic<int> busy_queries = 0;
@@ -40,6 +40,8 @@ struct FakeCuda {
   /// Calls that allow kernels more shared memory; those for more bytes fail.
   static inline std::atomic<int> shared_memory_calls = 0;
   static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
+  /// The GPU's clock, which only fakes of kernels advance.
+  static inline std::atomic<double> milliseconds = 0.0;
   /// Calls with a stream or an event of another device than the thread's current one, which fail.
   static inline std::atomic<int> wrong_device = 0;
   /// Bytes copied so far.

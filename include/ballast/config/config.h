@@ -129,6 +129,8 @@ struct BallastSection {
   std::string device = "auto";  ///< auto, host or cuda
   /// auto, own or cudnn: attention kernels of the bf16 forward pass on the CUDA device.
   std::string attention = "auto";
+  /// heuristic or timed: how the CUDA device chooses algorithms of matrix products.
+  std::string product_algorithms = "heuristic";
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto

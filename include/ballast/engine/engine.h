@@ -28,7 +28,7 @@ struct EngineOptions {
   std::string device = "auto";  ///< auto, host or cuda; its budget is the blueprint's
   int compute_threads = 0;      ///< host device: threads of a kernel; 0: all CPUs
   double link_gbps = 0.0;       ///< host device: limits copies to so many GB/s; 0: no limit
-  model::AttentionBackend attention = model::AttentionBackend::best;
+  model::KernelOptions kernels;
   cpu_adam::UpdaterOptions update;
   /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale itself.
   cpu_adam::Hyper hyper;

@@ -10,6 +10,7 @@
 #include "ballast/device/device.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/gradient_stats.h"
+#include "ballast/model/product_choices.h"
 
 namespace ballast::model {
 
@@ -134,12 +135,19 @@ enum class AttentionBackend {
 /// Reads ballast.attention: "auto" (best), "own" or "cudnn".
 AttentionBackend parse_attention_backend(std::string_view name);
 
+/// Kernels of the CUDA device; the host device has its own.
+struct KernelOptions {
+  AttentionBackend attention = AttentionBackend::best;
+  /// Products take the timed algorithms of these; null: those that the library's heuristic names
+  /// first.
+  std::shared_ptr<ProductChoices> products;
+};
+
 /// Makes the kernels for `device` (its kind decides the implementation). `type`: DType::f32 or
 /// DType::bf16, the type of weights and activations; sums are fp32. Throws Error(device) when the
-/// device's kind has no kernels. The host device has its own attention.
+/// device's kind has no kernels.
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
-                                      MicroBatchShape shape,
-                                      AttentionBackend backend = AttentionBackend::best);
+                                      MicroBatchShape shape, const KernelOptions& options = {});
 
 /// Compute::memory() for a device of that kind, computed without a device. `compute_threads` as in
 /// device::DeviceOptions. Throws like make_compute().

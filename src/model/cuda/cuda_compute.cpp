@@ -50,11 +50,11 @@ void require_cudnn(DType type) {
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, AttentionBackend backend) {
+                                           MicroBatchShape shape, const KernelOptions& options) {
   require_numbers(model.config);
-  if (backend == AttentionBackend::cudnn) require_cudnn(type);
+  if (options.attention == AttentionBackend::cudnn) require_cudnn(type);
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
-    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, backend);
+    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, options);
   });
 }
 

@@ -10,7 +10,7 @@ namespace ballast::model::cuda {
 /// make_compute(), checked by the caller. Throws Error(config) for a config value that the kernels
 /// do not support, and Error(device) when cuDNN is requested but not available.
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
-                                           MicroBatchShape shape, AttentionBackend backend);
+                                           MicroBatchShape shape, const KernelOptions& options);
 
 /// measure_gemm_peak() of a CUDA device. Allocates the matrices beside the device's budget and
 /// frees them; uses smaller ones if little memory is free.

@@ -26,14 +26,15 @@ constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 }  // namespace
 
 template <class T>
-Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend)
+Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options)
     : shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(),
               std::max({shape_.row(), config.hidden_size, config.intermediate_size})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      backend_(backend) {}
+      choices_(options.products),
+      backend_(options.attention) {}
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {
@@ -46,7 +47,7 @@ void Ops<T>::take_memory(Bump& bump) {
 
 template <class T>
 Products& Ops<T>::products() {
-  if (!products_) products_.emplace().set_workspace(products_workspace_);
+  if (!products_) products_.emplace(choices_).set_workspace(products_workspace_);
   return *products_;
 }
 

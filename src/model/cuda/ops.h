@@ -30,7 +30,7 @@ class Ops {
   static constexpr Bytes kLogitBytes = 512 * kMiB;
   static constexpr bool kJoinsGateAndUp = true;
 
-  Ops(const ModelConfig& config, MicroBatchShape shape, AttentionBackend backend);
+  Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);
 
   /// Calls `work`, whose operations are enqueued on `stream`.
   template <class Work>
@@ -106,6 +106,7 @@ class Ops {
   std::size_t vocabulary_;
   Rows widest_;  ///< the maximum over all sums over rows
   float epsilon_;
+  std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
   AttentionBackend backend_;  ///< own, once it is known that cuDNN is unavailable
   std::unique_ptr<FusedAttention> fused_;

@@ -94,6 +94,7 @@ Config unusual() {
   c.steps_per_print = 3;
   c.ballast = {.device = "cuda",
                .attention = "cudnn",
+               .product_algorithms = "timed",
                .device_bytes = 11,
                .host_bytes = 12,
                .order = "micro_batch_major",
@@ -191,6 +192,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   const auto& b = before.ballast;
   EXPECT_EQ(a.device, b.device);
   EXPECT_EQ(a.attention, b.attention);
+  EXPECT_EQ(a.product_algorithms, b.product_algorithms);
   EXPECT_EQ(a.device_bytes, b.device_bytes);
   EXPECT_EQ(a.host_bytes, b.host_bytes);
   EXPECT_EQ(a.order, b.order);

@@ -171,6 +171,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.attention", "cudn",
                 "expected one of auto, own, cudnn, got the string \"cudn\" (did you mean "
                 "'cudnn'?)"},
+        Refusal{"ballast.product_algorithms", "time",
+                "expected one of heuristic, timed, got the string \"time\" (did you mean "
+                "'timed'?)"},
         Refusal{"ballast.update", "x", "expected one of gated, eager, got the string \"x\""},
         Refusal{"scheduler.type", "WarmupLr",
                 "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "

@@ -1,7 +1,6 @@
 #include "ballast/planning/machine_rates.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <vector>
@@ -15,32 +14,10 @@
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
+#include "tests/support/variable.h"
 
 namespace ballast::planning {
 namespace {
-
-/// Sets an environment variable while it lives; null: unset.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    set(value);
-  }
-  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  void set(const char* value) {
-    if (value == nullptr) {
-      unsetenv(name_);
-    } else {
-      setenv(name_, value, 1);
-    }
-  }
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 class MachineRates : public testing::Test {
  protected:
@@ -64,7 +41,7 @@ class MachineRates : public testing::Test {
   [[nodiscard]] bool measured() const { return log_.text().find("measuring") != std::string::npos; }
 
   test::TempDir directory_;
-  Variable cache_;
+  test::Variable cache_;
   config::Config config_;
   model::Architecture model_;
   std::string key_;
@@ -130,7 +107,7 @@ TEST_F(MachineRates, AreMeasuredAnewForAnotherKey) {
 
 TEST_F(MachineRates, DoWithoutACache) {
   directory_.write("file", "");
-  const Variable nowhere("XDG_CACHE_HOME", (directory_.path() / "file").c_str());
+  const test::Variable nowhere("XDG_CACHE_HOME", (directory_.path() / "file").c_str());
   EXPECT_FALSE(rates().forward.empty());
   EXPECT_NE(log_.text().find("cannot cache"), std::string::npos) << log_.text();
 }
@@ -277,13 +254,13 @@ TEST_F(RunPredictions, DoNotLearnFromStepsBesideOtherWork) {
 }
 
 TEST(RatesCacheFile, FollowsTheEnvironment) {
-  const Variable no_cache("XDG_CACHE_HOME", nullptr);
+  const test::Variable no_cache("XDG_CACHE_HOME", nullptr);
   {
-    const Variable home("HOME", "/someone");
+    const test::Variable home("HOME", "/someone");
     EXPECT_EQ(rates_cache_file("a").parent_path(), "/someone/.cache/ballast");
     EXPECT_NE(rates_cache_file("a"), rates_cache_file("b"));
   }
-  const Variable no_home("HOME", nullptr);
+  const test::Variable no_home("HOME", nullptr);
   EXPECT_TRUE(rates_cache_file("a").empty());
 }
 

@@ -1,17 +1,25 @@
 #include "src/model/cuda/products/products.h"
 
 #include <array>
+#include <bit>
 #include <span>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
+#include "src/model/cuda/products/trials.h"
 
 namespace ballast::model::cuda {
+
+using device::CublasLt;
+
 namespace {
 
 /// Alignment of matrices, addends and biases.
@@ -40,8 +48,9 @@ struct Plan {
   Owned<cublasLtMatrixLayout_t> a;
   Owned<cublasLtMatrixLayout_t> b;
   Owned<cublasLtMatrixLayout_t> d;
-  /// The library's choices, the best first. The product uses the first that the library does not
-  /// refuse when it runs it, and from then on no other: the bits of a product never change.
+  /// The library's choices, the best first, or the timed choice before all others. The product uses
+  /// the first that the library does not refuse when it runs it, and from then on no other: the
+  /// bits of a product never change.
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   std::size_t used = 0;
   bool settled = false;
@@ -180,10 +189,43 @@ void check_arguments(const Extents& extents, const Matrix& a, const Matrix& b, c
   expects(d.column_step == 1 && extents.k > 0, "matrix product: unsupported shape or layout");
 }
 
+/// One call of multiply() and its plan.
+struct Call {
+  cudaStream_t stream;
+  const Extents& extents;
+  const Matrix& a;
+  const Matrix& b;
+  const Matrix& d;
+  const Extras& extras;
+  Plan& plan;
+};
+
+/// Bytes from the first to the last element of a result.
+Bytes extent_bytes(const Extents& extents, const Matrix& d) {
+  return ((extents.m - 1) * d.row_step + extents.n) * size_of(d.type);
+}
+
+/// The product with all that decides which algorithms it can have.
+std::string describe(const Call& call) {
+  const auto matrix = [](const Matrix& m) {
+    return by_rows(m) ? fmt::format("{} rows {} apart", to_string(m.type), m.row_step)
+                      : fmt::format("{} columns {} apart", to_string(m.type), m.column_step);
+  };
+  const Extents& e = call.extents;
+  return fmt::format("[{}, {}, {}] of {}, {}, into {}{}{}", e.m, e.n, e.k, matrix(call.a),
+                     matrix(call.b), matrix(call.d),
+                     call.extras.addend == nullptr ? "" : ", with an addend",
+                     call.extras.bias == nullptr ? "" : ", with a bias");
+}
+
 }  // namespace
 
 struct Products::Cache {
-  const CublasLt& lt = cublaslt();
+  explicit Cache(std::shared_ptr<ProductChoices> kept) : choices(std::move(kept)) {}
+
+  const CublasLt& lt = device::cublaslt();
+  std::shared_ptr<ProductChoices> choices;
+  std::string library;  ///< for choices
   void* workspace = nullptr;
   // Made by the first product, whose thread has the device as its current one.
   Owned<cublasLtHandle_t> handle;
@@ -199,9 +241,61 @@ struct Products::Cache {
     }
     return found->second;
   }
+
+  cublasStatus_t run(const Call& call, std::size_t algorithm, void* out) const {
+    const Plan& plan = call.plan;
+    const float one = 1.0F;
+    const void* const addend = call.extras.addend;
+    const float beta = addend == nullptr ? 0.0F : 1.0F;
+    return lt.matmul(handle.get(), plan.operation.get(), &one, call.b.data, plan.b.get(),
+                     call.a.data, plan.a.get(), &beta, addend == nullptr ? out : addend,
+                     plan.d.get(), out, plan.d.get(), &plan.algorithms[algorithm], workspace,
+                     kWorkspace, call.stream);
+  }
+
+  /// The index of the fastest algorithm. The result of `call` is not changed, or correct.
+  std::size_t time(const Calls& calls, const Call& call) const {
+    void* out = const_cast<void*>(call.d.data);
+    TrialMemory own;
+    if (call.extras.addend == call.d.data) {
+      const Bytes bytes = extent_bytes(call.extents, call.d);
+      own = take_trial_memory(bytes);
+      if (own == nullptr) {
+        log(LogLevel::info,
+            fmt::format("products: {} is not timed, because that needs {} of device memory beside "
+                        "ballast.device_bytes; using the library's choice",
+                        describe(call), format_bytes(bytes)));
+        return 0;
+      }
+      out = own.get();
+    }
+    const auto enqueue = [&](std::size_t algorithm) {
+      const cublasStatus_t status = run(call, algorithm, out);
+      if (refused(status)) return false;
+      calls.check(status);
+      return true;
+    };
+    const auto found = fastest_way(call.stream, call.plan.algorithms.size(), enqueue);
+    if (!found) calls.check(CUBLAS_STATUS_NOT_SUPPORTED);
+    return *found;
+  }
+
+  /// Puts the algorithm that is or was the fastest before the others.
+  void choose(const Calls& calls, const Call& call) {
+    auto& algorithms = call.plan.algorithms;
+    if (choices == nullptr || algorithms.size() < 2) return;
+    if (library.empty()) library = fmt::format("{}; cuBLASLt {}", current_gpu(), lt.version());
+    std::vector<ProductAlgorithm> candidates;
+    candidates.reserve(algorithms.size());
+    for (const auto& one : algorithms) candidates.push_back(std::bit_cast<ProductAlgorithm>(one));
+    const std::size_t chosen =
+        choices->choose(library, describe(call), candidates, [&] { return time(calls, call); });
+    std::swap(algorithms.front(), algorithms[chosen]);
+  }
 };
 
-Products::Products() : cache_(std::make_unique<Cache>()) {}
+Products::Products(std::shared_ptr<ProductChoices> choices)
+    : cache_(std::make_unique<Cache>(std::move(choices))) {}
 Products::~Products() = default;
 
 void Products::set_workspace(void* workspace) {
@@ -213,21 +307,14 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   if (extents.m == 0 || extents.n == 0) return;
   check_arguments(extents, a, b, d, extras);
   expects(cache_->workspace != nullptr, "matrix product: set_workspace() was not called");
-  const CublasLt& lt = cache_->lt;
-  const Calls calls(lt, extents, a.type);
+  const Calls calls(cache_->lt, extents, a.type);
   Plan& plan = cache_->plan(calls, extents, a, b, d, extras);
   if (extras.bias != nullptr) {
     calls.set(plan.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, extras.bias);
   }
-  const float one = 1.0F;
-  const float beta = extras.addend == nullptr ? 0.0F : 1.0F;
-  void* const out = const_cast<void*>(d.data);
-  const auto run = [&] {
-    return lt.matmul(cache_->handle.get(), plan.operation.get(), &one, b.data, plan.b.get(), a.data,
-                     plan.a.get(), &beta, extras.addend == nullptr ? out : extras.addend,
-                     plan.d.get(), out, plan.d.get(), &plan.algorithms[plan.used],
-                     cache_->workspace, kWorkspace, stream);
-  };
+  const Call call = {stream, extents, a, b, d, extras, plan};
+  if (!plan.settled) cache_->choose(calls, call);
+  const auto run = [&] { return cache_->run(call, plan.used, const_cast<void*>(d.data)); };
   cublasStatus_t status = run();
   while (!plan.settled && refused(status) && plan.used + 1 < plan.algorithms.size()) {
     ++plan.used;
@@ -235,10 +322,6 @@ void Products::multiply(cudaStream_t stream, const Extents& extents, const Matri
   }
   calls.check(status);
   plan.settled = true;
-}
-
-std::string_view products_refusal() {
-  return cublaslt_refusal();
 }
 
 }  // namespace ballast::model::cuda

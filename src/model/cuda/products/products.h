@@ -2,11 +2,11 @@
 
 #include <cstddef>
 #include <memory>
-#include <string_view>
 
 #include <cuda_runtime_api.h>
 
 #include "ballast/core/units.h"
+#include "ballast/model/product_choices.h"
 
 #include "src/model/matrix.h"
 
@@ -20,17 +20,18 @@ struct Extras {
 
 /// Matrix products through cuBLASLt, with fp32 accumulation. Matrices are aligned to 16 bytes, and
 /// the step that is not 1 is a multiple of 8. fp32 matrices are multiplied in fp32, not TF32. The
-/// algorithm is chosen once per shape among those with a fixed order of summation: the best that
-/// the library does not refuse when it runs it first. So equal calls have equal bits on GPUs of one
-/// model. Calls go to one stream at a time, because there is one
-/// workspace, and from threads whose current device is the stream's. The library is loaded when the
-/// first object is made. Errors: Error(device).
+/// algorithm is chosen once per shape among those with a fixed order of summation that the library
+/// does not refuse when it runs them first: the library's best, or with `choices` the one that was
+/// the fastest when it was timed. So equal calls with equal choices have equal bits on GPUs of one
+/// model. Calls go to one stream at a time, because there is one workspace, and from threads whose
+/// current device is the stream's. The library is loaded when the first object is made. Errors:
+/// Error(device).
 class Products {
  public:
   /// Bytes of device memory for set_workspace().
   static constexpr Bytes kWorkspace = 32 * kMiB;
 
-  Products();
+  explicit Products(std::shared_ptr<ProductChoices> choices = nullptr);
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
@@ -39,7 +40,9 @@ class Products {
   void set_workspace(void* workspace);
 
   /// d = a * b (+ addend) (+ bias), rounded once. a and b have the same type; d has that type or
-  /// fp32. d's column_step is 1; k is not 0.
+  /// fp32. d's column_step is 1; k is not 0. With choices, the first product of a shape may take
+  /// as long as a hundred. If it adds to d itself, the trials write to device memory of d's size
+  /// beside ballast.device_bytes; without that memory the library's best is chosen.
   void multiply(cudaStream_t stream, const Extents& extents, const Matrix& a, const Matrix& b,
                 const Matrix& d, const Extras& extras = {});
 
@@ -47,8 +50,5 @@ class Products {
   struct Cache;
   std::unique_ptr<Cache> cache_;
 };
-
-/// "" if cuBLASLt can be loaded, otherwise the reason in one line.
-std::string_view products_refusal();
 
 }  // namespace ballast::model::cuda

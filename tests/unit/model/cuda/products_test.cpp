@@ -3,9 +3,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,8 +131,12 @@ class CudaProducts : public test::Kernels {
     test::Kernels::SetUp();
     if (IsSkipped()) return;
     workspace_.emplace(Products::kWorkspace + 256);
+    make_products(nullptr);
+  }
+
+  void make_products(std::shared_ptr<ProductChoices> choices) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace_->data());
-    products_.emplace();
+    products_.emplace(std::move(choices));
     products_->set_workspace(workspace_->data() + (256 - address % 256) % 256);
   }
 
@@ -253,6 +259,34 @@ TEST_F(CudaProducts, BiasesAreAddedToEachRow) {
       expect_product(test);
     }
   }
+}
+
+/// Keeps nothing.
+class AlwaysTimed final : public ProductChoices {
+ public:
+  std::size_t choose(const std::string&, const std::string&, std::span<const ProductAlgorithm> all,
+                     const std::function<std::size_t()>& time) override {
+    const std::size_t chosen = time();
+    EXPECT_LT(chosen, all.size());
+    ++calls;
+    return chosen;
+  }
+  int calls = 0;
+};
+
+TEST_F(CudaProducts, TimedAlgorithmsAreCorrect) {
+  const auto choices = std::make_shared<AlwaysTimed>();
+  make_products(choices);
+  for (Case test : of_all_types({120, 48, 264})) {
+    for (const Addend addend : {Addend::none, Addend::itself, Addend::other}) {
+      test.addend = addend;
+      for (const std::size_t gap : {0U, 24U}) {
+        test.gap = gap;
+        expect_product(test);
+      }
+    }
+  }
+  EXPECT_GT(choices->calls, 0);
 }
 
 TEST_F(CudaProducts, NothingIsDoneWithoutRowsOrColumns) {

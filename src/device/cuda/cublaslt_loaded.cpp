@@ -1,15 +1,15 @@
 // Loads the installed cuBLASLt. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
+#include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/libraries.h"
-#include "src/model/cuda/products/cublaslt.h"
 
-namespace ballast::model::cuda {
+namespace ballast::device {
 namespace {
 
 const LoadedCublasLt& loaded() {
   static const LoadedCublasLt once =
-      load_cublaslt(device::library_names("libcublasLt.so", CUBLAS_VER_MAJOR));
+      load_cublaslt(library_names("libcublasLt.so", CUBLAS_VER_MAJOR));
   return once;
 }
 
@@ -28,4 +28,4 @@ const CublasLt& cublaslt() {
   return loaded().functions;
 }
 
-}  // namespace ballast::model::cuda
+}  // namespace ballast::device

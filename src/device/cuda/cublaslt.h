@@ -8,9 +8,9 @@
 
 #include "src/device/shared_library.h"
 
-namespace ballast::model::cuda {
+namespace ballast::device {
 
-/// The functions of cuBLASLt that are used.
+/// The functions of cuBLASLt that are used. Every run on a GPU needs them.
 struct CublasLt {
   decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtGetStatusName) status_name = nullptr;
@@ -27,20 +27,21 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 
-  void find(device::Symbols& symbols);
+  void find(Symbols& symbols);
   /// Why this version cannot be used; "" if it can.
   [[nodiscard]] std::string refusal() const;
 };
 
-/// The library, loaded once for the whole process. Throws Error(device) with cublaslt_refusal().
+/// The library, looked for and loaded once for the whole process. Throws Error(device) with
+/// cublaslt_refusal().
 const CublasLt& cublaslt();
 /// "" if the library can be loaded, otherwise the reason in one line.
 std::string_view cublaslt_refusal();
 /// The file it was loaded from, or "".
 std::string_view cublaslt_file();
 
-using LoadedCublasLt = device::Loaded<CublasLt>;
+using LoadedCublasLt = Loaded<CublasLt>;
 /// Loads the first library of `names` that has the major version of this program's headers.
 LoadedCublasLt load_cublaslt(std::span<const std::string> names);
 
-}  // namespace ballast::model::cuda
+}  // namespace ballast::device

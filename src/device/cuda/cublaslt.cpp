@@ -1,10 +1,12 @@
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
 
 #include <fmt/format.h>
 
-namespace ballast::model::cuda {
+#include "src/device/factories.h"
 
-void CublasLt::find(device::Symbols& symbols) {
+namespace ballast::device {
+
+void CublasLt::find(Symbols& symbols) {
   symbols.find("cublasLtGetVersion", version);
   symbols.find("cublasLtGetStatusName", status_name);
   symbols.find("cublasLtCreate", create);
@@ -29,8 +31,12 @@ std::string CublasLt::refusal() const {
 }
 
 LoadedCublasLt load_cublaslt(std::span<const std::string> names) {
-  return device::load_library<CublasLt>(
-      names, "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
+  return load_library<CublasLt>(names,
+                                "install CUDA's cuBLAS or add its folder to LD_LIBRARY_PATH");
 }
 
-}  // namespace ballast::model::cuda
+std::string missing_gpu_library() {
+  return std::string(cublaslt_refusal());
+}
+
+}  // namespace ballast::device

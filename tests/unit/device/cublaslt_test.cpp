@@ -1,5 +1,5 @@
 // The loading of cuBLASLt. Needs no GPU; tests that need the library are skipped without it.
-#include "src/model/cuda/products/cublaslt.h"
+#include "src/device/cuda/cublaslt.h"
 
 #include <cstddef>
 #include <string>
@@ -10,9 +10,10 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
+#include "src/device/factories.h"
 #include "src/model/cuda/products/products.h"
 
-namespace ballast::model::cuda {
+namespace ballast::device {
 namespace {
 
 std::string refusal_of(const std::vector<std::string>& names) {
@@ -48,13 +49,13 @@ TEST(CublasLtLoader, TheFirstThatIsThereIsTaken) {
 }
 
 TEST(CublasLtLoader, WithoutAGpuTheProductSaysSo) {
-  if (!products_refusal().empty()) GTEST_SKIP() << products_refusal();
-  if (device::cuda_refusal().empty()) GTEST_SKIP() << "there is a GPU";
+  if (!cublaslt_refusal().empty()) GTEST_SKIP() << cublaslt_refusal();
+  if (cuda_refusal().empty()) GTEST_SKIP() << "there is a GPU";
   const std::vector<float> any(64);
   std::byte workspace = {};
-  Products products;
+  model::cuda::Products products;
   products.set_workspace(&workspace);
-  const Matrix square = matrix(any.data(), 8);
+  const model::Matrix square = model::matrix(any.data(), 8);
   try {
     products.multiply(nullptr, {8, 8, 8}, square, square, square);
     ADD_FAILURE() << "nothing was thrown";
@@ -65,15 +66,15 @@ TEST(CublasLtLoader, WithoutAGpuTheProductSaysSo) {
   }
 }
 
-TEST(CublasLtLoader, ProductsSayWhyTheyAreNotThere) {
-  EXPECT_EQ(products_refusal(), cublaslt_refusal());
-  if (products_refusal().empty()) {
-    EXPECT_NO_THROW(Products());
-    return;
+TEST(CublasLtLoader, DeviceAndProductsGiveTheSameReason) {
+  EXPECT_EQ(missing_gpu_library(), cublaslt_refusal());
+  EXPECT_EQ(cublaslt_refusal().find('\n'), std::string_view::npos);
+  if (cublaslt_refusal().empty()) {
+    EXPECT_NO_THROW(model::cuda::Products());
+  } else {
+    EXPECT_THROW(model::cuda::Products(), Error);
   }
-  EXPECT_EQ(products_refusal().find('\n'), std::string_view::npos);
-  EXPECT_THROW(Products(), Error);
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::device
