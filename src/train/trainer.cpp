@@ -20,8 +20,8 @@
 #include "ballast/planning/run_plan.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
+#include "ballast/train/weight_files.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
@@ -149,9 +149,9 @@ class Trainer {
       engine_.start();
       return;
     }
-    const SafetensorsReader file(config_.initial_weights);
+    const WeightFiles files(config_.initial_weights);
     engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      read_initial_weights(file, tensor, out);
+      read_initial_weights(files, tensor, out);
     });
   }
 
