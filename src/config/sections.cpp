@@ -47,6 +47,11 @@ Section number_keys(Config& c) {
   return keys;
 }
 
+/// expand_model_path() has replaced it, unless it is empty.
+Key model_path_key() {
+  return {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
+}
+
 Section model_keys(Config& c) {
   model::ModelConfig& m = c.model;
   Section keys = {
@@ -67,7 +72,8 @@ Section model_keys(Config& c) {
                   {"rms_norm_eps", "layer_norm_epsilon"}),
       also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
-      path("weights", c.initial_weights)};
+      path("weights", c.initial_weights),
+      model_path_key()};
   const Section numbers = number_keys(c);
   keys.insert(keys.end(), numbers.begin(), numbers.end());
   return keys;

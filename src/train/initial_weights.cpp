@@ -4,16 +4,14 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <unordered_set>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
-#include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
@@ -22,7 +20,6 @@ namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
-using text::Json;
 
 constexpr std::string_view kKey = "model.weights";
 
@@ -110,75 +107,9 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
                   unused > kNamed ? ", ..." : ""));
 }
 
-/// The value of a CheckpointKey's name; nullptr if it is missing or null.
-const Json* find_given(const Json& object, std::string_view name) {
-  const std::size_t dot = name.find('.');
-  const Json* const found = object.find(name.substr(0, dot));
-  if (found == nullptr || found->is_null()) return nullptr;
-  return dot == std::string_view::npos ? found : find_given(*found, name.substr(dot + 1));
-}
-
-bool are_equal(const Json& one, const Json& other) {
-  if (one.is_number() && other.is_number()) return one.number() == other.number();
-  return one.compact() == other.compact();
-}
-
-std::string shown(const Json& value) {
-  constexpr std::size_t kLongest = 60;
-  return text::printable(value.compact(), kLongest);
-}
-
-bool holds(const std::vector<std::string>& values, const Json& value) {
-  return std::find(values.begin(), values.end(), value.text()) != values.end();
-}
-
-[[noreturn]] void refuse_unsupported(const std::string& file, const model::CheckpointKey& key,
-                                     const Json& theirs,
-                                     const std::vector<std::string>& supported) {
-  throw Error(
-      ErrorCategory::config,
-      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
-                  "model",
-                  file, key.name, shown(theirs), supported.empty() ? "null" : listed(supported)));
-}
-
-/// Compares the model section with the config.json beside the weights. Shapes alone do not say, for
-/// example, how many heads a matrix holds.
-void compare_configs(const fs::path& path, const config::Config& config) {
-  const auto keys = model::family(config.model.family).checkpoint_keys();
-  std::error_code ignored;
-  if (keys.empty() || !fs::exists(path, ignored)) return;
-  // It may be a config of Ballast, which has comments and none of these keys.
-  const Json file =
-      text::parse_json(text::read_settings(path, "config"), path.string(), {.comments = true});
-  const Json effective = text::parse_json(config::print(config), "the config");
-  for (const model::CheckpointKey& key : keys) {
-    const Json* const theirs = find_given(file, key.name);
-    if (theirs == nullptr) continue;
-    if (key.own.empty()) {
-      if (!holds(key.supported, *theirs)) {
-        refuse_unsupported(path.string(), key, *theirs, key.supported);
-      }
-      continue;
-    }
-    const Json* const ours = find_given(effective, "model." + key.own);
-    expects(ours != nullptr, "checkpoint_keys() names a key that the model section lacks");
-    if (are_equal(*theirs, *ours)) continue;
-    const auto families = model::family_names();
-    if (key.own == "family" && !holds(families, *theirs)) {
-      refuse_unsupported(path.string(), key, *theirs, families);
-    }
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other "
-                            "weights",
-                            path.string(), key.name, shown(*theirs), key.own, shown(*ours), key.own,
-                            shown(*theirs)));
-  }
-}
-
 void check(const config::Config& config) {
   const WeightFiles files(config.initial_weights);
-  compare_configs(files.path().parent_path() / "config.json", config);
+  config::compare_with_checkpoint(files.path().parent_path() / config::kCheckpointConfig, config);
   const model::Architecture model = model::build_architecture(config.model);
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) check_tensor(files, model, tensor);
