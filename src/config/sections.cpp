@@ -244,6 +244,7 @@ Section ballast_keys(BallastSection& b) {
       whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
       whole("eval_every", b.eval_every, kSteps),
       whole("eval_batches", b.eval_batches, {1, kSteps.high}),
+      also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
       whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
       real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
       also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
