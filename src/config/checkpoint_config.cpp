@@ -99,6 +99,10 @@ constexpr std::array kDropout = {"attention_dropout", "attn_pdrop", "embd_pdrop"
 constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads",
                                 "norm_epsilon"};
 
+/// The class of transformers for each family; other programs than transformers need its name.
+constexpr std::array<std::pair<const char*, const char*>, 2> kArchitectures = {
+    {{"gpt2", "GPT2LMHeadModel"}, {"llama", "LlamaForCausalLM"}}};
+
 template <class List>
 bool lists(const List& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
@@ -254,6 +258,9 @@ Json make_checkpoint_config(const Config& config) {
     Json& place = out[name.substr(0, dot)];
     (dot == std::string::npos ? place : place[name.substr(dot + 1)]) = value;
   };
+  for (const auto& [family, name] : kArchitectures) {
+    if (config.model.family == family) out["architectures"].push_back(name);
+  }
   bool has_length = false;
   for (const model::CheckpointKey& key : model::family(config.model.family).checkpoint_keys()) {
     has_length = has_length || key.own == "max_sequence";

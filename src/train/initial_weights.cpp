@@ -84,9 +84,10 @@ void check_tied(const WeightFiles& files, const model::Architecture& model) {
 /// Refuses tensors that the model does not use: without them the file is another model.
 void check_unused(const WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
-  std::unordered_set<std::string_view> used = {model.outer.output};  // see check_tied()
+  std::unordered_set<const WeightFiles::Place*> used = {
+      files.find(model.outer.output)};  // see check_tied()
   for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) used.insert(tensor.name);
+    for (const model::TensorSpec& tensor : block.tensors) used.insert(files.find(tensor.name));
   }
   const auto buffers = model::family(model.config.family).checkpoint_buffers(model.config);
   std::string names;
@@ -96,7 +97,7 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
       return tensor.name.ends_with(known.suffix) && tensor.shape == known.shape;
     });
-    if (buffer || used.contains(tensor.name)) continue;
+    if (buffer || used.contains(&place)) continue;
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
   }
   if (unused == 0) return;

@@ -56,9 +56,13 @@ bool is_written_by_us(const fs::path& file) {
          std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
 }
 
+fs::path parent_of(const fs::path& folder) {
+  return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+}
+
 void check_space(const fs::path& folder, Bytes needed) {
   std::error_code error;
-  const fs::space_info space = fs::space(folder, error);
+  const fs::space_info space = fs::space(parent_of(folder), error);
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
@@ -72,10 +76,6 @@ void sync_folder(const fs::path& folder) {
   if (::fsync(opened.number()) == 0) return;
   const int error_number = errno;
   fail(fmt::format("cannot flush {} to disk", folder.string()), error_number);
-}
-
-fs::path parent_of(const fs::path& folder) {
-  return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<Te
   }
   s.make();
   try {
-    check_space(s.temporary, s.total);
+    check_space(s.folder, s.total);
     s.open_current();
   } catch (...) {
     std::error_code ignored;

@@ -148,7 +148,10 @@ void WeightFiles::open_index() {
 }
 
 const WeightFiles::Place* WeightFiles::find(const std::string& name) const {
-  const auto found = found_.find(name);
+  auto found = found_.find(name);
+  if (const auto dot = name.find('.'); found == found_.end() && dot != std::string::npos) {
+    found = found_.find(name.substr(dot + 1));
+  }
   return found == found_.end() ? nullptr : &places_[found->second];
 }
 
@@ -159,7 +162,9 @@ Bytes WeightFiles::bytes() const {
 }
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
-  if (const Place* const place = find(name)) return place->file->read(name, out, first);
+  if (const Place* const place = find(name)) {
+    return place->file->read(place->tensor->name, out, first);
+  }
   std::vector<std::string> names;
   for (const Place& place : places_) names.push_back(place.tensor->name);
   refuse(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));

@@ -178,6 +178,13 @@ class Folder(RunTest):
         self.assertIn("attn_pdrop is 0.1", done.stderr)
         self.run_well("export", "run", "--out", "out")
         self.assertEqual(read_folder(self.path / "out"), read_folder(self.model))
+        # As on the hub: without "transformer.", with causal masks.
+        tensors = {name.removeprefix("transformer."): tensor
+                   for name, tensor in read_folder(self.model).items()}
+        tensors["h.0.attn.bias"] = ("U8", [1, 1, 48, 48], bytes(48 * 48))
+        write_file(self.model / "model.safetensors", tensors)
+        self.assertEqual(self.saving("--overwrite").returncode, 0)
+        self.assertEqual(read_folder(self.path / "run/weights"), read_folder(self.path / "out"))
 
     def test_bad_folders_are_one_line(self):
         self.llama(sliding_window=4096)

@@ -36,7 +36,8 @@ class WeightFiles {
   [[nodiscard]] const std::vector<SafetensorsReader>& files() const { return files_; }
   /// File by file, in the order of their data. Valid as long as this object.
   [[nodiscard]] const std::vector<Place>& tensors() const { return places_; }
-  /// nullptr if there is no such tensor.
+  /// The tensor of that name or, as in files of a model without its head, of that name without its
+  /// first part ("wte.weight" for "transformer.wte.weight"). nullptr if there is none.
   [[nodiscard]] const Place* find(const std::string& name) const;
   /// Sum over all tensors.
   [[nodiscard]] Bytes bytes() const;

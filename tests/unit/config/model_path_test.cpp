@@ -217,6 +217,8 @@ TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
       EXPECT_EQ(found[key], from[key]) << key;
     }
     EXPECT_EQ(found["torch_dtype"], "bfloat16");
+    EXPECT_EQ(found["architectures"][0],
+              from["model_type"] == "gpt2" ? "GPT2LMHeadModel" : "LlamaForCausalLM");
   }
 }
 

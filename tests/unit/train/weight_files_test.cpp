@@ -77,6 +77,21 @@ TEST(WeightFiles, OfAFolderAreOneModel) {
   }
 }
 
+TEST(WeightFiles, MayLackTheFirstPartOfTheirNames) {
+  const test::TempDir dir;
+  write_file(
+      dir.path() / kSingleWeights,
+      {{"wte.weight", DType::f32, {1}}, {"m.x.b", DType::f32, {1}}, {"x.b", DType::f32, {1}}}, 5);
+  const WeightFiles files(dir.path());
+  std::vector<float> read(1);
+  files.read("transformer.wte.weight", read);
+  EXPECT_EQ(read[0], 5.0F);
+  EXPECT_EQ(files.find("m.x.b")->tensor->name, "m.x.b");
+  EXPECT_EQ(files.find("n.x.b")->tensor->name, "x.b");
+  EXPECT_EQ(files.find("transformer.h.wte.weight"), nullptr);
+  EXPECT_EQ(files.find("weight"), nullptr);
+}
+
 TEST(WeightFiles, OfOneFileComeFirst) {
   const Folder folder;
   write_file(folder.dir.path() / kSingleWeights, {{"whole", DType::f32, {1}}});
