@@ -7,6 +7,8 @@ class Command;
 /// Each adds a subcommand with its action.
 void add_train(Command program);
 void add_plan(Command program);
+void add_export(Command program);
+void add_inspect(Command program);
 void add_tokenize(Command program);
 void add_bench(Command program);
 void add_tune(Command program);

@@ -182,6 +182,14 @@ void Console::stepped(const train::StepReport& report) {
                              format_seconds(report.eta_seconds)));
 }
 
+void Console::reading(Bytes done, Bytes total) {
+  terminal_.live(fmt::format("reading weights, {} of {}", format_bytes(done), format_bytes(total)));
+}
+
+void Console::saving(Bytes done, Bytes total) {
+  terminal_.live(fmt::format("saving weights, {} of {}", format_bytes(done), format_bytes(total)));
+}
+
 void Console::show_memory(const train::RunSummary& summary) {
   const auto& blueprint = summary.blueprint;
   for (const Tier tier : kTiers) {
@@ -241,6 +249,9 @@ void Console::finished(const train::RunSummary& summary) {
       fmt::format("  {:<17} {} resident at peak", "process", format_bytes(summary.peak_resident)));
   terminal_.show(wrap(summary.advice, terminal_.width(), ""));
   for (const std::string& line : ending_) terminal_.show(line);
+  if (!summary.weights.empty()) {
+    terminal_.show(fmt::format("weights in {}", summary.weights.string()));
+  }
   std::fflush(stdout);
   summarized_ = true;
 }

@@ -21,6 +21,8 @@ class Console final : public train::Observer {
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
   void started(const train::RunStart& start) override;
   void stepped(const train::StepReport& report) override;
+  void reading(Bytes done, Bytes total) override;
+  void saving(Bytes done, Bytes total) override;
   void finished(const train::RunSummary& summary) override;
   /// Whether finished() has printed the summary.
   [[nodiscard]] bool summarized() const { return summarized_; }

@@ -70,6 +70,8 @@ int run(int argc, char** argv) {
   program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
   add_train(program);
   add_plan(program);
+  add_export(program);
+  add_inspect(program);
   add_tokenize(program);
   add_bench(program);
   add_tune(program);

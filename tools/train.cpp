@@ -97,8 +97,9 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
     // Removes nothing if the run has written to it.
     std::error_code ignored;
     if (first && unnamed) std::filesystem::remove(config.ballast.out, ignored);
-    // The summary has said it. Ranks have to end each other.
-    if (console.summarized() && ranks == nullptr) throw Reported{status_of(error)};
+    // The summary has said that it was interrupted. Ranks have to end each other.
+    const bool interrupted = error.category() == ErrorCategory::interrupted;
+    if (interrupted && console.summarized() && ranks == nullptr) throw Reported{status_of(error)};
     throw;
   }
 }

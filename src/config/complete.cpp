@@ -256,7 +256,7 @@ void check_update(const Config& c, const Document& document) {
 void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
   complete_model(config.model, config.data.sequence_length, document);
-  complete_batch(config.batch, document, world, config.ignored);
+  complete_batch(config.batch, document, world, config.notes);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   note_warmup_rate(config);

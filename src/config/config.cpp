@@ -1,11 +1,39 @@
 #include "ballast/config/config.h"
 
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 
 #include "src/config/sections.h"
 
 namespace ballast::config {
+
+void expand_model_path(Document& document, std::vector<std::string>& notes) {
+  Json* const model = document.root().find("model");
+  const Json* const given = model == nullptr ? nullptr : model->find("path");
+  if (given == nullptr || given->is_null() || *given == "") return;
+  const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
+  for (const auto& member : model->members()) {
+    if (member.key == "path" || member.value.is_null()) continue;
+    document.fail(fmt::format("model.{}", printable(member.key)),
+                  fmt::format("model.path ({}) is given too and sets the whole model; remove one",
+                              folder.string()));
+  }
+  Json section;
+  try {
+    section = read_model_section(folder, notes);
+  } catch (const Error& error) {
+    document.fail("model.path", error.what());
+  }
+  section["weights"] = folder.string();
+  document.replace_section("model", std::move(section),
+                           fmt::format("from {}", (folder / kCheckpointConfig).string()));
+}
+
 Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
             std::uint64_t world) {
   return parse(text::read_settings(file, "config"), std::filesystem::absolute(file).parent_path(),
@@ -18,7 +46,8 @@ Config parse(const std::string& text, const std::filesystem::path& base, const s
   Document document(text, base, name, overrides);
   Config config;
   map_deprecated(document, config.ignored);
-  replace_auto(document, config.ignored);
+  replace_auto(document, config.notes);
+  expand_model_path(document, config.notes);
   read_section(Value(document, document.root(), ""), all_keys(config));
   complete(config, document, world);
   return config;

@@ -1,6 +1,7 @@
 #include "src/config/document.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -38,7 +39,7 @@ void Document::fail(const std::string& path, const std::string& message) const {
   std::string origin;
   for (std::string at = path; !at.empty();) {
     if (const auto found = origins_.find(at); found != origins_.end()) {
-      origin = fmt::format(" (--set {})", printable(found->second));
+      origin = fmt::format(" ({})", found->second);
       break;
     }
     const auto up = at.find_last_of(".[");
@@ -46,6 +47,11 @@ void Document::fail(const std::string& path, const std::string& message) const {
   }
   const std::string where = path.empty() ? "" : printable(path, 400) + origin + ": ";
   fail_with(fmt::format("{}: {}{}", name_, where, message));
+}
+
+void Document::replace_section(const std::string& name, Json section, const std::string& origin) {
+  for (const auto& member : section.members()) origins_[name + "." + member.key] = origin;
+  root_[name] = std::move(section);
 }
 
 void Document::apply(const std::string& assignment) {
@@ -57,6 +63,7 @@ void Document::apply(const std::string& assignment) {
     refuse("expected path=value, such as optimizer.params.lr=3e-4");
   }
   const std::string path = assignment.substr(0, equals);
+  const std::string origin = "--set " + printable(assignment);
   Json* node = &root_;
   for (std::size_t start = 0;;) {
     const std::size_t dot = std::min(path.find('.', start), path.size());
@@ -64,7 +71,7 @@ void Document::apply(const std::string& assignment) {
     if (key.empty()) refuse("the path has an empty part");
     if (node->is_null()) {
       *node = Json::object();
-      origins_[path.substr(0, start - 1)] = assignment;
+      origins_[path.substr(0, start - 1)] = origin;
     }
     if (!node->is_object()) {
       refuse(
@@ -76,7 +83,7 @@ void Document::apply(const std::string& assignment) {
   }
   const std::string value = assignment.substr(equals + 1);
   *node = text::is_json(value) ? text::parse_json(value, label) : Json(value);
-  origins_[path] = assignment;
+  origins_[path] = origin;
 }
 
 }  // namespace ballast::config

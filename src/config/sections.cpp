@@ -21,12 +21,12 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// A value of the type of `standard`; if that is null: an object or a list.
+/// A value of the type of `standard`; if that is null: an object, a list or a number.
 Json read_detail(const Value& value, const Json& standard) {
   if (standard.is_number()) return value.real({.low = std::numeric_limits<double>::lowest()});
   if (standard.is_boolean()) return value.flag();
   const Json& given = value.json();
-  if (!given.is_object() && !given.is_array()) value.fail_type("an object or a list");
+  if (given.is_string() || given.is_boolean()) value.fail_type("an object, a list or a number");
   return given;
 }
 
@@ -56,6 +56,11 @@ Section detail_keys(Config& c) {
   return keys;
 }
 
+/// expand_model_path() has replaced it, unless it is empty.
+Key model_path_key() {
+  return {"path", [](const Value& value) { static_cast<void>(value.text()); }, nullptr};
+}
+
 Section model_keys(Config& c) {
   model::ModelConfig& m = c.model;
   Section keys = {
@@ -76,7 +81,8 @@ Section model_keys(Config& c) {
                   {"rms_norm_eps", "layer_norm_epsilon"}),
       also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
-      path("weights", c.initial_weights)};
+      path("weights", c.initial_weights),
+      model_path_key()};
   const Section details = detail_keys(c);
   keys.insert(keys.end(), details.begin(), details.end());
   return keys;
@@ -248,6 +254,7 @@ Section ballast_keys(BallastSection& b) {
       whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
       whole("eval_every", b.eval_every, kSteps),
       whole("eval_batches", b.eval_batches, {1, kSteps.high}),
+      also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
       whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
       real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
       also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};

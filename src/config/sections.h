@@ -32,6 +32,10 @@ void map_deprecated(Document& document, std::vector<std::string>& log);
 /// Replaces "auto" where Hugging Face's integration of DeepSpeed fills in a value, and notes it.
 void replace_auto(Document& document, std::vector<std::string>& log);
 
+/// Replaces model.path by the keys of the folder that it names and model.weights. Throws
+/// Error(config) when it is given beside other keys of the model and like read_model_section().
+void expand_model_path(Document& document, std::vector<std::string>& notes);
+
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys
 /// against each other. Throws Error(config) naming the keys and their values.
 void complete(Config& config, const Document& document, std::uint64_t world);

@@ -131,7 +131,13 @@ class Engine::Impl {
 
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor) {
     finish();
-    return read_master(blueprint_, ranks_, block, tensor, perform());
+    return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform());
+  }
+
+  std::vector<float> read_block(std::size_t block) {
+    finish();
+    const Elems elements = blueprint_.model.blocks[block].elements;
+    return read_master(blueprint_, ranks_, block, 0, elements, perform());
   }
 
   std::uint64_t state_hash() {
@@ -308,6 +314,9 @@ EngineTotals Engine::totals() const {
 }
 std::vector<float> Engine::read_weights(std::size_t block, const model::TensorSpec& tensor) {
   return impl_->read_weights(block, tensor);
+}
+std::vector<float> Engine::read_block(std::size_t block) {
+  return impl_->read_block(block);
 }
 std::uint64_t Engine::state_hash() {
   return impl_->state_hash();

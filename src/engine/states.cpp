@@ -251,16 +251,16 @@ void fill_states(const Blueprint& blueprint, const WeightSource& source, std::ui
 }
 
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
-                               const model::TensorSpec& tensor, const Perform& perform) {
+                               Elems first, Elems count, const Perform& perform) {
   const HeldBlock held(blueprint, block);
-  const auto read = [&](Elems first, std::span<float> masters) {
-    MasterReader reader(held, first, masters);
+  const auto read = [&](Elems from, std::span<float> masters) {
+    MasterReader reader(held, from, masters);
     perform(reading_plan(blueprint, block, 1),
             [&reader](const HomePiece& piece) { reader.read(piece); });
   };
-  std::vector<float> values(tensor.size);
+  std::vector<float> values(count);
   if (held.shard.room == blueprint.model.blocks[block].elements) {
-    read(tensor.offset, values);
+    read(first, values);
     return values;
   }
   std::vector<float> own(held.shard.room);
@@ -268,7 +268,7 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
   std::vector<float> all(ranks->world() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const Elems at = tensor.offset + i;
+    const Elems at = first + i;
     const auto shard = static_cast<std::uint32_t>(at / own.size());
     values[i] = all[held.sizes.owner_of(shard) * own.size() + at % own.size()];
   }

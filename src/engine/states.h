@@ -21,9 +21,10 @@ using Perform = std::function<void(const schedule::Plan& plan, const Visitor& vi
 void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
                  const Perform& perform);
 
-/// fp32 master weights of `tensor` in `block`, from all `ranks` (nullptr with one rank).
+/// fp32 master weights of the elements [first, first + count) of `block`, from all `ranks` (nullptr
+/// with one rank).
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
-                               const model::TensorSpec& tensor, const Perform& perform);
+                               Elems first, Elems count, const Perform& perform);
 
 /// XXH3 over weights and states of all blocks in order, equal on all `ranks` (nullptr with one
 /// rank) and in every stage and placement. Throws Error(state) when ranks have different weights.

@@ -15,6 +15,8 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/train/saved_weights.h"
+
 namespace ballast::train {
 namespace {
 
@@ -85,15 +87,18 @@ MadeDirectory::~MadeDirectory() {
 }
 
 void refuse_used_directory(const fs::path& directory) {
-  for (const char* name : {kMetrics, kConfig, kRun}) refuse_if_there(directory / name);
+  for (const char* name : {kMetrics, kConfig, kRun, kRunWeights}) refuse_if_there(directory / name);
 }
 
 RunFiles::RunFiles(fs::path directory, bool overwrite)
     : directory_(std::move(directory)),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, overwrite)) {
-  if (overwrite) return;
-  for (const char* name : {kConfig, kRun}) refuse_if_there(directory_ / name);
+  if (overwrite) {
+    check_removable(directory_ / kRunWeights);
+    return;
+  }
+  for (const char* name : {kConfig, kRun, kRunWeights}) refuse_if_there(directory_ / name);
 }
 
 RunFiles::~RunFiles() {
@@ -119,6 +124,7 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 
 void RunFiles::write(const StepMetrics& metrics) {
   if (metrics_.rows() == 0) {
+    remove_model_folder(directory_ / kRunWeights);  // they are of another run
     write_new(kConfig, config_);
     write_new(kRun, run_);
   }

@@ -136,19 +136,29 @@ struct SafetensorsWriter::File {
   Elems written = 0;        // its elements that are written
 
   void append(std::span<const float> values);
+  template <class T>
+  void append_rounded(std::span<const float> values);
   void skip_complete();
 };
 
 void SafetensorsWriter::File::append(std::span<const float> values) {
-  if (tensors[current].dtype == DType::f32) {
-    output.write(std::as_bytes(values));
-    return;
+  switch (tensors[current].dtype) {
+    case DType::f32:
+      return output.write(std::as_bytes(values));
+    case DType::bf16:
+      return append_rounded<Bf16>(values);
+    case DType::f16:
+      return append_rounded<F16>(values);
   }
-  std::vector<Bf16> chunk(std::min(values.size(), kChunk));
+}
+
+template <class T>
+void SafetensorsWriter::File::append_rounded(std::span<const float> values) {
+  std::vector<T> chunk(std::min(values.size(), kChunk));
   for (; !values.empty(); values = values.subspan(chunk.size())) {
     chunk.resize(std::min(chunk.size(), values.size()));
     std::transform(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(chunk.size()),
-                   chunk.begin(), to_bf16);
+                   chunk.begin(), from_float<T>);
     output.write(std::as_bytes(std::span(chunk)));
   }
 }

@@ -114,6 +114,18 @@ void check_cover(std::vector<StoredTensor>& tensors, Bytes data_bytes, const Ref
 
 }  // namespace
 
+std::string_view dtype_name(DType type) {
+  switch (type) {
+    case DType::f32:
+      return "F32";
+    case DType::bf16:
+      return "BF16";
+    case DType::f16:
+      break;
+  }
+  return "F16";
+}
+
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements) {
   elements = 1;
   return std::none_of(shape.begin(), shape.end(), [&](std::uint64_t count) {
@@ -154,8 +166,6 @@ std::string format_header(const std::vector<TensorToStore>& tensors,
   std::set<std::string> names = {kMetadata};
   Bytes offset = 0;
   for (const auto& tensor : tensors) {
-    expects(tensor.dtype == DType::f32 || tensor.dtype == DType::bf16,
-            "safetensors: tensors can be written only as f32 or bf16");
     expects(names.insert(tensor.name).second, "safetensors: two tensors have the same name");
     Elems elements = 0;
     expects(count_elements(tensor.shape, elements),
@@ -163,13 +173,13 @@ std::string format_header(const std::vector<TensorToStore>& tensors,
     const Bytes end = offset + elements * size_of(tensor.dtype);
     Json shape = Json::array();
     for (const auto count : tensor.shape) shape.push_back(count);
-    document.add(tensor.name, Json::object({{"dtype", tensor.dtype == DType::f32 ? "F32" : "BF16"},
+    document.add(tensor.name, Json::object({{"dtype", dtype_name(tensor.dtype)},
                                             {"shape", shape},
                                             {"data_offsets", Json::array({offset, end})}}));
     offset = end;
   }
   auto header = document.compact();
-  header.resize(round_up(header.size(), 8), ' ');
+  header.resize(round_up(kLengthBytes + header.size(), kPage) - kLengthBytes, ' ');
   return header;
 }
 

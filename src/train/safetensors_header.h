@@ -23,9 +23,13 @@ struct SafetensorsHeader {
 /// message starts with `file`.
 SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
 
-/// The JSON of a file with these tensors, padded with spaces to a multiple of 8 bytes.
+/// The JSON of a file with these tensors, padded with spaces so that the data begin at a multiple
+/// of 4 KiB of the file.
 std::string format_header(const std::vector<TensorToStore>& tensors,
                           const std::map<std::string, std::string>& metadata);
+
+/// As in files: "F32", "BF16" or "F16".
+std::string_view dtype_name(DType type);
 
 /// Product of `shape`; false when it overflows.
 bool count_elements(const std::vector<std::uint64_t>& shape, Elems& elements);

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,11 +23,12 @@
 #include "ballast/planning/run_plan.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
-#include "ballast/train/safetensors.h"
 #include "ballast/train/trace.h"
+#include "ballast/train/weight_files.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
+#include "src/train/saved_weights.h"
 #include "src/train/training_data.h"
 
 namespace ballast::train {
@@ -79,6 +83,9 @@ class Trainer {
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
     start_engine();
+    if (first() && config_.ballast.save_weights) {
+      check_room_for_weights(config_, engine_.blueprint().model);
+    }
     loader_ = std::make_unique<Loader>(inputs_.data.source, inputs_.data.split, loader_options());
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation_batches());
   }
@@ -93,10 +100,12 @@ class Trainer {
     try {
       for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step);
       engine_.finish();
+      ended_ = Clock::now();
+      save();
     } catch (const Error& error) {
       save_what_was_traced();
       const bool interrupted = error.category() == ErrorCategory::interrupted;
-      if (first() && interrupted && done_ > 0) summarize(interrupted);
+      if (first() && done_ > 0 && (interrupted || ended_)) summarize(interrupted);
       throw;
     } catch (...) {
       save_what_was_traced();
@@ -149,10 +158,26 @@ class Trainer {
       engine_.start();
       return;
     }
-    const SafetensorsReader file(config_.initial_weights);
+    const WeightFiles files(config_.initial_weights);
+    const Bytes total = files.bytes();
+    Bytes done = 0;
+    std::set<std::string> seen;  // a tensor may be asked for again, for its remainders
+    std::mutex mutex;
     engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      read_initial_weights(file, tensor, out);
+      read_initial_weights(files, tensor, out);
+      if (!first()) return;
+      const std::lock_guard lock(mutex);
+      if (!seen.insert(tensor.name).second) return;
+      done += files.find(tensor.name)->tensor->bytes;
+      observer_.reading(done, total);
     });
+  }
+
+  void save() {
+    if (!config_.ballast.save_weights) return;
+    save_weights(engine_, config_, first(),
+                 [this](Bytes done, Bytes total) { observer_.saving(done, total); });
+    saved_ = config_.ballast.out / kRunWeights;
   }
 
   [[nodiscard]] std::string describe_update() {
@@ -334,7 +359,7 @@ class Trainer {
     const double tokens =
         steps * static_cast<double>(engine_.blueprint().workload.tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
-    const double seconds = seconds_between(started_, Clock::now());
+    const double seconds = seconds_between(started_, ended_.value_or(Clock::now()));
     const auto typical = planning::typical_step(steps_);
     const double mean_seconds = training_seconds_ / std::max(steps, 1.0);
     std::optional<double> predicted;
@@ -358,6 +383,7 @@ class Trainer {
                         .totals = totals,
                         .wear = planning::estimate_wear(written_by_steps(totals), seconds),
                         .peak_resident = memory::peak_resident_bytes(),
+                        .weights = saved_,
                         .advice = advice(totals.lanes, interrupted)});
   }
 
@@ -379,6 +405,8 @@ class Trainer {
   double gemm_peak_ = 0.0;
   Clock::time_point started_;
   Clock::time_point last_step_end_;
+  std::optional<Clock::time_point> ended_;  ///< after the last step and its evaluation
+  std::filesystem::path saved_;             ///< folder of the saved weights
   double training_seconds_ = 0.0;
   double evaluation_seconds_ = 0.0;
   std::optional<planning::RunPrediction> prediction_;

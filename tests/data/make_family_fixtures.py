@@ -78,11 +78,23 @@ def make_config(name, case):
         eos_token_id=None)
 
 
+def own_scaling(parameters, positions):
+    """As Ballast's import writes it: with what transformers takes from the rest of the config."""
+    filled = dict(parameters)
+    if filled["rope_type"] in ("dynamic", "longrope"):
+        filled.setdefault("original_max_position_embeddings", positions)
+    if filled["rope_type"] == "longrope":
+        filled["factor"] = positions / filled["original_max_position_embeddings"]
+    return filled
+
+
 def model_section(name, case):
     section = {"family": name, "tie_embeddings": False}
     for key, value in {**SHAPE, **case}.items():
         if key == "rope":
-            section["rope_scaling"] = value
+            section["rope_scaling"] = own_scaling(value, SHAPE["max_position_embeddings"])
+        elif key == "original_max_position_embeddings":
+            pass  # in rope_scaling
         elif value is not None:
             section[OWN_NAMES.get(key, key)] = value
     return section
@@ -147,8 +159,8 @@ def rotary():
             eos_token_id=None)
         frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
             config, "cpu", seq_len=length)
-        found[name] = {"rope_scaling": parameters, "head_dim": shape["head_dim"],
-                       "max_sequence": shape["max_position_embeddings"], "length": length,
+        scaling = own_scaling(parameters, shape["max_position_embeddings"])
+        found[name] = {"rope_scaling": scaling, "head_dim": shape["head_dim"], "length": length,
                        "frequencies": frequencies.tolist(), "factor": factor}
     return found
 

@@ -20,7 +20,7 @@ TINY = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
     "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
-                "out": "run"},
+                "out": "run", "save_weights": False},
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 RUN_FILES = {"metrics.jsonl", "config.json", "run.json"}

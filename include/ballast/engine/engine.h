@@ -115,6 +115,10 @@ class Engine {
   /// fp32 master weights of one tensor. Waits like finish().
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
 
+  /// fp32 master weights of a block, at the offsets of its tensors; other elements are zero. Reads
+  /// the block once. Waits like finish().
+  std::vector<float> read_block(std::size_t block);
+
   /// XXH3 over all weights and states in block order: equal for every placement and stage with the
   /// same number of ranks. Waits like finish().
   std::uint64_t state_hash();

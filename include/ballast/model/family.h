@@ -34,7 +34,7 @@ class BlockBuilder {
 /// A key of the model section that only some families have, named as in Hugging Face's configs.
 struct DetailKey {
   std::string name;
-  text::Json standard;  ///< the default. A value has its type; if it is null, an object or a list
+  text::Json standard;  ///< the default. A value has its type; if it is null, any but a string
 };
 
 /// A buffer that Hugging Face's checkpoints may hold. The model computes it itself.
@@ -74,6 +74,8 @@ class Family {
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Layer `index`, counted from 0, of a complete config.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
+  /// The class of Hugging Face's transformers; other programs choose their own by it. "": none.
+  [[nodiscard]] virtual std::string_view checkpoint_class() const { return ""; }
   /// The first is the one that names the family.
   [[nodiscard]] virtual std::vector<CheckpointKey> checkpoint_keys() const { return {}; }
   /// Tensors of a checkpoint that are not weights, for a complete config.

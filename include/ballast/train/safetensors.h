@@ -59,16 +59,16 @@ class SafetensorsReader {
 /// One tensor for SafetensorsWriter.
 struct TensorToStore {
   std::string name;
-  DType dtype = DType::f32;  ///< f32 or bf16
+  DType dtype = DType::f32;
   std::vector<std::uint64_t> shape;
 };
 
-/// Writes a safetensors file tensor by tensor, in the given order. Data go to PATH.tmp-PID;
-/// finish() makes the complete file durable and renames it.
+/// Writes a safetensors file tensor by tensor, in the given order. The data begin at a multiple of
+/// 4 KiB; the format allows no gaps, so a tensor does only if all before it fill whole pages. Data
+/// go to PATH.tmp-PID; finish() makes the complete file durable and renames it.
 class SafetensorsWriter {
  public:
-  /// Throws Error(io) if the file cannot be created, Error(state) for duplicate names or dtypes
-  /// other than f32 and bf16.
+  /// Throws Error(io) if the file cannot be created, Error(state) for duplicate names.
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   /// Without finish(): removes the temporary file.
@@ -76,8 +76,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  /// Appends the next values, row-major; bf16 is rounded to nearest, ties to even. A call may end
-  /// within a tensor and span several. Throws Error(io), Error(state) for too many values.
+  /// Appends the next values, row-major; bf16 and f16 are rounded to nearest, ties to even. A call
+  /// may end within a tensor and span several. Throws Error(io), Error(state) for too many values.
   void write(std::span<const float> values);
 
   /// Syncs the file, renames it and syncs the folder. Throws Error(io), Error(state) if values are

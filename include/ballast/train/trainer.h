@@ -58,6 +58,7 @@ struct RunSummary {
   engine::EngineTotals totals;
   std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
   Bytes peak_resident = 0;             ///< of the process
+  std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
   std::string advice;                  ///< bottleneck and best improvement, one or two sentences
 };
 
@@ -69,7 +70,12 @@ class Observer {
   virtual void planned(const engine::Blueprint& blueprint, const std::string& device) = 0;
   virtual void started(const RunStart& start) = 0;
   virtual void stepped(const StepReport& report) = 0;
-  /// Also after an interrupt.
+  /// Initial weights are read: so many bytes of all. One call at a time, on any thread, while the
+  /// training thread waits.
+  virtual void reading(Bytes /*done*/, Bytes /*total*/) {}
+  /// The trained weights are written.
+  virtual void saving(Bytes /*done*/, Bytes /*total*/) {}
+  /// Also after an interrupt, and if only the weights could not be saved.
   virtual void finished(const RunSummary& summary) = 0;
 };
 
@@ -87,7 +93,7 @@ struct RunOptions {
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,
-/// config.json or run.json.
+/// config.json, run.json or weights.
 void refuse_used_directory(const std::filesystem::path& directory);
 
 /// Checks what `config` reads on this machine: model.weights, the training data, this rank's swap
@@ -96,10 +102,11 @@ void check_inputs(const config::Config& config);
 
 /// Trains `config`: opens its inputs like check_inputs(), takes the run directory
 /// (config.ballast.out, which it creates), plans the run (planning::plan_run()), allocates, steps,
-/// evaluates, and writes metrics.jsonl, config.json and run.json. A run that fails before the end
-/// of its first step leaves none of these files. Throws Error after releasing all memory and swap
-/// files. Writes the trace after its steps, or when the run fails before. `interrupted` (may be
-/// null) ends the run in mid step with Error(interrupted), after a summary of the steps before.
+/// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
+/// fails before the end of its first step leaves none of these files. Throws Error after releasing
+/// all memory and swap files. Writes the trace after its steps, or when the run fails before.
+/// `interrupted` (may be null) ends the run in mid step with Error(interrupted), after a summary of
+/// the steps before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
 /// config; rank 0 alone calls the observer and writes files. Failures before the first step are a

@@ -15,6 +15,7 @@ namespace ballast::model {
 class Gpt2 final : public DecoderFamily {
  public:
   std::string_view name() const override { return "gpt2"; }
+  std::string_view checkpoint_class() const override { return "GPT2LMHeadModel"; }
   bool ties_embeddings() const override { return true; }
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) c.intermediate_size = 4 * c.hidden_size;

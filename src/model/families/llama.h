@@ -16,6 +16,7 @@ namespace ballast::model {
 class Llama : public DecoderFamily {
  public:
   std::string_view name() const override { return "llama"; }
+  std::string_view checkpoint_class() const override { return "LlamaForCausalLM"; }
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 10000.0},
             {"rope_scaling", {}},
@@ -34,12 +35,18 @@ class Llama : public DecoderFamily {
                     const Refuse& refuse) const override {
     const bool used = !c.details.contains("use_sliding_window") || c.flag("use_sliding_window");
     if (!used || !c.details.contains("sliding_window")) return;
-    const double window = c.number("sliding_window");
-    if (window <= 0.0 || static_cast<double>(length) <= window) return;
+    const text::Json& given = c.detail("sliding_window");
+    if (given.is_null()) return;
+    const auto window = given.whole();
+    if (!window || *window == 0) {
+      refuse("sliding_window",
+             fmt::format("must be a number of tokens, got {}", given.described()));
+    }
+    if (length <= *window) return;
     refuse("sliding_window",
            fmt::format("{} is shorter than data.sequence_length {}, which is not supported yet; "
                        "shorten the sequences",
-                       window, length));
+                       *window, length));
   }
   std::optional<Rotary> rotary(const ModelConfig& c, std::uint64_t length,
                                const Refuse& refuse) const override {
@@ -69,7 +76,7 @@ class Llama : public DecoderFamily {
                                        {"num_key_value_heads", "num_kv_heads"},
                                        {"head_dim", "head_dim"},
                                        {"intermediate_size", "intermediate_size"},
-                                       {"max_position_embeddings", "max_sequence"},
+
                                        {"rms_norm_eps", "norm_epsilon"},
                                        {"tie_word_embeddings", "tie_embeddings"},
                                        {"hidden_act", "", {"silu", "swish"}}};

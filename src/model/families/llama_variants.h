@@ -14,8 +14,9 @@ namespace ballast::model {
 class Mistral final : public Llama {
  public:
   std::string_view name() const override { return "mistral"; }
+  std::string_view checkpoint_class() const override { return "MistralForCausalLM"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", 0}};
+    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"sliding_window", {}}};
   }
 };
 
@@ -23,8 +24,12 @@ class Mistral final : public Llama {
 class Qwen2 final : public Llama {
  public:
   std::string_view name() const override { return "qwen2"; }
+  std::string_view checkpoint_class() const override { return "Qwen2ForCausalLM"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"use_sliding_window", false}};
+    return {{"rope_theta", 10000.0},
+            {"rope_scaling", {}},
+            {"use_sliding_window", false},
+            {"sliding_window", {}}};
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
@@ -37,11 +42,13 @@ class Qwen2 final : public Llama {
 class Qwen3 final : public Llama {
  public:
   std::string_view name() const override { return "qwen3"; }
+  std::string_view checkpoint_class() const override { return "Qwen3ForCausalLM"; }
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 10000.0},
             {"rope_scaling", {}},
             {"attention_bias", false},
-            {"use_sliding_window", false}};
+            {"use_sliding_window", false},
+            {"sliding_window", {}}};
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
@@ -55,9 +62,10 @@ class Qwen3 final : public Llama {
 class SmolLm3 final : public Llama {
  public:
   std::string_view name() const override { return "smollm3"; }
+  std::string_view checkpoint_class() const override { return "SmolLM3ForCausalLM"; }
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 2000000.0}, {"rope_scaling", {}},          {"attention_bias", false},
-            {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", 0},
+            {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", {}},
             {"no_rope_layers", {}},    {"no_rope_layer_interval", 4}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
@@ -68,12 +76,12 @@ class SmolLm3 final : public Llama {
 class Phi3 final : public Llama {
  public:
   std::string_view name() const override { return "phi3"; }
+  std::string_view checkpoint_class() const override { return "Phi3ForCausalLM"; }
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 10000.0},
             {"rope_scaling", {}},
             {"partial_rotary_factor", 1.0},
-            {"original_max_position_embeddings", 4096},
-            {"sliding_window", 0}};
+            {"sliding_window", {}}};
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
@@ -87,6 +95,7 @@ class Phi3 final : public Llama {
 class Olmo2 final : public Llama {
  public:
   std::string_view name() const override { return "olmo2"; }
+  std::string_view checkpoint_class() const override { return "Olmo2ForCausalLM"; }
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}};
   }

@@ -106,8 +106,7 @@ struct Inputs {
 
 Rotary dynamic(const Inputs& in, Scaling& scaling) {
   const double factor = scaling.number("factor");
-  const double trained =
-      scaling.number("original_max_position_embeddings", in.longest > 0 ? in.longest : in.length);
+  const double trained = scaling.number("original_max_position_embeddings");
   const auto dims = static_cast<double>(2 * in.pairs);
   const double length = std::max(in.length, trained);
   const double growth = factor * length / trained - (factor - 1.0);
@@ -140,14 +139,13 @@ double yarn_factor(double factor, double slope) {
 
 Rotary yarn(const Inputs& in, Scaling& scaling) {
   const double factor = scaling.number("factor");
-  const double trained = scaling.number("original_max_position_embeddings", in.longest);
+  const double trained = scaling.number("original_max_position_embeddings");
   const double fast = scaling.number("beta_fast", 32.0);
   const double slow = scaling.number("beta_slow", 1.0);
   const bool whole = scaling.flag("truncate", true);
   const auto slope = scaling.optional("mscale");
   const auto slope_of_all = scaling.optional("mscale_all_dim");
   const auto given = scaling.optional("attention_factor");
-  if (!(trained > 0.0)) scaling.fail("lacks 'original_max_position_embeddings'");
   const auto dims = static_cast<double>(2 * in.pairs);
   const auto pair_of = [&](double rotations) {
     return dims * std::log(trained / (rotations * 2.0 * std::numbers::pi)) /
@@ -179,20 +177,16 @@ Rotary yarn(const Inputs& in, Scaling& scaling) {
 }
 
 Rotary longrope(const Inputs& in, Scaling& scaling) {
-  const auto inside = scaling.optional("original_max_position_embeddings");
-  const auto trained = inside ? inside : in.trained;
+  const double trained = scaling.number("original_max_position_embeddings");
   const std::vector<double> short_factors = scaling.numbers("short_factor", in.pairs);
   const std::vector<double> long_factors = scaling.numbers("long_factor", in.pairs);
-  const auto given_factor = scaling.optional("factor");
+  const double factor = scaling.number("factor");
   const auto attention = scaling.optional("attention_factor");
-  if (!trained) scaling.fail("lacks 'original_max_position_embeddings'");
-  if (!given_factor && !(in.longest > 0.0)) scaling.fail("needs model.max_sequence or 'factor'");
-  const double factor = given_factor.value_or(in.longest / *trained);
   Rotary rotary = {frequencies_of(in.theta, in.pairs)};
-  const std::vector<double>& divisors = in.length > *trained ? long_factors : short_factors;
+  const std::vector<double>& divisors = in.length > trained ? long_factors : short_factors;
   for (std::size_t i = 0; i < in.pairs; ++i) rotary.frequencies[i] /= divisors[i];
   rotary.factor = attention.value_or(
-      factor <= 1.0 ? 1.0 : std::sqrt(1.0 + std::log(factor) / std::log(*trained)));
+      factor <= 1.0 ? 1.0 : std::sqrt(1.0 + std::log(factor) / std::log(trained)));
   return rotary;
 }
 
@@ -234,14 +228,7 @@ Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse
                        "most head_dim",
                        part, c.head_dim, dims));
   }
-  std::optional<double> trained;
-  if (c.details.contains("original_max_position_embeddings")) {
-    trained = c.number("original_max_position_embeddings");
-    if (!(*trained > 0.0)) trained.reset();
-  }
-  Rotary rotary = scaled(
-      {theta, dims / 2, static_cast<double>(length), static_cast<double>(c.max_sequence), trained},
-      scaling);
+  Rotary rotary = scaled({theta, dims / 2, static_cast<double>(length)}, scaling);
   scaling.check_unknown();
   return rotary;
 }

@@ -17,7 +17,7 @@ struct Rotary {
 };
 
 /// The rotary positions that the keys rope_theta, rope_scaling, partial_rotary_factor (where the
-/// family has them), head_dim and max_sequence describe, for sequences of `length` tokens. `refuse`
+/// family has them) and head_dim describe, for sequences of `length` tokens. `refuse`
 /// gets rope_scaling with an unknown type, an unknown or missing key of that type, or a bad value.
 ///
 /// Types of rope_scaling, all as in Hugging Face's transformers: default; linear (positions divided

@@ -142,7 +142,7 @@ TEST(DeepSpeedAuto, MeansTheDefaultsOfTransformersAndIsNoted) {
   EXPECT_TRUE(c.batch.automatic);
   EXPECT_EQ(parse_text(completed(kRuns.at("transformers, ZeRO-3")), {}, 2).batch.train_batch, 16U);
   const auto noted = [&](const std::string& line) {
-    return std::find(c.ignored.begin(), c.ignored.end(), line) != c.ignored.end();
+    return std::find(c.notes.begin(), c.notes.end(), line) != c.notes.end();
   };
   EXPECT_TRUE(noted("optimizer.params.lr: \"auto\" is 5e-05, the default of transformers"));
   EXPECT_TRUE(noted("scheduler.params.warmup_max_lr: \"auto\" is optimizer.params.lr"));

@@ -122,6 +122,7 @@ Config unusual() {
                .seed = 22,
                .eval_every = 23,
                .eval_batches = 24,
+               .save_weights = false,
                .max_skipped_steps = 25,
                .comm_timeout_seconds = 27.5,
                .out = "/o"};
@@ -220,6 +221,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.seed, b.seed);
   EXPECT_EQ(a.eval_every, b.eval_every);
   EXPECT_EQ(a.eval_batches, b.eval_batches);
+  EXPECT_EQ(a.save_weights, b.save_weights);
   EXPECT_EQ(a.max_skipped_steps, b.max_skipped_steps);
   EXPECT_EQ(a.comm_timeout_seconds, b.comm_timeout_seconds);
   EXPECT_EQ(a.out, b.out);

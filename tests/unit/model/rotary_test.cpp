@@ -20,7 +20,6 @@ namespace {
 ModelConfig config_of(const std::string& scaling, std::uint64_t head_dim = 64) {
   ModelConfig c;
   c.head_dim = head_dim;
-  c.max_sequence = 2048;
   c.details = {{"rope_theta", 10000.0}, {"rope_scaling", text::parse_json(scaling, "scaling")}};
   return c;
 }
@@ -36,7 +35,6 @@ TEST(Rotary, FrequenciesAreThoseOfTransformers) {
     SCOPED_TRACE(name);
     ModelConfig c =
         config_of(expected.find("rope_scaling")->compact(), *expected.find("head_dim")->whole());
-    c.max_sequence = *expected.find("max_sequence")->whole();
     const Rotary found = rotary_positions(c, *expected.find("length")->whole(), refuse);
     const auto& theirs = expected.find("frequencies")->elements();
     ASSERT_EQ(found.frequencies.size(), theirs.size());
@@ -65,7 +63,8 @@ TEST(Rotary, WhatItDoesNotKnowIsRefused) {
   EXPECT_TRUE(has(refusal(R"({"rope_type": "linear"})"), "lacks 'factor'"));
   EXPECT_TRUE(has(refusal(R"({"rope_type": "linear", "factor": -1})"), "'factor' must be"));
   EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "fctor": 2})"), "unknown key 'fctor'"));
-  EXPECT_TRUE(has(refusal(R"({"rope_type": "longrope", "short_factor": [1], "factor": 2})"),
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "longrope", "short_factor": [1], "factor": 2,
+                       "original_max_position_embeddings": 9})"),
                   "'short_factor' must be 32 numbers"));
   EXPECT_TRUE(has(refusal("null", 7), "head_dim: 7 is odd"));
   EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "partial_rotary_factor": 0.02})"),

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,7 @@
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
 #include "ballast/train/trainer.h"
+#include "ballast/train/weight_files.h"
 
 #include "src/train/initial_weights.h"
 #include "tests/support/temp_dir.h"
@@ -138,19 +140,54 @@ TEST(InitialWeights, NameTheKeyWhenTheyCannotBeRead) {
   expect_refused(config_of("gpt2", dir.write("short", "1234")), {"has 4 bytes: too short"});
 }
 
-TEST(InitialWeights, SayWhatAFolderOrAnIndexIs) {
+/// Writes the tensors of a fixture to `folder` as `count` files with an index, as `type`.
+void write_shards(const std::string& name, const std::filesystem::path& folder, std::size_t count,
+                  DType type = DType::f32) {
+  const SafetensorsReader whole(weights_of(name));
+  nlohmann::json index = {{"metadata", nlohmann::json::object()}};
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, count);
+    std::vector<TensorToStore> tensors;
+    for (std::size_t t = i; t < whole.tensors().size(); t += count) {
+      tensors.push_back({whole.tensors()[t].name, type, whole.tensors()[t].shape});
+      index["weight_map"][tensors.back().name] = file;
+    }
+    SafetensorsWriter writer(folder / file, tensors);
+    for (const TensorToStore& tensor : tensors) {
+      std::vector<float> values(whole.find(tensor.name)->elements);
+      whole.read(tensor.name, values);
+      writer.write(values);
+    }
+    writer.finish();
+  }
+  std::ofstream(folder / kWeightsIndex) << index;
+}
+
+TEST(InitialWeights, MayBeAFolderOrAnIndex) {
   const test::TempDir dir;
-  const auto index = dir.write("parts/model.safetensors.index.json", "{}");
-  const auto whole = dir.write("whole/model.safetensors", "");
-  expect_refused(config_of("gpt2", index),
-                 {index.string() + " is the index of a sharded checkpoint",
-                  "give a single .safetensors file"});
-  expect_refused(config_of("gpt2", index.parent_path()),
-                 {"is a folder of a sharded checkpoint; give a single .safetensors file"});
-  expect_refused(config_of("gpt2", whole.parent_path()),
-                 {"is a folder of a checkpoint; give its file " + whole.string()});
-  expect_refused(config_of("gpt2", dir.path()),
-                 {dir.path().string() + " is a folder; give a single .safetensors file"});
+  write_shards("llama", dir.path(), 3);
+  const SafetensorsReader whole(weights_of("llama"));
+  for (const auto& path : {dir.path(), dir.path() / kWeightsIndex}) {
+    const config::Config config = config_of("llama", path);
+    check_initial_weights(config);
+    const WeightFiles files(path);
+    for (const auto& block : model::build_architecture(config.model).blocks) {
+      for (const auto& tensor : block.tensors) {
+        std::vector<float> values(tensor.size);
+        std::vector<float> expected(tensor.size);
+        read_initial_weights(files, tensor, values);
+        whole.read(tensor.name, expected);
+        EXPECT_EQ(values, expected) << tensor.name;
+      }
+    }
+  }
+  expect_refused(config_of("llama", dir.path(), {{"num_layers", 3}}),
+                 {kWeightsIndex + std::string(" has no tensor 'model.layers.2.input_layernorm")});
+  expect_refused(config_of("llama", dir.path(), {{"vocab_size", 130}}),
+                 {"-of-00003.safetensors: tensor '", "has shape [131, 48]"});
+  const test::TempDir single;
+  std::filesystem::copy_file(weights_of("llama"), single.path() / kSingleWeights);
+  check_initial_weights(config_of("llama", single.path()));
 }
 
 TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
@@ -162,7 +199,7 @@ TEST(InitialWeights, LackATensorOrHaveAnotherShape) {
   const auto shard = dir.path() / "model-00001-of-00002.safetensors";
   std::filesystem::copy_file(weights_of("llama"), shard);
   expect_refused(config_of("llama", shard, {{"num_layers", 3}}),
-                 {"is one file of a sharded checkpoint"});
+                 {"is one file of a sharded model"});
 }
 
 using Shape = std::vector<std::uint64_t>;

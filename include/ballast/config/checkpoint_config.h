@@ -1,0 +1,29 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "ballast/config/config.h"
+#include "ballast/text/json.h"
+
+namespace ballast::config {
+
+inline constexpr const char* kCheckpointConfig = "config.json";
+
+/// The model section that Hugging Face's config.json in `folder` describes, by the
+/// Family::checkpoint_keys() of its family. Appends to `notes` what has no effect here, such as
+/// dropout. Throws Error(config) naming the file and the key: no such file, another family, a
+/// missing size, a value that the family does not support, and a key that is unknown, since it may
+/// change what the model computes.
+text::Json read_model_section(const std::filesystem::path& folder, std::vector<std::string>& notes);
+
+/// Throws Error(config) if the model section of `config` disagrees with Hugging Face's config.json
+/// `file`. Shapes alone do not say, for example, how many heads a matrix holds. Accepts a file that
+/// does not exist or has none of the family's keys.
+void compare_with_checkpoint(const std::filesystem::path& file, const Config& config);
+
+/// Hugging Face's config.json for the model of `config`.
+text::Json make_checkpoint_config(const Config& config);
+
+}  // namespace ballast::config

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/train/safetensors.h"
+
+namespace ballast::train {
+
+inline constexpr const char* kSingleWeights = "model.safetensors";
+inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";
+
+/// The safetensors files that hold the weights of one model, in one file or sharded. Const members
+/// may be called from several threads at a time.
+class WeightFiles {
+ public:
+  struct Place {
+    const StoredTensor* tensor = nullptr;
+    const SafetensorsReader* file = nullptr;
+  };
+
+  /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
+  /// model.safetensors or model.safetensors.index.json. Reads and checks all headers, no data.
+  /// Throws Error(data) naming the file and, where it concerns one, the tensor: like
+  /// SafetensorsReader; an index that is not one, that names files outside its folder, or that
+  /// disagrees with the files. Error(io) if reading fails.
+  explicit WeightFiles(const std::filesystem::path& path);
+
+  /// The single file or the index.
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] const std::vector<SafetensorsReader>& files() const { return files_; }
+  /// File by file, in the order of their data. Valid as long as this object.
+  [[nodiscard]] const std::vector<Place>& tensors() const { return places_; }
+  /// The tensor of that name or, as in files of a model without its head, of that name without its
+  /// first part ("wte.weight" for "transformer.wte.weight"). nullptr if there is none.
+  [[nodiscard]] const Place* find(const std::string& name) const;
+  /// Sum over all tensors.
+  [[nodiscard]] Bytes bytes() const;
+
+  /// Like SafetensorsReader::read.
+  void read(const std::string& name, std::span<float> out, Elems first = 0) const;
+
+ private:
+  void open_index();
+  void add_places();
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsReader> files_;
+  std::vector<Place> places_;
+  std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
+};
+
+}  // namespace ballast::train

@@ -1,0 +1,293 @@
+#include "ballast/config/checkpoint_config.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/model/family.h"
+#include "ballast/text/files.h"
+
+#include "src/config/rope_keys.h"
+
+namespace ballast::config {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself, and
+/// of which layers have a sliding window, because shorter ones than the sequences are refused.
+constexpr std::array kWithoutEffect = {"_attn_implementation",
+                                       "_name_or_path",
+                                       "architectures",
+                                       "attn_implementation",
+                                       "bad_words_ids",
+                                       "begin_suppress_tokens",
+                                       "bos_token_id",
+                                       "cls_token_id",
+                                       "decoder_start_token_id",
+                                       "diversity_penalty",
+                                       "do_sample",
+                                       "dtype",
+                                       "early_stopping",
+                                       "encoder_no_repeat_ngram_size",
+                                       "eos_token_id",
+                                       "exponential_decay_length_penalty",
+                                       "finetuning_task",
+                                       "forced_bos_token_id",
+                                       "forced_eos_token_id",
+                                       "gradient_checkpointing",
+                                       "id2label",
+                                       "initializer_range",
+                                       "keys_to_ignore_at_inference",
+                                       "label2id",
+                                       "layer_types",
+                                       "length_penalty",
+                                       "mask_token_id",
+                                       "max_length",
+                                       "max_position_embeddings",
+                                       "max_window_layers",
+                                       "min_length",
+                                       "model_max_length",
+                                       "n_ctx",
+                                       "name_or_path",
+                                       "no_repeat_ngram_size",
+                                       "num_beam_groups",
+                                       "num_beams",
+                                       "num_labels",
+                                       "num_return_sequences",
+                                       "output_attentions",
+                                       "output_hidden_states",
+                                       "output_scores",
+                                       "pad_token_id",
+                                       "prefix",
+                                       "pretraining_tp",
+                                       "problem_type",
+                                       "remove_invalid_values",
+                                       "reorder_and_upcast_attn",
+                                       "repetition_penalty",
+                                       "return_dict",
+                                       "return_dict_in_generate",
+                                       "sep_token_id",
+                                       "summary_activation",
+                                       "summary_first_dropout",
+                                       "summary_proj_to_labels",
+                                       "summary_type",
+                                       "summary_use_proj",
+                                       "suppress_tokens",
+                                       "task_specific_params",
+                                       "temperature",
+                                       "tf_legacy_loss",
+                                       "tokenizer_class",
+                                       "top_k",
+                                       "top_p",
+                                       "torch_dtype",
+                                       "torchscript",
+                                       "transformers_version",
+                                       "typical_p",
+                                       "unsloth_fixed",
+                                       "unsloth_version",
+                                       "use_bfloat16",
+                                       "use_cache"};
+/// Keys of all families that must be false: each changes the model.
+constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
+                                     "tie_encoder_decoder"};
+constexpr std::array kDropout = {"attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout",
+                                 "resid_pdrop"};
+/// Keys whose defaults here are not those of transformers.
+constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads",
+                                "norm_epsilon"};
+
+template <class List>
+bool lists(const List& list, std::string_view name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCategory::config, message);
+}
+
+/// The value of a CheckpointKey's name; nullptr if it is missing or null.
+const Json* find_given(const Json& object, std::string_view name) {
+  const std::size_t dot = name.find('.');
+  const Json* const found = object.find(name.substr(0, dot));
+  if (found == nullptr || found->is_null()) return nullptr;
+  return dot == std::string_view::npos ? found : find_given(*found, name.substr(dot + 1));
+}
+
+/// The value of the key of the model section that `key` names.
+const Json& own_value(const Json& config, const model::CheckpointKey& key) {
+  const Json* const model = config.find("model");
+  const Json* const found = model == nullptr ? nullptr : model->find(key.own);
+  expects(found != nullptr, "checkpoint_keys() names a key that the model section lacks");
+  return *found;
+}
+
+bool are_equal(const Json& one, const Json& other) {
+  if (one.is_number() && other.is_number()) return one.number() == other.number();
+  return one.compact() == other.compact();
+}
+
+std::string shown(const Json& value) {
+  constexpr std::size_t kLongest = 60;
+  return text::printable(value.compact(), kLongest);
+}
+
+[[noreturn]] void refuse_unsupported(const std::string& file, const std::string& key,
+                                     const Json& theirs,
+                                     const std::vector<std::string>& supported) {
+  refuse(
+      fmt::format("{}: {} is {}, but Ballast supports only {}; give the weights of another "
+                  "model",
+                  file, key, shown(theirs), supported.empty() ? "null" : listed(supported)));
+}
+
+void check_supported(const std::string& file, const model::CheckpointKey& key, const Json& theirs) {
+  if (!lists(key.supported, theirs.text())) {
+    refuse_unsupported(file, key.name, theirs, key.supported);
+  }
+}
+
+/// The family that config.json names.
+std::string find_family(const Json& json, const std::string& file) {
+  const auto families = model::family_names();
+  for (const std::string& name : families) {
+    const auto keys = model::family(name).checkpoint_keys();
+    const Json* const found = keys.empty() ? nullptr : find_given(json, keys.front().name);
+    if (found != nullptr && *found == name) return name;
+  }
+  constexpr const char* kType = "model_type";
+  const Json* const type = find_given(json, kType);
+  if (type == nullptr) refuse(fmt::format("{}: has no {}, so the family is unknown", file, kType));
+  refuse_unsupported(file, kType, *type, families);
+}
+
+bool is_empty(const Json& value) {
+  return value.is_null() || (value.is_object() && value.members().empty()) ||
+         (value.is_array() && value.elements().empty());
+}
+
+/// Refuses the members of `object`, whose names start with `prefix`, that are not known.
+void check_members(const Json& object, const std::string& prefix,
+                   const std::vector<model::CheckpointKey>& keys, const std::string& file,
+                   std::vector<std::string>& notes) {
+  const auto some = [&keys](const auto& holds) {
+    return std::any_of(keys.begin(), keys.end(), holds);
+  };
+  for (const auto& [member, value, at] : object.members()) {
+    const std::string name = prefix + member;
+    if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) continue;
+    if (value.is_object() &&
+        some([&](const auto& key) { return key.name.starts_with(name + "."); })) {
+      check_members(value, name + ".", keys, file, notes);
+    } else if (lists(kDropout, name)) {
+      if (value.is_number() && value.number() == 0.0) continue;
+      notes.push_back(fmt::format("model.path: {} is {} in {}, but Ballast trains without dropout",
+                                  name, shown(value), file));
+    } else if (lists(kMustBeFalse, name)) {
+      check_supported(file, {name, "", {"false"}}, value);
+    } else if (!lists(kWithoutEffect, name)) {
+      refuse(
+          fmt::format("{}: {} is {}, but Ballast does not know this key, which may change what the "
+                      "model computes; if it does not, remove it, or give the sizes of the model "
+                      "and model.weights instead of model.path",
+                      file, text::printable(name), shown(value)));
+    }
+  }
+}
+
+}  // namespace
+
+Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
+  const fs::path path = folder / kCheckpointConfig;
+  const std::string file = path.string();
+  const Json json =
+      with_rope_keys(text::parse_json(text::read_settings(path, "model"), file), file);
+  const std::string family = find_family(json, file);
+  const auto keys = model::family(family).checkpoint_keys();
+  Json section = Json::object();
+  for (const model::CheckpointKey& key : keys) {
+    const Json* const theirs = find_given(json, key.name);
+    if (theirs == nullptr) {
+      if (!lists(kNeeded, key.own) || section.find(key.own) != nullptr) continue;
+      refuse(fmt::format("{}: has no {}; add it", file, key.name));
+    }
+    if (key.own.empty()) {
+      check_supported(file, key, *theirs);
+    } else if (const Json* const known = section.find(key.own); known == nullptr) {
+      section.add(key.own, *theirs);
+    } else if (!are_equal(*known, *theirs)) {
+      refuse(fmt::format("{}: {} is {}, but another key says {}", file, key.name, shown(*theirs),
+                         shown(*known)));
+    }
+  }
+  check_members(json, "", keys, file, notes);
+  return section;
+}
+
+void compare_with_checkpoint(const fs::path& path, const Config& config) {
+  const auto keys = model::family(config.model.family).checkpoint_keys();
+  std::error_code ignored;
+  if (keys.empty() || !fs::exists(path, ignored)) return;
+  const std::string name = path.string();
+  // It may be a config of Ballast, which has comments and none of these keys.
+  const Json file = with_rope_keys(
+      text::parse_json(text::read_settings(path, "config"), name, {.comments = true}), name);
+  const Json effective = text::parse_json(print(config), "the config");
+  for (const model::CheckpointKey& key : keys) {
+    const Json* const theirs = find_given(file, key.name);
+    if (theirs == nullptr) continue;
+    if (key.own.empty()) {
+      check_supported(name, key, *theirs);
+      continue;
+    }
+    const Json& ours = own_value(effective, key);
+    if (are_equal(*theirs, ours)) continue;
+    const auto families = model::family_names();
+    if (key.own == "family" && !lists(families, theirs->text())) {
+      refuse_unsupported(name, key.name, *theirs, families);
+    }
+    refuse(
+        fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other "
+                    "weights",
+                    name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
+  }
+}
+
+Json make_checkpoint_config(const Config& config) {
+  const Json effective = text::parse_json(print(config), "the config");
+  Json out = Json::object();
+  const auto set = [&out](const std::string& name, const Json& value) {
+    const std::size_t dot = name.find('.');
+    Json& place = out[name.substr(0, dot)];
+    (dot == std::string::npos ? place : place[name.substr(dot + 1)]) = value;
+  };
+  if (const auto name = model::family(config.model.family).checkpoint_class(); !name.empty()) {
+    out["architectures"].push_back(name);
+  }
+  bool has_length = false;
+  for (const model::CheckpointKey& key : model::family(config.model.family).checkpoint_keys()) {
+    has_length = has_length || key.own == "max_sequence";
+    if (!key.own.empty()) {
+      set(key.name, own_value(effective, key));
+    } else if (!key.supported.empty()) {
+      const std::string& value = key.supported.front();
+      set(key.name, text::is_json(value) ? text::parse_json(value, key.name) : Json(value));
+    }
+  }
+  if (!has_length) out["max_position_embeddings"] = config.model.max_sequence;
+  out["initializer_range"] = config.model.init_stddev;
+  // Without these, generation would end at the ids that the family's tokenizer uses.
+  out["bos_token_id"] = Json();
+  out["eos_token_id"] = Json();
+  out["torch_dtype"] = config.type == DType::bf16 ? "bfloat16" : "float32";
+  return out;
+}
+
+}  // namespace ballast::config

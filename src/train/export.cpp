@@ -1,0 +1,163 @@
+#include "ballast/train/export.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/core/error.h"
+#include "ballast/text/json.h"
+#include "ballast/train/weight_files.h"
+
+#include "src/train/safetensors_header.h"
+#include "src/train/saved_weights.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+bool is_run(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path / "run.json", ignored) && fs::exists(path / "metrics.jsonl", ignored);
+}
+
+std::string_view torch_name(DType type) {
+  switch (type) {
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f16:
+      break;
+  }
+  return "float16";
+}
+
+/// config.json of the model, and the type that it names.
+struct Description {
+  explicit Description(const fs::path& folder)
+      : path(folder / config::kCheckpointConfig),
+        text(read_small_file(path)),
+        json(text::parse_json(text, path.string(), {.category = ErrorCategory::data})) {
+    for (const char* name : {"dtype", "torch_dtype"}) {
+      if (json.find(name) != nullptr) key = name;
+    }
+    const Json* const named = json.find(key);
+    for (const DType known : {DType::bf16, DType::f16}) {
+      if (named != nullptr && *named == torch_name(known)) type = known;
+    }
+  }
+
+  /// The text for weights of type `other`; unchanged if that is the one it names.
+  [[nodiscard]] std::string with(DType other) const {
+    const Json* const named = json.find(key);
+    if (named != nullptr && *named == torch_name(other)) return text;
+    Json changed = json;
+    changed[key] = torch_name(other);
+    return changed.pretty() + "\n";
+  }
+
+  fs::path path;
+  std::string text;
+  Json json;
+  std::string key = "torch_dtype";
+  DType type = DType::f32;
+};
+
+DType type_of(const WeightFiles::Place& place) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (place.tensor->dtype == dtype_name(type)) return type;
+  }
+  throw Error(ErrorCategory::data,
+              fmt::format("{}: tensor '{}' has dtype {}; weights can be F32, BF16 or F16",
+                          place.file->path().string(), text::printable(place.tensor->name),
+                          place.tensor->dtype));
+}
+
+/// The tensors of each file. Those that fill whole pages come first, so that all of these start at
+/// a page: the format allows no gaps.
+std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
+                                                std::optional<DType> type, Bytes shard_size) {
+  std::vector<TensorToStore> tensors;
+  for (const WeightFiles::Place& place : weights.tensors()) {
+    tensors.push_back({place.tensor->name, type.value_or(type_of(place)), place.tensor->shape});
+  }
+  auto files = split_into_files(std::move(tensors), shard_size);
+  for (auto& file : files) {
+    std::stable_partition(file.begin(), file.end(), [](const TensorToStore& tensor) {
+      Elems elements = 0;
+      count_elements(tensor.shape, elements);
+      return elements * size_of(tensor.dtype) % kPage == 0;
+    });
+  }
+  return files;
+}
+
+ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
+  ExportSummary summary = {.files = files.size()};
+  for (const auto& file : files) {
+    Bytes at = 0;
+    for (const TensorToStore& tensor : file) {
+      Elems elements = 0;
+      count_elements(tensor.shape, elements);
+      ++summary.tensors;
+      if (at % kPage == 0) ++summary.aligned;
+      at += elements * size_of(tensor.dtype);
+    }
+    summary.bytes += at;
+  }
+  return summary;
+}
+
+}  // namespace
+
+fs::path weights_at(const fs::path& path) {
+  if (!is_run(path)) return path;
+  std::error_code ignored;
+  if (fs::is_directory(path / kRunWeights, ignored)) return path / kRunWeights;
+  throw Error(
+      ErrorCategory::data,
+      fmt::format("{} is a run without weights: it did not end, or ballast.save_weights was "
+                  "false",
+                  path.string()));
+}
+
+ExportSummary export_model(const fs::path& from, const fs::path& out, const ExportOptions& options,
+                           const std::function<void(Bytes done, Bytes total)>& progress) {
+  constexpr Elems kPiece = Elems{1} << 20;
+  const WeightFiles weights(weights_at(from));
+  const fs::path folder = weights.path().parent_path();
+  const Description description(folder);
+  std::optional<DType> type = options.type;
+  if (!type && is_run(from)) type = description.type;
+  auto files = arrange(weights, type, options.shard_size);
+  const ExportSummary summary = count(files);
+  ModelFolderWriter writer(out, files);
+  std::vector<float> piece;
+  Bytes done = 0;
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) {
+      const Elems elements = weights.find(tensor.name)->tensor->elements;
+      for (Elems at = 0; at < elements; at += piece.size()) {
+        progress(done, summary.bytes);
+        piece.resize(std::min(kPiece, elements - at));
+        weights.read(tensor.name, piece, at);
+        writer.write(piece);
+        done += piece.size() * size_of(tensor.dtype);
+      }
+    }
+  }
+  writer.add(config::kCheckpointConfig, type ? description.with(*type) : description.text);
+  writer.carry(folder);
+  writer.finish();
+  return summary;
+}
+
+}  // namespace ballast::train

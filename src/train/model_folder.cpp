@@ -1,0 +1,260 @@
+#include "ballast/train/model_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+#include "ballast/train/weight_files.h"
+
+#include "src/train/safetensors_header.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+constexpr std::array kCarried = {"generation_config.json",
+                                 "tokenizer.json",
+                                 "tokenizer.model",
+                                 "tokenizer_config.json",
+                                 "special_tokens_map.json",
+                                 "added_tokens.json",
+                                 "vocab.json",
+                                 "merges.txt",
+                                 "vocab.txt",
+                                 "chat_template.jinja",
+                                 "chat_template.json"};
+
+[[noreturn]] void fail(const std::string& message, int error_number) {
+  throw Error(ErrorCategory::io, message, error_number);
+}
+
+Bytes bytes_of(const TensorToStore& tensor) {
+  Elems elements = 0;
+  expects(count_elements(tensor.shape, elements), "a tensor has 2^64 or more elements");
+  return elements * size_of(tensor.dtype);
+}
+
+bool is_written_by_us(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name == config::kCheckpointConfig || name == kWeightsIndex ||
+         (name.starts_with("model") && name.ends_with(".safetensors")) ||
+         std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
+}
+
+fs::path parent_of(const fs::path& folder) {
+  return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+}
+
+void check_space(const fs::path& folder, Bytes needed) {
+  std::error_code error;
+  const fs::space_info space = fs::space(parent_of(folder), error);
+  if (error || space.available >= needed) return;
+  throw Error(
+      ErrorCategory::io,
+      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make "
+                  "room",
+                  folder.string(), format_bytes(needed), format_bytes(space.available)));
+}
+
+void sync_folder(const fs::path& folder) {
+  const auto opened = text::open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io);
+  if (::fsync(opened.number()) == 0) return;
+  const int error_number = errno;
+  fail(fmt::format("cannot flush {} to disk", folder.string()), error_number);
+}
+
+}  // namespace
+
+std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
+                                                         Bytes largest) {
+  std::vector<std::vector<TensorToStore>> files(1);
+  Bytes used = 0;
+  for (TensorToStore& tensor : tensors) {
+    const Bytes bytes = bytes_of(tensor);
+    if (!files.back().empty() && (bytes > largest || used > largest - bytes)) {
+      files.emplace_back();
+      used = 0;
+    }
+    used += bytes;
+    files.back().push_back(std::move(tensor));
+  }
+  return files;
+}
+
+struct ModelFolderWriter::State {
+  fs::path folder;
+  fs::path temporary;
+  std::vector<std::vector<TensorToStore>> files;
+  std::optional<SafetensorsWriter> writer = {};
+  std::size_t current = 0;  // file that is being written
+  Elems left = 0;           // values that it lacks
+  Bytes total = 0;
+  bool committed = false;
+
+  [[nodiscard]] std::string file_name(std::size_t file) const {
+    if (files.size() == 1) return kSingleWeights;
+    return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
+  }
+  void make();
+  void open_current();
+  void next_file();
+  [[nodiscard]] std::string index() const;
+};
+
+void ModelFolderWriter::State::make() {
+  std::error_code error;
+  const bool free = !fs::exists(folder, error) ||
+                    (fs::is_directory(folder, error) && fs::is_empty(folder, error));
+  if (!free) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} exists; choose a folder that does not", folder.string()));
+  }
+  fs::create_directories(parent_of(folder), error);
+  fs::remove_all(temporary, error);  // of a process with the same number that was killed
+  if (!fs::create_directory(temporary, error)) {
+    fail(fmt::format("cannot create {}", folder.string()), error.value());
+  }
+}
+
+void ModelFolderWriter::State::open_current() {
+  left = 0;
+  for (const TensorToStore& tensor : files[current]) {
+    Elems elements = 0;
+    count_elements(tensor.shape, elements);
+    left += elements;
+  }
+  writer.emplace(temporary / file_name(current), files[current],
+                 std::map<std::string, std::string>{{"format", "pt"}});
+}
+
+void ModelFolderWriter::State::next_file() {
+  writer->finish();
+  writer.reset();
+  if (++current < files.size()) open_current();
+}
+
+std::string ModelFolderWriter::State::index() const {
+  Json map = Json::object();
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    for (const TensorToStore& tensor : files[file]) map.add(tensor.name, file_name(file));
+  }
+  return Json::object({{"metadata", Json::object({{"total_size", total}})}, {"weight_map", map}})
+             .pretty() +
+         "\n";
+}
+
+ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<TensorToStore>> files)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.folder = std::move(folder);
+  if (s.folder.filename().empty()) s.folder = s.folder.parent_path();
+  s.temporary = fmt::format("{}.tmp-{}", s.folder.string(), ::getpid());
+  s.files = std::move(files);
+  for (const auto& file : s.files) {
+    for (const TensorToStore& tensor : file) s.total += bytes_of(tensor);
+  }
+  s.make();
+  try {
+    check_space(s.folder, s.total);
+    s.open_current();
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(s.temporary, ignored);
+    throw;
+  }
+}
+
+ModelFolderWriter::~ModelFolderWriter() {
+  if (state_->committed) return;
+  state_->writer.reset();
+  std::error_code ignored;
+  fs::remove_all(state_->temporary, ignored);
+}
+
+void ModelFolderWriter::write(std::span<const float> values) {
+  State& s = *state_;
+  while (!values.empty()) {
+    expects(s.writer.has_value(), "a value was written after the last tensor of a model");
+    const auto count = std::min<Elems>(values.size(), s.left);
+    s.writer->write(values.first(count));
+    s.left -= count;
+    values = values.subspan(count);
+    if (s.left == 0) s.next_file();
+  }
+}
+
+void ModelFolderWriter::add(const std::string& name, std::string_view content) {
+  text::ReplacedFile file(state_->temporary / name);
+  file.write(content);
+  file.commit();
+}
+
+void ModelFolderWriter::carry(const fs::path& from) {
+  for (const char* name : kCarried) {
+    std::error_code ignored;
+    if (fs::is_regular_file(from / name, ignored)) add(name, read_small_file(from / name));
+  }
+}
+
+void ModelFolderWriter::finish() {
+  State& s = *state_;
+  expects(!s.writer || s.left == 0, "a model was finished before its last tensor");
+  if (s.writer) s.next_file();
+  if (s.files.size() > 1) add(kWeightsIndex, s.index());
+  sync_folder(s.temporary);
+  if (std::rename(s.temporary.c_str(), s.folder.c_str()) != 0) {
+    const int error_number = errno;
+    fail(fmt::format("cannot create {}", s.folder.string()), error_number);
+  }
+  s.committed = true;
+  sync_folder(parent_of(s.folder));
+}
+
+void check_removable(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (is_written_by_us(entry->path())) continue;
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is not a file of a model, so {} is not replaced; move it away or "
+                            "choose another run directory with --out",
+                            entry->path().string(), folder.string()));
+  }
+  if (error) fail(fmt::format("cannot replace {}", folder.string()), error.value());
+}
+
+void remove_model_folder(const fs::path& folder) {
+  check_removable(folder);
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) fail(fmt::format("cannot replace {}", folder.string()), error.value());
+}
+
+std::string read_small_file(const fs::path& path) {
+  const auto file = text::open_file(path, O_RDONLY, ErrorCategory::data);
+  const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+  if (size > kGiB) {
+    throw Error(ErrorCategory::data, fmt::format("{} has more than 1 GiB", path.string()));
+  }
+  std::string content(size, '\0');
+  text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+}  // namespace ballast::train

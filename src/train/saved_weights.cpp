@@ -1,0 +1,95 @@
+#include "src/train/saved_weights.h"
+
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/core/error.h"
+#include "ballast/model/family.h"
+#include "ballast/text/json.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+Bytes size_of_weights(const model::Architecture& model) {
+  return model.parameters() * sizeof(float);
+}
+
+/// The folder of Hugging Face that `config` imports; none if there is no config.json of it.
+std::optional<fs::path> imported_folder(const config::Config& config) {
+  const fs::path& path = config.initial_weights;
+  std::error_code ignored;
+  const fs::path folder = fs::is_directory(path, ignored) ? path : path.parent_path();
+  const fs::path file = folder / config::kCheckpointConfig;
+  const auto keys = model::family(config.model.family).checkpoint_keys();
+  if (path.empty() || keys.empty() || !fs::exists(file, ignored)) return std::nullopt;
+  const text::Json json =
+      text::parse_json(read_small_file(file), file.string(), {.comments = true});
+  // It may be a config of Ballast.
+  return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
+}
+
+std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
+  std::vector<TensorToStore> tensors;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      tensors.push_back({tensor.name, DType::f32, tensor.shape});
+    }
+  }
+  return tensors;
+}
+
+void describe(ModelFolderWriter& writer, const config::Config& config) {
+  if (const auto from = imported_folder(config)) {
+    writer.add(config::kCheckpointConfig, read_small_file(*from / config::kCheckpointConfig));
+    writer.carry(*from);
+  } else {
+    writer.add(config::kCheckpointConfig, config::make_checkpoint_config(config).pretty() + "\n");
+  }
+}
+
+}  // namespace
+
+void check_room_for_weights(const config::Config& config, const model::Architecture& model) {
+  std::error_code error;
+  const fs::space_info space = fs::space(config.ballast.out, error);
+  const Bytes needed = size_of_weights(model);
+  if (error || space.available >= needed) return;
+  throw Error(
+      ErrorCategory::io,
+      fmt::format("ballast.save_weights: {} has {} free, but the weights take {} at the end "
+                  "of the run; make room, choose another run directory with --out, or set "
+                  "it to false",
+                  config.ballast.out.string(), format_bytes(space.available),
+                  format_bytes(needed)));
+}
+
+void save_weights(engine::Engine& engine, const config::Config& config, bool first,
+                  const Progress& progress) {
+  const model::Architecture& model = engine.blueprint().model;
+  std::optional<ModelFolderWriter> writer;
+  if (first) {
+    writer.emplace(config.ballast.out / kRunWeights,
+                   split_into_files(tensors_of(model), kShardSize));
+  }
+  Bytes done = 0;
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
+    if (first) progress(done, size_of_weights(model));
+    const std::vector<float> values = engine.read_block(b);
+    for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
+      if (writer) writer->write(std::span(values).subspan(tensor.offset, tensor.size));
+      done += tensor.size * sizeof(float);
+    }
+  }
+  if (!writer) return;
+  describe(*writer, config);
+  writer->finish();
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "ballast/config/config.h"
+#include "ballast/engine/engine.h"
+#include "ballast/train/model_folder.h"
+
+namespace ballast::train {
+
+/// Name of the folder of a run's weights in its run directory.
+inline constexpr const char* kRunWeights = "weights";
+
+/// Called with the bytes that are done and those of the whole.
+using Progress = std::function<void(Bytes done, Bytes total)>;
+
+/// Throws Error(io) if the disk of the run directory lacks the room for the weights of `config`.
+void check_room_for_weights(const config::Config& config, const model::Architecture& model);
+
+/// Writes the master weights of `engine` as F32 to the run directory: a folder of Hugging Face,
+/// with the config.json, generation_config.json and tokenizer of the imported model, or a
+/// config.json made from `config`. Holds one block at a time. Collective over the ranks; the
+/// `first` one writes. Throws Error(io).
+void save_weights(engine::Engine& engine, const config::Config& config, bool first,
+                  const Progress& progress);
+
+}  // namespace ballast::train

@@ -1,0 +1,173 @@
+#include "ballast/train/weight_files.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+#include "src/train/safetensors_header.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+using text::printable;
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
+  throw Error(ErrorCategory::data, fmt::format("{}{}", path.string(), what));
+}
+
+/// Runs `read`. Errors of the system say that `path` cannot be read.
+template <class Read>
+auto naming(const fs::path& path, Read&& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.error_number() == 0) throw;
+    throw Error(error.category(), fmt::format("cannot read {}", path.string()),
+                error.error_number());
+  }
+}
+
+SafetensorsReader open_weights(const fs::path& path) {
+  return naming(path, [&] { return SafetensorsReader(path); });
+}
+
+/// The file in `folder` that Hugging Face's own loader would read.
+fs::path choose_file(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {kSingleWeights, kWeightsIndex}) {
+    if (fs::exists(folder / name, ignored)) return folder / name;
+  }
+  const bool pickled = fs::exists(folder / "pytorch_model.bin", ignored) ||
+                       fs::exists(folder / "pytorch_model.bin.index.json", ignored);
+  refuse(folder, fmt::format(" has neither {} nor {}{}", kSingleWeights, kWeightsIndex,
+                             pickled ? "; save its pytorch_model.bin as safetensors" : ""));
+}
+
+std::string read_index(const fs::path& path) {
+  return naming(path, [&] {
+    const auto file = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
+    const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
+    if (size > kLongestHeader) {
+      refuse(path, fmt::format(" has {} bytes: too long for the index of a model", size));
+    }
+    std::string content(size, '\0');
+    text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
+    return content;
+  });
+}
+
+/// File name by tensor.
+std::map<std::string, std::string> read_weight_map(const fs::path& path) {
+  constexpr std::size_t kDeepest = 4;
+  const Json index = text::parse_json(read_index(path), path.string(),
+                                      {.category = ErrorCategory::data, .deepest = kDeepest});
+  const Json* const map = index.find("weight_map");
+  if (map == nullptr || !map->is_object()) {
+    refuse(path, " has no object 'weight_map': not the index of a sharded model");
+  }
+  std::map<std::string, std::string> files;
+  for (const auto& [tensor, file, at] : map->members()) {
+    const std::string name = printable(tensor);
+    if (!file.is_string()) {
+      refuse(path, fmt::format(": the file of tensor '{}' is not a string", name));
+    }
+    const std::string& text = file.text();
+    const bool plain = !text.empty() && text != "." && text != ".." &&
+                       text.find('/') == std::string::npos && text.find('\0') == std::string::npos;
+    if (!plain) {
+      refuse(path, fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
+                               "it",
+                               name, printable(text)));
+    }
+    files.emplace(tensor, text);
+  }
+  if (files.empty()) refuse(path, ": 'weight_map' names no tensors");
+  return files;
+}
+
+}  // namespace
+
+WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
+  std::error_code ignored;
+  if (fs::is_directory(path_, ignored)) path_ = choose_file(path_);
+  if (path_.native().ends_with(".index.json")) {
+    open_index();
+  } else {
+    files_.push_back(open_weights(path_));
+    add_places();
+  }
+}
+
+void WeightFiles::add_places() {
+  for (const SafetensorsReader& file : files_) {
+    for (const StoredTensor& tensor : file.tensors()) {
+      const auto [known, added] = found_.emplace(tensor.name, places_.size());
+      if (!added) {
+        refuse(file.path(), fmt::format(": tensor '{}' is in {} too", printable(tensor.name),
+                                        places_[known->second].file->path().filename().string()));
+      }
+      places_.push_back({&tensor, &file});
+    }
+  }
+}
+
+void WeightFiles::open_index() {
+  const auto map = read_weight_map(path_);
+  std::map<std::string, std::size_t> opened;  // position in files_ by name
+  for (const auto& [tensor, name] : map) opened.emplace(name, 0);
+  files_.reserve(opened.size());
+  for (auto& [name, position] : opened) {
+    position = files_.size();
+    files_.push_back(open_weights(path_.parent_path() / name));
+  }
+  add_places();
+  for (const auto& [tensor, name] : map) {
+    const SafetensorsReader& file = files_[opened.at(name)];
+    if (file.find(tensor) != nullptr) continue;
+    refuse(file.path(), fmt::format(" has no tensor '{}', but {} names it there", printable(tensor),
+                                    path_.filename().string()));
+  }
+  for (const Place& place : places_) {
+    if (map.contains(place.tensor->name)) continue;
+    refuse(place.file->path(),
+           fmt::format(" has tensor '{}', which {} does not name", printable(place.tensor->name),
+                       path_.filename().string()));
+  }
+}
+
+const WeightFiles::Place* WeightFiles::find(const std::string& name) const {
+  auto found = found_.find(name);
+  if (const auto dot = name.find('.'); found == found_.end() && dot != std::string::npos) {
+    found = found_.find(name.substr(dot + 1));
+  }
+  return found == found_.end() ? nullptr : &places_[found->second];
+}
+
+Bytes WeightFiles::bytes() const {
+  Bytes sum = 0;
+  for (const Place& place : places_) sum += place.tensor->bytes;
+  return sum;
+}
+
+void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
+  if (const Place* const place = find(name)) {
+    return place->file->read(place->tensor->name, out, first);
+  }
+  std::vector<std::string> names;
+  for (const Place& place : places_) names.push_back(place.tensor->name);
+  refuse(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
+}
+
+}  // namespace ballast::train

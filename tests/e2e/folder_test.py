@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+"""Folders of Hugging Face in and out: model.path, the weights of a run, export and inspect.
+
+    folder_test.py PATH_OF_BALLAST FOLDER_OF_FIXTURES
+"""
+
+import json
+import pathlib
+import resource
+import struct
+import sys
+
+from runs import RUN_FILES, TINY, RunTest, main
+
+FIXTURES = pathlib.Path(sys.argv.pop(2))
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
+         "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
+         "num_key_value_heads": 2, "intermediate_size": 136, "max_position_embeddings": 48,
+         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None,
+         "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+GPT2 = {"model_type": "gpt2", "vocab_size": 131, "n_embd": 64, "n_layer": 2, "n_head": 4,
+        "n_inner": None, "n_positions": 48, "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1,
+        "activation_function": "gelu_new"}
+# So small that no weight changes.
+STILL = {"type": "AdamW", "params": {"lr": 1e-30, "weight_decay": 0}}
+INDEX = "model.safetensors.index.json"
+
+
+def read_file(path):
+    """Tensors of a safetensors file: name to type, shape and bytes."""
+    data = path.read_bytes()
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:begin])
+    assert begin % 4096 == 0 or path.parent.name == "training", "the data are not aligned"
+    return {name: (entry["dtype"], entry["shape"],
+                   data[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]])
+            for name, entry in header.items() if name != "__metadata__"}
+
+
+def read_folder(folder):
+    if not (folder / INDEX).exists():
+        return read_file(folder / "model.safetensors")
+    index = json.loads((folder / INDEX).read_text())
+    tensors = {}
+    for name in sorted(set(index["weight_map"].values())):
+        part = read_file(folder / name)
+        assert {index["weight_map"][tensor] for tensor in part} == {name}
+        tensors.update(part)
+    assert tensors.keys() == index["weight_map"].keys()
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in tensors.values())
+    return tensors
+
+
+def write_file(path, tensors):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 4096)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def to_half(tensors, dtype):
+    """F32 values as BF16 (cut off) or F16."""
+    def convert(data):
+        if dtype == "BF16":
+            return b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
+        return struct.pack(f"<{len(data) // 4}e", *struct.unpack(f"<{len(data) // 4}f", data))
+    return {name: (dtype, shape, convert(data)) for name, (_, shape, data) in tensors.items()}
+
+
+class Folder(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.path / "model"
+        self.model.mkdir()
+        (self.model / "tokenizer.json").write_text('{"version": "1.0"}')
+        (self.model / "generation_config.json").write_text('{"temperature": 0.6}')
+        (self.model / "README.md").write_text("the card of another model")
+
+    def llama(self, dtype="BF16", files=3, **changes):
+        """Makes the folder of a small Llama; returns its tensors."""
+        tensors = to_half(read_file(FIXTURES / "llama.initial.safetensors"), dtype)
+        (self.model / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+        weight_map = {}
+        for i in range(files):
+            name = f"model-{i + 1:05}-of-{files:05}.safetensors"
+            part = dict(list(tensors.items())[i::files])
+            write_file(self.model / name, part)
+            weight_map.update(dict.fromkeys(part, name))
+        (self.model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        return tensors
+
+    def saving(self, *arguments, model=None, limits=None, steps=2, environment=None, **sections):
+        """Trains the folder, or another `model`, and saves its weights."""
+        config = {**TINY, "model": model or {"path": "model"}, "optimizer": STILL,
+                  "data": {"tokens": [str(FIXTURES / "tokens.u16.bin")], "sequence_length": 32},
+                  "ballast": {**TINY["ballast"], "steps": steps, "save_weights": True}, **sections}
+        (self.path / "config.json").write_text(json.dumps(config))
+        return self.run_ballast("train", "config.json", *arguments, limits=limits,
+                                environment=environment)
+
+    def run_well(self, *arguments, **options):
+        done = self.run_ballast(*arguments, **options)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def assert_nothing_left(self):
+        for entry in (self.path / "run").glob("*"):
+            self.assertIn(entry.name, RUN_FILES | {"weights"})
+
+    def test_an_untrained_import_is_exported_byte_for_byte(self):
+        tensors = self.llama()
+        done = self.saving()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"weights in {self.path}/run/weights", done.stdout)
+        out = self.run_well("export", "run", "--out", "out", "--shard-size", "40kB")
+        self.assertRegex(out, r"out: 21 tensors, 126 KiB in \d files\n")
+        self.assertEqual(read_folder(self.path / "out"), tensors)
+        for name in ("config.json", "tokenizer.json", "generation_config.json"):
+            self.assertEqual((self.path / "out" / name).read_bytes(),
+                             (self.model / name).read_bytes(), name)
+        self.assertFalse((self.path / "out/README.md").exists())
+        self.run_well("export", "run", "--out", "wide/", "--dtype", "fp32")
+        wide = read_folder(self.path / "wide")
+        self.assertEqual({name: data[0] for name, data in wide.items()},
+                         dict.fromkeys(tensors, "F32"))
+        self.assertEqual(to_half(wide, "BF16"), tensors)
+        self.assertEqual(json.loads((self.path / "wide/config.json").read_text())["torch_dtype"],
+                         "float32")
+
+    def test_halves_and_a_single_file_too(self):
+        tensors = self.llama("F16", torch_dtype="float16")
+        self.assertEqual(self.saving().returncode, 0)
+        self.run_well("export", "run", "--out", "out")
+        self.assertEqual(read_folder(self.path / "out"), tensors)
+        self.assertTrue((self.path / "out/model.safetensors").exists())
+
+    def test_a_model_of_sizes_has_a_config_and_can_be_imported(self):
+        for family in ("llama", "gpt2"):
+            model = {**TINY["model"], "family": family, "num_kv_heads": None, "max_sequence": 40}
+            config = self.saving("--overwrite", "--out", family, model=model,
+                                 optimizer=TINY["optimizer"])
+            self.assertEqual(config.returncode, 0, config.stderr)
+            trained = self.rows(family)[-1]
+            done = self.saving("--overwrite", model={"path": f"{family}/weights"}, steps=1)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(read_folder(self.path / "run/weights"),
+                             read_folder(self.path / family / "weights"))
+            # Evaluated on the same data: the weights that the first run ended with.
+            self.assertEqual(self.rows()[-1]["eval_loss"], trained["eval_loss"])
+            self.assertEqual((self.path / "run/weights/config.json").read_bytes(),
+                             (self.path / family / "weights/config.json").read_bytes())
+
+    def test_plan_print_config_and_the_frozen_config_know_the_model(self):
+        self.llama()
+        self.assertEqual(self.saving("--set", "optimizer.params.lr=1e-3").returncode, 0)
+        printed = json.loads(self.run_well("train", "config.json", "--print-config"))["model"]
+        self.assertEqual((printed["hidden_size"], printed["weights"]), (48, str(self.model)))
+        frozen = self.path / "run/config.json"
+        self.assertEqual(json.loads(frozen.read_text())["model"], printed)
+        losses = [row["loss"] for row in self.rows()]
+        self.run_well("train", frozen, "--out", "again")
+        self.assertEqual([row["loss"] for row in self.rows("again")], losses)
+        self.assertEqual(read_folder(self.path / "again/weights"),
+                         read_folder(self.path / "run/weights"))
+        rates = next((FIXTURES.parent.parent.parent / "configs/rates").glob("*.json"))
+        plan = self.run_well("plan", "config.json", "--rates", rates, "--json")
+        self.assertGreater(len(json.loads(plan)), 0)
+
+    def test_gpt2_notes_dropout(self):
+        write_file(self.model / "model.safetensors", read_file(FIXTURES / "gpt2.initial.safetensors"))
+        (self.model / "config.json").write_text(json.dumps(GPT2))
+        done = self.saving()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("attn_pdrop is 0.1", done.stderr)
+        self.run_well("export", "run", "--out", "out")
+        self.assertEqual(read_folder(self.path / "out"), read_folder(self.model))
+        # As on the hub: without "transformer.", with causal masks.
+        tensors = {name.removeprefix("transformer."): tensor
+                   for name, tensor in read_folder(self.model).items()}
+        tensors["h.0.attn.bias"] = ("U8", [1, 1, 48, 48], bytes(48 * 48))
+        write_file(self.model / "model.safetensors", tensors)
+        self.assertEqual(self.saving("--overwrite").returncode, 0)
+        self.assertEqual(read_folder(self.path / "run/weights"), read_folder(self.path / "out"))
+
+    def test_bad_folders_are_one_line(self):
+        self.llama(sliding_window=4096)
+        self.assert_fails(self.saving(), 2, "model.path", "config.json: sliding_window is 4096")
+        self.llama(num_hidden_layers=3)
+        self.assert_fails(self.saving(), 1, "model.weights", INDEX, "has no tensor 'model.layers.2.")
+        self.llama()
+        (self.model / "model-00002-of-00003.safetensors").unlink()
+        for done in (self.saving(), self.run_ballast("inspect", "model"),
+                     self.run_ballast("export", "model", "--out", "out")):
+            self.assert_fails(done, 1, "cannot read", "model-00002-of-00003.safetensors: No such")
+        self.llama()
+        done = self.saving("--set", "model.hidden_size=64")
+        self.assert_fails(done, 2, "model.hidden_size", "model.path (", "remove one")
+        self.assertFalse((self.path / "out").exists())
+        self.assertFalse((self.path / "run").exists())
+
+    def test_a_failed_export_leaves_nothing(self):
+        self.llama()
+        before = set(self.path.iterdir())
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
+        done = self.run_ballast("export", "model", "--out", "out", "--dtype", "fp32", limits=limit)
+        self.assert_fails(done, 1, "model.safetensors", "File too large")
+        (self.path / "full").mkdir()
+        (self.path / "full/file").write_text("mine")
+        for out in ("full", "full/file", "model"):
+            self.assert_fails(self.run_ballast("export", "model", "--out", out), 2, out, "exists")
+        self.assertEqual(set(self.path.iterdir()), before | {self.path / "full"})
+        self.assert_fails(self.run_ballast("export", "model", "--out", "x", "--dtype", "int8"), 2,
+                          "--dtype")
+
+    def test_a_run_that_cannot_save_keeps_its_metrics(self):
+        self.llama()
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        done = self.saving(limits=limit, zero_optimization={"stage": 1})
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"\Aballast: error: .*model.safetensors: File too large\n\Z")
+        self.assertIn("done in", done.stdout)
+        self.assertNotIn("weights in", done.stdout)
+        self.assertEqual({entry.name for entry in (self.path / "run").iterdir()}, RUN_FILES)
+        self.assert_fails(self.run_ballast("export", "run", "--out", "out"), 1,
+                          "is a run without weights")
+        self.assertEqual(self.saving("--overwrite").returncode, 0)
+        self.assertEqual(len(read_folder(self.path / "run/weights")), 21)
+
+    def test_overwriting_replaces_only_files_of_a_model(self):
+        self.llama()
+        (self.path / "run/weights").mkdir(parents=True)
+        (self.path / "run/weights/thesis.txt").write_text("mine")
+        self.assert_fails(self.saving(), 2, "run/weights exists", "--overwrite")
+        self.assert_fails(self.saving("--overwrite"), 2, "weights/thesis.txt is not a file of a model")
+        (self.path / "run/weights/thesis.txt").unlink()
+        (self.path / "run/weights/model-00001-of-00002.safetensors").write_text("old")
+        self.assertEqual(self.saving("--overwrite").returncode, 0)
+        self.assertEqual({entry.name for entry in (self.path / "run/weights").iterdir()},
+                         {"config.json", "generation_config.json", "tokenizer.json",
+                          "model.safetensors"})
+
+    def test_inspect_lists_what_is_there(self):
+        tensors = self.llama()
+        for path in ("model", f"model/{INDEX}"):
+            listed = json.loads(self.run_well("inspect", path, "--json"))
+            self.assertEqual(listed["files"], 3)
+            self.assertEqual(listed["bytes"], sum(len(data) for _, _, data in tensors.values()))
+            self.assertEqual({entry["name"]: (entry["dtype"], entry["shape"], entry["bytes"])
+                              for entry in listed["tensors"]},
+                             {name: (dtype, shape, len(data))
+                              for name, (dtype, shape, data) in tensors.items()})
+        table = self.run_well("inspect", "model/model-00001-of-00003.safetensors").splitlines()
+        self.assertRegex(table[1], r"^  \S+ +BF16 +\S+ \S+  \[[\d,]+\]$")
+        self.assertRegex(table[-1], r"^7 tensors in 1 file, \S+ elements, \S+ KiB \(BF16 ")
+        self.assert_fails(self.run_ballast("inspect", "text.txt"), 1, "text.txt", "header length")
+        self.assert_fails(self.run_ballast("inspect", "."), 1, "neither model.safetensors nor")
+
+
+if __name__ == "__main__":
+    main()

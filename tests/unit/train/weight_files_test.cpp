@@ -1,0 +1,216 @@
+#include "ballast/train/weight_files.h"
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+constexpr const char* kFirst = "model-00001-of-00002.safetensors";
+constexpr const char* kSecond = "model-00002-of-00002.safetensors";
+
+void write_file(const fs::path& path, const std::vector<TensorToStore>& tensors, float from = 0) {
+  SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
+  for (const TensorToStore& tensor : tensors) {
+    std::vector<float> values(1);
+    for (const auto count : tensor.shape) values.resize(values.size() * count);
+    for (float& value : values) value = from++;
+    writer.write(values);
+  }
+  writer.finish();
+}
+
+std::string index_of(const std::string& entries) {
+  return R"({"metadata":{"total_size":24},"weight_map":{)" + entries + "}}";
+}
+
+const std::string kEntries =
+    std::string(R"("a.weight":")") + kFirst + R"(","b":")" + kSecond + R"(","c":")" + kSecond + '"';
+
+/// A sharded model of three tensors: a.weight in the first file, b and c in the second one.
+struct Folder {
+  Folder() {
+    write_file(dir.path() / kFirst, {{"a.weight", DType::f32, {2, 2}}});
+    write_file(dir.path() / kSecond, {{"b", DType::bf16, {3}}, {"c", DType::f16, {1}}}, 4);
+    write_index(index_of(kEntries));
+  }
+  void write_index(const std::string& text) const { dir.write(kWeightsIndex, text); }
+  void expect_refused(std::initializer_list<std::string_view> parts) const {
+    expect_error(ErrorCategory::data, {dir.path().native()},
+                 [&] { WeightFiles files(dir.path()); });
+    expect_error(ErrorCategory::data, parts, [&] { WeightFiles files(dir.path()); });
+  }
+  test::TempDir dir;
+};
+
+TEST(WeightFiles, OfAFolderAreOneModel) {
+  const Folder folder;
+  for (const fs::path& path : {folder.dir.path(), folder.dir.path() / kWeightsIndex}) {
+    const WeightFiles files(path);
+    EXPECT_EQ(files.path(), folder.dir.path() / kWeightsIndex);
+    EXPECT_EQ(files.files().size(), 2U);
+    EXPECT_EQ(files.tensors().size(), 3U);
+    EXPECT_EQ(files.bytes(), 24U);
+    std::vector<float> read(4);
+    files.read("a.weight", read);
+    EXPECT_EQ(read, (std::vector<float>{0, 1, 2, 3}));
+    files.read("b", std::span(read).first(2), 1);
+    EXPECT_EQ(read[1], 6.0F);
+    files.read("c", std::span(read).first(1));
+    EXPECT_EQ(read[0], 7.0F);
+    ASSERT_NE(files.find("c"), nullptr);
+    EXPECT_EQ(files.find("c")->file->path(), folder.dir.path() / kSecond);
+    EXPECT_EQ(files.find("d"), nullptr);
+    expect_error(ErrorCategory::data, {kWeightsIndex, "'a.wieght'", "did you mean 'a.weight'"},
+                 [&] { files.read("a.wieght", read); });
+  }
+}
+
+TEST(WeightFiles, MayLackTheFirstPartOfTheirNames) {
+  const test::TempDir dir;
+  write_file(
+      dir.path() / kSingleWeights,
+      {{"wte.weight", DType::f32, {1}}, {"m.x.b", DType::f32, {1}}, {"x.b", DType::f32, {1}}}, 5);
+  const WeightFiles files(dir.path());
+  std::vector<float> read(1);
+  files.read("transformer.wte.weight", read);
+  EXPECT_EQ(read[0], 5.0F);
+  EXPECT_EQ(files.find("m.x.b")->tensor->name, "m.x.b");
+  EXPECT_EQ(files.find("n.x.b")->tensor->name, "x.b");
+  EXPECT_EQ(files.find("transformer.h.wte.weight"), nullptr);
+  EXPECT_EQ(files.find("weight"), nullptr);
+}
+
+TEST(WeightFiles, OfOneFileComeFirst) {
+  const Folder folder;
+  write_file(folder.dir.path() / kSingleWeights, {{"whole", DType::f32, {1}}});
+  const WeightFiles files(folder.dir.path());
+  EXPECT_EQ(files.path(), folder.dir.path() / kSingleWeights);
+  EXPECT_NE(files.find("whole"), nullptr);
+}
+
+TEST(WeightFiles, SayWhatAFolderLacks) {
+  const test::TempDir dir;
+  expect_error(ErrorCategory::data,
+               {dir.path().native(), "neither model.safetensors nor model.safetensors.index.json"},
+               [&] { WeightFiles files(dir.path()); });
+  dir.write("pytorch_model.bin", "x");
+  expect_error(ErrorCategory::data, {"save its pytorch_model.bin as safetensors"},
+               [&] { WeightFiles files(dir.path()); });
+  expect_error(ErrorCategory::data, {"cannot read", "none: No such file"},
+               [&] { WeightFiles files(dir.path() / "none"); });
+}
+
+TEST(WeightFiles, AgreeWithTheirIndex) {
+  const Folder folder;
+  const auto refuse = [&](const std::string& index, std::initializer_list<std::string_view> parts) {
+    SCOPED_TRACE(index);
+    folder.write_index(index);
+    folder.expect_refused(parts);
+  };
+  refuse("", {"not valid JSON"});
+  refuse("[]", {"no object 'weight_map'"});
+  refuse(R"({"weight_map":[]})", {"no object 'weight_map'"});
+  refuse(index_of(""), {"names no tensors"});
+  refuse(index_of(R"("b":1)"), {"the file of tensor 'b' is not a string"});
+  for (const std::string path : {"", ".", "..", "../m", "/m", "x/m", "m\\u0000"}) {
+    refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
+  }
+  refuse(index_of(R"("b":"none.safetensors")"), {"cannot read", "none.safetensors: No such file"});
+  refuse(index_of(kEntries + R"(,"d":")" + kFirst + '"'), {kFirst, "has no tensor 'd'"});
+  refuse(index_of(kEntries + R"(,"b":")" + kFirst + '"'), {"b: given twice"});
+  refuse(index_of(std::string(R"("a.weight":")") + kFirst + R"(","b":")" + kSecond + '"'),
+         {kSecond, "has tensor 'c', which model.safetensors.index.json does not name"});
+  write_file(folder.dir.path() / kFirst,
+             {{"a.weight", DType::f32, {2, 2}}, {"b", DType::f32, {1}}});
+  refuse(index_of(kEntries), {kSecond, "tensor 'b' is in", kFirst});
+}
+
+TEST(WeightFiles, NameTheShardThatIsDamaged) {
+  const Folder folder;
+  const auto path = folder.dir.path() / kSecond;
+  fs::resize_file(path, fs::file_size(path) - 1);
+  folder.expect_refused({kSecond, "tensor 'c' reaches beyond", "truncated or damaged"});
+  fs::remove(path);
+  folder.expect_refused({"cannot read", kSecond, "No such file"});
+}
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Truncates `text`, flips a bit, or replaces, removes or inserts some bytes.
+std::string damaged(std::string text, std::mt19937_64& random) {
+  std::size_t at = random() % text.size();
+  while (text[at] == ' ') at = random() % text.size();  // not the padding of a header
+  const std::size_t count = 1 + random() % 8;
+  std::string noise(count, '\0');
+  for (char& byte : noise) byte = static_cast<char>(random());
+  switch (random() % 6) {
+    case 0:
+      return text.substr(0, at);
+    case 1:
+      text[at] = static_cast<char>(text[at] ^ (1 << random() % 8));
+      return text;
+    case 2:
+      return text.replace(at, count, noise);
+    case 3:
+      return text.erase(at, count);
+    case 4:
+      return text.insert(at, noise);
+    default:  // digits and punctuation keep the text nearer to JSON
+      text[at] = "0123456789{}[]\",:./-e"[random() % 21];
+      return text;
+  }
+}
+
+/// Damages the index, the headers or the data, and reads whatever is accepted.
+TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
+  const Folder folder;
+  std::mt19937_64 random(7);
+  int refused = 0;
+  int accepted = 0;
+  for (const char* name : {kWeightsIndex, kFirst, kSecond}) {
+    const fs::path path = folder.dir.path() / name;
+    const std::string whole = read_text(path);
+    for (int i = 0; i < 1500; ++i) {
+      fs::remove(path);  // truncating a file may wait for the disk
+      std::ofstream(path, std::ios::binary) << damaged(whole, random);
+      try {
+        const WeightFiles files(folder.dir.path());
+        for (const auto& place : files.tensors()) {
+          std::vector<float> values(place.tensor->elements);
+          const auto& type = place.tensor->dtype;
+          if (type == "F32" || type == "F16" || type == "BF16") {
+            files.read(place.tensor->name, values);
+          }
+        }
+        ++accepted;
+      } catch (const Error& error) {
+        const std::string message = error.what();
+        EXPECT_EQ(error.category(), ErrorCategory::data) << message;
+        EXPECT_NE(message.find(folder.dir.path().native()), std::string::npos) << message;
+        EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+        ++refused;
+      }
+    }
+    std::ofstream(path, std::ios::binary) << whole;
+  }
+  EXPECT_GT(refused, 2000);
+  EXPECT_GT(accepted, 50);  // metadata and data may be anything
+}
+
+}  // namespace
+}  // namespace ballast::train

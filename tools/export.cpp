@@ -1,0 +1,70 @@
+#include "ballast/train/export.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/io/paths.h"
+#include "tools/process.h"
+#include "tools/terminal.h"
+
+namespace ballast::tools {
+namespace {
+
+struct ExportArguments {
+  std::filesystem::path from;
+  std::filesystem::path out;
+  std::string type;
+  std::string shard_size = "5GB";
+};
+
+train::ExportOptions options_of(const ExportArguments& arguments) {
+  train::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size")};
+  if (arguments.type == "fp32") options.type = DType::f32;
+  if (arguments.type == "bf16") options.type = DType::bf16;
+  if (arguments.type == "fp16") options.type = DType::f16;
+  return options;
+}
+
+void run_export(const ExportArguments& arguments) {
+  const Terminal terminal(isatty(STDOUT_FILENO) == 1);
+  const train::ExportOptions options = options_of(arguments);
+  const auto summary =
+      train::export_model(arguments.from, arguments.out, options, [&](Bytes done, Bytes total) {
+        if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+        terminal.live(fmt::format("exporting, {} of {}", format_bytes(done), format_bytes(total)));
+      });
+  terminal.show(fmt::format("{}: {} tensors, {} in {} file{}", arguments.out.string(),
+                            summary.tensors, format_bytes(summary.bytes), summary.files,
+                            summary.files == 1 ? "" : "s"));
+  terminal.show(fmt::format("{} of {} tensors start at multiples of 4 KiB", summary.aligned,
+                            summary.tensors));
+}
+
+}  // namespace
+
+void add_export(Command program) {
+  auto arguments = std::make_shared<ExportArguments>();
+  auto& a = *arguments;
+  Command command =
+      program.add_command("export", "Write the model of a run as a folder of Hugging Face");
+  command.add_option("RUN", &a.from, "Run directory, or a folder of Hugging Face",
+                     {.required = true});
+  command.add_option("--out", &a.out, "Folder to make", {.required = true});
+  command.add_option("--dtype", &a.type,
+                     "Type of the weights (default: that of config.json for a run, else their own)",
+                     {.choices = {"bf16", "fp16", "fp32"}});
+  command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
+                     {.show_default = true});
+  command.set_action([arguments] { run_export(*arguments); });
+}
+
+}  // namespace ballast::tools

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "ballast/core/units.h"
+#include "ballast/text/json.h"
+#include "ballast/train/export.h"
+#include "ballast/train/weight_files.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+
+namespace ballast::tools {
+namespace {
+
+using text::Json;
+
+struct InspectArguments {
+  std::filesystem::path path;
+  bool json = false;
+};
+
+struct Totals {
+  Elems elements = 0;
+  Bytes bytes = 0;
+  std::map<std::string, Bytes> by_type;
+};
+
+Totals totals_of(const train::WeightFiles& weights) {
+  Totals totals;
+  for (const auto& place : weights.tensors()) {
+    totals.elements += place.tensor->elements;
+    totals.bytes += place.tensor->bytes;
+    totals.by_type[place.tensor->dtype] += place.tensor->bytes;
+  }
+  return totals;
+}
+
+Json shape_of(const train::StoredTensor& tensor) {
+  Json shape = Json::array();
+  for (const auto count : tensor.shape) shape.push_back(count);
+  return shape;
+}
+
+void print_json(const train::WeightFiles& weights, const Totals& totals) {
+  Json tensors = Json::array();
+  for (const auto& [tensor, file] : weights.tensors()) {
+    tensors.push_back(Json::object({{"name", tensor->name},
+                                    {"dtype", tensor->dtype},
+                                    {"shape", shape_of(*tensor)},
+                                    {"bytes", tensor->bytes},
+                                    {"file", file->path().filename().string()},
+                                    {"offset", tensor->offset}}));
+  }
+  const Json out = Json::object({{"path", weights.path().string()},
+                                 {"files", weights.files().size()},
+                                 {"elements", totals.elements},
+                                 {"bytes", totals.bytes},
+                                 {"tensors", tensors}});
+  constexpr unsigned kLevels = 2;  // a line for each tensor
+  fmt::print("{}\n", out.pretty(kLevels));
+}
+
+void print_table(const train::WeightFiles& weights, const Totals& totals) {
+  const train::SafetensorsReader* last = nullptr;
+  std::size_t width = 0;
+  for (const auto& place : weights.tensors()) {
+    width = std::max(width, text::printable(place.tensor->name).size());
+  }
+  for (const auto& [tensor, file] : weights.tensors()) {
+    if (file != last) fmt::print("{}\n", file->path().string());
+    last = file;
+    fmt::print("  {:<{}}  {:<5} {:>10}  {}\n", text::printable(tensor->name), width, tensor->dtype,
+               format_bytes(tensor->bytes), shape_of(*tensor).compact());
+  }
+  std::string types;
+  for (const auto& [type, bytes] : totals.by_type) {
+    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", type, format_bytes(bytes));
+  }
+  const std::size_t files = weights.files().size();
+  fmt::print("{} tensors in {} file{}, {} elements, {}{}\n", weights.tensors().size(), files,
+             files == 1 ? "" : "s", format_count(static_cast<double>(totals.elements)),
+             format_bytes(totals.bytes), types.empty() ? "" : " (" + types + ")");
+}
+
+void run_inspect(const InspectArguments& arguments) {
+  const train::WeightFiles weights(train::weights_at(arguments.path));
+  const Totals totals = totals_of(weights);
+  if (arguments.json) {
+    print_json(weights, totals);
+  } else {
+    print_table(weights, totals);
+  }
+}
+
+}  // namespace
+
+void add_inspect(Command program) {
+  auto arguments = std::make_shared<InspectArguments>();
+  Command command = program.add_command("inspect", "List the tensors of a model");
+  command.add_option("PATH", &arguments->path,
+                     "Run directory, folder of Hugging Face, index or safetensors file",
+                     {.required = true});
+  command.add_flag("--json", &arguments->json, "Print a JSON object");
+  command.set_action([arguments] { run_inspect(*arguments); });
+}
+
+}  // namespace ballast::tools
