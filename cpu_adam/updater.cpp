@@ -56,8 +56,7 @@ static_assert(kSavedPiece % Codes::kBlock == 0);
 /// Copies elements [start, start + count) of `from` to `to`, without arrays that `to` or `from`
 /// lacks.
 void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems start, Elems count) {
-  const ElementSizes sizes =
-      sizes_of(optimizer, from.weights.format, from.gradient.type, from.moments.format);
+  const ElementSizes sizes = sizes_of(optimizer, from);
   const Streams source = piece_of(optimizer, from, start, count);
   const Streams target = piece_of(optimizer, to, start, count);
   const auto copy = [](void* into, const void* out_of, Elems bytes) {
