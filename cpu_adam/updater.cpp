@@ -201,6 +201,11 @@ Mapping Updater::allocate(Bytes bytes) const {
   return impl_->workers.allocate(bytes);
 }
 
+void Updater::for_ranges(Elems count,
+                         const std::function<void(Elems first, Elems last)>& range) const {
+  impl_->workers.for_ranges(count, range);
+}
+
 Isa Updater::isa() const noexcept {
   return impl_->variant.isa;
 }

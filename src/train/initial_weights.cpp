@@ -231,9 +231,9 @@ void check_initial_weights(const config::Config& config) {
 }
 
 void read_initial_weights(const SafetensorsReader& file, const model::TensorSpec& tensor,
-                          std::span<float> out) {
+                          Elems first, std::span<float> out) {
   check_shape(file, tensor);
-  file.read(tensor.name, out);
+  file.read(tensor.name, out, first);
 }
 
 }  // namespace ballast::train

@@ -150,8 +150,8 @@ class Trainer {
       return;
     }
     const SafetensorsReader file(config_.initial_weights);
-    engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      read_initial_weights(file, tensor, out);
+    engine_.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+      read_initial_weights(file, tensor, first, out);
     });
   }
 
@@ -169,11 +169,14 @@ class Trainer {
   }
 
   void announce() {
+    const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_.device().description(),
                             .update_isa = describe_update(),
                             .io_backend = std::string(engine_.io_backend()),
                             .gemm_peak_flops = gemm_peak_,
+                            .fill_seconds = totals.fill_seconds,
+                            .filled_on_nvme = totals.nvme_bytes_written(),
                             .files = inputs_.data.source->files().size(),
                             .split = inputs_.data.split,
                             .steps = config_.ballast.steps};
