@@ -5,11 +5,6 @@
 namespace ballast::cpu_adam {
 namespace {
 
-ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
-  return cpu_adam::sizes_of(optimizer, shard.weights.format, shard.gradient.type,
-                            shard.moments.format);
-}
-
 /// The address of element `start`; null when the array is not used (element_bytes 0) or absent.
 void* from_element(void* array, std::size_t element_bytes, Elems start) {
   if (element_bytes == 0 || array == nullptr) return nullptr;
@@ -29,6 +24,10 @@ ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradie
           .second = has_second_moment(optimizer) ? (coded ? 1U : 4U) : 0,
           .gradient = size_of(gradient),
           .loads_companion = split};
+}
+
+ElementSizes sizes_of(Optimizer optimizer, const Shard& shard) {
+  return sizes_of(optimizer, shard.weights.format, shard.gradient.type, shard.moments.format);
 }
 
 void require_complete(Optimizer optimizer, const Shard& shard) {

@@ -14,6 +14,8 @@ struct ElementSizes {
 };
 ElementSizes sizes_of(Optimizer optimizer, Weights::Format weights, DType gradient,
                       Moments::Format moments);
+/// Those of `shard` when `optimizer` updates it.
+ElementSizes sizes_of(Optimizer optimizer, const Shard& shard);
 
 /// Throws Error(state) when `shard` cannot be updated by `optimizer` (see Updater::step).
 void require_complete(Optimizer optimizer, const Shard& shard);

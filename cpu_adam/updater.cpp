@@ -56,8 +56,7 @@ static_assert(kSavedPiece % Codes::kBlock == 0);
 /// Copies elements [start, start + count) of `from` to `to`, without arrays that `to` or `from`
 /// lacks.
 void copy_piece(Optimizer optimizer, const Shard& from, const Shard& to, Elems start, Elems count) {
-  const ElementSizes sizes =
-      sizes_of(optimizer, from.weights.format, from.gradient.type, from.moments.format);
+  const ElementSizes sizes = sizes_of(optimizer, from);
   const Streams source = piece_of(optimizer, from, start, count);
   const Streams target = piece_of(optimizer, to, start, count);
   const auto copy = [](void* into, const void* out_of, Elems bytes) {
@@ -200,6 +199,11 @@ GradientStats Updater::gradient_stats(const Gradient& gradient, Elems size) cons
 
 Mapping Updater::allocate(Bytes bytes) const {
   return impl_->workers.allocate(bytes);
+}
+
+void Updater::for_ranges(Elems count,
+                         const std::function<void(Elems first, Elems last)>& range) const {
+  impl_->workers.for_ranges(count, range);
 }
 
 Isa Updater::isa() const noexcept {

@@ -151,6 +151,10 @@ void Console::started(const train::RunStart& start) {
                              format_rate(start.gemm_peak_flops, "FLOP"),
                              to_string(start.blueprint.type), start.update_isa,
                              start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend));
+  const std::string written =
+      start.filled_on_nvme > 0 ? ", " + format_bytes(start.filled_on_nvme) + " to NVMe" : "";
+  terminal_.show(
+      fmt::format("start  initial states in {}{}", format_seconds(start.fill_seconds), written));
   std::fflush(stdout);
   terminal_.live(fmt::format("step 1/{} running", start.steps));
 }

@@ -38,6 +38,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                            .cleared_bytes = of_block(kernels.cleared, b)});
     const StateLayout states = state_layout(blueprint, b);
     work.blocks.back().state_bytes = states.state_bytes;
+    work.blocks.back().initial_state_bytes = states.remainder.offset + states.remainder.bytes;
     work.blocks.back().update_traffic = states.update_traffic;
   }
 }

@@ -1,5 +1,6 @@
 #include "ballast/engine/engine.h"
 
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -83,7 +84,9 @@ class Engine::Impl {
     for (const schedule::BufferId id : schedule.batch_host) {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
-    fill_states(blueprint_, source, options_.seed, perform());
+    const auto begin = std::chrono::steady_clock::now();
+    fill_states(blueprint_, source, options_.seed, updater_, perform());
+    fill_time_ = std::chrono::steady_clock::now() - begin;
     if (device_->kind() != "host") warm_up(*lanes_);
     executor_ = make_executor([this](const schedule::Span& span) {
       if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
@@ -126,6 +129,7 @@ class Engine::Impl {
       totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
     }
     totals.nvme_bytes_by_path = store_->nvme_bytes_written();
+    totals.fill_seconds = fill_time_.count();
     return totals;
   }
 
@@ -260,6 +264,7 @@ class Engine::Impl {
   std::unique_ptr<state::Store> store_;
   std::optional<Lanes> lanes_;
   std::unique_ptr<schedule::Executor> executor_;
+  std::chrono::duration<double> fill_time_{0};
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
   /// By number of micro-batches and whether updates are pending.
   std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,8 +20,8 @@
 namespace ballast::engine {
 namespace {
 
-/// Most initial weights that are generated at a time.
-constexpr Elems kMostAtATime = Elems{1} << 20;
+/// Initial weights that a thread makes at a time: they stay in its cache.
+constexpr Elems kAtATime = Elems{1} << 14;
 
 /// Incremental XXH3.
 class Hash {
@@ -91,72 +92,91 @@ struct HeldBlock {
   ShardRange weights;  ///< elements whose weights are here
 };
 
+/// Makes initial values with the threads of the update. Memory arrives zeroed, so only what was
+/// filled before is cleared.
 class Filler {
  public:
-  Filler(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed)
-      : blueprint_(blueprint), source_(source), seed_(seed) {}
+  Filler(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
+         const cpu_adam::Updater& team)
+      : blueprint_(blueprint), source_(source), seed_(seed), team_(team) {}
 
   void fill(const HomePiece& piece) {
-    std::memset(piece.bytes.data(), 0, piece.bytes.size());
     const HeldBlock held(blueprint_, piece.block);
-    if (!piece.states) return fill_weights(held, piece);
-    if (held.layout.split) fill_remainders(held, piece);
+    clear(piece.bytes);
+    if (piece.states && !held.layout.split) return;
+    const bool weights = !piece.states;
+    const ShardRange& own = weights ? held.weights : held.shard;
+    const Overlap here(piece, weights ? 0 : held.layout.remainder.offset,
+                       weights ? held.width : sizeof(std::uint16_t), own.elements);
+    const Elems first = own.first + here.first;
+    if (weights && !held.layout.split) {
+      for_masters(piece.block, first, here.count,
+                  [&](Elems i, float master) { here.put(i, master); });
+    } else if (weights) {
+      for_masters(piece.block, first, here.count,
+                  [&](Elems i, float master) { here.put(i, split_master(master).weight); });
+    } else {
+      for_masters(piece.block, first, here.count,
+                  [&](Elems i, float master) { here.put(i, split_master(master).remainder); });
+    }
+    if (here.count > 0) remember(piece.bytes, here.bytes);
   }
 
  private:
-  void fill_weights(const HeldBlock& held, const HomePiece& piece) {
-    const Overlap here(piece, 0, held.width, held.weights.elements);
-    for_masters(piece.block, held.weights.first + here.first, here.count,
-                [&](Elems i, float master) {
-                  if (held.layout.split) {
-                    here.put(i, split_master(master).weight);
-                  } else {
-                    here.put(i, master);
-                  }
-                });
+  /// Zeroes what an earlier piece has left here, and makes all pages resident.
+  void clear(HostBytes bytes) {
+    const auto found = filled_.find(bytes.data());
+    const Bytes used = found == filled_.end() ? 0 : std::min(found->second, bytes.size());
+    constexpr Bytes kUnit = 256 * kKiB;
+    team_.for_ranges((bytes.size() + kUnit - 1) / kUnit, [&](Elems first, Elems last) {
+      const Bytes begin = first * kUnit;
+      const Bytes end = std::min(bytes.size(), last * kUnit);
+      if (begin < used) std::memset(bytes.data() + begin, 0, std::min(used, end) - begin);
+      if (found != filled_.end()) return;
+      for (Bytes page = begin; page < end; page += kPage) bytes[page] = std::byte{0};
+    });
   }
 
-  void fill_remainders(const HeldBlock& held, const HomePiece& piece) {
-    const Overlap here(piece, held.layout.remainder.offset, sizeof(std::uint16_t),
-                       held.shard.elements);
-    for_masters(piece.block, held.shard.first + here.first, here.count,
-                [&](Elems i, float master) { here.put(i, split_master(master).remainder); });
+  void remember(HostBytes place, HostBytes filled) {
+    Bytes& end = filled_[place.data()];
+    end = std::max(end, static_cast<Bytes>(filled.data() + filled.size() - place.data()));
   }
 
   /// Calls `put(i, master)` for element `first + i` of the block, for those of `count` elements
   /// that are in a tensor. Padding between tensors stays zero.
   template <class Put>
-  void for_masters(std::size_t block, Elems first, Elems count, Put put) {
+  void for_masters(std::size_t block, Elems first, Elems count, Put put) const {
+    const Elems end = first + count;
+    team_.for_ranges((count + kAtATime - 1) / kAtATime, [&](Elems from, Elems to) {
+      masters_of(block, first + from * kAtATime, std::min(end, first + to * kAtATime),
+                 [&](Elems element, float master) { put(element - first, master); });
+    });
+  }
+
+  template <class Put>
+  void masters_of(std::size_t block, Elems begin, Elems end, Put put) const {
+    std::vector<float> values;
     for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
-      const Elems end = std::min(first + count, tensor.offset + tensor.size);
-      for (Elems at = std::max(first, tensor.offset); at < end;) {
-        const std::span<const float> values = masters(tensor, at - tensor.offset, end - at);
-        for (Elems i = 0; i < values.size(); ++i) put(at + i - first, values[i]);
-        at += values.size();
+      const Elems tensor_end = std::min(end, tensor.offset + tensor.size);
+      for (Elems at = std::max(begin, tensor.offset); at < tensor_end; at += values.size()) {
+        values.resize(std::min(kAtATime, tensor_end - at));
+        make(tensor, at - tensor.offset, values);
+        for (Elems i = 0; i < values.size(); ++i) put(at + i, values[i]);
       }
     }
   }
 
-  /// 1 to `most` values of `tensor` from element `first` on; valid until the next call.
-  std::span<const float> masters(const model::TensorSpec& tensor, Elems first, Elems most) {
-    if (source_) {
-      if (loaded_ != &tensor) {
-        values_.resize(tensor.size);
-        source_(tensor, values_);
-        loaded_ = &tensor;
-      }
-      return std::span(values_).subspan(first, most);
-    }
-    values_.resize(std::min(kMostAtATime, most));
-    model::initialize(tensor, seed_, first, values_);
-    return values_;
+  void make(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
+    if (source_) return source_(tensor, first, values);
+    model::initialize(tensor, seed_, first, values);
   }
 
   const Blueprint& blueprint_;
   const WeightSource& source_;
   std::uint64_t seed_;
-  const model::TensorSpec* loaded_ = nullptr;  ///< from the source, in values_
-  std::vector<float> values_;
+  const cpu_adam::Updater& team_;
+  /// By address of a place: the bytes at its start that may not be zero.
+  std::map<const std::byte*, Bytes> filled_;
 };
 
 /// Collects masters of the elements whose states are here.
@@ -244,8 +264,8 @@ schedule::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::
 }  // namespace
 
 void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
-                 const Perform& perform) {
-  Filler filler(blueprint, source, seed);
+                 const cpu_adam::Updater& team, const Perform& perform) {
+  Filler filler(blueprint, source, seed, team);
   perform(schedule::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
           [&filler](const HomePiece& piece) { filler.fill(piece); });
 }

@@ -15,11 +15,12 @@ namespace ballast::engine {
 /// run. Throws Error.
 using Perform = std::function<void(const schedule::Plan& plan, const Visitor& visitor)>;
 
-/// Writes the initial states of every block to their homes: weights from `source` (from `seed` when
-/// empty), moments zero. Asks `source` for every tensor, once for its weights and, where they are
-/// split, once for the remainders.
+/// Writes the initial states of every block to their homes, with the threads of `team`: weights
+/// from `source` (from `seed` when empty), moments zero. Asks `source` for the parts of every
+/// tensor, once for its weights and, where they are split, once for the remainders. All buffers are
+/// as the store has allocated them, zeroed.
 void fill_states(const Blueprint& blueprint, const WeightSource& source, std::uint64_t seed,
-                 const Perform& perform);
+                 const cpu_adam::Updater& team, const Perform& perform);
 
 /// fp32 master weights of the elements [first, first + count) of `block`, from all `ranks` (nullptr
 /// with one rank).

@@ -8,6 +8,8 @@
 #include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 
+#include "src/model/host/kernels.h"
+
 namespace ballast::model {
 namespace {
 
@@ -27,20 +29,39 @@ std::array<double, 4> four_normals(std::uint64_t seed, std::uint64_t counter,
   return out;
 }
 
+/// A batch of groups that one call of the kernel makes.
+struct Batch {
+  static constexpr Elems kSize = 4 * host::kNormalGroups;
+  std::array<float, kSize> values;
+
+  /// Values of elements [first, first + kSize), which begin a group. The kernel computes faster
+  /// than the C library; where its error could change the rounding, the library decides.
+  void make(const TensorSpec& tensor, std::uint64_t seed, std::uint64_t stream, Elems first) {
+    static const auto kernel = host::kernel_tables().back()->normals;
+    std::array<std::size_t, host::kNormalGroups> doubtful;
+    const std::uint64_t group = first / 4;
+    const std::size_t doubts =
+        kernel(seed, stream, group, tensor.stddev, values.data(), doubtful.data());
+    for (const std::size_t i : std::span(doubtful).first(doubts)) {
+      const auto normals = four_normals(seed, group + i, stream);
+      for (std::size_t k = 0; k < normals.size(); ++k) {
+        values[4 * i + k] = static_cast<float>(tensor.stddev * normals[k]);
+      }
+    }
+  }
+};
+
 /// Element i is number i mod 4 of group i / 4.
 void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
-  const auto begin = static_cast<std::int64_t>(first / 4);
-  const auto end = static_cast<std::int64_t>((first + out.size() + 3) / 4);
-  const double stddev = tensor.stddev;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t group = begin; group < end; ++group) {
-    const auto normals = four_normals(seed, static_cast<std::uint64_t>(group), stream);
-    for (std::uint64_t k = 0; k < 4; ++k) {
-      const std::uint64_t element = static_cast<std::uint64_t>(group) * 4 + k;
-      if (element < first || element - first >= out.size()) continue;
-      out[element - first] = static_cast<float>(stddev * normals[k]);
-    }
+  Batch batch;
+  while (!out.empty()) {
+    const Elems before = first % Batch::kSize;
+    batch.make(tensor, seed, stream, first - before);
+    const Elems count = std::min<Elems>(Batch::kSize - before, out.size());
+    std::copy_n(batch.values.data() + before, count, out.data());
+    first += count;
+    out = out.subspan(count);
   }
 }
 

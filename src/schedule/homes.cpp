@@ -29,13 +29,13 @@ Movements::Home Movements::state_home(std::uint32_t block) const {
       rank_.states(block), Action::upload_states, Action::offload_states};
 }
 
-/// Calls `move(offset, bytes)` for each piece that fits into the passing place.
+/// Calls `move(offset, bytes)` for each piece of `all` that fits into the passing place.
 template <class Move>
-void Movements::in_pieces(const Home& home, Move move) const {
-  if (home.bytes == 0) return;
+void Movements::in_pieces(Bytes all, Move move) const {
+  if (all == 0) return;
   const Bytes most = layout_.buffers[layout_.passing_place].bytes;
-  for (Bytes offset = 0; offset < home.bytes; offset += most) {
-    move(offset, std::min(most, home.bytes - offset));
+  for (Bytes offset = 0; offset < all; offset += most) {
+    move(offset, std::min(most, all - offset));
   }
 }
 
@@ -66,15 +66,17 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       return;
     }
     case Tier::device:
-      in_pieces(home, [&](Bytes offset, Bytes bytes) {
-        initialize(layout_.passing_place, offset, bytes);
-        emit({.action = home.upload,
-              .block = block,
-              .bytes = bytes,
-              .offset = offset,
-              .uses = {{home.source, layout_.passing_place, false},
-                       {home.role, home.buffer, true}}});
-      });
+      // The device delivers its memory zeroed.
+      in_pieces(weights ? home.bytes : work_.blocks[block].initial_state_bytes,
+                [&](Bytes offset, Bytes bytes) {
+                  initialize(layout_.passing_place, offset, bytes);
+                  emit({.action = home.upload,
+                        .block = block,
+                        .bytes = bytes,
+                        .offset = offset,
+                        .uses = {{home.source, layout_.passing_place, false},
+                                 {home.role, home.buffer, true}}});
+                });
   }
 }
 
@@ -117,7 +119,7 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
       if (!weights) fetch_states(block, 0);
       return read(weights ? weights_in_staging(block) : state_slot(block), 0, home.bytes);
     case Tier::device:
-      in_pieces(home, [&](Bytes offset, Bytes bytes) {
+      in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit({.action = home.offload,
               .block = block,
               .bytes = bytes,

@@ -113,7 +113,7 @@ class Movements {
   [[nodiscard]] Home weight_home(std::uint32_t block) const;
   [[nodiscard]] Home state_home(std::uint32_t block) const;
   template <class Move>
-  void in_pieces(const Home& home, Move move) const;
+  void in_pieces(Bytes all, Move move) const;
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 

@@ -130,10 +130,10 @@ void check_initial_weights(const config::Config& config) {
   }
 }
 
-void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor,
+void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
                           std::span<float> out) {
   check_shape(files, tensor);
-  files.read(tensor.name, out);
+  files.read(tensor.name, out, first);
 }
 
 }  // namespace ballast::train

@@ -161,14 +161,14 @@ class Trainer {
     const WeightFiles files(config_.initial_weights);
     const Bytes total = files.bytes();
     Bytes done = 0;
-    std::set<std::string> seen;  // a tensor may be asked for again, for its remainders
+    std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders
     std::mutex mutex;
-    engine_.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      read_initial_weights(files, tensor, out);
+    engine_.start([&](const model::TensorSpec& tensor, Elems first_element, std::span<float> out) {
+      read_initial_weights(files, tensor, first_element, out);
       if (!first()) return;
       const std::lock_guard lock(mutex);
-      if (!seen.insert(tensor.name).second) return;
-      done += files.find(tensor.name)->tensor->bytes;
+      if (!seen.emplace(tensor.name, first_element).second) return;
+      done += files.find(tensor.name)->tensor->bytes / tensor.size * out.size();
       observer_.reading(done, total);
     });
   }
@@ -194,11 +194,14 @@ class Trainer {
   }
 
   void announce() {
+    const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
                             .device = engine_.device().description(),
                             .update_isa = describe_update(),
                             .io_backend = std::string(engine_.io_backend()),
                             .gemm_peak_flops = gemm_peak_,
+                            .fill_seconds = totals.fill_seconds,
+                            .filled_on_nvme = totals.nvme_bytes_written(),
                             .files = inputs_.data.source->files().size(),
                             .split = inputs_.data.split,
                             .steps = config_.ballast.steps};

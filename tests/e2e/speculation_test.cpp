@@ -50,17 +50,18 @@ struct Results {
 };
 
 /// Small values, and infinity in the row of kPoison.
-void first_values(const model::TensorSpec& tensor, std::span<float> out) {
+void first_values(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
   std::uint64_t seed = 0;
   for (const char c : tensor.name) seed = 31 * seed + static_cast<unsigned char>(c);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    out[i] = (static_cast<float>(random_u64(seed, i) % 2001) - 1000.0F) * 5e-5F;
-    if (tensor.shape.size() == 1) out[i] += 1.0F;
+  const bool poisoned = tensor.name.find("embed_tokens") != std::string::npos;
+  for (Elems i = first; i < first + out.size(); ++i) {
+    float& value = out[i - first];
+    value = (static_cast<float>(random_u64(seed, i) % 2001) - 1000.0F) * 5e-5F;
+    if (tensor.shape.size() == 1) value += 1.0F;
+    if (poisoned && i / tensor.shape.back() == kPoison) {
+      value = std::numeric_limits<float>::infinity();
+    }
   }
-  if (tensor.name.find("embed_tokens") == std::string::npos) return;
-  std::fill(out.begin() + static_cast<std::ptrdiff_t>(kPoison * tensor.shape.back()),
-            out.begin() + static_cast<std::ptrdiff_t>((kPoison + 1) * tensor.shape.back()),
-            std::numeric_limits<float>::infinity());
 }
 
 /// Steps of different sizes and learning rates, with evaluations and a look at the states.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -80,6 +81,11 @@ class Updater {
   /// Zeroed memory in huge pages where the kernel grants them, on the NUMA node if one was
   /// requested, each part first touched by a thread of this object. Throws Error(memory).
   [[nodiscard]] Mapping allocate(Bytes bytes) const;
+
+  /// Other work of the host on the threads: calls `range(first, last)` with ranges that cover each
+  /// chunk of [0, count) once, one range as long as possible for each thread. Blocks until all are
+  /// done; rethrows the first exception.
+  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   [[nodiscard]] Isa isa() const noexcept;
   [[nodiscard]] int threads() const noexcept;

@@ -54,11 +54,14 @@ struct EngineTotals {
   schedule::LaneTotals lanes;
   std::array<Bytes, 3> allocated{};       ///< per tier; never freed, so also the peak
   std::vector<Bytes> nvme_bytes_by_path;  ///< written, initial fill included
+  double fill_seconds = 0.0;              ///< start() spent on the initial states
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
-/// Writes the initial fp32 values of one tensor to `out`. Throws Error when it has none.
-using WeightSource = std::function<void(const model::TensorSpec& tensor, std::span<float> out)>;
+/// Writes the initial fp32 values of elements [first, first + out.size()) of one tensor to `out`.
+/// Several threads call it at a time. Throws Error when it has none.
+using WeightSource =
+    std::function<void(const model::TensorSpec& tensor, Elems first, std::span<float> out)>;
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
 /// operations to the modules. Not thread-safe. With several ranks every non-const call is

@@ -260,10 +260,11 @@ struct BlockWork {
   double forward_flops = 0.0;   ///< per micro-batch
   /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
   double recomputed_flops = 0.0;
-  Bytes update_traffic = 0;      ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;      ///< stage 3 does not split its weights
-  Bytes intermediate_bytes = 0;  ///< per micro-batch, if the layer keeps them
-  Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
+  Bytes update_traffic = 0;       ///< memory that this rank's update reads and writes
+  bool keeps_whole = false;       ///< stage 3 does not split its weights
+  Bytes intermediate_bytes = 0;   ///< per micro-batch, if the layer keeps them
+  Bytes cleared_bytes = 0;        ///< of accumulator_bytes, zeroed before the first micro-batch
+  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
 };
 
 /// Sizes of a model and its batch.

@@ -23,6 +23,8 @@ struct RunStart {
   std::string update_isa;  ///< of the CPU, or "on the GPU"
   std::string io_backend;  ///< "" if nothing is on NVMe
   double gemm_peak_flops = 0.0;
+  double fill_seconds = 0.0;  ///< to make the initial states and move them home
+  Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
   std::uint64_t files = 0;
   TokenSplit split;
   std::uint64_t steps = 0;

@@ -2,6 +2,7 @@
 #include "src/model/host/code_kernels.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "src/model/host/norm_kernels.h"
+#include "src/model/host/normal_kernels.h"
 #include "src/model/host/softmax_kernels.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
@@ -35,6 +36,7 @@ TypeKernels<T> kernels() {
 
 /// Fills in the kernels. Sets only constants, so it is safe on a CPU without this instruction set.
 void fill(KernelTable& table) {
+  table.normals = normals;
   table.f32 = kernels<float>();
   table.bf16 = kernels<Bf16>();
 }

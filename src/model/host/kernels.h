@@ -103,9 +103,18 @@ struct TypeKernels {
   CodeKernels<T> codes;
 };
 
+/// Groups of four normal numbers that one call of KernelTable::normals makes.
+inline constexpr std::size_t kNormalGroups = 64;
+
 /// Kernels of one instruction set.
 struct KernelTable {
   Isa isa = Isa::scalar;
+  /// Initial values (see model::initialize) of groups [group, group + kNormalGroups) of a tensor
+  /// with this stream: out[4 i + k] is number k of group `group + i`, rounded to float. Values do
+  /// not depend on the instruction set, except those of the groups whose rounding an error of the
+  /// kernel could change: stores their `i` in `doubtful` [kNormalGroups] and returns their number.
+  std::size_t (*normals)(std::uint64_t seed, std::uint64_t stream, std::uint64_t group,
+                         double stddev, float* out, std::size_t* doubtful);
   TypeKernels<float> f32;
   TypeKernels<Bf16> bf16;
 };

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <atomic>
 #include <cfenv>
 #include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -64,6 +66,27 @@ Thrown thrown_by(const std::function<void()>& broken) {
     return {error.category(), error.what()};
   }
   return {};
+}
+
+TEST(Updater, RunsOtherWorkOnItsThreadsEachChunkOnce) {
+  for (const int threads : {1, 4}) {
+    const Updater updater({.threads = threads});
+    for (const Elems count : {0, 1, 3, 1000}) {
+      std::vector<std::atomic<int>> visits(count);
+      updater.for_ranges(count, [&](Elems first, Elems last) {
+        for (Elems i = first; i < last; ++i) ++visits[i];
+      });
+      EXPECT_TRUE(std::all_of(visits.begin(), visits.end(), [](int n) { return n == 1; }))
+          << threads << " threads, " << count;
+    }
+    EXPECT_THROW(updater.for_ranges(1000,
+                                    [](Elems first, Elems last) {
+                                      if (first <= 999 && last > 999) {
+                                        throw Error(ErrorCategory::data, "broken");
+                                      }
+                                    }),
+                 Error);
+  }
 }
 
 TEST(Updater, ResultIsTheSameForEveryNumberOfThreads) {

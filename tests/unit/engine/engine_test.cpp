@@ -120,11 +120,61 @@ TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   }
 }
 
+TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
+  std::vector<std::uint64_t> hashes;
+  for (const std::string tier : {"none", "cpu", "nvme"}) {
+    for (const std::string threads : {"1", "3"}) {
+      // With one buffer, blocks of all sizes follow each other in the same memory.
+      for (const std::string count : {"1", "3"}) {
+        Engine engine = planning::make_engine(
+            config({kWeights + tier, kOptimizer + tier, "ballast.update_threads=" + threads,
+                    "zero_optimization.offload_param.buffer_count=" + count,
+                    "zero_optimization.offload_optimizer.buffer_count=" + count}));
+        engine.start();
+        hashes.push_back(engine.state_hash());
+      }
+    }
+  }
+  EXPECT_EQ(hashes, std::vector<std::uint64_t>(hashes.size(), hashes.front()));
+}
+
+TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
+  const auto value = [](const model::TensorSpec& tensor, Elems i) {
+    return 1.0F / static_cast<float>(tensor.size + i);
+  };
+  Engine engine = planning::make_engine(
+      config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
+  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    ASSERT_LE(first + out.size(), tensor.size);
+    for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
+  });
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const model::TensorSpec& tensor : blocks[b].tensors) {
+      std::vector<float> expected(tensor.size);
+      for (Elems i = 0; i < expected.size(); ++i) expected[i] = value(tensor, i);
+      EXPECT_EQ(engine.read_weights(b, tensor), expected) << tensor.name;
+    }
+  }
+}
+
+TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
+  Engine engine = planning::make_engine(config({"ballast.update_threads=3"}));
+  try {
+    engine.start([](const model::TensorSpec&, Elems, std::span<float>) {
+      throw Error(ErrorCategory::data, "no such tensor");
+    });
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no such tensor"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
   Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
-  engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
+  engine.start([](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
-    if (tensor.name.ends_with("up_proj.weight")) {
+    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
       out[0] = std::numeric_limits<float>::infinity();
     }
   });
@@ -137,9 +187,9 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
   Engine engine = planning::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
-  engine.start([](const model::TensorSpec& tensor, std::span<float> out) {
+  engine.start([](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
-    if (tensor.name.ends_with("up_proj.weight")) {
+    if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
       out[0] = std::numeric_limits<float>::infinity();
     }
   });

@@ -1,14 +1,19 @@
 #include "ballast/model/architecture.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
+#include <numbers>
 #include <set>
 
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/model/family.h"
 
+#include "src/model/host/kernels.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model {
@@ -181,6 +186,64 @@ TEST(Initialize, AnElementDoesNotDependOnThePieceItIsDrawnIn) {
     std::vector<float> piece(std::min<Elems>(6, tensor.size - first));
     initialize(tensor, 7, first, piece);
     for (std::size_t i = 0; i < piece.size(); ++i) EXPECT_EQ(piece[i], whole[first + i]);
+  }
+}
+
+/// The values as the formula gives them with the C library.
+std::vector<float> by_formula(const TensorSpec& tensor, std::uint64_t seed) {
+  std::vector<float> values;
+  for (Elems group = 0; 4 * group < tensor.size; ++group) {
+    const auto words = philox(seed, group, fnv1a(tensor.name));
+    for (std::size_t k = 0; k < 4; ++k) {
+      const double u1 = (static_cast<double>(words[k / 2 * 2]) + 0.5) * 0x1p-32;
+      const double angle =
+          2.0 * std::numbers::pi * ((static_cast<double>(words[k / 2 * 2 + 1]) + 0.5) * 0x1p-32);
+      const double radius = std::sqrt(-2.0 * std::log(u1));
+      const double normal = radius * (k % 2 == 0 ? std::cos(angle) : std::sin(angle));
+      values.push_back(static_cast<float>(tensor.stddev * normal));
+    }
+  }
+  values.resize(tensor.size);
+  return values;
+}
+
+std::vector<std::uint32_t> bits_of(const std::vector<float>& values) {
+  std::vector<std::uint32_t> bits;
+  for (const float value : values) bits.push_back(std::bit_cast<std::uint32_t>(value));
+  return bits;
+}
+
+TEST(Initialize, HasTheBitsOfTheFormula) {
+  TensorSpec tensor = normal_tensor("a.weight", 1'000'003);
+  for (const double stddev : {0.02, 1.0, 1e-43, 0.0}) {
+    tensor.stddev = stddev;
+    EXPECT_EQ(bits_of(initial(tensor, 7)), bits_of(by_formula(tensor, 7))) << stddev;
+  }
+}
+
+TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTheySayTheyMayNot) {
+  constexpr std::size_t kCalls = 4000;
+  constexpr std::size_t kSize = 4 * host::kNormalGroups;
+  const TensorSpec tensor = normal_tensor("b", kCalls * kSize);
+  const auto expected = bits_of(by_formula(tensor, 11));
+  for (const host::KernelTable* table : host::kernel_tables()) {
+    std::vector<float> values(tensor.size);
+    std::array<std::size_t, host::kNormalGroups> doubtful{};
+    std::size_t doubts = 0;
+    for (std::size_t call = 0; call < kCalls; ++call) {
+      float* const out = values.data() + call * kSize;
+      const std::size_t found = table->normals(11, fnv1a(tensor.name), call * host::kNormalGroups,
+                                               tensor.stddev, out, doubtful.data());
+      for (std::size_t i = 0; i < found; ++i) {
+        const std::size_t at = call * kSize + 4 * doubtful.at(i);
+        for (std::size_t k = at; k < at + 4; ++k) values[k] = std::bit_cast<float>(expected[k]);
+      }
+      doubts += found;
+    }
+    EXPECT_EQ(bits_of(values), expected) << to_string(table->isa);
+    // About one in 8,000.
+    EXPECT_GT(doubts, 0U);
+    EXPECT_LT(doubts, kCalls * host::kNormalGroups / 1000);
   }
 }
 

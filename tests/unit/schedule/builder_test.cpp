@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -118,11 +119,14 @@ std::vector<Bytes> seen(const Plan& plan, Action action, Role role, std::size_t 
   return found;
 }
 
-TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrder) {
+TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfTheDevice) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
     // Large enough for several pieces.
-    for (BlockWork& block : problem.workload.blocks) block.state_bytes *= 64;
+    for (BlockWork& block : problem.workload.blocks) {
+      block.state_bytes *= 64;
+      block.initial_state_bytes *= 64;
+    }
     const Schedule schedule = build(problem);
     const std::size_t blocks = problem.workload.blocks.size();
     std::vector<Bytes> weights;
@@ -133,12 +137,39 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrder) {
     }
     const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
     EXPECT_EQ(seen(fill, Action::initialize, Role::weights, blocks), weights) << seed;
-    EXPECT_EQ(seen(fill, Action::initialize, Role::states, blocks), states) << seed;
+    std::vector<Bytes> filled = states;
+    for (std::size_t b = 0; b < blocks; ++b) {
+      if (schedule.buffers[schedule.state_home[b]].tier != Tier::device) continue;
+      filled[b] = problem.workload.blocks[b].initial_state_bytes;
+    }
+    EXPECT_EQ(seen(fill, Action::initialize, Role::states, blocks), filled) << seed;
     const Plan read = build_read(problem.workload, problem.placement, problem.options, 0,
                                  static_cast<std::uint32_t>(blocks));
     EXPECT_EQ(seen(read, Action::read, Role::weights, blocks), weights) << seed;
     EXPECT_EQ(seen(read, Action::read, Role::states, blocks), states) << seed;
     EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
+  }
+}
+
+TEST(Builder, AFillMakesTheStatesOfABlockWhileThoseOfTheBlockBeforeAreWritten) {
+  const Problem problem = uniform(4, 1, Tier::nvme, Tier::nvme);
+  const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
+  const auto last = [&](Action action, std::uint32_t block) {
+    OpId found = 0;
+    for (OpId id = 0; id < fill.operations.size(); ++id) {
+      if (fill.operations[id].action == action && fill.operations[id].block == block) found = id;
+    }
+    return found;
+  };
+  for (std::uint32_t block = 1; block < 4; ++block) {
+    std::set<OpId> before = {last(Action::initialize, block)};
+    // Edges lead to earlier operations.
+    for (auto at = before.rbegin(); at != before.rend(); ++at) {
+      const auto& after = fill.operations[*at].after;
+      before.insert(after.begin(), after.end());
+    }
+    EXPECT_EQ(before.count(last(Action::writeback_weights, block - 1)), 0U) << block;
+    EXPECT_EQ(before.count(last(Action::writeback_states, block - 1)), 0U) << block;
   }
 }
 

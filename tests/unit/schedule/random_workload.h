@@ -59,7 +59,8 @@ inline Problem random_problem(std::uint64_t seed) {
                                        .state_bytes = 10 * elements,
                                        .forward_flops = b == 0 ? 0.0 : 100.0,
                                        .recomputed_flops = b == 0 ? 0.0 : 60.0,
-                                       .update_traffic = 26 * elements});
+                                       .update_traffic = 26 * elements,
+                                       .initial_state_bytes = 2 * elements});
     problem.placement.blocks.push_back({.weights = kTiers[dice.pick(0, 2)],
                                         .optimizer = kTiers[dice.pick(0, 2)],
                                         .activations = kTiers[dice.pick(0, 2)]});
