@@ -193,6 +193,14 @@ void check_members(const Json& object, const std::string& prefix,
   }
 }
 
+/// The effective model section, null values included.
+Json effective_section(const Config& config) {
+  const Json whole = text::parse_json(print(config), "the config");
+  const Json* const section = whole.find("model");
+  expects(section != nullptr, "the config has no model section");
+  return *section;
+}
+
 }  // namespace
 
 Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
@@ -228,7 +236,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   const std::string name = path.string();
   // It may be a config of Ballast, which has comments and none of these keys.
   const Json file = text::parse_json(text::read_settings(path, "config"), name, {.comments = true});
-  const Json effective = text::parse_json(print(config), "the config");
+  const Json section = effective_section(config);
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs = find_given(file, key.name);
     if (theirs == nullptr) continue;
@@ -236,7 +244,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
       check_supported(name, key, *theirs);
       continue;
     }
-    const Json* const ours = find_given(effective, "model." + key.own);
+    const Json* const ours = section.find(key.own);
     expects(ours != nullptr, "checkpoint_keys() names a key that the model section lacks");
     if (are_equal(*theirs, *ours)) continue;
     const auto families = model::family_names();
@@ -251,7 +259,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
 }
 
 Json make_checkpoint_config(const Config& config) {
-  const Json effective = text::parse_json(print(config), "the config");
+  const Json section = effective_section(config);
   Json out = Json::object();
   const auto set = [&out](const std::string& name, const Json& value) {
     const std::size_t dot = name.find('.');
@@ -264,8 +272,8 @@ Json make_checkpoint_config(const Config& config) {
   bool has_length = false;
   for (const model::CheckpointKey& key : model::family(config.model.family).checkpoint_keys()) {
     has_length = has_length || key.own == "max_sequence";
-    if (!key.own.empty()) {
-      set(key.name, *find_given(effective, "model." + key.own));
+    if (const Json* const ours = find_given(section, key.own)) {
+      set(key.name, *ours);
     } else if (!key.supported.empty()) {
       const std::string& value = key.supported.front();
       set(key.name, text::is_json(value) ? text::parse_json(value, key.name) : Json(value));
