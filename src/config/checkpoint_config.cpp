@@ -122,9 +122,8 @@ const Json* find_given(const Json& object, std::string_view name) {
 }
 
 /// The value of the key of the model section that `key` names.
-const Json& own_value(const Json& config, const model::CheckpointKey& key) {
-  const Json* const model = config.find("model");
-  const Json* const found = model == nullptr ? nullptr : model->find(key.own);
+const Json& own_value(const Json& section, const model::CheckpointKey& key) {
+  const Json* const found = section.find(key.own);
   expects(found != nullptr, "checkpoint_keys() names a key that the model section lacks");
   return *found;
 }
@@ -202,6 +201,14 @@ void check_members(const Json& object, const std::string& prefix,
   }
 }
 
+/// The effective model section, null values included.
+Json effective_section(const Config& config) {
+  const Json whole = text::parse_json(print(config), "the config");
+  const Json* const section = whole.find("model");
+  expects(section != nullptr, "the config has no model section");
+  return *section;
+}
+
 }  // namespace
 
 Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
@@ -239,7 +246,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   // It may be a config of Ballast, which has comments and none of these keys.
   const Json file = with_rope_keys(
       text::parse_json(text::read_settings(path, "config"), name, {.comments = true}), name);
-  const Json effective = text::parse_json(print(config), "the config");
+  const Json section = effective_section(config);
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs = find_given(file, key.name);
     if (theirs == nullptr) continue;
@@ -247,7 +254,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
       check_supported(name, key, *theirs);
       continue;
     }
-    const Json& ours = own_value(effective, key);
+    const Json& ours = own_value(section, key);
     if (are_equal(*theirs, ours)) continue;
     const auto families = model::family_names();
     if (key.own == "family" && !lists(families, theirs->text())) {
@@ -261,7 +268,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
 }
 
 Json make_checkpoint_config(const Config& config) {
-  const Json effective = text::parse_json(print(config), "the config");
+  const Json section = effective_section(config);
   Json out = Json::object();
   const auto set = [&out](const std::string& name, const Json& value) {
     const std::size_t dot = name.find('.');
@@ -275,7 +282,7 @@ Json make_checkpoint_config(const Config& config) {
   for (const model::CheckpointKey& key : model::family(config.model.family).checkpoint_keys()) {
     has_length = has_length || key.own == "max_sequence";
     if (!key.own.empty()) {
-      set(key.name, own_value(effective, key));
+      if (const Json& ours = own_value(section, key); !ours.is_null()) set(key.name, ours);
     } else if (!key.supported.empty()) {
       const std::string& value = key.supported.front();
       set(key.name, text::is_json(value) ? text::parse_json(value, key.name) : Json(value));

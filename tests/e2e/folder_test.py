@@ -12,7 +12,7 @@ import sys
 
 from runs import RUN_FILES, TINY, RunTest, main
 
-FIXTURES = pathlib.Path(sys.argv.pop(2))
+FIXTURES = pathlib.Path(sys.argv.pop(2)).resolve()
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
          "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
          "num_key_value_heads": 2, "intermediate_size": 136, "max_position_embeddings": 48,

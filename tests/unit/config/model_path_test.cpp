@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <random>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 
+#include "tests/support/damaged.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::config {
@@ -254,6 +256,25 @@ TEST(ModelPath, NeedsAFolderWithAConfig) {
   EXPECT_NE(folder.error().find("m/config.json:1:2: not valid JSON"), std::string::npos);
   folder.dir.write("m/config.json", "[]");
   EXPECT_NE(folder.error().find("has no model_type"), std::string::npos);
+}
+
+TEST(ModelPath, WithADamagedConfigIsRefusedOrRead) {
+  std::mt19937_64 random(11);
+  int refused = 0;
+  int accepted = 0;
+  for (const json& from : {llama(), gpt2()}) {
+    const Folder folder(from);
+    for (int i = 0; i < 1500; ++i) {
+      std::filesystem::remove(folder.file());  // truncating a file may wait for the disk
+      folder.dir.write("m/config.json", ballast::test::damaged(from.dump(), random));
+      const std::string message = folder.error();
+      (message.empty() ? accepted : refused) += 1;
+      EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+      EXPECT_TRUE(message.empty() || message.starts_with("c.json: model.")) << message;
+    }
+  }
+  EXPECT_GT(refused, 1500);
+  EXPECT_GT(accepted, 50);  // other sizes, or other values of keys without effect
 }
 
 TEST(CheckpointConfig, DescribesTheModelAsReadBack) {

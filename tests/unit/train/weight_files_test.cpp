@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/damaged.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
@@ -151,31 +152,6 @@ std::string read_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Truncates `text`, flips a bit, or replaces, removes or inserts some bytes.
-std::string damaged(std::string text, std::mt19937_64& random) {
-  std::size_t at = random() % text.size();
-  while (text[at] == ' ') at = random() % text.size();  // not the padding of a header
-  const std::size_t count = 1 + random() % 8;
-  std::string noise(count, '\0');
-  for (char& byte : noise) byte = static_cast<char>(random());
-  switch (random() % 6) {
-    case 0:
-      return text.substr(0, at);
-    case 1:
-      text[at] = static_cast<char>(text[at] ^ (1 << random() % 8));
-      return text;
-    case 2:
-      return text.replace(at, count, noise);
-    case 3:
-      return text.erase(at, count);
-    case 4:
-      return text.insert(at, noise);
-    default:  // digits and punctuation keep the text nearer to JSON
-      text[at] = "0123456789{}[]\",:./-e"[random() % 21];
-      return text;
-  }
-}
-
 /// Damages the index, the headers or the data, and reads whatever is accepted.
 TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
   const Folder folder;
@@ -187,7 +163,7 @@ TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
     const std::string whole = read_text(path);
     for (int i = 0; i < 1500; ++i) {
       fs::remove(path);  // truncating a file may wait for the disk
-      std::ofstream(path, std::ios::binary) << damaged(whole, random);
+      std::ofstream(path, std::ios::binary) << test::damaged(whole, random);
       try {
         const WeightFiles files(folder.dir.path());
         for (const auto& place : files.tensors()) {
