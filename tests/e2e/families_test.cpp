@@ -213,8 +213,8 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
     const test::TempDir directory;
     const config::Config config = make_config(record, bf16, directory.path());
     engine::Engine engine = planning::make_engine(config);
-    engine.start([&](const model::TensorSpec& tensor, std::span<float> out) {
-      tensors.read(tensor.name, out);
+    engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+      tensors.read(tensor.name, out, first);
     });
     const std::size_t steps = record["loss"].size();
     for (std::size_t i = 0; i < steps; ++i) {

@@ -175,7 +175,7 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
         std::vector<float> expected(tensor.size);
-        read_initial_weights(files, tensor, values);
+        read_initial_weights(files, tensor, 0, values);
         whole.read(tensor.name, expected);
         EXPECT_EQ(values, expected) << tensor.name;
       }
