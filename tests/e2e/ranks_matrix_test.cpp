@@ -52,7 +52,7 @@ test::Outcome train(const std::string& model, bool bf16, Overrides overrides, co
   if (on_cuda()) overrides.emplace_back("data.sequence_length=9");
   const config::Config config = test::tiny_config(model, bf16, directory.path(), overrides);
   return on_cuda() ? test::train(config, 4, same_ids, all)
-                   : test::train(config, 20, test::chained_ids, all);
+                   : test::train(config, 12, test::chained_ids, all);
 }
 
 struct Choice {
@@ -124,7 +124,7 @@ void compare_all(const std::string& model, bool bf16, double clipping, Overrides
 }
 
 TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
-  compare_all(kGpt2, true, 0.9, {});
+  compare_all(kGpt2, true, 0.8, {});
 }
 
 TEST(RanksMatrix, InFp32AndUneven) {
