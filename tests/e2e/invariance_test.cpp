@@ -17,7 +17,7 @@
 namespace ballast::engine {
 namespace {
 
-constexpr std::uint64_t kSteps = 30;
+constexpr std::uint64_t kSteps = 18;
 constexpr std::uint64_t kFewSteps = 10;
 
 struct Model {

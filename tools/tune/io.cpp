@@ -24,7 +24,7 @@ namespace {
 using text::Json;
 
 constexpr const char* kTask = "tune io";
-constexpr std::size_t kWidth = 80;
+constexpr std::size_t kLineWidth = 80;
 /// Share of a path's time for the search; the rest is for measuring the chosen setting.
 constexpr double kSearchShare = 0.75;
 
@@ -238,7 +238,7 @@ void run_tune_io(const TuneIoArguments& a) {
   if (a.json) {
     fmt::print("{}\n", json_of(tuning, a.tflops).pretty(4));
   } else {
-    fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kWidth, ""));
+    fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kLineWidth, ""));
   }
   if (a.config.empty()) return;
   write_tuning(a.config, tuning);
