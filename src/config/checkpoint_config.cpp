@@ -21,8 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself, and
-/// of which layers have a sliding window, because shorter ones than the sequences are refused.
+/// Keys that do not change the logits: of the tokenizer, of generation, of transformers itself.
 constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "_name_or_path",
                                        "architectures",
@@ -47,12 +46,10 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "initializer_range",
                                        "keys_to_ignore_at_inference",
                                        "label2id",
-                                       "layer_types",
                                        "length_penalty",
                                        "mask_token_id",
                                        "max_length",
                                        "max_position_embeddings",
-                                       "max_window_layers",
                                        "min_length",
                                        "model_max_length",
                                        "n_ctx",

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/model/family.h"
 
 #include "src/config/sections.h"
 
@@ -74,7 +73,6 @@ void complete_model(model::ModelConfig& m, std::uint64_t sequence_length,
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));
   }
-  model::family(m.family).check_length(m, sequence_length, refuse);
 }
 
 void check_data(const Config& c, const Document& document) {

@@ -1,5 +1,6 @@
 #include "ballast/model/architecture.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -98,8 +99,9 @@ BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
   return *this;
 }
 
-BlockBuilder& BlockBuilder::attend(std::uint64_t width) {
+BlockBuilder& BlockBuilder::attend(std::uint64_t width, std::uint64_t window) {
   block_.attention_width = width;
+  block_.attention_window = window;
   return *this;
 }
 
@@ -190,9 +192,15 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
   expects(index < blocks.size(), "forward_flops: no such block");
   const BlockSpec& block = blocks[index];
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  // Two products (scores, weighted values), each over half of length x length.
+  // Two products (scores, weighted values), each over half of length x length; with a window, over
+  // a band less its first corner.
+  const auto whole = static_cast<double>(length);
+  const double window = block.attention_window == 0
+                            ? whole
+                            : std::min(whole, static_cast<double>(block.attention_window));
+  const double pairs_per_token = window - window * window / (2.0 * whole);
   const double attention =
-      2.0 * tokens * static_cast<double>(length) * static_cast<double>(block.attention_width);
+      4.0 * tokens * pairs_per_token * static_cast<double>(block.attention_width);
   return 2.0 * tokens * static_cast<double>(block.product_elements) + attention;
 }
 

@@ -243,13 +243,14 @@ class Layer {
     return memory;
   }
 
-  void attend() {
-    ops_.attention(memory_.qkv, memory_.attention, memory_.log_sums, attention_scratch_);
+  /// `window`: as in AttentionShape.
+  void attend(std::size_t window = 0) {
+    ops_.attention(window, memory_.qkv, memory_.attention, memory_.log_sums, attention_scratch_);
   }
   /// gradient (of attention) -> dqkv.
-  void attend_backward() {
-    ops_.attention_backward(memory_.qkv, memory_.attention, memory_.log_sums, memory_.gradient,
-                            memory_.dqkv, attention_scratch_);
+  void attend_backward(std::size_t window = 0) {
+    ops_.attention_backward(window, memory_.qkv, memory_.attention, memory_.log_sums,
+                            memory_.gradient, memory_.dqkv, attention_scratch_);
   }
 
   /// The result of `bind` for every layer of `model`.

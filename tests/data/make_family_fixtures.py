@@ -45,10 +45,11 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fact
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 CASES = {
     "llama": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": LLAMA3},
-    "mistral": {"sliding_window": None, "rope": PLAIN},
+    "mistral": {"sliding_window": 11, "rope": PLAIN},
     "qwen2": {"tie_word_embeddings": True, "rope": {"rope_type": "default", "rope_theta": 1000.0}},
-    "qwen3": {"rope": PLAIN},
-    "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True,
+    "qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "rope": PLAIN},
+    "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,
+                "sliding_window": 20, "tie_word_embeddings": True,
                 "rope": PLAIN},
     "phi3": {"hidden_size": 48, "num_attention_heads": 3, "head_dim": 16, "sliding_window": None, "original_max_position_embeddings": 24,
              "rope": LONGROPE},

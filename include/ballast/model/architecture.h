@@ -72,7 +72,8 @@ struct BlockSpec {
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
   Elems last_product_elements = 0;
-  std::uint64_t attention_width = 0;  ///< heads x head_dim; 0: no attention
+  std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
+  std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all before
 
   /// The tensor of that name, with or without the prefix; nullptr if missing.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
@@ -99,7 +100,7 @@ struct Architecture {
   [[nodiscard]] Elems parameters() const;
   /// Matrix-multiply FLOPs of the forward pass of block `index` for `sequences` sequences of
   /// `length` tokens; backward counts twice that, recompute once. Attention's products count as
-  /// executed (causal half).
+  /// executed (causal half, inside the window).
   [[nodiscard]] double forward_flops(std::size_t index, std::uint64_t sequences,
                                      std::uint64_t length) const;
   /// The part of forward_flops() that the backward pass recomputes: all but the last product of a

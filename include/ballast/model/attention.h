@@ -19,7 +19,15 @@ struct AttentionShape {
   std::size_t heads = 1;
   std::size_t kv_heads = 1;  ///< divides heads
   std::size_t head_dim = 64;
+  std::size_t window = 0;  ///< keys that a query sees, its own included; 0: all before it
 
+  /// The first key that a query sees, and the end of the queries that see a key.
+  [[nodiscard]] constexpr std::size_t first_key(std::size_t query) const {
+    return window == 0 || query < window ? 0 : query + 1 - window;
+  }
+  [[nodiscard]] constexpr std::size_t end_query(std::size_t key) const {
+    return window == 0 || key + window > length ? length : key + window;
+  }
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
   /// Row length of the queries, and of the results.
   [[nodiscard]] constexpr std::size_t width() const { return heads * head_dim; }

@@ -22,8 +22,8 @@ class BlockBuilder {
   /// Adds the matrix of the last product of a layer; the backward pass does not need its result.
   BlockBuilder& add_last_product(std::string_view name, std::vector<std::uint64_t> shape,
                                  double stddev);
-  /// Declares attention with this total width of heads.
-  BlockBuilder& attend(std::uint64_t width);
+  /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
+  BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
   /// Returns the padded block; call it once.
   BlockSpec finish();
 
@@ -67,9 +67,6 @@ class Family {
   [[nodiscard]] virtual std::vector<DetailKey> details() const { return {}; }
   /// The family's part of complete(), after the common keys. Sets at least intermediate_size.
   virtual void complete(ModelConfig& config, const Refuse& refuse) const = 0;
-  /// The family's rules for sequences of `length` tokens, of a complete config.
-  virtual void check_length(const ModelConfig& /*config*/, std::uint64_t /*length*/,
-                            const Refuse& /*refuse*/) const {}
 
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Layer `index`, counted from 0, of a complete config.

@@ -162,19 +162,24 @@ FusedAttention* Ops<T>::fused() {
 }
 
 template <class T>
-void Ops<T>::attention(const T* qkv, T* out, float* log_sums, std::byte*) {
+void Ops<T>::attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte*) {
+  AttentionShape shape = shape_;
+  shape.window = window;
   if constexpr (kFusable<T>) {
-    if (FusedAttention* const engine = fused()) {
+    if (FusedAttention* const engine = window == 0 ? fused() : nullptr) {
       return engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
     }
   }
-  check_cuda(cuda::attention(queue_, shape_, qkv, out, log_sums), "attention");
+  check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
 }
 
 template <class T>
-void Ops<T>::attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout,
-                                T* dqkv, std::byte* scratch) const {
-  check_cuda(cuda::attention_backward(queue_, shape_, qkv, out, log_sums, dout, dqkv, scratch),
+void Ops<T>::attention_backward(std::size_t window, const T* qkv, const T* out,
+                                const float* log_sums, const T* dout, T* dqkv,
+                                std::byte* scratch) const {
+  AttentionShape shape = shape_;
+  shape.window = window;
+  check_cuda(cuda::attention_backward(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch),
              "gradient of attention");
 }
 

@@ -63,9 +63,9 @@ class Ops {
   void rotate(T* qkv, const Angles& angles, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch);
-  void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
-                          std::byte* scratch) const;
+  void attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte* scratch);
+  void attention_backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
+                          const T* dout, T* dqkv, std::byte* scratch) const;
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);

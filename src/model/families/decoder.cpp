@@ -68,7 +68,7 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   }
   tensors.norm(spec.query_norm, spec.norms_whole_rows ? q : c.head_dim, false);
   tensors.norm(spec.key_norm, spec.norms_whole_rows ? kv : c.head_dim, false);
-  block.attend(q);
+  block.attend(q, spec.window);
   tensors.linear(spec.attention_out, q, h, spec.attention_out_bias, spec.residual_factor);
   tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
   tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);

@@ -30,6 +30,7 @@ struct DecoderSpec {
   std::string key_norm;
   bool norms_whole_rows = false;  ///< over all heads together; false: each head alone
   bool rotates = true;            ///< false: attention without rotary positions
+  std::uint64_t window = 0;       ///< tokens that attention sees, the own included; 0: all before
   std::string attention_out;
 
   /// SwiGLU: gate and up, or one map whose rows are in that order. False: GELU, tanh form.

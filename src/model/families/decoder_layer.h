@@ -41,6 +41,7 @@ class DecoderLayer final : public Layer<Ops> {
     std::optional<NormAt> key_norm;
     bool norms_whole_rows = false;
     bool rotates = false;
+    std::size_t window = 0;
     LinearAt attention_out;
     bool gated = false;
     std::vector<LinearAt> mlp_in;  ///< side by side if it is one map, else one after the other
@@ -129,6 +130,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
              .key_norm = norm(spec.key_norm),
              .norms_whole_rows = spec.norms_whole_rows,
              .rotates = spec.rotates,
+             .window = spec.window,
              .attention_out = linear(spec.attention_out),
              .gated = spec.gated,
              .mlp_in = linears(spec.mlp_in),
@@ -192,7 +194,7 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   const std::size_t rows = this->rows_;
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
-  this->attend();
+  this->attend(b.window);
   if (b.norm_after_attention) {
     ops.linear(block[b.attention_out], m.attention, m.attention_out, this->width_, rows);
     ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
@@ -291,7 +293,7 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
   add_bias_gradient(out, dout, width);
   ops.linear_weight(out, m.attention, dout, width, rows);
   ops.linear_input(out, dout, width, m.gradient, rows);
-  this->attend_backward();
+  this->attend_backward(b.window);
   if (b.rotates) rotate(m.dqkv, -1.0F);
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();

@@ -28,25 +28,7 @@ class Llama : public DecoderFamily {
       c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
     }
     rotary(c, 1, refuse);
-  }
-  /// Attention to the last tokens only (sliding_window) is that to all of a sequence that is not
-  /// longer.
-  void check_length(const ModelConfig& c, std::uint64_t length,
-                    const Refuse& refuse) const override {
-    const bool used = !c.details.contains("use_sliding_window") || c.flag("use_sliding_window");
-    if (!used || !c.details.contains("sliding_window")) return;
-    const text::Json& given = c.detail("sliding_window");
-    if (given.is_null()) return;
-    const auto window = given.whole();
-    if (!window || *window == 0) {
-      refuse("sliding_window",
-             fmt::format("must be a number of tokens, got {}", given.described()));
-    }
-    if (length <= *window) return;
-    refuse("sliding_window",
-           fmt::format("{} is shorter than data.sequence_length {}, which is not supported yet; "
-                       "shorten the sequences",
-                       *window, length));
+    check_windows(c, refuse);
   }
   std::optional<Rotary> rotary(const ModelConfig& c, std::uint64_t length,
                                const Refuse& refuse) const override {
@@ -55,11 +37,12 @@ class Llama : public DecoderFamily {
   OuterTensors outer() const override {
     return {.tokens = "model.embed_tokens.weight", .norm = "model.norm", .norm_has_bias = false};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t /*index*/) const override {
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     const bool biased = c.details.contains("attention_bias") && c.flag("attention_bias");
     return {.norm_before_attention = "input_layernorm",
             .norm_before_mlp = "post_attention_layernorm",
             .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+            .window = window(c, index),
             .attention_out = "self_attn.o_proj",
             .mlp_in = {"mlp.gate_proj", "mlp.up_proj"},
             .mlp_out = "mlp.down_proj",
@@ -92,6 +75,15 @@ class Llama : public DecoderFamily {
   std::string prefix(std::uint64_t index) const override {
     return fmt::format("model.layers.{}.", index);
   }
+  /// Whether a layer has the window if the config has one but no layer_types.
+  virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
+    return true;
+  }
+
+ private:
+  /// sliding_window if the layer has one, else 0.
+  [[nodiscard]] std::uint64_t window(const ModelConfig& c, std::uint64_t index) const;
+  static void check_windows(const ModelConfig& c, const Refuse& refuse);
 };
 
 }  // namespace ballast::model

@@ -26,15 +26,18 @@ class Qwen2 final : public Llama {
   std::string_view name() const override { return "qwen2"; }
   std::string_view checkpoint_class() const override { return "Qwen2ForCausalLM"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},
-            {"rope_scaling", {}},
-            {"use_sliding_window", false},
-            {"sliding_window", {}}};
+    return {{"rope_theta", 10000.0}, {"rope_scaling", {}},      {"use_sliding_window", false},
+            {"sliding_window", {}},  {"max_window_layers", 28}, {"layer_types", {}}};
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.qkv_bias = true;
     return spec;
+  }
+
+ protected:
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return static_cast<double>(index) >= c.number("max_window_layers");
   }
 };
 
@@ -44,17 +47,21 @@ class Qwen3 final : public Llama {
   std::string_view name() const override { return "qwen3"; }
   std::string_view checkpoint_class() const override { return "Qwen3ForCausalLM"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 10000.0},
-            {"rope_scaling", {}},
-            {"attention_bias", false},
-            {"use_sliding_window", false},
-            {"sliding_window", {}}};
+    return {{"rope_theta", 10000.0},   {"rope_scaling", {}},
+            {"attention_bias", false}, {"use_sliding_window", false},
+            {"sliding_window", {}},    {"max_window_layers", 28},
+            {"layer_types", {}}};
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.query_norm = "self_attn.q_norm";
     spec.key_norm = "self_attn.k_norm";
     return spec;
+  }
+
+ protected:
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return static_cast<double>(index) >= c.number("max_window_layers");
   }
 };
 
@@ -64,12 +71,21 @@ class SmolLm3 final : public Llama {
   std::string_view name() const override { return "smollm3"; }
   std::string_view checkpoint_class() const override { return "SmolLM3ForCausalLM"; }
   std::vector<DetailKey> details() const override {
-    return {{"rope_theta", 2000000.0}, {"rope_scaling", {}},          {"attention_bias", false},
-            {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", {}},
-            {"no_rope_layers", {}},    {"no_rope_layer_interval", 4}};
+    return {
+        {"rope_theta", 2000000.0}, {"rope_scaling", {}},          {"attention_bias", false},
+        {"mlp_bias", false},       {"use_sliding_window", false}, {"sliding_window", {}},
+        {"layer_types", {}},       {"no_rope_layers", {}},        {"no_rope_layer_interval", 4}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return !rotates(c, index);
+  }
+
+ private:
+  static bool rotates(const ModelConfig& c, std::uint64_t index);
 };
 
 /// Fused maps; a part of each head rotates.

@@ -15,11 +15,12 @@ namespace {
 constexpr std::size_t kTileRows = 64;
 constexpr std::size_t kKeyBlock = 512;
 
-/// Calls body(first key, keys) for the blocks of [0, keys).
+/// Calls body(first key, keys) for the blocks of keys.begin .. keys.end; `begin` is a multiple of a
+/// block.
 template <class Body>
-void for_keys(std::size_t keys, const Body& body) {
-  for (std::size_t first = 0; first < keys; first += kKeyBlock) {
-    body(first, std::min(kKeyBlock, keys - first));
+void for_keys(const KeyRange& keys, const Body& body) {
+  for (std::size_t first = keys.begin; first < keys.end; first += kKeyBlock) {
+    body(first, std::min(kKeyBlock, keys.end - first));
   }
 }
 
@@ -53,7 +54,7 @@ template <class T>
 struct Attention<T>::Tile {
   std::size_t first;
   std::size_t rows;
-  [[nodiscard]] std::size_t keys() const { return first + rows; }
+  KeyRange keys;
 };
 
 template <class T>
@@ -108,13 +109,20 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   return at;
 }
 
+template <class T>
+auto Attention<T>::tile_at(std::size_t first) const -> Tile {
+  const std::size_t rows = std::min(kTileRows, shape_.length - first);
+  const std::size_t begin = shape_.first_key(first) / kKeyBlock * kKeyBlock;
+  return {first, rows, {begin, first + rows, shape_.window}};
+}
+
 /// Primitives run on one thread each inside a parallel region later, so they are made for one.
 template <class T>
 void Attention<T>::prepare() {
   if (prepared_) return;
   const SingleThreaded guard;
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-    prepare_tile({first, std::min(kTileRows, shape_.length - first)});
+    prepare_tile(tile_at(first));
   }
   prepared_ = true;
 }
@@ -131,18 +139,21 @@ void Attention<T>::prepare_tile(const Tile& tile) {
   const Matrix weights = matrix(none, score_row_);
   const Matrix weights_flipped = transposed(none, score_row_);
   const Matrix sums = matrix(none_f32, size);
-  for_keys(tile.keys(), [&](std::size_t first, std::size_t keys) {
+  for_keys(tile.keys, [&](std::size_t /*first*/, std::size_t keys) {
     products_.prepare({tile.rows, keys, size}, rows, flipped, scores);
     products_.prepare({tile.rows, keys, size}, dout, flipped, scores);
-    products_.prepare({tile.rows, size, keys}, weights, rows, sums, first != 0);
+    products_.prepare({tile.rows, size, keys}, weights, rows, sums, false);
+    products_.prepare({tile.rows, size, keys}, weights, rows, sums, true);
     products_.prepare({keys, size, tile.rows}, weights_flipped, dout, sums, true);
     products_.prepare({keys, size, tile.rows}, weights_flipped, rows, sums, true);
   });
 }
 
 template <class T>
-void Attention<T>::forward(const T* qkv, T* out, float* log_sums, std::byte* scratch) {
+void Attention<T>::forward(std::size_t window, const T* qkv, T* out, float* log_sums,
+                           std::byte* scratch) {
   prepare();
+  shape_.window = window;
   const std::size_t units = shape_.sequences * shape_.heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -159,18 +170,18 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
   const std::size_t size = shape_.head_dim;
   const std::size_t row = shape_.row();
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-    const Tile tile{first, std::min(kTileRows, shape_.length - first)};
-    for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+    const Tile tile = tile_at(first);
+    for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
       products_.multiply_prepared(
           {tile.rows, keys, size}, matrix(qkv + head.query + first * row, row),
           transposed(qkv + head.key + key * row, row), matrix(s.scores + key, score_row_));
     });
-    kernels_.attention_softmax(s.scores, s.probabilities, score_row_, first, tile.rows, tile.keys(),
+    kernels_.attention_softmax(s.scores, s.probabilities, score_row_, first, tile.rows, tile.keys,
                                scale_, log_sums + head.log_sum + first);
-    for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+    for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
       products_.multiply_prepared(
           {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
-          matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != 0);
+          matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != tile.keys.begin);
     });
     kernels_.convert(s.tile, size, out + head.out + first * shape_.width(), shape_.width(),
                      tile.rows, size);
@@ -178,9 +189,10 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
 }
 
 template <class T>
-void Attention<T>::backward(const T* qkv, const T* out, const float* log_sums, const T* dout,
-                            T* dqkv, std::byte* scratch) {
+void Attention<T>::backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
+                            const T* dout, T* dqkv, std::byte* scratch) {
   prepare();
+  shape_.window = window;
   const std::size_t units = shape_.sequences * shape_.kv_heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -205,7 +217,7 @@ void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, con
   for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const Head head = head_of(sequence, h);
     for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-      const Tile tile{first, std::min(kTileRows, shape_.length - first)};
+      const Tile tile = tile_at(first);
       backward_tile(tile, head, qkv, out, log_sums, dout, dqkv, s);
     }
   }
@@ -224,7 +236,7 @@ void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qk
   const T* const query = qkv + head.query + tile.first * row;
   const std::size_t out_offset = head.out + tile.first * hidden;
   const T* const dtile = dout + out_offset;
-  for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
     const Extents extents{tile.rows, keys, size};
     products_.multiply_prepared(extents, matrix(query, row),
                                 transposed(qkv + head.key + key * row, row),
@@ -235,9 +247,9 @@ void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qk
   });
   kernels_.row_dot(dtile, hidden, out + out_offset, hidden, s.delta, tile.rows, size);
   kernels_.attention_softmax_backward(s.scores, s.dscores, s.probabilities, s.dproducts, score_row_,
-                                      tile.first, tile.rows, tile.keys(), scale_,
+                                      tile.first, tile.rows, tile.keys, scale_,
                                       log_sums + head.log_sum + tile.first, s.delta);
-  for_keys(tile.keys(), [&](std::size_t key, std::size_t keys) {
+  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
     const Extents down{keys, size, tile.rows};
     products_.multiply_prepared(down, transposed(s.probabilities + key, score_row_),
                                 matrix(dtile, hidden), matrix(s.dvalues + key * size, size), true);
@@ -245,7 +257,7 @@ void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qk
                                 matrix(s.dkeys + key * size, size), true);
     products_.multiply_prepared({tile.rows, size, keys}, matrix(s.dproducts + key, score_row_),
                                 matrix(qkv + head.key + key * row, row), matrix(s.tile, size),
-                                key != 0);
+                                key != tile.keys.begin);
   });
   kernels_.convert(s.tile, size, dqkv + head.query + tile.first * row, row, tile.rows, size);
 }

@@ -15,6 +15,14 @@ namespace ballast::model::host {
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+/// The keys of a tile of scores: the columns [begin, end); each query sees `window` of them (0:
+/// all) up to its own.
+struct KeyRange {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t window = 0;
+};
+
 /// Kernels over rows of activations for one instruction set; single-threaded, callers split the
 /// rows. `T` is the training type; matrices are row-major, [rows, width] without gaps unless a
 /// stride (in elements) is given. `*_sum` arrays [width] are added to.
@@ -56,16 +64,15 @@ struct RowKernels {
   void (*row_dot)(const T* a, Size a_stride, const T* b, Size b_stride, A* out, Size rows,
                   Size width);
 
-  /// Causal softmax of a tile of scores: row r sees columns [0, first + r + 1), the others up to
-  /// `columns` get probability 0. Overwrites `scores`. log_sum[r] = log of the sum of exp(scale *
-  /// score).
+  /// Causal softmax of a tile of scores: row r is query first + r; the keys that it does not see
+  /// get probability 0. Overwrites `scores`. log_sum[r] = log of the sum of exp(scale * score).
   void (*attention_softmax)(A* scores, T* probabilities, Size stride, Size first, Size rows,
-                            Size columns, A scale, A* log_sum);
+                            const KeyRange& keys, A scale, A* log_sum);
   /// Recomputes probabilities from log_sum, and the gradients of the unscaled scores: p * (dp -
   /// delta) * scale.
   void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
-                                     Size stride, Size first, Size rows, Size columns, A scale,
-                                     const A* log_sum, const A* delta);
+                                     Size stride, Size first, Size rows, const KeyRange& keys,
+                                     A scale, const A* log_sum, const A* delta);
   /// Returns the cross-entropy in nats of one row of logits against `target`. Overwrites the row.
   /// `gradient` (or null) = scale * (softmax - one-hot); it may start where `logits` starts.
   double (*cross_entropy)(A* logits, Size size, Size target, A scale, T* gradient);

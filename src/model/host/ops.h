@@ -66,12 +66,12 @@ class Ops {
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
   /// Arguments as host::Attention's.
-  void attention(const T* qkv, T* out, float* log_sums, std::byte* scratch) {
-    attention_.forward(qkv, out, log_sums, scratch);
+  void attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte* scratch) {
+    attention_.forward(window, qkv, out, log_sums, scratch);
   }
-  void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
-                          std::byte* scratch) {
-    attention_.backward(qkv, out, log_sums, dout, dqkv, scratch);
+  void attention_backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
+                          const T* dout, T* dqkv, std::byte* scratch) {
+    attention_.backward(window, qkv, out, log_sums, dout, dqkv, scratch);
   }
 
   /// y = x W (+ bias); rows of y are `y_row` apart.

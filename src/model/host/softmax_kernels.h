@@ -22,49 +22,66 @@ inline void clear(T* x, Size begin, Size end) {
   if (end > begin) __builtin_memset(static_cast<void*>(x + begin), 0, (end - begin) * sizeof(T));
 }
 
+/// The keys that a query sees: [begin, end).
+struct Seen {
+  Size begin;
+  Size end;
+  Seen(Size query, Size window)
+      : begin(window == 0 || query < window ? 0 : query + 1 - window), end(query + 1) {}
+};
+
+/// Writes zero to the keys of a row that its query does not see.
+template <class T>
+inline void clear_unseen(T* row, const Seen& seen, const KeyRange& keys) {
+  clear(row, keys.begin, seen.begin);
+  clear(row, seen.end, keys.end);
+}
+
 template <class T>
 void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first, Size rows,
-                       Size columns, Acc<T> scale, Acc<T>* log_sum) {
+                       const KeyRange& keys, Acc<T> scale, Acc<T>* log_sum) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, scores += stride, probabilities += stride) {
-    const Size valid = first + r + 1;
-    const A largest = row_max(scores, valid) * scale;
+    const Seen seen(first + r, keys.window);
+    const Size count = seen.end - seen.begin;
+    A* const row = scores + seen.begin;
+    T* const out = probabilities + seen.begin;
+    const A largest = row_max(row, count) * scale;
     Vec<A> sum(A(0));
-    for_row<A>(valid, [&](Size i, auto part) {
+    for_row<A>(count, [&](Size i, auto part) {
       // Lanes after the end: exp(-inf) = 0.
-      const Vec<A> s = get(scores + i, part, -static_cast<A>(HUGE_VAL));
+      const Vec<A> s = get(row + i, part, -static_cast<A>(HUGE_VAL));
       const Vec<A> e = formulas::probability(s, Vec<A>(scale), Vec<A>(largest));
-      put(scores + i, e, part);
+      put(row + i, e, part);
       sum += e;
     });
     const A total = sum_lanes(sum);
     const Vec<A> inverse(A(1) / total);
-    for_row<A>(valid, [&](Size i, auto part) {
-      put(probabilities + i, get(scores + i, part) * inverse, part);
-    });
-    clear(probabilities, valid, columns);
+    for_row<A>(count, [&](Size i, auto part) { put(out + i, get(row + i, part) * inverse, part); });
+    clear_unseen(probabilities, seen, keys);
     log_sum[r] = largest + static_cast<A>(::log(static_cast<double>(total)));
   }
 }
 
 template <class T>
 void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* probabilities,
-                                T* dscores, Size stride, Size first, Size rows, Size columns,
-                                Acc<T> scale, const Acc<T>* log_sum, const Acc<T>* delta) {
+                                T* dscores, Size stride, Size first, Size rows,
+                                const KeyRange& keys, Acc<T> scale, const Acc<T>* log_sum,
+                                const Acc<T>* delta) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r) {
-    const Size valid = first + r + 1;
-    const Size row = r * stride;
+    const Seen seen(first + r, keys.window);
+    const Size row = r * stride + seen.begin;
     const Vec<A> sum(log_sum[r]);
     const Vec<A> mean(delta[r]);
-    for_row<A>(valid, [&](Size i, auto part) {
+    for_row<A>(seen.end - seen.begin, [&](Size i, auto part) {
       const Vec<A> p = formulas::probability(get(scores + row + i, part), Vec<A>(scale), sum);
       put(probabilities + row + i, p, part);
       put(dscores + row + i,
           formulas::softmax_derivative(p, get(dp + row + i, part), mean, Vec<A>(scale)), part);
     });
-    clear(probabilities + row, valid, columns);
-    clear(dscores + row, valid, columns);
+    clear_unseen(probabilities + r * stride, seen, keys);
+    clear_unseen(dscores + r * stride, seen, keys);
   }
 }
 

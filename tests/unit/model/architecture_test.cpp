@@ -136,6 +136,22 @@ TEST(Architecture, CountsWhatTheBackwardPassComputesAgain) {
   EXPECT_EQ(llama.recomputed_flops(1, 1, 8), llama.forward_flops(1, 1, 8) - 2.0 * 8 * down);
 }
 
+TEST(Flops, OfAWindowCountTheKeysThatAreSeen) {
+  ModelConfig config = test::small_llama();
+  const double all = build_architecture(config).forward_flops(1, 1, 64);
+  config.family = "mistral";
+  for (const std::uint64_t window : {1U, 8U, 63U, 64U, 100U}) {
+    config.details["sliding_window"] = window;
+    const Architecture model = build_architecture(config);
+    const double seen = std::min<double>(64.0, static_cast<double>(window));
+    // As the causal half without a window, pairs on the diagonal count half.
+    const double pairs = 64.0 * seen - seen * seen / 2.0;
+    const double width = static_cast<double>(model.blocks[1].attention_width);
+    EXPECT_DOUBLE_EQ(model.forward_flops(1, 1, 64), all - 4.0 * (64.0 * 64.0 / 2.0 - pairs) * width)
+        << window;
+  }
+}
+
 TEST(Families, AreFoundByNameWithASuggestion) {
   EXPECT_EQ(family("llama").name(), "llama");
   EXPECT_EQ(family_names().front(), "gpt2");

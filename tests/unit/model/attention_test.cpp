@@ -22,6 +22,7 @@ Reference reference_of(const AttentionShape& shape) {
   reference.config.head_dim = shape.head_dim;
   reference.sequences = shape.sequences;
   reference.length = shape.length;
+  reference.window = shape.window;
   return reference;
 }
 
@@ -41,7 +42,8 @@ Values plain(const AttentionShape& shape, const Values& qkv) {
                                        part(qkv, shape, h + kv, kv));
 }
 
-class AttentionShapes : public testing::TestWithParam<std::size_t> {
+/// Length and window.
+class AttentionShapes : public testing::TestWithParam<std::pair<std::size_t, std::size_t>> {
  protected:
   /// Forward and backward in fp32 with every instruction set; `check` gets out and dqkv.
   template <class Check>
@@ -54,9 +56,9 @@ class AttentionShapes : public testing::TestWithParam<std::size_t> {
       std::vector<float> dqkv(qkv.size());
       std::vector<float> log_sums(shape.log_sums());
       std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
-      attention.forward(in.data(), out.data(), log_sums.data(), scratch.data());
-      attention.backward(in.data(), out.data(), log_sums.data(), dy.data(), dqkv.data(),
-                         scratch.data());
+      attention.forward(shape.window, in.data(), out.data(), log_sums.data(), scratch.data());
+      attention.backward(shape.window, in.data(), out.data(), log_sums.data(), dy.data(),
+                         dqkv.data(), scratch.data());
       check(out, dqkv);
     }
   }
@@ -64,7 +66,8 @@ class AttentionShapes : public testing::TestWithParam<std::size_t> {
 
 TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   // Groups of three; lengths below, at and above the size of a tile, and above a block of keys.
-  const AttentionShape shape{2, GetParam(), 6, 2, 10};
+  const auto [length, window] = GetParam();
+  const AttentionShape shape{2, length, 6, 2, 10, window};
   Values qkv = normals(shape.tokens() * shape.row(), 1);
   for (double& value : qkv) value = static_cast<float>(value);
   Values dout = normals(shape.tokens() * shape.width(), 2);
@@ -102,8 +105,15 @@ TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Lengths, AttentionShapes, testing::Values(1, 63, 64, 65, 150, 530),
-                         [](const auto& info) { return std::to_string(info.param); });
+using Sizes = std::pair<std::size_t, std::size_t>;
+INSTANTIATE_TEST_SUITE_P(Lengths, AttentionShapes,
+                         testing::Values(Sizes{1, 0}, Sizes{63, 0}, Sizes{64, 0}, Sizes{65, 0},
+                                         Sizes{150, 0}, Sizes{530, 0}, Sizes{65, 1}, Sizes{150, 70},
+                                         Sizes{530, 13}, Sizes{63, 500}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.first) + "Window" +
+                                  std::to_string(info.param.second);
+                         });
 
 TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
   const RowKernels<float>& kernels = kernel_tables().front()->f32.rows;
@@ -124,9 +134,9 @@ TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
   std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
   std::vector<float> before(shape.tokens() * shape.width());
   std::vector<float> after(before.size());
-  attention.forward(qkv.data(), before.data(), log_sums.data(), scratch.data());
+  attention.forward(0, qkv.data(), before.data(), log_sums.data(), scratch.data());
   for (std::size_t i = 70 * shape.row(); i < qkv.size(); ++i) qkv[i] = 1e9F;
-  attention.forward(qkv.data(), after.data(), log_sums.data(), scratch.data());
+  attention.forward(0, qkv.data(), after.data(), log_sums.data(), scratch.data());
   before.resize(70 * shape.width());
   after.resize(70 * shape.width());
   EXPECT_EQ(before, after);

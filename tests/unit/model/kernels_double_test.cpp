@@ -179,19 +179,20 @@ TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
   }
 }
 
-TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
+void check_softmax(std::size_t window) {
   constexpr std::size_t kFirst = 4;
   constexpr std::size_t kRows = 7;
   constexpr std::size_t kColumns = kFirst + kRows;
   constexpr std::size_t kStride = 16;
   constexpr double kScale = 0.6;
+  const KeyRange keys = {0, kColumns, window};
   Values scores = normals(kRows * kStride, 1, 2.0);
   const Values dp = normals(scores.size(), 2);
   Values log_sum(kRows);
   const auto softmax = [&] {
     Values used = scores;
     Values p(scores.size());
-    in_double::attention_softmax(used.data(), p.data(), kStride, kFirst, kRows, kColumns, kScale,
+    in_double::attention_softmax(used.data(), p.data(), kStride, kFirst, kRows, keys, kScale,
                                  log_sum.data());
     return p;
   };
@@ -202,19 +203,27 @@ TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
     for (std::size_t i = 0; i < kColumns; ++i) {
       sum += p[r * kStride + i];
       delta[r] += p[r * kStride + i] * dp[r * kStride + i];
-      if (i > kFirst + r) {
-        EXPECT_EQ(p[r * kStride + i], 0.0);
-      }
+      const bool seen = i <= kFirst + r && (window == 0 || i + window > kFirst + r);
+      EXPECT_EQ(p[r * kStride + i] != 0.0, seen) << r << ", " << i;
     }
     EXPECT_NEAR(sum, 1.0, 1e-12);
   }
   Values again(scores.size());
   Values dscores(scores.size());
   in_double::attention_softmax_backward(scores.data(), dp.data(), again.data(), dscores.data(),
-                                        kStride, kFirst, kRows, kColumns, kScale, log_sum.data(),
+                                        kStride, kFirst, kRows, keys, kScale, log_sum.data(),
                                         delta.data());
   for (std::size_t i = 0; i < p.size(); ++i) EXPECT_NEAR(again[i], p[i], 1e-12);
   expect_gradient([&] { return dot(softmax(), dp); }, scores, dscores, "scores");
+}
+
+TEST(DoubleKernels, CausalSoftmaxsGradientIsItsDerivative) {
+  check_softmax(0);
+}
+TEST(DoubleKernels, SoftmaxOverAWindowSeesNoMore) {
+  check_softmax(1);
+  check_softmax(5);
+  check_softmax(100);
 }
 
 TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {

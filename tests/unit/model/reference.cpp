@@ -70,7 +70,8 @@ Values Reference::attention(const Values& q, const Values& k, const Values& v) c
   Values out(q.size());
   Values p(length);
   for (std::size_t row = 0; row < tokens(); ++row) {
-    const std::size_t start = row / length * length;
+    const std::size_t sequence = row / length * length;
+    const std::size_t start = window == 0 || row < sequence + window ? sequence : row + 1 - window;
     for (std::size_t h = 0; h < heads; ++h) {
       const std::size_t kv = h / (heads / kv_heads);
       double total = 0.0;

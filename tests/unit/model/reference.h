@@ -13,6 +13,7 @@ struct Reference {
   model::ModelConfig config;
   std::size_t sequences = 0;
   std::size_t length = 0;
+  std::size_t window = 0;  ///< of attention, as in AttentionShape
 
   using Values = std::vector<double>;
   [[nodiscard]] std::size_t tokens() const { return sequences * length; }

@@ -63,7 +63,7 @@ struct Shared {
 };
 
 /// Queries that a block of keys processes in one step. It loops over the heads that share the keys,
-/// and for each head over the queries from the first key on.
+/// and for each head over the queries that see any of them.
 struct Queries {
   int head;
   int first;  ///< position
@@ -87,10 +87,10 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   }
 }
 
-/// Sets elements to 0 whose key comes after their query. `distance`: how far the query of this
+/// Sets elements to 0 whose query does not see their key. `distance`: how far the query of this
 /// lane's first element comes after its key.
 template <bool kKeysAreRows, int kTiles, int kStep>
-__device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
+__device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int distance, int window) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -99,8 +99,8 @@ __device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
       for (int i = 0; i < 4; ++i) {
         const int row = 16 * m + 8 * (i / 2);
         const int column = 8 * n + i % 2;
-        const int ahead = kKeysAreRows ? column - row : row - column;
-        if (distance + ahead < 0) p[m][n][i] = 0.0F;
+        const int after = distance + (kKeysAreRows ? column - row : row - column);
+        if (after < 0 || after >= window) p[m][n][i] = 0.0F;
       }
     }
   }
@@ -111,7 +111,7 @@ __device__ void hide_later_keys(Sums<kTiles, kStep>& p, int distance) {
 template <int kWidth, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
-                            int slice, float scale) {
+                            int window, int slice, float scale) {
   constexpr int kStep = Geometry<kWidth>::kStep;
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
@@ -129,8 +129,9 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
       }
     }
   }
-  if (first_key + 16 * kTiles > first_query) {
-    hide_later_keys<true, kTiles, kStep>(p, first_query - first_key + lane_column() - lane_row());
+  if (first_key + 16 * kTiles > first_query || first_query + kStep > first_key + window) {
+    hide_unseen_keys<true, kTiles, kStep>(p, first_query - first_key + lane_column() - lane_row(),
+                                          window);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -172,6 +173,8 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   const HeadPlace place = place_of(shape, blockIdx.y, static_cast<std::size_t>(first_head));
   const int first_key =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
+  const int window = window_of(shape);
+  const int end = std::min(first + G::kOwn - 1 + window, length);  // of the queries
 
   Sums<G::kTiles, G::kSlice> dkeys;
   Sums<G::kTiles, G::kSlice> dvalues;
@@ -185,7 +188,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   device::end_copies();
   for (int turn = 0; queries.head < first_head + group; ++turn) {
     Queries next{queries.head, queries.first + G::kStep};
-    if (next.first >= length) next = {queries.head + 1, first};
+    if (next.first >= end) next = {queries.head + 1, first};
     device::await_copies<0>();
     __syncthreads();  // this step is complete, and no thread reads the previous one any more
     if (next.head < first_head + group) {
@@ -194,10 +197,13 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
     device::end_copies();
     const int query = queries.first;
     queries = next;
-    // Warps without keys, or whose keys come after these queries, take part only in the copies.
-    if (first_key >= length || first_key >= query + G::kStep) continue;
-    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, slice,
-                                              scale * kLog2E);
+    // Warps without keys, or whose keys none of these queries sees, take part only in the copies.
+    if (first_key >= length || first_key >= query + G::kStep ||
+        query >= first_key + G::kWarpRows - 1 + window) {
+      continue;
+    }
+    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query,
+                                              window, slice, scale * kLog2E);
   }
   device::await_copies<0>();
   if (first_key >= length) return;
@@ -214,8 +220,8 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
 /// Adds the contributions of the keys of one step to the gradients of this warp's queries.
 template <int kWidth, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
-                         int first_query, int first_key, const QueryRow (&rows)[kTiles][2],
-                         float scale) {
+                         int first_query, int first_key, int window,
+                         const QueryRow (&rows)[kTiles][2], float scale) {
   constexpr int kStep = Geometry<kWidth>::kStep;
   const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
   const Bf16* const values = lane_part<kWidth>(shared.second(turn));
@@ -235,8 +241,9 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
       }
     }
   }
-  if (first_key + kStep > first_query) {
-    hide_later_keys<false, kTiles, kStep>(p, first_query - first_key + lane_row() - lane_column());
+  if (first_key + kStep > first_query || first_query + 16 * kTiles > first_key + window) {
+    hide_unseen_keys<false, kTiles, kStep>(p, first_query - first_key + lane_row() - lane_column(),
+                                           window);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -257,11 +264,13 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
   const int first_query =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
   const Pair keys = {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)};
+  const int window = window_of(shape);
+  const int begin = first_step(first, window, G::kStep);
 
   copy_pair<kWidth, G::kOwn>(
       shared.own, {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)},
       first);
-  copy_pair<kWidth, G::kStep>(shared.first(0), keys, 0);
+  copy_pair<kWidth, G::kStep>(shared.first(0), keys, begin);
   device::end_copies();
   const QueryRow* const head_rows =
       all_rows + (blockIdx.y * shape.heads + blockIdx.x) * padded_length(shape);
@@ -273,17 +282,21 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
   Sums<G::kTiles, kWidth> dqueries;
   clear<G::kTiles, kWidth>(dqueries);
   const int end = std::min(first + G::kOwn, length);
-  for (int turn = 0; turn * G::kStep < end; ++turn) {
-    const int key = turn * G::kStep;
+  for (int turn = 0; begin + turn * G::kStep < end; ++turn) {
+    const int key = begin + turn * G::kStep;
     device::await_copies<0>();
     __syncthreads();  // this step is complete, and no thread reads the previous one any more
     if (key + G::kStep < end) {
       copy_pair<kWidth, G::kStep>(shared.first(turn + 1), keys, key + G::kStep);
     }
     device::end_copies();
-    // Warps without queries, or whose queries come before these keys, take part only in the copies.
-    if (first_query >= length || key >= first_query + G::kWarpRows) continue;
-    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, rows, scale * kLog2E);
+    // Warps without queries, or whose queries see none of these keys, take part only in the copies.
+    if (first_query >= length || key >= first_query + G::kWarpRows ||
+        key + G::kStep + window <= first_query + 1) {
+      continue;
+    }
+    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, window, rows,
+                                scale * kLog2E);
   }
   device::await_copies<0>();
   if (first_query >= length) return;

@@ -126,10 +126,11 @@ __global__ void __launch_bounds__(kThreads)
   const int first = static_cast<int>(blockIdx.y) * kRows;
   const int first_row = first + warp() * kForwardRows;
   const int end = std::min(first + kRows, length);
+  const int window = window_of(shape);
   float sums[kForwardRows][kParts] = {};
   RowState rows[kForwardRows];
   load_rows(queries, rows_in_qkv(shape, qkv + place.query), first, kRows);
-  for (int key = 0; key < end; key += kStep) {
+  for (int key = first_step(first, window, kStep); key < end; key += kStep) {
     load_rows(keys, rows_in_qkv(shape, qkv + place.key), key, kStep);
     load_rows(values, rows_in_qkv(shape, qkv + place.value), key, kStep);
     __syncthreads();
@@ -138,11 +139,13 @@ __global__ void __launch_bounds__(kThreads)
                                 size);
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
-      if (key + lane() > first_row + r) scores[r] = -std::numeric_limits<float>::infinity();
-      // Every row sees key 0, so its maximum is finite.
+      const int after = key + lane() - (first_row + r);
+      if (after > 0 || after <= -window) scores[r] = -std::numeric_limits<float>::infinity();
       const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
-      const float correction = exp2f((rows[r].greatest - greatest) * scale);
-      const float power = exp2f((scores[r] - greatest) * scale);
+      // A row may not have seen any key yet.
+      const float base = greatest == -std::numeric_limits<float>::infinity() ? 0.0F : greatest;
+      const float correction = exp2f((rows[r].greatest - base) * scale);
+      const float power = exp2f((scores[r] - base) * scale);
       rows[r].greatest = greatest;
       rows[r].sum = __fmaf_rn(rows[r].sum, correction, power);
       weights[r * kStep + lane()] = power;
@@ -212,14 +215,15 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
   const int first = static_cast<int>(blockIdx.y) * kRows;
   const int mine = warp() * kBackwardRows;  // in the tile
+  const int window = window_of(shape);
   float sums[kBackwardRows][kParts] = {};
   float second_sums[kBackwardRows][kParts] = {};
   for (std::size_t head = blockIdx.x * heads; head < (blockIdx.x + 1) * heads; ++head) {
     const Sides sides = sides_of(shape, head, qkv, dout, rows);
     load_rows(own, kOfKeys ? sides.keys : sides.queries, first, kRows);
     load_rows(own_second, kOfKeys ? sides.values : sides.douts, first, kRows);
-    const int begin = kOfKeys ? first / kStep * kStep : 0;
-    const int end = kOfKeys ? length : std::min(first + kRows, length);
+    const int begin = kOfKeys ? first / kStep * kStep : first_step(first, window, kStep);
+    const int end = std::min(first + (kOfKeys ? kRows - 1 + window : kRows), length);
     for (int at = begin; at < end; at += kStep) {
       load_rows(step, kOfKeys ? sides.queries : sides.keys, at, kStep);
       load_rows(step_second, kOfKeys ? sides.douts : sides.values, at, kStep);
@@ -234,7 +238,8 @@ __global__ void __launch_bounds__(kThreads)
         const int query = kOfKeys ? at + lane() : own_row;
         const int key = kOfKeys ? own_row : at + lane();
         Weight weight;
-        if (key <= query) weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E);
+        if (key <= query && query - key < window)
+          weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E);
         gradients[r * kStep + lane()] = weight.gradient;
         probabilities[r * kStep + lane()] = weight.probability;
       }

@@ -37,26 +37,27 @@ __device__ float sum_of_row(float value) {
   return value + __shfl_xor_sync(device::kAllLanes, value, 2);
 }
 
-/// Masks the scores of keys that come after their query. `distance`: how far the key of this lane's
-/// first element comes after its query.
+/// Masks the scores of keys that their query does not see. `distance`: how far the key of this
+/// lane's first element comes after its query.
 template <int kTiles>
-__device__ void hide_later_keys(Sums<kTiles, kKeys>& scores, int distance) {
+__device__ void hide_unseen_keys(Sums<kTiles, kKeys>& scores, int distance, int window) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool later = distance + 8 * n + i % 2 > 16 * m + 8 * (i / 2);
-        if (later) scores[m][n][i] = -std::numeric_limits<float>::infinity();
+        const int after = distance + 8 * n + i % 2 - (16 * m + 8 * (i / 2));
+        if (after > 0 || after <= -window)
+          scores[m][n][i] = -std::numeric_limits<float>::infinity();
       }
     }
   }
 }
 
 /// Replaces scores by exp(scale * (score - maximum so far)) and rescales the sums to that maximum.
-/// Every row sees key 0 in its first tile, so its maximum is finite. `scale` applies to exponents
-/// of base 2.
+/// A row that has seen no key yet has the maximum -infinity and sums of 0. `scale` applies to
+/// exponents of base 2.
 template <int kWidth, int kTiles>
 __device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax,
                            Sums<kTiles, kWidth>& sums, float scale) {
@@ -71,7 +72,8 @@ __device__ void add_scores(Sums<kTiles, kKeys>& scores, Softmax<kTiles>& softmax
         greatest = fmaxf(greatest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
       }
       greatest = greatest_of_row(greatest);
-      const float shift = -scale * greatest;
+      const bool none = greatest == -std::numeric_limits<float>::infinity();
+      const float shift = none ? 0.0F : -scale * greatest;
       const float correction = device::power_of_two(__fmaf_rn(before, scale, shift));
       float sum = softmax.sum[m][half] * correction;
 #pragma unroll
@@ -129,6 +131,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kRows;
   const int warp_row = static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;
   const int first_row = first + warp_row;
+  const int window = window_of(shape);
+  const int begin = first_step(first, window, kKeys);
   Bf16* const own = queries + warp_row * kTileStep<kWidth>;
 
   Sums<kTiles, kWidth> sums;
@@ -140,12 +144,13 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     softmax.sum[i / 2][i % 2] = 0.0F;
   }
   copy_rows<kWidth, G::kRows, kThreads>(queries, rows_in_qkv(shape, qkv + place.query), first);
-  copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, 0);
+  copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, begin);
   device::end_copies();
   const int end = std::min(first + G::kRows, length);
-  for (int key = 0; key < end; key += kKeys) {
-    // Warps without rows, or whose rows come before these keys, take part only in the copies.
-    const bool seen = first_row < length && key < first_row + G::kWarpRows;
+  for (int key = begin; key < end; key += kKeys) {
+    // Warps without rows, or whose rows see none of these keys, take part only in the copies.
+    const bool seen = first_row < length && key < first_row + G::kWarpRows &&
+                      key + kKeys + window > first_row + 1;
     Weights<kTiles, kKeys> weights;
     device::await_copies<0>();
     __syncthreads();  // keys are complete, and no thread reads the previous values any more
@@ -154,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     if (seen) {
       Sums<kTiles, kKeys> scores;
       multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
-      if (key + kKeys > first_row) {
-        hide_later_keys<kTiles>(scores, key + lane_column() - first_row - lane_row());
+      if (key + kKeys > first_row || key + window < first_row + G::kWarpRows) {
+        hide_unseen_keys<kTiles>(scores, key + lane_column() - first_row - lane_row(), window);
       }
       add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
       to_weights<kTiles, kKeys>(scores, weights);

@@ -20,6 +20,17 @@ inline float score_scale(const AttentionShape& shape) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
 
+/// The window of the kernels: a number of keys that hides none if there is no window.
+constexpr int window_of(const AttentionShape& shape) {
+  const std::size_t window = shape.window == 0 ? shape.length : shape.window;
+  return static_cast<int>(window < shape.length ? window : shape.length);
+}
+/// The start of the step of `step` keys that has the first key that `query` sees.
+constexpr int first_step(int query, int window, int step) {
+  const int first = query + 1 - window;
+  return first <= 0 ? 0 : first / step * step;
+}
+
 /// Rows of one head of one sequence in memory.
 template <class T>
 struct HeadRows {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "src/model/cuda/attention/attention.h"
@@ -105,6 +106,7 @@ struct AttentionReference {
         scores[j] += qkv[row.query + i] * qkv[row.key + j * shape.row() + i];
       }
       scores[j] /= std::sqrt(static_cast<double>(shape.head_dim));
+      if (j < shape.first_key(row.position)) scores[j] = -std::numeric_limits<double>::infinity();
     }
     return scores;
   }

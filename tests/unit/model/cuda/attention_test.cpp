@@ -71,14 +71,18 @@ T nan_of() {
 std::string text(const AttentionShape& shape) {
   return std::to_string(shape.sequences) + " sequences of " + std::to_string(shape.length) + ", " +
          std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " heads of " +
-         std::to_string(shape.head_dim);
+         std::to_string(shape.head_dim) +
+         (shape.window == 0 ? "" : ", window " + std::to_string(shape.window));
 }
 
-/// Lengths below, at and above the borders of tiles; padded and unpadded widths; groups.
+/// Lengths below, at and above the borders of tiles; padded and unpadded widths; groups; windows
+/// from one key to more than there are, so that rows, warps and whole tiles do not see some keys.
 const std::vector<AttentionShape> kShapes = {
-    {2, 1, 3, 1, 8},     {3, 15, 2, 2, 16},  {1, 63, 3, 1, 64},
-    {1, 64, 4, 2, 72},   {2, 65, 1, 1, 32},  {1, 130, 2, 1, 64},
-    {1, 140, 1, 1, 128}, {1, 70, 1, 1, 256}, {1, 35, 2, 2, 200},
+    {2, 1, 3, 1, 8},         {3, 15, 2, 2, 16},       {1, 63, 3, 1, 64},
+    {1, 64, 4, 2, 72},       {2, 65, 1, 1, 32},       {1, 130, 2, 1, 64},
+    {1, 140, 1, 1, 128},     {1, 70, 1, 1, 256},      {1, 35, 2, 2, 200},
+    {2, 130, 2, 1, 64, 1},   {1, 200, 2, 2, 32, 40},  {1, 205, 1, 1, 128, 70},
+    {1, 100, 3, 1, 256, 33}, {1, 140, 1, 1, 64, 139}, {1, 66, 1, 1, 16, 500},
 };
 
 /// Tolerance: the rounding of one operand and of the result to T, some more for fp32, and, where

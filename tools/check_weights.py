@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Loads the saved weights of a run in transformers and computes the run's held-out loss with them.
+
+    python tools/check_weights.py RUN
+
+RUN is the run directory of `ballast train` with one file of data.text or data.tokens. Needs torch and
+transformers. Computes in fp32, so the losses of a bf16 run differ by its rounding. Exit status 1 if
+they differ by more than 1%.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy
+import torch
+import transformers
+
+
+def read_tokens(data):
+    paths = data["text"] + data["tokens"]
+    if len(paths) != 1 or not pathlib.Path(paths[0]).is_file():
+        sys.exit(f"check_weights: needs one data file, got {', '.join(paths)}")
+    kind = "u1" if data["text"] else {"u16": "<u2", "u32": "<u4"}[data["token_type"]]
+    return numpy.fromfile(paths[0], dtype=kind).astype(numpy.int64)
+
+
+def held_out_batches(config):
+    """Inputs and targets of the micro-batches of an evaluation of one rank."""
+    tokens = read_tokens(config["data"])
+    length = config["data"]["sequence_length"]
+    sequences = config["train_micro_batch_size_per_gpu"]
+    held = tokens[len(tokens) - int(len(tokens) * config["data"]["held_out"]):]
+    size = sequences * length
+    count = min(config["ballast"]["eval_batches"], (len(held) - 1) // size)
+    for first in range(0, count * size, size):
+        window = torch.from_numpy(held[first:first + size + 1])
+        yield window[:-1].view(sequences, length), window[1:].view(sequences, length)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: check_weights.py RUN")
+    run = pathlib.Path(sys.argv[1])
+    config = json.loads((run / "config.json").read_text())
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ours = [step["eval_loss"] for step in steps if step.get("eval_loss") is not None]
+    if not ours:
+        sys.exit(f"check_weights: {run} has no held-out loss")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        run / "weights", dtype=torch.float32).eval()
+    losses = []
+    with torch.no_grad():
+        for inputs, targets in held_out_batches(config):
+            logits = model(input_ids=inputs, use_cache=False).logits.float()
+            losses.append(torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten()).item())
+    theirs = sum(losses) / len(losses)
+    difference = abs(theirs - ours[-1]) / ours[-1]
+    print(f"{type(model).__name__}: held-out loss {theirs:.5f} in transformers, {ours[-1]:.5f} in the "
+          f"run, difference {100 * difference:.3f}%")
+    sys.exit(difference > 0.01)
+
+
+if __name__ == "__main__":
+    main()
