@@ -118,6 +118,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
   };
   const auto linears = [&](const std::vector<std::string>& names) {
     std::vector<LinearAt> maps;
+    maps.reserve(names.size());
     for (const std::string& name : names) maps.push_back(linear(name));
     return maps;
   };
