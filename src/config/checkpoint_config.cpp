@@ -13,6 +13,7 @@
 #include "ballast/model/family.h"
 #include "ballast/text/files.h"
 
+#include "src/config/json_values.h"
 #include "src/config/rope_keys.h"
 
 namespace ballast::config {
@@ -110,24 +111,11 @@ bool lists(const List& list, std::string_view name) {
   throw Error(ErrorCategory::config, message);
 }
 
-/// The value of a CheckpointKey's name; nullptr if it is missing or null.
-const Json* find_given(const Json& object, std::string_view name) {
-  const std::size_t dot = name.find('.');
-  const Json* const found = object.find(name.substr(0, dot));
-  if (found == nullptr || found->is_null()) return nullptr;
-  return dot == std::string_view::npos ? found : find_given(*found, name.substr(dot + 1));
-}
-
 /// The value of the key of the model section that `key` names.
 const Json& own_value(const Json& section, const model::CheckpointKey& key) {
   const Json* const found = section.find(key.own);
   expects(found != nullptr, "checkpoint_keys() names a key that the model section lacks");
   return *found;
-}
-
-bool are_equal(const Json& one, const Json& other) {
-  if (one.is_number() && other.is_number()) return one.number() == other.number();
-  return one.compact() == other.compact();
 }
 
 std::string shown(const Json& value) {

@@ -4,6 +4,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/config/json_values.h"
+
 namespace ballast::config {
 namespace {
 
@@ -16,11 +18,6 @@ constexpr const char* kType = "rope_type";
 constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
 
-const Json* find_given(const Json& object, const char* key) {
-  const Json* const found = object.find(key);
-  return found == nullptr || found->is_null() ? nullptr : found;
-}
-
 /// Splits rope_parameters into rope_theta and rope_scaling.
 void split_parameters(Json& json, const std::string& file) {
   const Json* const given = find_given(json, kBoth);
@@ -28,7 +25,7 @@ void split_parameters(Json& json, const std::string& file) {
   Json scaling = *given;
   if (const Json* const theta = find_given(scaling, kTheta)) {
     const Json* const other = find_given(json, kTheta);
-    if (other != nullptr && other->number() != theta->number()) {
+    if (other != nullptr && !are_equal(*other, *theta)) {
       throw Error(ErrorCategory::config,
                   fmt::format("{}: {}.{} is {}, but another key says {}", file, kBoth, kTheta,
                               theta->compact(), other->compact()));

@@ -138,6 +138,9 @@ TEST(ModelPath, ReadsBothFormsOfRopeTheta) {
   v5["rope_theta"] = 7000;
   v5["rope_parameters"]["factor"] = 8;
   EXPECT_NE(Folder(v5).error().find("model.rope_scaling (from "), std::string::npos);
+  v5["rope_theta"] = 7000;
+  v5["rope_parameters"] = {{"rope_theta", "7000"}, {"rope_type", "default"}};
+  EXPECT_NE(Folder(v5).error().find("rope_parameters.rope_theta is \"7000\""), std::string::npos);
 }
 
 TEST(ModelPath, ReadsAllFormsOfRopeScaling) {

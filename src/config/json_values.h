@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "ballast/text/json.h"
+
+namespace ballast::config {
+
+/// The member `name` of an object ("a.b": member b of the object a); nullptr if it is missing or
+/// null.
+inline const text::Json* find_given(const text::Json& object, std::string_view name) {
+  const std::size_t dot = name.find('.');
+  const text::Json* const found = object.find(name.substr(0, dot));
+  if (found == nullptr || found->is_null()) return nullptr;
+  return dot == std::string_view::npos ? found : find_given(*found, name.substr(dot + 1));
+}
+
+/// Numbers by value, others by their text.
+inline bool are_equal(const text::Json& one, const text::Json& other) {
+  if (one.is_number() && other.is_number()) return one.number() == other.number();
+  return one.compact() == other.compact();
+}
+
+}  // namespace ballast::config
