@@ -143,10 +143,16 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
 }
 
 void Console::started(const train::RunStart& start) {
-  terminal_.show(fmt::format("data   {} file{}, {} tokens to train on, {} held out", start.files,
-                             start.files == 1 ? "" : "s",
-                             format_count(static_cast<double>(start.split.training.size)),
-                             format_count(static_cast<double>(start.split.held_out.size))));
+  const train::DataSummary& data = start.data;
+  terminal_.show(fmt::format("data   {} file{}, {} tokens to train on, {} held out", data.files,
+                             data.files == 1 ? "" : "s",
+                             format_count(static_cast<double>(data.training_tokens)),
+                             format_count(static_cast<double>(data.evaluation_tokens))));
+  if (data.documents > 0) {
+    terminal_.show(fmt::format("       {} document{} packed into {} sequence{}, {:.2f}% padding",
+                               data.documents, data.documents == 1 ? "" : "s", data.sequences,
+                               data.sequences == 1 ? "" : "s", 100.0 * data.padding));
+  }
   terminal_.show(fmt::format("speed  {} {} GEMM peak (gemm 100%); update {}{}{}",
                              format_rate(start.gemm_peak_flops, "FLOP"),
                              to_string(start.blueprint.type), start.update_isa,
@@ -175,8 +181,9 @@ void Console::stepped(const train::StepReport& report) {
                     metrics.eval_loss.has_value() || metrics.skipped;
   if (keep) show_step(report);
   if (metrics.eval_loss) {
-    terminal_.show(fmt::format("{:>11} {:>7.4f} nats/token", "held out",
-                               without_nan_sign(*metrics.eval_loss)));
+    terminal_.show(fmt::format("{:>11} {:>7.4f} nats/token, perplexity {:.4g}", "held out",
+                               without_nan_sign(*metrics.eval_loss),
+                               without_nan_sign(std::exp(*metrics.eval_loss))));
   }
   std::fflush(stdout);
   if (metrics.step == report.steps) return;
@@ -232,8 +239,9 @@ void Console::finished(const train::RunSummary& summary) {
         summary.step_seconds, summary.corrected_rates ? "; rates corrected for the next run" : ""));
   }
   if (summary.held_out_loss) {
-    terminal_.show(
-        fmt::format("held-out loss {:.4f} nats/token", without_nan_sign(*summary.held_out_loss)));
+    terminal_.show(fmt::format("held-out loss {:.4f} nats/token, perplexity {:.4g}",
+                               without_nan_sign(*summary.held_out_loss),
+                               without_nan_sign(std::exp(*summary.held_out_loss))));
   }
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   show_memory(summary);

@@ -81,11 +81,19 @@ void check_data(const Config& c, const Document& document) {
   const auto& d = c.data;
   require(d.sequence_length > 0, document, "data.sequence_length",
           "the number of tokens per sequence");
-  if (d.text.empty() && d.tokens.empty()) {
-    document.fail("data", "no training data; give data.text or data.tokens");
+  if (d.files().empty()) {
+    document.fail("data", "no training data; give data.text, data.tokens or data.documents");
   }
-  if (!d.text.empty() && !d.tokens.empty()) {
-    document.fail("data.tokens", "data.text is given too; give one of them");
+  const bool two = !d.text.empty() && !d.tokens.empty();
+  if (two || (!d.documents.empty() && d.kind() != "documents")) {
+    document.fail(two ? "data.tokens" : "data.documents",
+                  fmt::format("data.{} is given too; give one of them", d.kind()));
+  }
+  const Json* const section = document.root().find("data");
+  const Json* const eval = section == nullptr ? nullptr : section->find("eval");
+  const Json* const held_out = section == nullptr ? nullptr : section->find("held_out");
+  if (eval != nullptr && eval->is_number() && held_out != nullptr && !held_out->is_null()) {
+    document.fail("data.held_out", "data.eval gives a share too; give one of them");
   }
   if (!d.text.empty() && c.model.vocab_size < kByteValues) {
     document.fail("model.vocab_size",

@@ -88,13 +88,47 @@ Section model_keys(Config& c) {
   return keys;
 }
 
+constexpr RealRange kHeldOut = {.low = 0.0, .high = 0.5};
+
+/// Files, or a share like held_out. With files, nothing of the training data is kept by default.
+Key eval_key(DataSection& d) {
+  Key key = path_list("eval", d.eval);
+  key.read = [read = std::move(key.read), &d](const Value& value) {
+    if (value.json().is_number()) {
+      d.held_out = value.real(kHeldOut);
+      return;
+    }
+    if (!value.json().is_string() && !value.json().is_array()) {
+      value.fail_type("a share of the data, a path or an array of paths");
+    }
+    read(value);
+    if (!d.eval.empty()) d.held_out = 0.0;
+  };
+  return key;
+}
+
+/// Read after eval.
+Key held_out_key(DataSection& d) {
+  return {"held_out",
+          [&d](const Value& value) {
+            const double share = value.real(kHeldOut);
+            if (share != 0.0 && !d.eval.empty()) {
+              value.fail("data.eval names files for evaluation; give one of them");
+            }
+            d.held_out = share;
+          },
+          [&d] { return Json(d.held_out); }};
+}
+
 Section data_keys(DataSection& d) {
   return {path_list("text", d.text),
           path_list("tokens", d.tokens),
-          choice("token_type", d.token_type, {"u16", "u32"}),
+          path_list("documents", d.documents),
+          choice("token_type", d.token_type, {"auto", "u16", "u32"}),
           also_called(whole("sequence_length", d.sequence_length, {1, 1U << 30U}),
                       {"seq_len", "block_size", "context_length"}),
-          real("held_out", d.held_out, {.low = 0.0, .high = 0.5}),
+          eval_key(d),
+          held_out_key(d),
           flag("shuffle", d.shuffle)};
 }
 

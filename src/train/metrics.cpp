@@ -1,6 +1,7 @@
 #include "ballast/train/metrics.h"
 
 #include <cerrno>
+#include <cmath>
 #include <span>
 #include <utility>
 
@@ -40,7 +41,10 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"bytes", bytes},
                             {"peak_bytes", peak_bytes},
                             {"nvme_bytes_written", metrics.nvme_bytes_written}});
-  if (metrics.eval_loss) line["eval_loss"] = *metrics.eval_loss;
+  if (metrics.eval_loss) {
+    line["eval_loss"] = *metrics.eval_loss;
+    line["eval_perplexity"] = std::exp(*metrics.eval_loss);
+  }
   return line.compact();
 }
 

@@ -31,6 +31,11 @@ struct SafetensorsReader::File {
   std::unordered_map<std::string, std::size_t> index;
 
   void read_header();
+  /// The tensor, if `count` elements from `first` on are inside it.
+  [[nodiscard]] const StoredTensor& range(const std::string& name, Elems first, Elems count) const;
+  template <class Stored, class Value, class Convert>
+  void read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
+               const Convert& convert) const;
   void read_halves(const StoredTensor& tensor, std::span<float> out, Elems first) const;
 };
 
@@ -60,19 +65,45 @@ void SafetensorsReader::File::read_header() {
   }
 }
 
+const StoredTensor& SafetensorsReader::File::range(const std::string& name, Elems first,
+                                                   Elems count) const {
+  const auto found = index.find(name);
+  if (found == index.end()) {
+    std::vector<std::string> names;
+    for (const auto& known : header.tensors) names.push_back(known.name);
+    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path.string(), name,
+                                                 did_you_mean(name, names)));
+  }
+  const auto& tensor = header.tensors[found->second];
+  if (first > tensor.elements || count > tensor.elements - first) {
+    throw Error(
+        ErrorCategory::data,
+        fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}", name,
+                    path.string(), tensor.elements, format_shape(tensor.shape), first + count));
+  }
+  return tensor;
+}
+
+/// Reads elements that are stored as `Stored`, piece by piece.
+template <class Stored, class Value, class Convert>
+void SafetensorsReader::File::read_as(const StoredTensor& tensor, std::span<Value> out, Elems first,
+                                      const Convert& convert) const {
+  std::vector<Stored> chunk(std::min(out.size(), kChunk));
+  for (std::size_t done = 0; done < out.size(); done += chunk.size()) {
+    chunk.resize(std::min(chunk.size(), out.size() - done));
+    text::read_fully(descriptor, path, tensor.offset + (first + done) * sizeof(Stored),
+                     std::as_writable_bytes(std::span(chunk)));
+    std::transform(chunk.begin(), chunk.end(), out.begin() + static_cast<std::ptrdiff_t>(done),
+                   convert);
+  }
+}
+
 void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<float> out,
                                           Elems first) const {
   const bool is_bf16 = tensor.dtype == "BF16";
-  std::vector<std::uint16_t> chunk(std::min(out.size(), kChunk));
-  for (std::size_t done = 0; done < out.size(); done += chunk.size()) {
-    chunk.resize(std::min(chunk.size(), out.size() - done));
-    text::read_fully(descriptor, path, tensor.offset + (first + done) * sizeof(std::uint16_t),
-                     std::as_writable_bytes(std::span(chunk)));
-    std::transform(chunk.begin(), chunk.end(), out.begin() + static_cast<std::ptrdiff_t>(done),
-                   [is_bf16](std::uint16_t bits) {
-                     return is_bf16 ? to_float(Bf16{bits}) : to_float(F16{bits});
-                   });
-  }
+  read_as<std::uint16_t>(tensor, out, first, [is_bf16](std::uint16_t bits) {
+    return is_bf16 ? to_float(Bf16{bits}) : to_float(F16{bits});
+  });
 }
 
 SafetensorsReader::SafetensorsReader(std::filesystem::path path) : file_(std::make_unique<File>()) {
@@ -103,28 +134,37 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 }
 
 void SafetensorsReader::read(const std::string& name, std::span<float> out, Elems first) const {
-  const auto* const tensor = find(name);
-  if (tensor == nullptr) {
-    std::vector<std::string> names;
-    for (const auto& known : tensors()) names.push_back(known.name);
-    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path().string(), name,
-                                                 did_you_mean(name, names)));
-  }
-  if (first > tensor->elements || out.size() > tensor->elements - first) {
-    throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}", name,
-                            path().string(), tensor->elements, format_shape(tensor->shape),
-                            first + out.size()));
-  }
-  if (tensor->dtype == "F32") {
-    text::read_fully(file_->descriptor, path(), tensor->offset + first * sizeof(float),
+  const auto& tensor = file_->range(name, first, out.size());
+  if (tensor.dtype == "F32") {
+    text::read_fully(file_->descriptor, path(), tensor.offset + first * sizeof(float),
                      std::as_writable_bytes(out));
-  } else if (tensor->dtype == "BF16" || tensor->dtype == "F16") {
-    file_->read_halves(*tensor, out, first);
+  } else if (tensor.dtype == "BF16" || tensor.dtype == "F16") {
+    file_->read_halves(tensor, out, first);
   } else {
     throw Error(ErrorCategory::data,
                 fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16", name,
-                            path().string(), tensor->dtype));
+                            path().string(), tensor.dtype));
+  }
+}
+
+void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64_t> out,
+                                   Elems first) const {
+  const auto& tensor = file_->range(name, first, out.size());
+  const auto read_if = [&]<class Stored>(std::string_view dtype, Stored /*type*/) {
+    if (tensor.dtype != dtype) return false;
+    file_->read_as<Stored>(tensor, out, first,
+                           [](Stored value) { return static_cast<std::int64_t>(value); });
+    return true;
+  };
+  const bool known = read_if("U16", std::uint16_t{}) || read_if("U32", std::uint32_t{}) ||
+                     read_if("I32", std::int32_t{}) || read_if("U8", std::uint8_t{}) ||
+                     read_if("BOOL", std::uint8_t{}) || read_if("I64", std::int64_t{}) ||
+                     read_if("U64", std::uint64_t{}) || read_if("I16", std::int16_t{}) ||
+                     read_if("I8", std::int8_t{});
+  if (!known) {
+    throw Error(ErrorCategory::data,
+                fmt::format("tensor '{}' of {} has dtype {}, not whole numbers", name,
+                            path().string(), tensor.dtype));
   }
 }
 

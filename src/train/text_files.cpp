@@ -43,7 +43,27 @@ bool holds_nul(const fs::path& path) {
 }
 
 bool is_accepted(const fs::path& path, FolderFilter filter) {
-  return filter == FolderFilter::token_bin ? path.extension() == ".bin" : !holds_nul(path);
+  switch (filter) {
+    case FolderFilter::text:
+      break;
+    case FolderFilter::token_bin:
+      return path.extension() == ".bin";
+    case FolderFilter::documents:
+      return path.extension() == ".safetensors";
+  }
+  return !holds_nul(path);
+}
+
+std::string_view name_of(FolderFilter filter) {
+  switch (filter) {
+    case FolderFilter::text:
+      break;
+    case FolderFilter::token_bin:
+      return "token file (.bin)";
+    case FolderFilter::documents:
+      return "file of documents (.safetensors)";
+  }
+  return "text file";
 }
 
 bool is_skipped_folder(const fs::path& path) {
@@ -104,7 +124,7 @@ void add_pattern(const std::string& pattern, FolderFilter filter, std::vector<fs
       if (fs::is_directory(path, code)) {
         if (!is_skipped_folder(path)) walk(path, filter, files);
       } else if (fs::is_regular_file(path, code) &&
-                 (filter == FolderFilter::token_bin || !holds_nul(path))) {
+                 (filter != FolderFilter::text || !holds_nul(path))) {
         files.push_back(path);
       }
     }
@@ -119,10 +139,8 @@ std::vector<fs::path> list_files(std::span<const std::string> patterns, FolderFi
     const auto before = files.size();
     add_pattern(pattern, filter, files);
     if (files.size() == before) {
-      throw Error(
-          ErrorCategory::data,
-          fmt::format("no {} matches {}: check the path",
-                      filter == FolderFilter::text ? "text file" : "token file (.bin)", pattern));
+      throw Error(ErrorCategory::data,
+                  fmt::format("no {} matches {}: check the path", name_of(filter), pattern));
     }
   }
   return files;

@@ -11,6 +11,7 @@ namespace ballast::train {
 enum class FolderFilter {
   text,       ///< no NUL in the first 64 KiB
   token_bin,  ///< name ends in .bin
+  documents,  ///< name ends in .safetensors
 };
 
 /// Expands `patterns` (files, folders, globs) in order; see TokenSource::open. Throws Error(data).

@@ -10,6 +10,7 @@
 #include "ballast/text/files.h"
 
 #include "src/train/text_files.h"
+#include "src/train/token_formats.h"
 
 namespace ballast::train {
 namespace {
@@ -20,8 +21,9 @@ constexpr std::size_t kHeldOpen = 64;
 struct SourceFile {
   std::filesystem::path path;
   std::uint64_t first = 0;  // index of its first token in the whole
-  std::uint64_t size = 0;   // tokens
-  Descriptor descriptor;    // may be closed
+  Bytes bytes = 0;          // of the file
+  TokenLayout layout;
+  Descriptor descriptor;  // may be closed
 };
 
 std::uint32_t decode(const std::byte* bytes, std::size_t width) {
@@ -32,16 +34,15 @@ std::uint32_t decode(const std::byte* bytes, std::size_t width) {
   return id;
 }
 
-/// Bytes of a stored token.
-std::size_t token_width(const config::DataSection& data) {
+void check_keys(const config::DataSection& data) {
   if (data.text.empty() == data.tokens.empty()) {
     throw Error(ErrorCategory::config, "give exactly one of data.text and data.tokens");
   }
-  if (!data.text.empty()) return 1;
-  if (data.token_type == "u16") return 2;
-  if (data.token_type == "u32") return 4;
-  throw Error(ErrorCategory::config,
-              fmt::format("data.token_type is '{}': choose u16 or u32", data.token_type));
+  const auto& type = data.token_type;
+  if (type != "auto" && type != "u16" && type != "u32") {
+    throw Error(ErrorCategory::config,
+                fmt::format("data.token_type is '{}': choose auto, u16 or u32", type));
+  }
 }
 
 }  // namespace
@@ -50,26 +51,22 @@ struct TokenSource::Parts {
   std::vector<SourceFile> files;
   std::uint64_t size = 0;
   std::uint64_t vocab_size = 0;
-  std::size_t width = 1;  // bytes of a token
 
-  void add(const std::filesystem::path& path);
+  void add(const std::filesystem::path& path, const config::DataSection& data);
   void read(const SourceFile& file, std::uint64_t index, std::span<std::int32_t> out,
             std::vector<std::byte>& scratch) const;
 };
 
-void TokenSource::Parts::add(const std::filesystem::path& path) {
+void TokenSource::Parts::add(const std::filesystem::path& path, const config::DataSection& data) {
   // Without O_NONBLOCK a named pipe would wait here for a writer.
   auto descriptor = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
   const auto bytes = text::regular_file_size(descriptor, path, ErrorCategory::data);
-  if (bytes % width != 0) {
-    throw Error(ErrorCategory::data,
-                fmt::format("{} has {} bytes, which is not a multiple of the token size of {} "
-                            "bytes: check data.token_type",
-                            path.string(), bytes, width));
-  }
+  const TokenLayout layout = data.text.empty()
+                                 ? layout_of(path, descriptor, data.token_type, vocab_size)
+                                 : TokenLayout{.width = 1, .count = bytes};
   if (files.size() >= kHeldOpen) descriptor = Descriptor();
-  files.push_back({path, size, bytes / width, std::move(descriptor)});
-  size += bytes / width;
+  files.push_back({path, size, bytes, layout, std::move(descriptor)});
+  size += layout.count;
 }
 
 void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
@@ -79,21 +76,23 @@ void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
     opened = text::open_file(file.path, O_RDONLY, ErrorCategory::data);
   const Descriptor& descriptor = file.descriptor.is_open() ? file.descriptor : opened;
   const auto bytes = text::regular_file_size(descriptor, file.path, ErrorCategory::data);
-  if (bytes != file.size * width) {
+  if (bytes != file.bytes) {
     throw Error(ErrorCategory::data,
                 fmt::format("{} had {} bytes when it was opened and has {} now: it was changed "
                             "while in use",
-                            file.path.string(), file.size * width, bytes));
+                            file.path.string(), file.bytes, bytes));
   }
+  const std::size_t width = file.layout.width;
+  const Bytes start = file.layout.offset + index * width;
   scratch.resize(out.size() * width);
-  text::read_fully(descriptor, file.path, index * width, scratch);
+  text::read_fully(descriptor, file.path, start, scratch);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto id = decode(scratch.data() + i * width, width);
     if (id >= vocab_size) {
       throw Error(ErrorCategory::data,
                   fmt::format("{} holds token id {} at byte {}, but model.vocab_size is {}: "
                               "check data.token_type or raise model.vocab_size",
-                              file.path.string(), id, (index + i) * width, vocab_size));
+                              file.path.string(), id, start + i * width, vocab_size));
     }
     out[i] = static_cast<std::int32_t>(id);
   }
@@ -106,12 +105,12 @@ TokenSource::~TokenSource() = default;
 
 TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t vocab_size) {
   auto parts = std::make_unique<Parts>();
-  parts->width = token_width(data);
+  check_keys(data);
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
   const bool text = !data.text.empty();
   for (const auto& path : list_files(text ? data.text : data.tokens,
                                      text ? FolderFilter::text : FolderFilter::token_bin)) {
-    parts->add(path);
+    parts->add(path, data);
   }
   return TokenSource(std::move(parts));
 }
@@ -137,7 +136,7 @@ void TokenSource::read(std::uint64_t first, std::span<std::int32_t> out) const {
   std::vector<std::byte> scratch;
   for (; !out.empty(); ++file) {
     const auto index = first - file->first;
-    const auto count = std::min<std::uint64_t>(out.size(), file->size - index);
+    const auto count = std::min<std::uint64_t>(out.size(), file->layout.count - index);
     if (count == 0) continue;
     parts_->read(*file, index, out.first(count), scratch);
     out = out.subspan(count);

@@ -86,7 +86,8 @@ class Trainer {
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
-    loader_ = std::make_unique<Loader>(inputs_.data.source, inputs_.data.split, loader_options());
+    loader_ =
+        std::make_unique<Loader>(inputs_.data.training, inputs_.data.evaluation, loader_options());
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation_batches());
   }
 
@@ -147,8 +148,6 @@ class Trainer {
     return {.micro_batches = config_.batch.accumulation,
             .sequences = config_.batch.micro_batch,
             .length = config_.data.sequence_length,
-            .shuffle = config_.data.shuffle,
-            .seed = config_.ballast.seed,
             .rank = rank_,
             .world = world_};
   }
@@ -202,8 +201,7 @@ class Trainer {
                             .gemm_peak_flops = gemm_peak_,
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),
-                            .files = inputs_.data.source->files().size(),
-                            .split = inputs_.data.split,
+                            .data = inputs_.data.summary,
                             .steps = config_.ballast.steps};
     inputs_.files->describe(print_for_another_run(asked_),
                             describe_run(start, options_.command, world_));
@@ -215,7 +213,8 @@ class Trainer {
     const double rate = rates_.at(engine_.updates() + 1);
     const engine::StepResult result = engine_.train_step(batch.tokens, batch.targets, rate);
     const auto now = Clock::now();
-    StepMetrics metrics = measure(step, result, rate, seconds_between(last_step_end_, now));
+    StepMetrics metrics = measure(batch, result, rate, seconds_between(last_step_end_, now));
+    tokens_ += batch.real_tokens;
     training_seconds_ += metrics.step_seconds;
     note(metrics);
     last_loss_ = result.loss;
@@ -261,16 +260,16 @@ class Trainer {
     return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
   }
 
-  StepMetrics measure(std::uint64_t step, const engine::StepResult& result, double rate,
+  StepMetrics measure(const Batch& batch, const engine::StepResult& result, double rate,
                       double seconds) {
     StepMetrics metrics;
-    metrics.step = step;
+    metrics.step = batch.step;
     metrics.loss = result.loss;
     metrics.lr = rate;
     metrics.grad_norm = result.grad_norm;
     metrics.skipped = result.skipped;
     metrics.rolled_back = result.rolled_back;
-    metrics.tokens = engine_.blueprint().workload.tokens_per_step();
+    metrics.tokens = batch.real_tokens;
     metrics.step_seconds = seconds;
     metrics.tokens_per_second = static_cast<double>(metrics.tokens) / seconds;
     const engine::EngineTotals totals = engine_.totals();
@@ -359,35 +358,34 @@ class Trainer {
 
   void summarize(bool interrupted) {
     const double steps = static_cast<double>(done_);
-    const double tokens =
-        steps * static_cast<double>(engine_.blueprint().workload.tokens_per_step());
     const engine::EngineTotals totals = engine_.totals();
     const double seconds = seconds_between(started_, ended_.value_or(Clock::now()));
     const auto typical = planning::typical_step(steps_);
     const double mean_seconds = training_seconds_ / std::max(steps, 1.0);
     std::optional<double> predicted;
     if (prediction_) predicted = prediction_->step_seconds();
-    observer_.finished({.blueprint = engine_.blueprint(),
-                        .steps = done_,
-                        .planned_steps = config_.ballast.steps,
-                        .interrupted = interrupted,
-                        .skipped = skipped_,
-                        .rolled_back = rolled_back_,
-                        .seconds = seconds,
-                        .training_seconds = training_seconds_,
-                        .tokens_per_second = tokens / std::max(training_seconds_, 1e-9),
-                        .gemm_share = gemm_share(mean_seconds),
-                        .predicted_seconds = predicted,
-                        .step_seconds = typical ? typical->seconds : mean_seconds,
-                        .corrected_rates = prediction_ && typical &&
-                                           prediction_->correct(*typical, watch_.others_share()),
-                        .last_loss = last_loss_,
-                        .held_out_loss = held_out_loss_,
-                        .totals = totals,
-                        .wear = planning::estimate_wear(written_by_steps(totals), seconds),
-                        .peak_resident = memory::peak_resident_bytes(),
-                        .weights = saved_,
-                        .advice = advice(totals.lanes, interrupted)});
+    observer_.finished(
+        {.blueprint = engine_.blueprint(),
+         .steps = done_,
+         .planned_steps = config_.ballast.steps,
+         .interrupted = interrupted,
+         .skipped = skipped_,
+         .rolled_back = rolled_back_,
+         .seconds = seconds,
+         .training_seconds = training_seconds_,
+         .tokens_per_second = static_cast<double>(tokens_) / std::max(training_seconds_, 1e-9),
+         .gemm_share = gemm_share(mean_seconds),
+         .predicted_seconds = predicted,
+         .step_seconds = typical ? typical->seconds : mean_seconds,
+         .corrected_rates =
+             prediction_ && typical && prediction_->correct(*typical, watch_.others_share()),
+         .last_loss = last_loss_,
+         .held_out_loss = held_out_loss_,
+         .totals = totals,
+         .wear = planning::estimate_wear(written_by_steps(totals), seconds),
+         .peak_resident = memory::peak_resident_bytes(),
+         .weights = saved_,
+         .advice = advice(totals.lanes, interrupted)});
   }
 
   planning::RunPlan plan_;  ///< without its blueprint, which the engine has taken
@@ -417,6 +415,7 @@ class Trainer {
   std::vector<planning::MeasuredStep> steps_;
   std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
   std::uint64_t done_ = 0;           ///< steps
+  std::uint64_t tokens_ = 0;         ///< trained on, without padding
   double last_loss_ = 0.0;
   std::optional<double> held_out_loss_;
   std::uint64_t skipped_ = 0;

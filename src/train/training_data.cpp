@@ -1,39 +1,124 @@
 #include "src/train/training_data.h"
 
+#include <string>
+
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
-namespace ballast::train {
+#include "src/train/documents.h"
 
-TrainingData open_training_data(const config::Config& config) {
+namespace ballast::train {
+namespace {
+
+/// Runs `open` and names the key in its errors.
+template <class Open>
+auto naming(std::string_view key, const Open& open) {
   try {
-    TrainingData data;
-    data.source = std::make_shared<const TokenSource>(
-        TokenSource::open(config.data, config.model.vocab_size));
-    data.split =
-        split_tokens(data.source->size(), config.data.held_out, config.data.sequence_length);
-    return data;
+    return open();
   } catch (const Error& error) {
     if (error.category() == ErrorCategory::config) throw;  // it names the keys
-    throw error.with_context(config.data.text.empty() ? "data.tokens" : "data.text");
+    throw error.with_context(fmt::format("data.{}", key));
   }
+}
+
+TrainingData open_stream(const config::Config& config) {
+  const config::DataSection& section = config.data;
+  const auto open = [&config](const config::DataSection& part) {
+    return std::make_shared<const TokenSource>(TokenSource::open(part, config.model.vocab_size));
+  };
+  TrainingData data;
+  const auto source = naming(section.kind(), [&] { return open(section); });
+  const TokenSplit split = naming(section.kind(), [&] {
+    return split_tokens(source->size(), section.held_out, section.sequence_length);
+  });
+  const auto evaluation =
+      section.eval.empty() ? source : naming("eval", [&] { return open(section.evaluation()); });
+  const TokenRange range =
+      section.eval.empty() ? split.held_out : TokenRange{0, evaluation->size()};
+  data.training = windows_of(source, split.training, section.sequence_length, section.shuffle,
+                             config.ballast.seed);
+  data.evaluation = windows_of(evaluation, range, section.sequence_length, false, 0);
+  data.summary.files = source->files().size();
+  data.summary.training_tokens = split.training.size;
+  data.summary.evaluation_tokens = range.size;
+  return data;
+}
+
+void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_t length,
+               TrainingData& data) {
+  DataSummary& summary = data.summary;
+  summary.files = files.files().size();
+  summary.training_tokens = files.offsets()[documents];
+  summary.documents = documents;
+  summary.sequences = data.training->size();
+  summary.padding =
+      1.0 - static_cast<double>(summary.training_tokens) /
+                (static_cast<double>(summary.sequences) * static_cast<double>(length));
+}
+
+TrainingData open_documents(const config::Config& config) {
+  const config::DataSection& section = config.data;
+  const std::uint64_t length = section.sequence_length;
+  const auto open = [&config](const std::vector<std::string>& patterns) {
+    return std::make_shared<const DocumentFiles>(
+        DocumentFiles::open(patterns, config.model.vocab_size));
+  };
+  TrainingData data;
+  const auto files = naming(section.kind(), [&] { return open(section.documents); });
+  const std::uint64_t documents = training_documents(files->offsets(), section.held_out);
+  data.training = packed(files, {0, documents}, length, section.shuffle, config.ballast.seed);
+  summarize(*files, documents, length, data);
+  if (section.eval.empty()) {
+    const std::uint64_t end = files->offsets().size() - 1;
+    data.evaluation = packed(files, {documents, end}, length, false, 0);
+    data.summary.evaluation_tokens = files->offsets().back() - data.summary.training_tokens;
+    return data;
+  }
+  const auto evaluation = naming("eval", [&] { return open(section.eval); });
+  if (evaluation->tokenizer() != files->tokenizer()) {
+    throw Error(ErrorCategory::data,
+                fmt::format("data.eval: {} was made with another tokenizer than {} of "
+                            "data.documents",
+                            evaluation->files().front().string(), files->files().front().string()));
+  }
+  data.evaluation = packed(evaluation, {0, evaluation->offsets().size() - 1}, length, false, 0);
+  data.summary.evaluation_tokens = evaluation->offsets().back();
+  return data;
+}
+
+}  // namespace
+
+TrainingData open_training_data(const config::Config& config) {
+  return config.data.documents.empty() ? open_stream(config) : open_documents(config);
 }
 
 void warn_without_evaluation(const config::Config& config, const TrainingData& data,
                              std::uint64_t batches) {
   const double share = config.data.held_out;
-  if (share == 0.0 || batches > 0) return;
-  const std::uint64_t total = data.source->size();
+  const bool files = !config.data.eval.empty();
+  if (batches > 0 || (share == 0.0 && !files)) return;
+  if (!config.data.documents.empty()) {
+    log(LogLevel::warning,
+        fmt::format("there will be no held-out loss: no document is as short as data.held_out {} "
+                    "of the tokens; give more documents, a larger share or data.eval",
+                    share));
+    return;
+  }
   const std::uint64_t needed = config.batch.micro_batch * config.data.sequence_length + 1;
-  const bool share_helps = total / 2 >= needed;  // the share is at most 0.5
+  const std::uint64_t held = data.summary.evaluation_tokens;
+  const std::uint64_t total = data.summary.training_tokens + held;
+  const bool share_helps = !files && total / 2 >= needed;  // the share is at most 0.5
+  const std::string data_text =
+      files ? fmt::format("the files of data.eval have {} tokens", held)
+            : fmt::format("data.held_out {} of {} tokens is {}", share, total,
+                          static_cast<std::uint64_t>(share * static_cast<double>(total)));
   log(LogLevel::warning,
-      fmt::format("there will be no held-out loss: data.held_out {} of {} tokens is {}, but an "
-                  "evaluation needs {} (train_micro_batch_size_per_gpu {} x data.sequence_length "
-                  "{} + 1); give more data{} or a smaller sequence_length",
-                  share, total, static_cast<std::uint64_t>(share * static_cast<double>(total)),
-                  needed, config.batch.micro_batch, config.data.sequence_length,
+      fmt::format("there will be no held-out loss: {}, but an evaluation needs {} "
+                  "(train_micro_batch_size_per_gpu {} x data.sequence_length {} + 1); give more "
+                  "data{} or a smaller sequence_length",
+                  data_text, needed, config.batch.micro_batch, config.data.sequence_length,
                   share_helps ? ", a larger share" : ""));
 }
 

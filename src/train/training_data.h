@@ -4,21 +4,24 @@
 #include <memory>
 
 #include "ballast/config/config.h"
-#include "ballast/train/tokens.h"
+#include "ballast/train/sequences.h"
+#include "ballast/train/trainer.h"
 
 namespace ballast::train {
 
-/// The opened training data of a run.
+/// The opened data of a run.
 struct TrainingData {
-  std::shared_ptr<const TokenSource> source;
-  TokenSplit split;
+  std::shared_ptr<const SequenceSource> training;
+  std::shared_ptr<const SequenceSource> evaluation;  ///< may be empty
+  DataSummary summary;
 };
 
-/// Throws like TokenSource::open() and split_tokens(), naming the key.
+/// Opens the training data, and for evaluation the files of data.eval or the share data.held_out.
+/// Throws like TokenSource::open(), split_tokens() and DocumentFiles::open(), naming the key.
 TrainingData open_training_data(const config::Config& config);
 
-/// Logs a warning if data.held_out asks for evaluations but the data are too short for one
-/// micro-batch, that is, if there are no `batches`.
+/// Logs a warning if evaluations are asked for but the data are too short for one micro-batch, that
+/// is, if there are no `batches`.
 void warn_without_evaluation(const config::Config& config, const TrainingData& data,
                              std::uint64_t batches);
 

@@ -121,13 +121,12 @@ Comparison run(const std::string& name, bool bf16) {
   });
   const auto source = std::make_shared<const train::TokenSource>(
       train::TokenSource::open(config.data, config.model.vocab_size));
-  const train::TokenSplit split =
-      train::split_tokens(source->size(), 0.0, config.data.sequence_length);
-  const train::Loader loader(source, split,
+  const std::uint64_t length = config.data.sequence_length;
+  const train::Loader loader(train::windows_of(source, {0, source->size()}, length, false, 0),
+                             nullptr,
                              {.micro_batches = config.batch.accumulation,
                               .sequences = config.batch.micro_batch,
-                              .length = config.data.sequence_length,
-                              .shuffle = false});
+                              .length = length});
   const train::LrSchedule rates(config.scheduler, config.optimizer.lr);
   const std::uint64_t steps = comparison.reference["batch"]["steps"];
   for (std::uint64_t step = 1; step <= steps; ++step) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/core/dtype.h"
@@ -17,14 +18,32 @@ namespace ballast::config {
 /// A tier named in the config, or "auto": the planner decides block by block.
 using TierChoice = std::optional<Tier>;
 
-/// `data`: the training data. Exactly one of text and tokens.
+/// `data`: the training data. Exactly one of text, tokens and documents.
 struct DataSection {
-  std::vector<std::string> text;    ///< files, folders or globs, read byte by byte
-  std::vector<std::string> tokens;  ///< token files (.bin)
-  std::string token_type = "u16";   ///< u16 or u32, little-endian
+  std::vector<std::string> text;       ///< files, folders or globs, read byte by byte
+  std::vector<std::string> tokens;     ///< token files (.bin)
+  std::vector<std::string> documents;  ///< files of documents (.safetensors)
+  /// Type of raw token files: u16, u32 (little-endian), or auto: u16 if every id fits.
+  std::string token_type = "auto";
   std::uint64_t sequence_length = 0;
-  double held_out = 0.05;  ///< share of the tokens kept for evaluation, 0 to 0.5
+  double held_out = 0.05;         ///< share of the tokens kept for evaluation, 0 to 0.5
+  std::vector<std::string> eval;  ///< files for evaluation, of the kind of the training data
   bool shuffle = true;
+
+  /// The key that names the training data.
+  [[nodiscard]] std::string_view kind() const {
+    return !text.empty() ? "text" : !tokens.empty() ? "tokens" : "documents";
+  }
+  /// Its files.
+  [[nodiscard]] const std::vector<std::string>& files() const {
+    return !text.empty() ? text : !tokens.empty() ? tokens : documents;
+  }
+  /// The files of `eval` as training data.
+  [[nodiscard]] DataSection evaluation() const {
+    DataSection section = *this;
+    (!text.empty() ? section.text : !tokens.empty() ? section.tokens : section.documents) = eval;
+    return section;
+  }
 };
 
 /// `optimizer`: the types and parameters of DeepSpeed and torch.optim. Parameters that the type

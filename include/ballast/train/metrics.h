@@ -27,8 +27,10 @@ struct StepMetrics {
   std::map<std::string, double> stalled_seconds;  ///< the next operation waited for its inputs
   std::map<std::string, Bytes> bytes;
   std::map<std::string, Bytes> peak_bytes;
-  Bytes nvme_bytes_written = 0;     ///< since the start of the run
-  std::optional<double> eval_loss;  ///< left out of the line when unset
+  Bytes nvme_bytes_written = 0;  ///< since the start of the run
+  /// Mean over the targets of the evaluation data; the line has its exponential too, as
+  /// `eval_perplexity`. Left out when unset.
+  std::optional<double> eval_loss;
 };
 
 /// A JSON object without newline with the members of `metrics`; times are in

@@ -51,6 +51,10 @@ class SafetensorsReader {
   /// BF16 and F16; Error(io).
   void read(const std::string& name, std::span<float> out, Elems first = 0) const;
 
+  /// The same for a tensor of whole numbers (I8 to I64, U8 to U64, BOOL). A U64 of 2^63 or more
+  /// comes out negative.
+  void read_whole(const std::string& name, std::span<std::int64_t> out, Elems first = 0) const;
+
  private:
   struct File;
   std::unique_ptr<File> file_;

@@ -32,12 +32,13 @@ class TokenSource {
   ///    entries sorted by the bytes of their names; without folders that start with '.' or "build",
   ///    links to folders, and files with a NUL in their first 64 KiB) or a glob (its matches sorted
   ///    likewise, each treated as a folder's entry).
-  ///  - `data.tokens`: little-endian files of data.token_type; folders and globs as above, but of a
-  ///    folder only files that end in .bin, with any content.
+  ///  - `data.tokens`: token files of Megatron, of llm.c, or with tokens alone (data.token_type),
+  ///    detected by content; folders and globs as above, but of a folder only files that end in
+  ///    .bin.
   /// A file listed twice counts twice.
-  /// Throws Error(data): a file or folder that cannot be read, nothing matches, a size that is not
-  /// a multiple of the token size; Error(config): not exactly one of text and tokens, or a token
-  /// type other than u16 and u32.
+  /// Throws Error(data): a file or folder that cannot be read, nothing matches, a size, header
+  /// or index that does not fit the file or data.token_type; Error(config): not exactly one of text
+  /// and tokens, or a token type other than auto, u16 and u32.
   static TokenSource open(const config::DataSection& data, std::uint64_t vocab_size);
 
   TokenSource(TokenSource&&) noexcept;

@@ -12,9 +12,18 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planning/forecast.h"
 #include "ballast/train/metrics.h"
-#include "ballast/train/tokens.h"
 
 namespace ballast::train {
+
+/// What a run trains on.
+struct DataSummary {
+  std::uint64_t files = 0;
+  std::uint64_t training_tokens = 0;
+  std::uint64_t evaluation_tokens = 0;
+  std::uint64_t documents = 0;  ///< to train on; 0 if the data have none
+  std::uint64_t sequences = 0;  ///< into which they are packed
+  double padding = 0.0;         ///< share of the tokens of these sequences
+};
 
 /// Facts that are known before the first step.
 struct RunStart {
@@ -25,8 +34,7 @@ struct RunStart {
   double gemm_peak_flops = 0.0;
   double fill_seconds = 0.0;  ///< to make the initial states and move them home
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
-  std::uint64_t files = 0;
-  TokenSplit split;
+  DataSummary data;
   std::uint64_t steps = 0;
 };
 

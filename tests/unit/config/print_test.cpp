@@ -150,6 +150,7 @@ TEST(ConfigPrint, LosesNoField) {
   EXPECT_EQ(after.data.tokens, before.data.tokens);
   EXPECT_EQ(after.data.token_type, before.data.token_type);
   EXPECT_EQ(after.data.held_out, before.data.held_out);
+  EXPECT_EQ(after.data.eval, before.data.eval);
   EXPECT_EQ(after.data.shuffle, before.data.shuffle);
   EXPECT_EQ(after.optimizer.beta1, before.optimizer.beta1);
   EXPECT_EQ(after.optimizer.beta2, before.optimizer.beta2);

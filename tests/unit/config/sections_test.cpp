@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"bf16.enabled", "1", "expected true or false, got 1"},
         Refusal{"bf16", "true", "expected an object, got true"},
         Refusal{"data.text", "5", "expected a path or an array of paths, got 5"},
-        Refusal{"data.token_type", "2", "expected one of u16, u32, got 2"},
+        Refusal{"data.token_type", "2", "expected one of auto, u16, u32, got 2"},
         Refusal{"ballast.out", "12", "expected a string, got 12"},
         Refusal{"ballast.host_bytes", "lots",
                 "expected a size (a number of bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, "
@@ -146,6 +146,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"optimizer.params.eps", "0", "must be above 0, got 0"},
         Refusal{"optimizer.params.weight_decay", "-0.1", "must be at least 0, got -0.1"},
         Refusal{"gradient_clipping", "-1", "must be at least 0, got -1"},
+        Refusal{"data.eval", "true",
+                "expected a share of the data, a path or an array of paths, got true"},
+        Refusal{"data.eval", "0.6", "must be at least 0 and at most 0.5, got 0.6"},
         Refusal{"data.held_out", "0.51", "must be at least 0 and at most 0.5, got 0.51"},
         Refusal{"data.sequence_length", "0", "must be at least 1, got 0"},
         Refusal{"zero_optimization.stage", "4", "must be at most 3, got 4"},
@@ -204,6 +207,7 @@ INSTANTIATE_TEST_SUITE_P(
     CrossChecks, ConfigRefusal,
     testing::Values(
         Refusal{"data.tokens", "a.bin", "data.text is given too; give one of them"},
+        Refusal{"data.documents", "a", "data.text is given too; give one of them"},
         Refusal{"model.vocab_size", "255",
                 "must be at least 256 for data.text, which is read byte by byte, got 255"},
         Refusal{"model.max_sequence", "16", "16 is shorter than data.sequence_length 32"},
@@ -271,7 +275,7 @@ TEST(ConfigRefusal, OfMissingKeysSaysWhatToGive) {
             "c.json: model.hidden_size (--set model.hidden_size=null): missing; give the width of "
             "the model");
   EXPECT_EQ(error_of(R"({"data": {"sequence_length": 8}})"),
-            "c.json: data: no training data; give data.text or data.tokens");
+            "c.json: data: no training data; give data.text, data.tokens or data.documents");
   EXPECT_EQ(error_of(with(R"("scheduler": {"type": "WarmupDecayLR"})")),
             "c.json: scheduler.params.total_num_steps: missing; give the step at which the "
             "schedule ends");
@@ -290,11 +294,34 @@ TEST(ConfigRefusal, OfScheduleParametersOfAnotherSchedule) {
 TEST(ConfigRefusal, OfTokensThatDoNotFitTheirType) {
   const std::string text = R"({"model": {"vocab_size": 65537, "hidden_size": 64, "num_layers": 2,
       "num_heads": 4}, "data": {"tokens": "a.bin", "sequence_length": 8}, "train_batch_size": 1})";
-  EXPECT_EQ(error_of(text),
-            "c.json: data.token_type: u16 holds 65536 tokens, but model.vocab_size is 65537; use "
+  EXPECT_EQ(error_of(text, {"data.token_type=u16"}),
+            "c.json: data.token_type (--set data.token_type=u16): u16 holds 65536 tokens, but "
+            "model.vocab_size is 65537; use "
             "u32");
   EXPECT_EQ(error_of(text, {"data.token_type=u32"}), "");
-  EXPECT_EQ(error_of(text, {"model.vocab_size=65536"}), "");
+  EXPECT_EQ(error_of(text), "");
+  EXPECT_EQ(error_of(text, {"model.vocab_size=65536", "data.token_type=u16"}), "");
+}
+
+TEST(ConfigData, OfEvaluationIsFilesOrAShare) {
+  const auto files = parse_text(kMinimal, {"data.eval=[\"a\", \"/b\"]"});
+  EXPECT_EQ(files.data.eval, (std::vector<std::string>{"/base/a", "/b"}));
+  EXPECT_EQ(files.data.held_out, 0.0);
+  EXPECT_EQ(files.data.evaluation().text, files.data.eval);
+  EXPECT_EQ(parse_text(kMinimal, {"data.eval=a", "data.held_out=0"}).data.held_out, 0.0);
+  const auto share = parse_text(kMinimal, {"data.eval=0.25"});
+  EXPECT_TRUE(share.data.eval.empty());
+  EXPECT_EQ(share.data.held_out, 0.25);
+  EXPECT_EQ(parse_text(kMinimal, {"data.eval=[]"}).data.held_out, 0.05);
+}
+
+TEST(ConfigRefusal, OfEvaluationDataGivenTwice) {
+  EXPECT_NE(error_of(kMinimal, {"data.eval=a", "data.held_out=0.1"})
+                .find("data.eval names files for evaluation; give one of them"),
+            std::string::npos);
+  EXPECT_NE(error_of(kMinimal, {"data.eval=0.2", "data.held_out=0.1"})
+                .find("data.held_out=0.1): data.eval gives a share too; give one of them"),
+            std::string::npos);
 }
 
 TEST(ConfigRefusal, OfATimeoutThatIsNone) {

@@ -64,14 +64,14 @@ TEST_P(TrainingFixture, TokensMakeExactlyTheRecordedSteps) {
   options.micro_batches = geometry["micro_batches"];
   options.sequences = geometry["sequences"];
   options.length = geometry["sequence_length"];
-  options.shuffle = false;
   config::DataSection data;
   data.tokens = {folder() / "tokens.u16.bin"};
   const auto source = std::make_shared<const TokenSource>(
       TokenSource::open(data, recorded_["model"]["vocab_size"].get<std::uint64_t>()));
   const auto per_step = options.micro_batches * options.sequences * options.length;
   ASSERT_EQ(source->size(), steps * per_step + 1);
-  Loader loader(source, split_tokens(source->size(), 0.0, options.length), options);
+  Loader loader(windows_of(source, {0, source->size()}, options.length, false, 0), nullptr,
+                options);
   std::vector<std::int32_t> whole(source->size());
   source->read(0, whole);
   for (std::uint64_t step = 0; step < steps; ++step) {

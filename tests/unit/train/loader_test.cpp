@@ -34,8 +34,20 @@ std::shared_ptr<const TokenSource> counting(const test::TempDir& dir, std::size_
   return std::make_shared<const TokenSource>(TokenSource::open(data, vocab));
 }
 
-LoaderOptions small_options() {
-  LoaderOptions options;
+/// Options of a loader of windows and of their order.
+struct StreamOptions : LoaderOptions {
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+};
+
+Loader load(const std::shared_ptr<const TokenSource>& source, const TokenSplit& split,
+            const StreamOptions& options) {
+  return {windows_of(source, split.training, options.length, options.shuffle, options.seed),
+          windows_of(source, split.held_out, options.length, false, 0), options};
+}
+
+StreamOptions small_options() {
+  StreamOptions options;
   options.micro_batches = 2;
   options.sequences = 3;
   options.length = 5;
@@ -116,7 +128,7 @@ TEST(Loader, LaysBatchesOutMicroBatchMajorWithShiftedTargets) {
   const auto source = counting(dir, 200);
   auto options = small_options();
   options.shuffle = false;
-  Loader loader(source, split_tokens(200, 0.0, 5), options);
+  Loader loader = load(source, split_tokens(200, 0.0, 5), options);
   const auto first = loader.next();
   EXPECT_EQ(first.step, 1U);
   ASSERT_EQ(first.tokens.size(), 30U);
@@ -132,12 +144,12 @@ TEST(Loader, GivesTheSameBatchesWhenItStartsLater) {
   const auto source = counting(dir, 300);
   const auto split = split_tokens(300, 0.1, 5);
   auto options = small_options();
-  Loader whole(source, split, options);
+  Loader whole = load(source, split, options);
   std::vector<Batch> batches;
   for (int i = 0; i < 20; ++i) batches.push_back(whole.next());
   options.first_step = 8;
   options.prefetch = 5;
-  Loader resumed(source, split, options);
+  Loader resumed = load(source, split, options);
   for (std::size_t i = 7; i < 20; ++i) {
     const auto batch = resumed.next();
     EXPECT_EQ(batch.step, i + 1);
@@ -150,7 +162,7 @@ TEST(Loader, GivesTheSameBatchesWhenItStartsLater) {
 TEST(Loader, NeverTrainsOnHeldOutTokens) {
   const test::TempDir dir;
   const auto source = counting(dir, 300);
-  Loader loader(source, split_tokens(300, 0.2, 5), small_options());
+  Loader loader = load(source, split_tokens(300, 0.2, 5), small_options());
   for (int i = 0; i < 50; ++i) {
     for (const auto target : loader.next().targets) EXPECT_LT(target, 240);
   }
@@ -158,14 +170,14 @@ TEST(Loader, NeverTrainsOnHeldOutTokens) {
 
 /// Tokens, then targets, of step `step` of all ranks, rank 0 first.
 std::vector<std::int32_t> batch_of_all(const std::shared_ptr<const TokenSource>& source,
-                                       LoaderOptions options, std::uint64_t world,
+                                       StreamOptions options, std::uint64_t world,
                                        std::uint64_t step) {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
   options.world = world;
   options.micro_batches /= world;
   for (options.rank = 0; options.rank < world; ++options.rank) {
-    const Batch part = Loader(source, split_tokens(source->size(), 0.1, 5), options).batch(step);
+    const Batch part = load(source, split_tokens(source->size(), 0.1, 5), options).batch(step);
     tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
     targets.insert(targets.end(), part.targets.begin(), part.targets.end());
   }
@@ -198,7 +210,7 @@ TEST(Loader, GivesNoSequenceOfAStepToTwoRanks) {
   options.world = 3;
   std::set<std::int32_t> firsts;
   for (options.rank = 0; options.rank < 3; ++options.rank) {
-    const Batch part = Loader(source, split_tokens(600, 0.0, 5), options).batch(1);
+    const Batch part = load(source, split_tokens(600, 0.0, 5), options).batch(1);
     for (std::size_t i = 0; i < part.tokens.size(); i += 5) firsts.insert(part.tokens[i]);
   }
   EXPECT_EQ(firsts.size(), 18U);
@@ -236,7 +248,7 @@ TEST(EvaluationShare, EvaluatesWholeRunsAndRepeatsAShortPart) {
 TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {
   const test::TempDir dir;
   const auto source = counting(dir, 400);
-  Loader loader(source, split_tokens(400, 0.1, 5), small_options());
+  Loader loader = load(source, split_tokens(400, 0.1, 5), small_options());
   ASSERT_EQ(loader.evaluation_batches(), 2U);  // 40 tokens: 7 sequences: 2 whole micro-batches
   const auto batch = loader.evaluation_batch(1);
   EXPECT_EQ(batch.step, 0U);
@@ -248,7 +260,7 @@ TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {
 
 TEST(Loader, HasNoEvaluationBatchesWithoutAHeldOutPart) {
   const test::TempDir dir;
-  Loader loader(counting(dir, 100), split_tokens(100, 0.0, 5), small_options());
+  Loader loader = load(counting(dir, 100), split_tokens(100, 0.0, 5), small_options());
   EXPECT_EQ(loader.evaluation_batches(), 0U);
 }
 
@@ -257,7 +269,7 @@ TEST(Loader, DeliversGoodBatchesFirstAndThenTheErrorEveryTime) {
   auto options = small_options();
   options.shuffle = false;
   options.prefetch = 4;
-  Loader loader(counting(dir, 200, 65), split_tokens(200, 0.0, 5), options);
+  Loader loader = load(counting(dir, 200, 65), split_tokens(200, 0.0, 5), options);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the thread finds the error first
   EXPECT_EQ(loader.next().step, 1U);
   EXPECT_EQ(loader.next().step, 2U);
@@ -271,7 +283,7 @@ TEST(Loader, StopsWhileItsThreadWaitsForRoom) {
   const test::TempDir dir;
   const auto source = counting(dir, 200);
   for (int i = 0; i < 50; ++i) {
-    Loader loader(source, split_tokens(200, 0.0, 5), small_options());
+    Loader loader = load(source, split_tokens(200, 0.0, 5), small_options());
     if (i % 2 == 0) loader.next();
   }
 }
@@ -282,9 +294,9 @@ TEST(Loader, RefusesOptionsOutOfRange) {
   const auto split = split_tokens(200, 0.0, 5);
   auto options = small_options();
   options.rank = 1;
-  EXPECT_THROW(Loader(source, split, options), Error);
+  EXPECT_THROW(load(source, split, options), Error);
   options = small_options();
-  EXPECT_THROW(Loader(source, {{0, 201}, {}}, options), Error);
+  EXPECT_THROW(load(source, {{0, 201}, {}}, options), Error);
 }
 
 }  // namespace
