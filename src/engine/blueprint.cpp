@@ -48,7 +48,7 @@ void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
   const std::uint64_t tokens = blueprint.shape.tokens();
   const std::uint64_t width = blueprint.model.config.hidden_size;
   work.activation_bytes = tokens * width * size_of(blueprint.type);
-  work.batch_bytes = 2 * tokens * sizeof(std::int32_t);
+  work.batch_bytes = (work.packed ? 3 : 2) * tokens * sizeof(std::int32_t);
   work.losses_bytes = blueprint.micro_batches * sizeof(double);
   work.statistics_bytes = sizeof(model::GradientStats);
   work.micro_batch_tokens = tokens;

@@ -1,11 +1,14 @@
 #include "ballast/engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
@@ -24,6 +27,18 @@ std::optional<state::SwapPlan> plan_swapping(const state::SwapOptions& options,
   const std::vector<Bytes> extents = state::swap_extents(schedule);
   if (extents.empty()) return std::nullopt;
   return state::plan_swap(options, extents);
+}
+
+/// Positions that reach outside their sequence would be read from other memory.
+void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
+    if (positions[i] == 0 || continues) continue;
+    throw Error(ErrorCategory::data,
+                fmt::format("token {} of the batch has position {}; a position is 0 or one more "
+                            "than that of the token before in its sequence",
+                            i, positions[i]));
+  }
 }
 
 }  // namespace
@@ -93,10 +108,9 @@ class Engine::Impl {
     });
   }
 
-  StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
-                        double learning_rate) {
-    const schedule::Plan& plan = training_plan(tokens.size() / blueprint_.shape.tokens());
-    const StepContext& context = run(plan, tokens, targets, learning_rate);
+  StepResult train_step(const TokenBatch& batch, double learning_rate) {
+    const schedule::Plan& plan = training_plan(batch.tokens.size() / blueprint_.shape.tokens());
+    const StepContext& context = run(plan, batch, learning_rate);
     pending_updates_ = plan.leaves_updates;
     StepResult result = context.result;
     if (!result.skipped) ++updates_;
@@ -110,9 +124,10 @@ class Engine::Impl {
     return result;
   }
 
-  double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
+  Evaluation evaluate(const TokenBatch& batch) {
     flush();
-    return run(blueprint_.schedule.evaluation, tokens, targets, 0.0).result.loss;
+    const StepResult& found = run(blueprint_.schedule.evaluation, batch, 0.0).result;
+    return {found.loss, found.targets};
   }
 
   void finish() {
@@ -226,23 +241,46 @@ class Engine::Impl {
     pending_updates_ = false;
   }
 
-  /// Copies the batch in, submits the plan and waits for its gate.
-  const StepContext& run(const schedule::Plan& plan, std::span<const std::int32_t> tokens,
-                         std::span<const std::int32_t> targets, double learning_rate) {
-    expects(executor_ != nullptr, "engine: call start() first");
+  /// Copies the micro-batches to their host buffers: tokens, targets, positions.
+  void copy_in(const TokenBatch& batch, std::uint32_t micro_batches) {
     const std::size_t per_micro = blueprint_.shape.tokens();
-    const std::size_t size = per_micro * plan.micro_batches;
-    expects(tokens.size() == size && targets.size() == size, "engine: wrong batch size");
-    // The last run with batches has passed its gate, so its batches are uploaded.
-    for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
-      const std::size_t bytes = per_micro * sizeof(std::int32_t);
-      std::memcpy(batches_[m].data(), tokens.data() + m * per_micro, bytes);
-      std::memcpy(batches_[m].data() + bytes, targets.data() + m * per_micro, bytes);
+    const std::size_t size = per_micro * micro_batches;
+    const bool packed = blueprint_.workload.packed;
+    expects(batch.tokens.size() == size && batch.targets.size() == size &&
+                batch.positions.size() == (packed ? size : 0),
+            "engine: wrong batch size");
+    if (packed) check_positions(batch.positions, blueprint_.shape.length);
+    for (std::uint32_t m = 0; m < micro_batches; ++m) {
+      std::byte* to = batches_[m].data();
+      for (const auto& ids : {batch.tokens, batch.targets, batch.positions}) {
+        if (ids.empty()) continue;
+        std::memcpy(to, ids.data() + m * per_micro, per_micro * sizeof(std::int32_t));
+        to += per_micro * sizeof(std::int32_t);
+      }
     }
+  }
+
+  /// How many targets of all ranks count.
+  [[nodiscard]] std::uint64_t count_targets(std::span<const std::int32_t> own) const {
+    std::uint64_t count = static_cast<std::uint64_t>(
+        std::count_if(own.begin(), own.end(), [](std::int32_t target) { return target >= 0; }));
+    if (ranks_ == nullptr) return count;
+    std::vector<std::uint64_t> all(ranks_->world());
+    ranks_->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));
+    return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
+  }
+
+  /// Copies the batch in, submits the plan and waits for its gate.
+  const StepContext& run(const schedule::Plan& plan, const TokenBatch& batch,
+                         double learning_rate) {
+    expects(executor_ != nullptr, "engine: call start() first");
+    // The last run with batches has passed its gate, so its batches are uploaded.
+    copy_in(batch, plan.micro_batches);
     const std::uint64_t number = ++submissions_;
     StepContext& context = lanes_->context(number);
     context = {};
     context.micro_batches = plan.micro_batches;
+    context.result.targets = count_targets(batch.targets);
     context.hyper = options_.hyper;
     context.hyper.optimizer = blueprint_.states.optimizer;
     context.hyper.learning_rate = learning_rate;
@@ -265,7 +303,7 @@ class Engine::Impl {
   std::optional<Lanes> lanes_;
   std::unique_ptr<schedule::Executor> executor_;
   std::chrono::duration<double> fill_time_{0};
-  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, then targets
+  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
   /// By number of micro-batches and whether updates are pending.
   std::map<std::pair<std::size_t, bool>, schedule::Plan> partial_steps_;
   std::uint64_t submissions_ = 0;
@@ -297,16 +335,14 @@ void Engine::record(schedule::Timeline* timeline) {
 void Engine::start(const WeightSource& source) {
   impl_->start(source);
 }
-StepResult Engine::train_step(std::span<const std::int32_t> tokens,
-                              std::span<const std::int32_t> targets, double learning_rate) {
-  return impl_->train_step(tokens, targets, learning_rate);
+StepResult Engine::train_step(const TokenBatch& batch, double learning_rate) {
+  return impl_->train_step(batch, learning_rate);
 }
 std::uint64_t Engine::evaluation_micro_batches() const {
   return impl_->blueprint().workload.evaluation_micro_batches;
 }
-double Engine::evaluate(std::span<const std::int32_t> tokens,
-                        std::span<const std::int32_t> targets) {
-  return impl_->evaluate(tokens, targets);
+Evaluation Engine::evaluate(const TokenBatch& batch) {
+  return impl_->evaluate(batch);
 }
 void Engine::finish() {
   impl_->finish();

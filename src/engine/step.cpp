@@ -162,9 +162,9 @@ class Lanes::Step {
   void forward() {
     const DeviceBytes out = device(Role::output, activation_bytes());
     if (operation_.block == 0) {
-      modules_.compute.embedding_forward(stream(), weights(), tokens(), out);
+      modules_.compute.embedding_forward(stream(), weights(), tokens(), positions(), out);
     } else {
-      modules_.compute.layer_forward(stream(), operation_.block, weights(),
+      modules_.compute.layer_forward(stream(), operation_.block, weights(), positions(),
                                      device(Role::input, activation_bytes()), out, kept());
     }
   }
@@ -172,9 +172,9 @@ class Lanes::Step {
   void backward() {
     const DeviceBytes flow = device(Role::gradient_flow, activation_bytes());
     if (operation_.block == 0) {
-      modules_.compute.embedding_backward(stream(), tokens(), flow, accumulator());
+      modules_.compute.embedding_backward(stream(), tokens(), positions(), flow, accumulator());
     } else {
-      modules_.compute.layer_backward(stream(), operation_.block, weights(),
+      modules_.compute.layer_backward(stream(), operation_.block, weights(), positions(),
                                       device(Role::input, activation_bytes()), flow, accumulator(),
                                       accumulation(), kept());
     }
@@ -190,7 +190,7 @@ class Lanes::Step {
   }
 
   void train_head() {
-    const auto scale = static_cast<float>(1.0 / static_cast<double>(tokens_in_step()));
+    const auto scale = static_cast<float>(1.0 / targets_in_step());
     modules_.compute.head_train(stream(), weights(), tied_weights(),
                                 device(Role::input, activation_bytes()), targets(), scale,
                                 device(Role::gradient_flow, activation_bytes()), accumulator(),
@@ -215,7 +215,7 @@ class Lanes::Step {
   /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
     Findings all = findings();
-    context_.result.loss = all.loss / static_cast<double>(tokens_in_step());
+    context_.result.loss = all.loss / targets_in_step();
     if (!has(Role::statistics)) return;
     const double norm = std::sqrt(all.squares);
     context_.result.grad_norm = norm;
@@ -278,8 +278,9 @@ class Lanes::Step {
     return blueprint_.workload.blocks[operation_.block];
   }
   [[nodiscard]] Bytes activation_bytes() const { return blueprint_.workload.activation_bytes; }
-  [[nodiscard]] std::uint64_t tokens_in_step() const {
-    return context_.micro_batches * blueprint_.shape.tokens() * blueprint_.workload.world;
+  /// The divisor of means: targets that count, of all ranks.
+  [[nodiscard]] double targets_in_step() const {
+    return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
   }
   [[nodiscard]] schedule::RankSizes sizes() const {
     return schedule::RankSizes(blueprint_.workload);
@@ -343,10 +344,16 @@ class Lanes::Step {
   [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
     const Bytes bytes = blueprint_.workload.batch_bytes;
     const auto ids = view_as<const std::int32_t>(ConstDeviceBytes(device(Role::batch, bytes)));
-    return ids.subview(part * (ids.size() / 2), ids.size() / 2);
+    const std::size_t size = blueprint_.shape.tokens();
+    return ids.subview(part * size, size);
   }
   [[nodiscard]] DeviceView<const std::int32_t> tokens() const { return batch_part(0); }
   [[nodiscard]] DeviceView<const std::int32_t> targets() const { return batch_part(1); }
+  /// Empty if every sequence is one document.
+  [[nodiscard]] DeviceView<const std::int32_t> positions() const {
+    if (!blueprint_.workload.packed) return {};
+    return batch_part(2);
+  }
 
   [[nodiscard]] DeviceView<double> loss() const {
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -62,44 +63,46 @@ class ComputeBy final : public Compute {
   }
 
   void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
-                         DeviceView<const std::int32_t> tokens, DeviceBytes out) override {
+                         DeviceView<const std::int32_t> tokens,
+                         DeviceView<const std::int32_t> positions, DeviceBytes out) override {
     run(stream, [=, this] {
-      ops_.check_tokens(tokens.raw());
-      const T* const block = as<T>(weights);
-      ops_.embed(block + token_table_, position_table_ ? block + *position_table_ : nullptr,
-                 tokens.raw(), as<T>(out));
+      ops_.check_tokens(tokens.raw(), 0);
+      ops_.embed(tables<const T>(as<T>(weights)), {tokens.raw(), positions.raw()}, as<T>(out));
     });
   }
   void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
-                          ConstDeviceBytes dy, DeviceView<float> gradient) override {
+                          DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
+                          DeviceView<float> gradient) override {
     run(stream, [=, this] {
-      ops_.check_tokens(tokens.raw());
-      float* const block = gradient.raw();
-      ops_.embed_backward(tokens.raw(), as<T>(dy), block + token_table_,
-                          position_table_ ? block + *position_table_ : nullptr, scratch_);
+      ops_.check_tokens(tokens.raw(), 0);
+      ops_.embed_backward({tokens.raw(), positions.raw()}, as<T>(dy), tables<float>(gradient.raw()),
+                          scratch_);
     });
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                     ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) override {
+                     DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes out,
+                     DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({block - 1, as<T>(weights), nullptr}, as<T>(in), as<T>(out), kept.raw());
+      layer_->forward({block - 1, as<T>(weights), nullptr}, positions.raw(), as<T>(in), as<T>(out),
+                      kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                      ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
-                      Accumulation accumulation, DeviceBytes kept) override {
+                      DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes dy,
+                      DeviceView<float> gradient, Accumulation accumulation,
+                      DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({block - 1, as<T>(weights), gradient.raw(), accumulation}, as<T>(in),
-                       as<T>(dy), kept.raw());
+      layer_->backward({block - 1, as<T>(weights), gradient.raw(), accumulation}, positions.raw(),
+                       as<T>(in), as<T>(dy), kept.raw());
     });
   }
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
                     ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
                     DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
-      ops_.check_tokens(targets.raw());
+      ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights)};
       head_.forward(block[final_norm_], output_matrix(weights, tied_weights), as<T>(in),
                     targets.raw(), loss_sum.raw());
@@ -110,7 +113,7 @@ class ComputeBy final : public Compute {
                   DeviceBytes dx, DeviceView<float> gradient, DeviceView<float> tied_gradient,
                   Accumulation accumulation, DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
-      ops_.check_tokens(targets.raw());
+      ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
       float* const output_gradient = tied() ? tied_gradient.raw() : gradient.raw() + output_;
       head_.train(block[final_norm_], output_matrix(weights, tied_weights), output_gradient,
@@ -166,6 +169,9 @@ class ComputeBy final : public Compute {
   }
 
  private:
+  /// Negative targets are valid.
+  static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
+
   struct ElementRange {
     Elems first = 0;
     Elems count = 0;
@@ -224,6 +230,11 @@ class ComputeBy final : public Compute {
     expects(block >= 1 && block <= model_.config.num_layers, "the block is not a layer");
     expects(kept.empty() || kept.size() >= memory_.intermediates[block],
             "the memory for intermediates is smaller than memory().intermediates");
+  }
+  /// The embedding's tables in the flat values of its block.
+  template <class U>
+  [[nodiscard]] Embedding<U> tables(U* block) const {
+    return {block + token_table_, position_table_ ? block + *position_table_ : nullptr};
   }
   [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
   /// [V, H], of the head or of the embedding.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/embedding.h"
 #include "src/model/matrix.h"
 
 namespace ballast::model {
@@ -200,15 +202,18 @@ class Layer {
   /// Takes memory that lasts from call to call; other blocks use that of take_memory() in between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Compute::layer_forward; `kept` is null if nothing is kept.
-  void forward(const BlockWeights<T>& block, const T* in, T* out, std::byte* kept) {
-    use(kept);
+  /// Views as in Compute::layer_forward; `positions` is null if sequences are documents, `kept` if
+  /// nothing is kept.
+  void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
+               std::byte* kept) {
+    use(positions, kept);
     compute(block, in);
     project(block, out);
   }
   /// Views as in Compute::layer_backward.
-  void backward(const BlockWeights<T>& block, const T* in, T* dy, std::byte* kept) {
-    use(kept);
+  void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
+                std::byte* kept) {
+    use(positions, kept);
     if (kept == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
@@ -243,13 +248,14 @@ class Layer {
     return memory;
   }
 
-  /// `window`: as in AttentionShape.
+  /// `window`: as in AttentionMask.
   void attend(std::size_t window = 0) {
-    ops_.attention(window, memory_.qkv, memory_.attention, memory_.log_sums, attention_scratch_);
+    ops_.attention({window, positions_}, memory_.qkv, memory_.attention, memory_.log_sums,
+                   attention_scratch_);
   }
   /// gradient (of attention) -> dqkv.
   void attend_backward(std::size_t window = 0) {
-    ops_.attention_backward(window, memory_.qkv, memory_.attention, memory_.log_sums,
+    ops_.attention_backward({window, positions_}, memory_.qkv, memory_.attention, memory_.log_sums,
                             memory_.gradient, memory_.dqkv, attention_scratch_);
   }
 
@@ -269,10 +275,12 @@ class Layer {
   std::size_t wide_;   ///< I
   LayerArrays arrays_;
   Ops& ops_;
-  LayerMemory<T> memory_;  ///< of the current call
+  LayerMemory<T> memory_;                    ///< of the current call
+  const std::int32_t* positions_ = nullptr;  ///< likewise
 
  private:
-  void use(std::byte* kept) {
+  void use(const std::int32_t* positions, std::byte* kept) {
+    positions_ = positions;
     Bump bump(kept == nullptr ? shared_ : kept);
     memory_ = take_intermediates(bump);
   }

@@ -178,11 +178,11 @@ class Kernels {
                                 .compute_threads = sample.config.ballast.compute_threads});
   }
 
-  void forward() { compute_->layer_forward(*stream_, 1, next_layer().weights, in_, out_, {}); }
+  void forward() { compute_->layer_forward(*stream_, 1, next_layer().weights, {}, in_, out_, {}); }
   void backward() {
     const Layer& layer = next_layer();
-    compute_->layer_backward(*stream_, 1, layer.weights, in_, flow_, view_as<float>(layer.gradient),
-                             accumulation_, {});
+    compute_->layer_backward(*stream_, 1, layer.weights, {}, in_, flow_,
+                             view_as<float>(layer.gradient), accumulation_, {});
   }
 
   /// In a step, too, all other layers come between two uses of a layer.

@@ -204,8 +204,8 @@ class StepBuilder {
     const BufferId in = inputs_[m];
     std::vector<Use> uses = {{Role::weights, weights, false}, {Role::output, out, true}};
     Bytes traffic = 0;
+    if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
     if (block == 0) {
-      uses.push_back({Role::batch, layout_.batch_device[m], false});
       traffic = 2 * work_.activation_bytes;  // rows read and written
     } else {
       uses.push_back({Role::input, in, false});
@@ -250,8 +250,8 @@ class StepBuilder {
                              {Role::accumulator, layout_.accumulator[block], true}};
     double flops = 2.0 * work_.blocks[block].forward_flops;
     Bytes traffic = 0;
+    if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
     if (block == 0) {
-      uses.push_back({Role::batch, layout_.batch_device[m], false});
       traffic = 5 * work_.activation_bytes;  // rows read, fp32 rows read and written
     } else {
       uses.push_back({Role::weights, move_.weights_on_device(block), false});
@@ -261,6 +261,9 @@ class StepBuilder {
     }
     move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
   }
+
+  /// The embedding reads tokens, layers the positions of packed documents.
+  [[nodiscard]] bool reads_batch(std::uint32_t block) const { return block == 0 || work_.packed; }
 
   /// False when the block keeps none. The backward pass overwrites them.
   bool use_intermediates(std::vector<Use>& uses, std::uint32_t block, std::uint32_t m) {

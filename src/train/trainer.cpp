@@ -211,7 +211,7 @@ class Trainer {
   void run_step(std::uint64_t step) {
     const Batch batch = loader_->next();
     const double rate = rates_.at(engine_.updates() + 1);
-    const engine::StepResult result = engine_.train_step(batch.tokens, batch.targets, rate);
+    const engine::StepResult result = engine_.train_step({batch.tokens, batch.targets}, rate);
     const auto now = Clock::now();
     StepMetrics metrics = measure(batch, result, rate, seconds_between(last_step_end_, now));
     tokens_ += batch.real_tokens;
@@ -327,6 +327,7 @@ class Trainer {
         .together = engine_.evaluation_micro_batches(), .rank = rank_, .world = world_};
     const std::uint64_t runs = share.runs(config_.ballast.eval_batches, available);
     double sum = 0.0;
+    std::uint64_t targets = 0;
     for (std::uint64_t run = 0; run < runs; ++run) {
       Batch joined;
       for (std::uint64_t m = 0; m < share.together; ++m) {
@@ -334,9 +335,12 @@ class Trainer {
         joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
         joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
       }
-      sum += engine_.evaluate(joined.tokens, joined.targets);
+      const engine::Evaluation found = engine_.evaluate({joined.tokens, joined.targets});
+      sum += found.loss * static_cast<double>(found.targets);
+      targets += found.targets;
     }
-    return sum / static_cast<double>(runs);
+    if (targets == 0) return std::nullopt;
+    return sum / static_cast<double>(targets);
   }
 
   /// Bytes per swap directory of this machine, from all its ranks, without the initial fill.

@@ -46,11 +46,11 @@ TEST_F(EngineOnCuda, LooksForProductsBeforeTheFirstStep) {
   const int at_start = FakeCublasLt::searches;
   EXPECT_GT(at_start, before);
   const test::Batch batch = batch_for(engine);
-  engine.train_step(batch.tokens, batch.targets, 0.001);
+  engine.train_step({batch.tokens, batch.targets}, 0.001);
   const std::size_t held_out =
       engine.evaluation_micro_batches() * engine.blueprint().shape.tokens();
   const test::Batch evaluated = test::scattered_ids(held_out, 2);
-  engine.evaluate(evaluated.tokens, evaluated.targets);
+  engine.evaluate({evaluated.tokens, evaluated.targets}).loss;
   engine.finish();
   EXPECT_EQ(FakeCublasLt::searches, at_start) << "a lane had to wait for what the start left out";
 }
@@ -66,7 +66,7 @@ TEST_F(EngineOnCuda, EveryOperationIsARangeOfTheProfilerIfAskedFor) {
   const auto train = [this](Engine engine) {
     engine.start();
     const test::Batch batch = batch_for(engine);
-    const StepResult result = engine.train_step(batch.tokens, batch.targets, 0.001);
+    const StepResult result = engine.train_step({batch.tokens, batch.targets}, 0.001);
     engine.finish();
     return result.loss;
   };
@@ -97,7 +97,7 @@ TEST_F(EngineOnCuda, ATokenOutsideTheVocabularyEndsTheStepWithItsName) {
     test::Batch batch = batch_for(engine);
     (target ? batch.targets : batch.tokens)[23] = 131;
     try {
-      engine.train_step(batch.tokens, batch.targets, 0.001);
+      engine.train_step({batch.tokens, batch.targets}, 0.001);
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.category(), ErrorCategory::data);

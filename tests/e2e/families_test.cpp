@@ -151,9 +151,10 @@ class FirstStep {
     const auto targets = b.upload_tokens(batch.targets);
     std::vector<DeviceBytes> activations(layers + 1);
     for (DeviceBytes& one : activations) one = b.activation();
-    b.compute->embedding_forward(*b.stream, weights_[0], inputs, activations[0]);
+    b.compute->embedding_forward(*b.stream, weights_[0], inputs, {}, activations[0]);
     for (std::size_t i = 1; i <= layers; ++i) {
-      b.compute->layer_forward(*b.stream, i, weights_[i], activations[i - 1], activations[i], {});
+      b.compute->layer_forward(*b.stream, i, weights_[i], {}, activations[i - 1], activations[i],
+                               {});
     }
     b.stream->synchronize();
     last_ = b.download(activations[layers]);
@@ -167,10 +168,10 @@ class FirstStep {
                           gradients_[layers + 1], tied ? tied_ : DeviceView<float>{},
                           model::Accumulation::later, loss_);
     for (std::size_t i = layers; i >= 1; --i) {
-      b.compute->layer_backward(*b.stream, i, weights_[i], activations[i - 1], dx, gradients_[i],
-                                model::Accumulation::later, {});
+      b.compute->layer_backward(*b.stream, i, weights_[i], {}, activations[i - 1], dx,
+                                gradients_[i], model::Accumulation::later, {});
     }
-    b.compute->embedding_backward(*b.stream, inputs, dx, gradients_[0]);
+    b.compute->embedding_backward(*b.stream, inputs, {}, dx, gradients_[0]);
     b.stream->synchronize();
   }
 
@@ -219,7 +220,7 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
     const std::size_t steps = record["loss"].size();
     for (std::size_t i = 0; i < steps; ++i) {
       const Batch batch(record, i);
-      const auto found = engine.train_step(batch.inputs, batch.targets, config.optimizer.lr);
+      const auto found = engine.train_step({batch.inputs, batch.targets}, config.optimizer.lr);
       const double loss = record["loss"][i];
       EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : 2e-4) * loss) << "step " << i;
     }

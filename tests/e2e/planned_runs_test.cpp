@@ -39,7 +39,7 @@ void train_within(const config::Config& config, const engine::Blueprint& planned
   const std::vector<std::int32_t> ids = random_ids(tokens + 1, config.model.vocab_size);
   for (int step = 0; step < 2; ++step) {
     const engine::StepResult result =
-        engine.train_step(std::span(ids).first(tokens), std::span(ids).last(tokens), 1e-3);
+        engine.train_step({std::span(ids).first(tokens), std::span(ids).last(tokens)}, 1e-3);
     EXPECT_TRUE(std::isfinite(result.loss));
     EXPECT_FALSE(result.skipped);
   }

@@ -132,7 +132,7 @@ Comparison run(const std::string& name, bool bf16) {
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const train::Batch batch = loader.batch(step);
     comparison.rates.push_back(rates.at(step));
-    const auto result = engine.train_step(batch.tokens, batch.targets, comparison.rates.back());
+    const auto result = engine.train_step({batch.tokens, batch.targets}, comparison.rates.back());
     comparison.losses.push_back(result.loss);
     comparison.norms.push_back(result.grad_norm);
   }

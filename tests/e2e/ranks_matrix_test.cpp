@@ -209,7 +209,7 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options) {
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const test::Batch batch = test::part_of(test::chained_ids(tokens, step), &ranks);
-    engine.train_step(batch.tokens, batch.targets, 0.003);
+    engine.train_step({batch.tokens, batch.targets}, 0.003);
   }
   std::vector<std::vector<float>> found;
   const auto& blocks = engine.blueprint().model.blocks;

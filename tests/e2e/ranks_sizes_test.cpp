@@ -66,7 +66,7 @@ Bytes exchanged_in_a_step(Engine& engine) {
     const test::Batch batch =
         test::part_of(test::chained_ids(engine.blueprint().workload.tokens_per_step(), number),
                       &test::joined_ranks());
-    engine.train_step(batch.tokens, batch.targets, 1e-3);
+    engine.train_step({batch.tokens, batch.targets}, 1e-3);
   };
   step(1);
   engine.finish();

@@ -86,7 +86,7 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
     test::Batch batch = ids(step == 7 || step == 8 ? whole / 3 : whole, step);
     if (with_poison && poisoned(step)) batch.tokens[3] = kPoison;
     const StepResult result =
-        engine.train_step(batch.tokens, batch.targets, 0.003 / static_cast<double>(1 + step % 3));
+        engine.train_step({batch.tokens, batch.targets}, 0.003 / static_cast<double>(1 + step % 3));
     EXPECT_EQ(result.skipped, with_poison && poisoned(step)) << "step " << step;
     note(result.loss);
     note(result.grad_norm);
@@ -95,7 +95,7 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
     results.rolled_back += result.rolled_back ? 1 : 0;
     if (step % 5 == 0) {
       const test::Batch held_out = ids(evaluated, 500);
-      note(engine.evaluate(held_out.tokens, held_out.targets));
+      note(engine.evaluate({held_out.tokens, held_out.targets}).loss);
     }
     if (step == 9) results.numbers.push_back(engine.state_hash());
   }

@@ -97,12 +97,12 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
     const Batch batch = part_of(data(tokens, step), ranks);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
     const engine::StepResult result =
-        engine.train_step(batch.tokens, batch.targets, config.optimizer.lr * warm);
+        engine.train_step({batch.tokens, batch.targets}, config.optimizer.lr * warm);
     EXPECT_FALSE(result.skipped);
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.grad_norm);
     if (step % 10 == 0) {
-      outcome.evaluations.push_back(engine.evaluate(held_out.tokens, held_out.targets));
+      outcome.evaluations.push_back(engine.evaluate({held_out.tokens, held_out.targets}).loss);
     }
   }
   outcome.states = engine.state_hash();

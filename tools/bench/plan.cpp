@@ -93,7 +93,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
   engine.start();
   const auto inputs = random_ids(outcome.tokens, config.model.vocab_size, 1);
   const auto targets = random_ids(outcome.tokens, config.model.vocab_size, 2);
-  const auto step = [&] { return seconds_of([&] { engine.train_step(inputs, targets, 1e-4); }); };
+  const auto step = [&] { return seconds_of([&] { engine.train_step({inputs, targets}, 1e-4); }); };
   constexpr int kWarmUp = 2;
   for (std::uint64_t round = 0; round < arguments.rounds; ++round) {
     if (round > 0) {

@@ -92,13 +92,14 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   };
   probe();
   // The first step has no updates before it; from the third on the pipeline is full.
-  for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step(inputs, targets, 1e-4);
+  for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step({inputs, targets}, 1e-4);
   const auto before = engine.totals().lanes;
   engine.record(&timeline);
   std::vector<double> seconds;
   for (std::uint64_t step = 0; step < arguments.steps; ++step) {
-    seconds.push_back(
-        seconds_of([&] { result.loss = engine.train_step(inputs, targets, 1e-4).loss; }));
+    seconds.push_back(seconds_of([&] {
+      result.loss = engine.train_step({inputs, targets}, 1e-4).loss;
+    }));
   }
   engine.record(nullptr);
   result.lanes = engine.totals().lanes;

@@ -43,9 +43,9 @@ struct Blueprint {
 };
 
 /// Derives the sizes of all blocks and batches in `blueprint.workload` from the model, the type,
-/// the state format, the micro-batches and the workload's settings of ranks (world, stage, weight
-/// ranks, coded gathers). `kernels`: memory that the device's kernels need. Blocks of at most
-/// `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
+/// the state format, the micro-batches and the workload's settings: ranks (world, stage, weight
+/// ranks, coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of
+/// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
 void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches = 1,
                    std::uint64_t persistence_threshold = 0);

@@ -40,11 +40,28 @@ struct EngineOptions {
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging
 };
 
+/// Token ids of micro-batches: [micro-batches, sequences, length] each.
+struct TokenBatch {
+  std::span<const std::int32_t> tokens;   ///< in [0, vocab)
+  std::span<const std::int32_t> targets;  ///< below vocab; negative: does not count
+  /// Position of each token in its document: 0, or one more than that of the token before.
+  /// Attention stays inside a document. Only and always if the blueprint is packed; otherwise every
+  /// sequence is one document.
+  std::span<const std::int32_t> positions = {};
+};
+
+/// Mean loss of an evaluation.
+struct Evaluation {
+  double loss = 0.0;          ///< mean cross-entropy per target that counts, nats
+  std::uint64_t targets = 0;  ///< that count, of all ranks
+};
+
 /// Results of one training step.
 struct StepResult {
-  double loss = 0.0;       ///< mean cross-entropy per token over the whole batch, nats
-  double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
-  bool skipped = false;    ///< a gradient was not finite: nothing was updated
+  double loss = 0.0;  ///< mean cross-entropy over the targets of the whole batch that count, nats
+  std::uint64_t targets = 0;  ///< that count, of all ranks
+  double grad_norm = 0.0;     ///< L2 norm over all gradients before clipping; not finite if skipped
+  bool skipped = false;       ///< a gradient was not finite: nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
 };
@@ -94,19 +111,17 @@ class Engine {
   /// call; nullptr stops it. Read it after the next call of record() or when nothing runs.
   void record(schedule::Timeline* timeline);
 
-  /// One optimizer step. `tokens` and `targets`: [micro-batches, sequences, length] in [0, vocab),
-  /// this rank's part of the batch: the blueprint's number of micro-batches or, for a partial
-  /// batch, fewer, equally many on all ranks. Gradient and results are means over the tokens of all
-  /// ranks. `learning_rate` applies to this step's update. Returns when loss and norm are known;
-  /// gated updates run during the next step's forward pass.
-  StepResult train_step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
-                        double learning_rate);
+  /// One optimizer step. `batch`: this rank's part of the batch: the blueprint's number of
+  /// micro-batches or, for a partial batch, fewer, equally many on all ranks. Gradient and results
+  /// are means over the targets of all micro-batches and ranks that count. `learning_rate` applies
+  /// to this step's update. Returns when loss and norm are known; gated updates run during the next
+  /// step's forward pass. Throws Error(data) for positions that are not as TokenBatch says.
+  StepResult train_step(const TokenBatch& batch, double learning_rate);
 
   /// Number of micro-batches that evaluate() takes.
   [[nodiscard]] std::uint64_t evaluation_micro_batches() const;
-  /// Mean loss per token of all ranks without training. `tokens` and `targets`: [evaluation
-  /// micro-batches, sequences, length], this rank's.
-  double evaluate(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets);
+  /// Mean loss of all ranks without training. `batch`: this rank's evaluation micro-batches.
+  Evaluation evaluate(const TokenBatch& batch);
 
   /// Waits until every update is done and written back.
   void finish();

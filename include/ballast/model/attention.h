@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,26 @@ class Device;
 
 namespace ballast::model {
 
+/// Which keys up to its own a query sees.
+struct AttentionMask {
+  std::size_t window = 0;  ///< the last `window`, its own included; 0: all
+  /// Position of each token in its document [sequences, length], in the memory of the device; a
+  /// query sees only its document. Null: every sequence is one document.
+  const std::int32_t* positions = nullptr;
+
+  /// The mask of one of the sequences.
+  [[nodiscard]] constexpr AttentionMask of(std::size_t sequence, std::size_t length) const {
+    return {window, positions == nullptr ? nullptr : positions + sequence * length};
+  }
+  /// The first key that a query of the first sequence sees. It never decreases with the query.
+  [[nodiscard]] constexpr std::size_t first_key(std::size_t query) const {
+    const std::size_t first = window == 0 || query < window ? 0 : query + 1 - window;
+    if (positions == nullptr) return first;
+    const std::size_t start = query - static_cast<std::size_t>(positions[query]);
+    return first < start ? start : first;
+  }
+};
+
 /// Extents of causal attention with grouped queries.
 struct AttentionShape {
   std::size_t sequences = 1;
@@ -19,15 +40,8 @@ struct AttentionShape {
   std::size_t heads = 1;
   std::size_t kv_heads = 1;  ///< divides heads
   std::size_t head_dim = 64;
-  std::size_t window = 0;  ///< keys that a query sees, its own included; 0: all before it
+  AttentionMask mask;
 
-  /// The first key that a query sees, and the end of the queries that see a key.
-  [[nodiscard]] constexpr std::size_t first_key(std::size_t query) const {
-    return window == 0 || query < window ? 0 : query + 1 - window;
-  }
-  [[nodiscard]] constexpr std::size_t end_query(std::size_t key) const {
-    return window == 0 || key + window > length ? length : key + window;
-  }
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
   /// Row length of the queries, and of the results.
   [[nodiscard]] constexpr std::size_t width() const { return heads * head_dim; }

@@ -46,8 +46,10 @@ enum class Accumulation : std::uint8_t {
 ///
 /// Shapes, with N = shape.tokens(), H = hidden_size, V = vocab_size, E = elements of the block:
 /// activations [N, H] row-major in the training type; weights [E] flat in the training type;
-/// gradient accumulators [E] flat fp32; tokens and targets [N] in [0, V), else the stream
-/// fails with Error(data).
+/// gradient accumulators [E] flat fp32; tokens [N] in [0, V) and targets [N] below V, else the
+/// stream fails with Error(data). A negative target has no loss. positions [N]: those of the tokens
+/// in their documents, each 0 or one more than the one before it in its sequence; attention and
+/// positions of the model stay inside a document. Empty: every sequence is one document.
 class Compute {
  public:
   virtual ~Compute() = default;
@@ -63,24 +65,28 @@ class Compute {
 
   /// Block 0: out = token embedding (+ position embedding).
   virtual void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
-                                 DeviceView<const std::int32_t> tokens, DeviceBytes out) = 0;
+                                 DeviceView<const std::int32_t> tokens,
+                                 DeviceView<const std::int32_t> positions, DeviceBytes out) = 0;
   /// Adds the gradient of `dy` to the rows of the tokens, in token order.
   virtual void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
-                                  ConstDeviceBytes dy, DeviceView<float> gradient) = 0;
+                                  DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
+                                  DeviceView<float> gradient) = 0;
 
   /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: page-aligned
   /// device memory of at least memory().intermediates[block] for intermediates that
   /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                             ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept) = 0;
+                             DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
+                             DeviceBytes out, DeviceBytes kept) = 0;
   /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
   /// gradients to `gradient`. `kept`: as layer_forward() with the same weights and `in` left it; it
   /// is overwritten. Empty: recomputes the block from `in` first, with the same bits.
   virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
-                              ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
-                              Accumulation accumulation, DeviceBytes kept) = 0;
+                              DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
+                              DeviceBytes dy, DeviceView<float> gradient, Accumulation accumulation,
+                              DeviceBytes kept) = 0;
 
-  /// Last block, evaluation: *loss_sum = sum over tokens of the cross-entropy in nats.
+  /// Last block, evaluation: *loss_sum = sum over targets of the cross-entropy in nats.
   /// `output_matrix`: [V, H] weights, inside `weights` when untied, inside block 0's when tied
   /// (then the whole of block 0's flat weights).
   virtual void head_forward(device::Stream& stream, ConstDeviceBytes weights,

@@ -65,7 +65,7 @@ constexpr bool is_queued(Lane lane) noexcept {
 /// The kind of an operation; the roles of its buffers are its arguments. plan.cpp has a table with
 /// the name and the lane of each.
 enum class Action : std::uint8_t {
-  upload_batch,          ///< tokens and targets of one micro-batch, host to device
+  upload_batch,          ///< tokens, targets, positions of one micro-batch, host to device
   fetch_weights,         ///< NVMe to host staging
   upload_weights,        ///< host (home or staging) to device
   gather_weights,        ///< shards of all ranks to whole weights on the device
@@ -110,7 +110,7 @@ enum class Kind : std::uint8_t {
   activations,    ///< inputs of blocks, and their gradients
   intermediates,  ///< kept by layers from the forward to the backward pass
   staging,        ///< buffers for weights and states in transit
-  batch,          ///< tokens, targets, losses, statistics
+  batch,          ///< tokens, targets, positions, losses, statistics
   workspace,      ///< intermediates of one block's kernels
   undo            ///< weights and states as they were before a speculative update
 };
@@ -135,7 +135,7 @@ enum class Role : std::uint8_t {
   weights,           ///< in the memory where the operation runs
   weights_source,    ///< source of copied or gathered weights
   tied_weights,      ///< block 0's weights, for the head
-  batch,             ///< tokens and targets of a micro-batch, device
+  batch,             ///< tokens, targets, positions of a micro-batch, device
   batch_source,      ///< the same, host
   input,             ///< activation read
   output,            ///< activation written
@@ -273,7 +273,8 @@ struct Workload {
   bool tied = false;              ///< the head also reads block 0's weights
   Bytes tied_accumulator_bytes = 0;
   Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
-  Bytes batch_bytes = 0;       ///< tokens and targets of one micro-batch
+  Bytes batch_bytes = 0;       ///< tokens, targets and, if packed, positions of one micro-batch
+  bool packed = false;         ///< layers read the positions of the tokens
   Bytes losses_bytes = 0;      ///< losses of all micro-batches
   Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
@@ -354,7 +355,7 @@ struct Schedule {
   Plan rollback;
   std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
   std::vector<BufferId> state_home;         ///< per block: where states live between steps
-  std::vector<BufferId> batch_host;         ///< per micro-batch: tokens and targets on the host
+  std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
   BufferId workspace = kNoBuffer;           ///< device
   BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
   BufferId state_staging = kNoBuffer;       ///< a host staging buffer for NVMe states, if any

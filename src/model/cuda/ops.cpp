@@ -125,9 +125,11 @@ void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const Angles& angles, float direction) const {
+void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
+                    float direction) const {
   const std::size_t heads = shape_.heads + shape_.kv_heads;
   const Rotation rotation = {.length = shape_.length,
+                             .positions = positions,
                              .heads = heads,
                              .head_dim = shape_.head_dim,
                              .half = angles.half,
@@ -162,11 +164,13 @@ FusedAttention* Ops<T>::fused() {
 }
 
 template <class T>
-void Ops<T>::attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte*) {
+void Ops<T>::attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
+                       std::byte*) {
   AttentionShape shape = shape_;
-  shape.window = window;
+  shape.mask = mask;
   if constexpr (kFusable<T>) {
-    if (FusedAttention* const engine = window == 0 ? fused() : nullptr) {
+    const bool causal_only = mask.window == 0 && mask.positions == nullptr;
+    if (FusedAttention* const engine = causal_only ? fused() : nullptr) {
       return engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
     }
   }
@@ -174,11 +178,11 @@ void Ops<T>::attention(std::size_t window, const T* qkv, T* out, float* log_sums
 }
 
 template <class T>
-void Ops<T>::attention_backward(std::size_t window, const T* qkv, const T* out,
+void Ops<T>::attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
                                 const float* log_sums, const T* dout, T* dqkv,
                                 std::byte* scratch) const {
   AttentionShape shape = shape_;
-  shape.window = window;
+  shape.mask = mask;
   check_cuda(cuda::attention_backward(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch),
              "gradient of attention");
 }
@@ -217,18 +221,13 @@ void Ops<T>::multiply(const Extents& extents, const Matrix& a, const Matrix& b, 
 }
 
 template <class T>
-void Ops<T>::check_tokens(const std::int32_t* tokens) {
-  token_check_.enqueue(*stream_, tokens, shape_.tokens(), vocabulary_);
+void Ops<T>::check_tokens(const std::int32_t* tokens, std::int32_t least) {
+  token_check_.enqueue(*stream_, tokens, shape_.tokens(), least, vocabulary_);
 }
 
 template <class T>
-void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const {
-  const Embedding<T> embedding = {.table = table,
-                                  .positions = positions,
-                                  .vocabulary = vocabulary_,
-                                  .width = hidden_,
-                                  .length = shape_.length};
-  check_cuda(cuda::embed(queue_, embedding, tokens, shape_.tokens(), out), "embedding");
+void Ops<T>::embed(const Embedding<const T>& tables, const Ids& ids, T* out) const {
+  check_cuda(cuda::embed(queue_, tables, ids, embedding_extents(), out), "embedding");
 }
 
 template <class T>
@@ -237,12 +236,11 @@ std::size_t Ops<T>::embedding_scratch_bytes() const {
 }
 
 template <class T>
-void Ops<T>::embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                             std::byte* scratch) const {
-  check_cuda(
-      cuda::embed_backward(queue_, tokens, shape_.tokens(), dy, vocabulary_, hidden_, shape_.length,
-                           table, positions, reinterpret_cast<std::uint32_t*>(scratch)),
-      "gradient of the embedding");
+  check_cuda(cuda::embed_backward(queue_, ids, dy, embedding_extents(), gradients,
+                                  reinterpret_cast<std::uint32_t*>(scratch)),
+             "gradient of the embedding");
 }
 
 template <class T>

@@ -15,6 +15,7 @@
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
+#include "src/model/cuda/tokens/tokens.h"
 #include "src/model/families/rotary.h"
 #include "src/model/layer.h"
 
@@ -60,12 +61,13 @@ class Ops {
                        std::size_t width) const;
 
   void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
-  void rotate(T* qkv, const Angles& angles, float direction) const;
+  void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte* scratch);
-  void attention_backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
-                          const T* dout, T* dqkv, std::byte* scratch) const;
+  void attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
+                 std::byte* scratch);
+  void attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
+                          const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) const;
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -76,11 +78,11 @@ class Ops {
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c = false);
 
-  /// A later wait for the stream throws Error(data) if a token is outside the vocabulary.
-  void check_tokens(const std::int32_t* tokens);
-  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  /// A later wait for the stream throws Error(data) for a token that the host device refuses.
+  void check_tokens(const std::int32_t* tokens, std::int32_t least);
+  void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
-  void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+  void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
   void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
                      const std::int32_t* targets, const float* scale, double* losses) const;
@@ -97,6 +99,9 @@ class Ops {
               std::size_t blocks, T* weights) const;
 
  private:
+  [[nodiscard]] EmbeddingExtents embedding_extents() const {
+    return {shape_.tokens(), shape_.length, vocabulary_, hidden_};
+  }
   [[nodiscard]] Products& products();
   /// cuDNN's attention, planned at the first call; null if Ballast's own kernels run.
   [[nodiscard]] FusedAttention* fused();

@@ -92,7 +92,7 @@ class DecoderLayer final : public Layer<Ops> {
   void rotate(T* qkv, float direction) {
     if (!angles_filled_) this->ops_.fill_angles(*rotary_, angles_.cosine, angles_.sine);
     angles_filled_ = true;
-    this->ops_.rotate(qkv, angles_, direction);
+    this->ops_.rotate(qkv, angles_, this->positions_, direction);
   }
   void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step) {
     if (map.bias == nullptr) return;

@@ -47,6 +47,7 @@ struct Attention<T>::Head {
   std::size_t value;
   std::size_t out;      ///< in out
   std::size_t log_sum;  ///< in log_sums
+  AttentionMask mask;   ///< of the sequence
 };
 
 /// Query rows [first, first + rows) and the keys that any of them sees.
@@ -106,14 +107,15 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   at.value = at.key + shape_.kv_width();
   at.out = first_row * shape_.width() + head * shape_.head_dim;
   at.log_sum = (sequence * shape_.heads + head) * shape_.length;
+  at.mask = shape_.mask.of(sequence, shape_.length);
   return at;
 }
 
 template <class T>
-auto Attention<T>::tile_at(std::size_t first) const -> Tile {
+auto Attention<T>::tile_at(std::size_t first, const AttentionMask& mask) const -> Tile {
   const std::size_t rows = std::min(kTileRows, shape_.length - first);
-  const std::size_t begin = shape_.first_key(first) / kKeyBlock * kKeyBlock;
-  return {first, rows, {begin, first + rows, shape_.window}};
+  const std::size_t begin = mask.first_key(first) / kKeyBlock * kKeyBlock;
+  return {first, rows, {begin, first + rows, mask}};
 }
 
 /// Primitives run on one thread each inside a parallel region later, so they are made for one.
@@ -122,7 +124,7 @@ void Attention<T>::prepare() {
   if (prepared_) return;
   const SingleThreaded guard;
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-    prepare_tile(tile_at(first));
+    prepare_tile(tile_at(first, {}));
   }
   prepared_ = true;
 }
@@ -150,10 +152,10 @@ void Attention<T>::prepare_tile(const Tile& tile) {
 }
 
 template <class T>
-void Attention<T>::forward(std::size_t window, const T* qkv, T* out, float* log_sums,
+void Attention<T>::forward(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
                            std::byte* scratch) {
   prepare();
-  shape_.window = window;
+  shape_.mask = mask;
   const std::size_t units = shape_.sequences * shape_.heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -170,7 +172,7 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
   const std::size_t size = shape_.head_dim;
   const std::size_t row = shape_.row();
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-    const Tile tile = tile_at(first);
+    const Tile tile = tile_at(first, head.mask);
     for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
       products_.multiply_prepared(
           {tile.rows, keys, size}, matrix(qkv + head.query + first * row, row),
@@ -189,10 +191,10 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
 }
 
 template <class T>
-void Attention<T>::backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
-                            const T* dout, T* dqkv, std::byte* scratch) {
+void Attention<T>::backward(const AttentionMask& mask, const T* qkv, const T* out,
+                            const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) {
   prepare();
-  shape_.window = window;
+  shape_.mask = mask;
   const std::size_t units = shape_.sequences * shape_.kv_heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -217,7 +219,7 @@ void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, con
   for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const Head head = head_of(sequence, h);
     for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
-      const Tile tile = tile_at(first);
+      const Tile tile = tile_at(first, head.mask);
       backward_tile(tile, head, qkv, out, log_sums, dout, dqkv, s);
     }
   }

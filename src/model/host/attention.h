@@ -15,7 +15,8 @@ namespace ballast::model::host {
 /// memory is linear in the sequence's length. The backward pass recomputes scores from the
 /// logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3 (tiles and
 /// recomputation); here a tile processes all its keys at once, so the softmax needs no rescaling.
-/// With a window (AttentionShape), keys are skipped in blocks, and masked inside these.
+/// Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and masked inside
+/// these.
 template <class T>
 class Attention {
  public:
@@ -25,11 +26,11 @@ class Attention {
   /// Bytes of scratch memory, a multiple of the cache line.
   [[nodiscard]] std::size_t scratch_bytes() const;
 
-  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward(). `window`: as in
-  /// AttentionShape.
-  void forward(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte* scratch);
+  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward().
+  void forward(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
+               std::byte* scratch);
   /// out and log_sums are the results of forward(), dout is the gradient of out, dqkv is written.
-  void backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
+  void backward(const AttentionMask& mask, const T* qkv, const T* out, const float* log_sums,
                 const T* dout, T* dqkv, std::byte* scratch);
 
  private:
@@ -42,7 +43,7 @@ class Attention {
   [[nodiscard]] Head head_of(std::size_t sequence, std::size_t head) const;
   void prepare();
   void prepare_tile(const Tile& tile);
-  [[nodiscard]] Tile tile_at(std::size_t first) const;
+  [[nodiscard]] Tile tile_at(std::size_t first, const AttentionMask& mask) const;
   void forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
                     const Scratch& scratch) const;
   void backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv, const T* out,

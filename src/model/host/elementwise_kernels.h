@@ -55,11 +55,14 @@ void column_sum(const T* x, Size stride, Acc<T>* sum, Size rows, Size width) {
 }
 
 template <class T>
-void rope(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
-          Size half, const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
+void rope(T* x, Size stride, Size first, Size rows, Size length, const std::int32_t* positions,
+          Size heads, Size head_dim, Size half, const Acc<T>* cosine, const Acc<T>* sine,
+          Acc<T> direction) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, x += stride) {
-    const Size angles = (first + r) % length * half;
+    const Size row = first + r;
+    const Size position = positions == nullptr ? row % length : static_cast<Size>(positions[row]);
+    const Size angles = position * half;
     for (Size h = 0; h < heads; ++h) {
       T* const a = x + h * head_dim;
       T* const b = a + half;

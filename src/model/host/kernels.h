@@ -8,6 +8,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/weight_codes.h"
+#include "ballast/model/attention.h"
 
 namespace ballast::model::host {
 
@@ -15,12 +16,12 @@ namespace ballast::model::host {
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// The keys of a tile of scores: the columns [begin, end); each query sees `window` of them (0:
-/// all) up to its own.
+/// The keys of a tile of scores: the columns [begin, end), of which each query sees those of `mask`
+/// (of its sequence).
 struct KeyRange {
   std::size_t begin = 0;
   std::size_t end = 0;
-  std::size_t window = 0;
+  AttentionMask mask;
 };
 
 /// Kernels over rows of activations for one instruction set; single-threaded, callers split the
@@ -50,10 +51,10 @@ struct RowKernels {
   /// Adds each column's sum.
   void (*column_sum)(const T* x, Size stride, A* sum, Size rows, Size width);
   /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row by its
-  /// position's angles, in place. Row r is position (first + r) % length; cosine and sine are
-  /// [length, half]; `direction` 1 forward, -1 backward.
-  void (*rope)(T* x, Size stride, Size first, Size rows, Size length, Size heads, Size head_dim,
-               Size half, const A* cosine, const A* sine, A direction);
+  /// position's angles, in place. Row r is position positions[first + r], or (first + r) % length
+  /// if that is null; cosine and sine are [length, half]; `direction` 1 forward, -1 backward.
+  void (*rope)(T* x, Size stride, Size first, Size rows, Size length, const std::int32_t* positions,
+               Size heads, Size head_dim, Size half, const A* cosine, const A* sine, A direction);
   /// y = a + b.
   void (*add)(const T* a, const T* b, T* y, Size size);
   /// sum += x.

@@ -76,26 +76,33 @@ GradientStats measure_gradient(const GradientKernels<T>& kernels, const T* packe
 /// Columns of the embedding that a thread takes: a cache line of fp32.
 constexpr std::size_t kColumns = 16;
 
-void check_tokens(const std::int32_t* tokens, std::size_t count, std::size_t vocabulary) {
+void check_tokens(const std::int32_t* tokens, std::size_t count, std::int32_t least,
+                  std::size_t vocabulary) {
   for (std::size_t i = 0; i < count; ++i) {
-    if (tokens[i] >= 0 && static_cast<std::size_t>(tokens[i]) < vocabulary) continue;
+    const std::int32_t token = tokens[i];
+    if (token >= least && (token < 0 || static_cast<std::size_t>(token) < vocabulary)) continue;
     throw Error(ErrorCategory::data,
                 fmt::format("token {} of the micro-batch is {}, but model.vocab_size is {}", i,
                             tokens[i], vocabulary));
   }
 }
 
+/// The position of token `i` of a micro-batch of sequences of `length`.
+std::size_t position_of(const Ids& ids, std::size_t i, std::size_t length) {
+  return ids.positions == nullptr ? i % length : static_cast<std::size_t>(ids.positions[i]);
+}
+
 template <class T>
-void embed(const RowKernels<T>& kernels, const T* table, const T* positions,
-           const std::int32_t* tokens, std::size_t count, std::size_t length, std::size_t width,
-           T* out) {
+void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const Ids& ids,
+           std::size_t count, std::size_t length, std::size_t width, T* out) {
   split(count, 1, [&](Range rows) {
     for (std::size_t i = rows.begin; i < rows.end; ++i) {
-      const T* const row = table + static_cast<std::size_t>(tokens[i]) * width;
-      if (positions == nullptr) {
+      const T* const row = tables.tokens + static_cast<std::size_t>(ids.tokens[i]) * width;
+      if (tables.positions == nullptr) {
         std::memcpy(out + i * width, row, width * sizeof(T));
       } else {
-        kernels.add(row, positions + i % length * width, out + i * width, width);
+        kernels.add(row, tables.positions + position_of(ids, i, length) * width, out + i * width,
+                    width);
       }
     }
   });
@@ -103,16 +110,17 @@ void embed(const RowKernels<T>& kernels, const T* table, const T* positions,
 
 /// Threads share the columns, so that each sum runs in token order.
 template <class T>
-void embed_backward(const RowKernels<T>& kernels, const std::int32_t* tokens, std::size_t count,
-                    std::size_t length, std::size_t width, const T* dy, float* table,
-                    float* positions) {
+void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t count,
+                    std::size_t length, std::size_t width, const T* dy,
+                    const Embedding<float>& gradients) {
   split(width, kColumns, [&](Range columns) {
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
-      const std::size_t row = static_cast<std::size_t>(tokens[i]) * width;
-      kernels.accumulate(table + row + columns.begin, from, columns.size());
-      if (positions == nullptr) continue;
-      kernels.accumulate(positions + i % length * width + columns.begin, from, columns.size());
+      const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) * width;
+      kernels.accumulate(gradients.tokens + row + columns.begin, from, columns.size());
+      if (gradients.positions == nullptr) continue;
+      const std::size_t position = position_of(ids, i, length) * width;
+      kernels.accumulate(gradients.positions + position + columns.begin, from, columns.size());
     }
   });
 }
@@ -125,6 +133,11 @@ void cross_entropy(const RowKernels<T>& kernels, float* logits, std::size_t rows
     for (std::size_t i = r.begin; i < r.end; ++i) {
       float* const row = logits + i * stride;
       T* const gradient = scale == nullptr ? nullptr : reinterpret_cast<T*>(row);
+      if (targets[i] < 0) {
+        losses[i] = 0.0;
+        if (gradient != nullptr) std::memset(row, 0, vocabulary * sizeof(T));
+        continue;
+      }
       losses[i] = kernels.cross_entropy(row, vocabulary, static_cast<std::size_t>(targets[i]),
                                         scale == nullptr ? 0.0F : *scale, gradient);
     }
@@ -286,11 +299,12 @@ void Ops<T>::fill_angles(const Rotary& rotary, float* cosine, float* sine) const
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const Angles& angles, float direction) const {
+void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
+                    float direction) const {
   split(shape_.tokens(), 1, [&](Range r) {
     kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), shape_.length,
-                  shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half, angles.cosine,
-                  angles.sine, direction);
+                  positions, shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half,
+                  angles.cosine, angles.sine, direction);
   });
 }
 
@@ -324,20 +338,19 @@ void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std:
 }
 
 template <class T>
-void Ops<T>::check_tokens(const std::int32_t* tokens) const {
-  host::check_tokens(tokens, shape_.tokens(), vocabulary_);
+void Ops<T>::check_tokens(const std::int32_t* tokens, std::int32_t least) const {
+  host::check_tokens(tokens, shape_.tokens(), least, vocabulary_);
 }
 
 template <class T>
-void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const {
-  host::embed(kernels_, table, positions, tokens, shape_.tokens(), shape_.length, hidden_, out);
+void Ops<T>::embed(const Embedding<const T>& tables, const Ids& ids, T* out) const {
+  host::embed(kernels_, tables, ids, shape_.tokens(), shape_.length, hidden_, out);
 }
 
 template <class T>
-void Ops<T>::embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                             std::byte*) const {
-  host::embed_backward(kernels_, tokens, shape_.tokens(), shape_.length, hidden_, dy, table,
-                       positions);
+  host::embed_backward(kernels_, ids, shape_.tokens(), shape_.length, hidden_, dy, gradients);
 }
 
 template <class T>

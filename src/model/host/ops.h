@@ -61,17 +61,19 @@ class Ops {
 
   /// cosine and sine [length, pairs] of position * frequency, times the factor.
   void fill_angles(const Rotary& rotary, float* cosine, float* sine) const;
-  /// Rotates queries and keys of qkv by their positions; `direction` -1 rotates back.
-  void rotate(T* qkv, const Angles& angles, float direction) const;
+  /// Rotates queries and keys of qkv by `positions` [tokens] (null: those in the sequence);
+  /// `direction` -1 rotates back.
+  void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
   /// Arguments as host::Attention's.
-  void attention(std::size_t window, const T* qkv, T* out, float* log_sums, std::byte* scratch) {
-    attention_.forward(window, qkv, out, log_sums, scratch);
+  void attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
+                 std::byte* scratch) {
+    attention_.forward(mask, qkv, out, log_sums, scratch);
   }
-  void attention_backward(std::size_t window, const T* qkv, const T* out, const float* log_sums,
-                          const T* dout, T* dqkv, std::byte* scratch) {
-    attention_.backward(window, qkv, out, log_sums, dout, dqkv, scratch);
+  void attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
+                          const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) {
+    attention_.backward(mask, qkv, out, log_sums, dout, dqkv, scratch);
   }
 
   /// y = x W (+ bias); rows of y are `y_row` apart.
@@ -90,17 +92,18 @@ class Ops {
     products_.multiply(extents, a, b, c, add_to_c);
   }
 
-  /// Throws Error(data) naming the first of the micro-batch's tokens outside the vocabulary.
-  void check_tokens(const std::int32_t* tokens) const;
-  /// out[i] = table[tokens[i]] (+ the row of its position unless `positions` is null).
-  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  /// Throws Error(data) naming the first of the micro-batch's tokens that is not below the
+  /// vocabulary's size, or below `least`.
+  void check_tokens(const std::int32_t* tokens, std::int32_t least) const;
+  /// out[i] = the row of its token (+ that of its position, if the embedding has positions).
+  void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens in token order, and to those of their positions unless null.
-  void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
+  /// Adds dy to the rows of the tokens in token order, and to those of their positions.
+  void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
-  /// losses[r] = the cross-entropy of a row of logits. Unless `scale` is null, the row's gradients
-  /// times *scale replace the row from its start (they are narrower). `stride`: floats from row to
-  /// row.
+  /// losses[r] = the cross-entropy of a row of logits, 0 for a negative target. Unless `scale` is
+  /// null, the row's gradients times *scale replace the row from its start (they are narrower).
+  /// `stride`: floats from row to row.
   void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
                      const std::int32_t* targets, const float* scale, double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;

@@ -26,8 +26,7 @@ inline void clear(T* x, Size begin, Size end) {
 struct Seen {
   Size begin;
   Size end;
-  Seen(Size query, Size window)
-      : begin(window == 0 || query < window ? 0 : query + 1 - window), end(query + 1) {}
+  Seen(Size query, const AttentionMask& mask) : begin(mask.first_key(query)), end(query + 1) {}
 };
 
 /// Writes zero to the keys of a row that its query does not see.
@@ -42,7 +41,7 @@ void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first
                        const KeyRange& keys, Acc<T> scale, Acc<T>* log_sum) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, scores += stride, probabilities += stride) {
-    const Seen seen(first + r, keys.window);
+    const Seen seen(first + r, keys.mask);
     const Size count = seen.end - seen.begin;
     A* const row = scores + seen.begin;
     T* const out = probabilities + seen.begin;
@@ -70,7 +69,7 @@ void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* proba
                                 const Acc<T>* delta) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r) {
-    const Seen seen(first + r, keys.window);
+    const Seen seen(first + r, keys.mask);
     const Size row = r * stride + seen.begin;
     const Vec<A> sum(log_sum[r]);
     const Vec<A> mean(delta[r]);

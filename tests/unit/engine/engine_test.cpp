@@ -63,7 +63,7 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
     engine.start();
     std::vector<double> found;
     for (int step = 0; step < 4; ++step) {
-      found.push_back(engine.train_step(ids(engine, 1), ids(engine, 2), 0.01).loss);
+      found.push_back(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.01).loss);
     }
     return found;
   };
@@ -179,7 +179,7 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
     }
   });
   const std::uint64_t before = engine.state_hash();
-  const StepResult result = engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+  const StepResult result = engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
   EXPECT_TRUE(result.skipped);
   EXPECT_EQ(engine.updates(), 0U);
   EXPECT_EQ(engine.state_hash(), before);
@@ -194,7 +194,7 @@ TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
     }
   });
   try {
-    engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+    engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     engine.finish();
     FAIL();
   } catch (const Error& error) {
@@ -223,10 +223,10 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
       auto targets = ids(engine, 9);
       tokens.resize(whole / 3 * parts);
       targets.resize(whole / 3 * parts);
-      const StepResult step = engine.train_step(tokens, targets, 0.01);
+      const StepResult step = engine.train_step({tokens, targets}, 0.01);
       result.numbers.insert(result.numbers.end(), {step.loss, step.grad_norm});
       if (parts == 2U) {
-        result.numbers.push_back(engine.evaluate(ids(engine, 1), ids(engine, 2)));
+        result.numbers.push_back(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss);
       }
     }
     result.states = engine.state_hash();
@@ -246,8 +246,8 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
   part.start();
   const auto tokens = ids(whole, 1);
   const auto targets = ids(whole, 2);
-  const StepResult expected = whole.train_step(tokens, targets, 0.01);
-  const StepResult result = part.train_step(tokens, targets, 0.01);
+  const StepResult expected = whole.train_step({tokens, targets}, 0.01);
+  const StepResult result = part.train_step({tokens, targets}, 0.01);
   EXPECT_EQ(result.loss, expected.loss);
   EXPECT_EQ(result.grad_norm, expected.grad_norm);
   EXPECT_EQ(part.state_hash(), whole.state_hash());
@@ -258,8 +258,8 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
   schedule::Timeline timeline;
   engine.record(&timeline);
   engine.start();
-  engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
-  engine.train_step(ids(engine, 1), ids(engine, 2), 0.1);
+  engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+  engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
   engine.finish();
   const std::size_t blocks = engine.blueprint().model.blocks.size();
   std::vector<std::size_t> updates(4, 0);
@@ -273,7 +273,7 @@ TEST_F(EngineTest, AStepChangesTheStates) {
   Engine engine = planning::make_engine(config());
   engine.start();
   const std::uint64_t before = engine.state_hash();
-  EXPECT_FALSE(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1).skipped);
+  EXPECT_FALSE(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1).skipped);
   EXPECT_EQ(engine.updates(), 1U);
   EXPECT_NE(engine.state_hash(), before);
 }
@@ -282,8 +282,8 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
   Engine engine = planning::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
   const std::uint64_t before = engine.state_hash();
-  const double first = engine.evaluate(ids(engine, 1), ids(engine, 2));
-  EXPECT_EQ(engine.evaluate(ids(engine, 1), ids(engine, 2)), first);
+  const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
+  EXPECT_EQ(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss, first);
   EXPECT_EQ(engine.state_hash(), before);
 }
 
@@ -293,7 +293,7 @@ TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
     Engine engine = planning::make_engine(config({kOptimizer + "nvme"}), &interrupted);
     engine.start();
     interrupted = true;
-    EXPECT_THROW(engine.train_step(ids(engine, 1), ids(engine, 2), 0.1), Error);
+    EXPECT_THROW(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1), Error);
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
@@ -304,7 +304,7 @@ TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
   auto tokens = ids(engine, 1);
   tokens[5] = 131;
   try {
-    engine.train_step(tokens, ids(engine, 2), 0.1);
+    engine.train_step({tokens, ids(engine, 2)}, 0.1);
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("forward of embedding, micro-batch 0"),

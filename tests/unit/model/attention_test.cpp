@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/documents.h"
 #include "tests/unit/model/numbers.h"
 #include "tests/unit/model/reference.h"
 
@@ -22,7 +23,10 @@ Reference reference_of(const AttentionShape& shape) {
   reference.config.head_dim = shape.head_dim;
   reference.sequences = shape.sequences;
   reference.length = shape.length;
-  reference.window = shape.window;
+  reference.window = shape.mask.window;
+  if (shape.mask.positions != nullptr) {
+    reference.positions.assign(shape.mask.positions, shape.mask.positions + shape.tokens());
+  }
   return reference;
 }
 
@@ -42,8 +46,12 @@ Values plain(const AttentionShape& shape, const Values& qkv) {
                                        part(qkv, shape, h + kv, kv));
 }
 
-/// Length and window.
-class AttentionShapes : public testing::TestWithParam<std::pair<std::size_t, std::size_t>> {
+struct Sizes {
+  std::size_t length;
+  std::size_t window;
+  bool packed = false;  ///< several documents per sequence
+};
+class AttentionShapes : public testing::TestWithParam<Sizes> {
  protected:
   /// Forward and backward in fp32 with every instruction set; `check` gets out and dqkv.
   template <class Check>
@@ -56,9 +64,9 @@ class AttentionShapes : public testing::TestWithParam<std::pair<std::size_t, std
       std::vector<float> dqkv(qkv.size());
       std::vector<float> log_sums(shape.log_sums());
       std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
-      attention.forward(shape.window, in.data(), out.data(), log_sums.data(), scratch.data());
-      attention.backward(shape.window, in.data(), out.data(), log_sums.data(), dy.data(),
-                         dqkv.data(), scratch.data());
+      attention.forward(shape.mask, in.data(), out.data(), log_sums.data(), scratch.data());
+      attention.backward(shape.mask, in.data(), out.data(), log_sums.data(), dy.data(), dqkv.data(),
+                         scratch.data());
       check(out, dqkv);
     }
   }
@@ -66,8 +74,10 @@ class AttentionShapes : public testing::TestWithParam<std::pair<std::size_t, std
 
 TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   // Groups of three; lengths below, at and above the size of a tile, and above a block of keys.
-  const auto [length, window] = GetParam();
-  const AttentionShape shape{2, length, 6, 2, 10, window};
+  const auto [length, window, packed] = GetParam();
+  const std::vector<std::int32_t> positions = test::packed_positions(2, length);
+  const AttentionMask mask{window, packed ? positions.data() : nullptr};
+  const AttentionShape shape{2, length, 6, 2, 10, mask};
   Values qkv = normals(shape.tokens() * shape.row(), 1);
   for (double& value : qkv) value = static_cast<float>(value);
   Values dout = normals(shape.tokens() * shape.width(), 2);
@@ -105,14 +115,16 @@ TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   });
 }
 
-using Sizes = std::pair<std::size_t, std::size_t>;
 INSTANTIATE_TEST_SUITE_P(Lengths, AttentionShapes,
                          testing::Values(Sizes{1, 0}, Sizes{63, 0}, Sizes{64, 0}, Sizes{65, 0},
                                          Sizes{150, 0}, Sizes{530, 0}, Sizes{65, 1}, Sizes{150, 70},
-                                         Sizes{530, 13}, Sizes{63, 500}),
+                                         Sizes{530, 13}, Sizes{63, 500}, Sizes{1, 0, true},
+                                         Sizes{65, 0, true}, Sizes{150, 20, true},
+                                         Sizes{1200, 0, true}),
                          [](const auto& info) {
-                           return std::to_string(info.param.first) + "Window" +
-                                  std::to_string(info.param.second);
+                           return std::to_string(info.param.length) + "Window" +
+                                  std::to_string(info.param.window) +
+                                  (info.param.packed ? "Packed" : "");
                          });
 
 TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
@@ -134,9 +146,9 @@ TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
   std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
   std::vector<float> before(shape.tokens() * shape.width());
   std::vector<float> after(before.size());
-  attention.forward(0, qkv.data(), before.data(), log_sums.data(), scratch.data());
+  attention.forward({}, qkv.data(), before.data(), log_sums.data(), scratch.data());
   for (std::size_t i = 70 * shape.row(); i < qkv.size(); ++i) qkv[i] = 1e9F;
-  attention.forward(0, qkv.data(), after.data(), log_sums.data(), scratch.data());
+  attention.forward({}, qkv.data(), after.data(), log_sums.data(), scratch.data());
   before.resize(70 * shape.width());
   after.resize(70 * shape.width());
   EXPECT_EQ(before, after);

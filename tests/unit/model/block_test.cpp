@@ -6,6 +6,7 @@
 
 #include "ballast/core/error.h"
 
+#include "tests/support/documents.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/reference.h"
 
@@ -25,6 +26,7 @@ struct Case {
   ModelConfig config;
   MicroBatchShape shape;
   int threads;
+  bool packed = false;  ///< documents in the sequences, targets that do not count
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -47,7 +49,9 @@ std::vector<Case> cases() {
           {"llama_one_thread", test::small_llama(), {2, 5}, 1},
           {"gpt2_wide_heads", with_head_dim(test::small_gpt2(), test::odd(22, 40)), {2, 9}, 2},
           {"llama_wide_heads", with_head_dim(test::small_llama(), 16), {2, 9}, 2},
-          {"gpt2_narrow_heads", with_head_dim(test::small_gpt2(), test::odd(5, 8)), {1, 9}, 2}};
+          {"gpt2_narrow_heads", with_head_dim(test::small_gpt2(), test::odd(5, 8)), {1, 9}, 2},
+          {"gpt2_packed", test::small_gpt2(), {2, 70}, 2, true},
+          {"llama_packed", test::small_llama(), {3, 131}, 2, true}};
 }
 
 /// Checks `gradient` of the tensor at [begin, begin + size) of `x` against the derivative of `loss`
@@ -81,6 +85,14 @@ class Blocks : public testing::TestWithParam<Case> {
   Bench bench{GetParam().config, DType::f32, GetParam().shape, GetParam().threads};
   Reference reference{bench.architecture.config, GetParam().shape.sequences,
                       GetParam().shape.length};
+  DeviceView<const std::int32_t> positions;  ///< empty unless packed
+
+  void SetUp() override {
+    if (!GetParam().packed) return;
+    reference.positions =
+        test::packed_positions(GetParam().shape.sequences, GetParam().shape.length);
+    positions = bench.upload_tokens(reference.positions);
+  }
 };
 
 TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
@@ -88,7 +100,8 @@ TEST_P(Blocks, LayerForwardIsThePlainModelsLayer) {
   const Values weights = bench.weights(2);
   const Values in = bench.activation_values(9);
   const DeviceBytes out = bench.activation();
-  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), bench.upload(in), out, {});
+  bench.compute->layer_forward(*bench.stream, 2, bench.upload(weights), positions, bench.upload(in),
+                               out, {});
   bench.stream->synchronize();
   EXPECT_LT(relative_error(bench.download(out), reference.layer(block, weights, in)), 2e-6);
 }
@@ -100,8 +113,8 @@ TEST_P(Blocks, LayerBackwardGivesTheDerivativesAndAddsToTheGradient) {
   const Values dy = bench.activation_values(10);
   const DeviceBytes d = bench.upload(dy);
   const auto flat = bench.gradient(std::vector<float>(block.elements, 3.0F));
-  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), bench.upload(in), d, flat,
-                                Accumulation::later, {});
+  bench.compute->layer_backward(*bench.stream, 2, bench.upload(weights), positions,
+                                bench.upload(in), d, flat, Accumulation::later, {});
   bench.stream->synchronize();
   Values gradient = bench.values(flat);
   for (double& value : gradient) value -= 3.0;
@@ -131,7 +144,8 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
     Values weights = b.weights(last);
     Values embedding = b.weights(0);
     Values in = b.activation_values(9);
-    const auto targets = b.tokens(3);
+    auto targets = b.tokens(3);
+    for (std::size_t i = 0; with.packed && i < targets.size(); i += 3) targets[i] = -1;
     double* const output =
         tied ? embedding.data() : &weights[block.tensor("lm_head.weight").offset];
     const float scale = 0.125F;
@@ -175,8 +189,8 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
   const DeviceBytes out = bench.activation();
   const Values dy = bench.activation_values(4);
   const auto gradient = bench.gradient(block.elements);
-  bench.compute->embedding_forward(*bench.stream, bench.upload(weights), t, out);
-  bench.compute->embedding_backward(*bench.stream, t, bench.upload(dy), gradient);
+  bench.compute->embedding_forward(*bench.stream, bench.upload(weights), t, positions, out);
+  bench.compute->embedding_backward(*bench.stream, t, positions, bench.upload(dy), gradient);
   bench.stream->synchronize();
 
   EXPECT_LT(relative_error(bench.download(out), reference.embedding(block, weights, tokens)), 1e-7);
@@ -187,7 +201,7 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
       const auto d = static_cast<float>(dy[i * width + c]);
       expected[static_cast<std::size_t>(tokens[i]) * width + c] += d;
       if (block.tensors.size() == 1) continue;
-      expected[block.tensors[1].offset + i % bench.shape.length * width + c] += d;
+      expected[block.tensors[1].offset + reference.position(i) * width + c] += d;
     }
   }
   EXPECT_EQ(bench.get(gradient), expected);
@@ -214,10 +228,10 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   const DeviceBytes kept =
       keep ? b.device->allocate(b.compute->memory().intermediates[1], "intermediates")
            : DeviceBytes();
-  b.compute->layer_forward(*b.stream, 1, weights, in, out, kept);
+  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, kept);
   // A call for another layer overwrites the workspace in between.
-  if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), in, dx, {});
-  b.compute->layer_backward(*b.stream, 1, weights, in, d, layer, Accumulation::later, kept);
+  if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, dx, {});
+  b.compute->layer_backward(*b.stream, 1, weights, {}, in, d, layer, Accumulation::later, kept);
   b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
                         b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, Accumulation::later,
                         loss);
@@ -260,7 +274,7 @@ TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
           }
           const DeviceBytes in = b.upload(b.activation_values(9));
           const DeviceBytes flow = b.upload(b.activation_values(10));
-          b.compute->layer_backward(*b.stream, 1, b.upload(b.weights(1)), in, flow, layer,
+          b.compute->layer_backward(*b.stream, 1, b.upload(b.weights(1)), {}, in, flow, layer,
                                     accumulation, {});
           b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
                                 b.upload_tokens(b.tokens(3)), 0.5F, flow, head, tied_gradient,
@@ -294,10 +308,11 @@ TEST(BlocksWithIntermediatesKept, AreNotComputedAgain) {
     const DeviceBytes in = b.upload(b.activation_values(9));
     // The gradient of a layer's last matrix depends only on its intermediates.
     const auto last_gradient = [&](const DeviceBytes& of) {
-      b.compute->layer_forward(*b.stream, 1, weights, in, b.activation(), kept);
+      b.compute->layer_forward(*b.stream, 1, weights, {}, in, b.activation(), kept);
       const auto gradient = b.gradient(b.architecture.blocks[1].elements);
       const DeviceBytes d = b.upload(b.activation_values(10));
-      b.compute->layer_backward(*b.stream, 1, weights, of, d, gradient, Accumulation::later, kept);
+      b.compute->layer_backward(*b.stream, 1, weights, {}, of, d, gradient, Accumulation::later,
+                                kept);
       b.stream->synchronize();
       const Values all = b.values(gradient);
       const std::string matrix = config.family == "gpt2" ? "mlp.c_proj" : "mlp.down_proj";
@@ -317,7 +332,8 @@ TEST(BlocksWithIntermediatesKept, NeedRoomForThem) {
   const DeviceBytes kept =
       b.device->allocate(b.compute->memory().intermediates[1] - 1, "too little");
   const DeviceBytes in = b.activation();
-  EXPECT_THROW(b.compute->layer_forward(*b.stream, 1, b.upload(b.weights(1)), in, in, kept), Error);
+  EXPECT_THROW(b.compute->layer_forward(*b.stream, 1, b.upload(b.weights(1)), {}, in, in, kept),
+               Error);
 }
 
 TEST(BlocksTwice, GiveTheSameBits) {

@@ -138,7 +138,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   const DeviceBytes in = b.upload(b.activation_values(1));
   const auto layer = [&] {
     const DeviceBytes out = b.activation();
-    b.compute->layer_forward(*b.stream, 1, weights, in, out, {});
+    b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
     return b.download(out);
   };
   const std::vector<double> before = layer();
@@ -152,7 +152,7 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
 TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {
   Bench b(test::small_gpt2(), DType::f32, {1, 4});
   const auto tokens = b.upload_tokens({1, 2, 61, 3});
-  b.compute->embedding_forward(*b.stream, b.upload(b.weights(0)), tokens, b.activation());
+  b.compute->embedding_forward(*b.stream, b.upload(b.weights(0)), tokens, {}, b.activation());
   try {
     b.stream->synchronize();
     FAIL() << "no error";

@@ -144,7 +144,7 @@ TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
   Values x = normals(kRows * kStride, 1);
   const Values dy = normals(x.size(), 2);
   const auto turn = [&](Values values, double direction) {
-    in_double::rope(values.data(), kStride, 1, kRows, kLength, kHeads, kHead, kHead / 2,
+    in_double::rope(values.data(), kStride, 1, kRows, kLength, nullptr, kHeads, kHead, kHead / 2,
                     cosine.data(), sine.data(), direction);
     return values;
   };
@@ -166,8 +166,8 @@ TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
   const Values sine = {0.8, 0.6, 1.0};
   const Values x = normals(kHeads * kHead, 1);
   Values y = x;
-  in_double::rope(y.data(), x.size(), 0, 1, 1, kHeads, kHead, kHalf, cosine.data(), sine.data(),
-                  1.0);
+  in_double::rope(y.data(), x.size(), 0, 1, 1, nullptr, kHeads, kHead, kHalf, cosine.data(),
+                  sine.data(), 1.0);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const std::size_t column = i % kHead;
     double expected = x[i];
@@ -185,7 +185,7 @@ void check_softmax(std::size_t window) {
   constexpr std::size_t kColumns = kFirst + kRows;
   constexpr std::size_t kStride = 16;
   constexpr double kScale = 0.6;
-  const KeyRange keys = {0, kColumns, window};
+  const KeyRange keys = {0, kColumns, {.window = window}};
   Values scores = normals(kRows * kStride, 1, 2.0);
   const Values dp = normals(scores.size(), 2);
   Values log_sum(kRows);

@@ -70,8 +70,8 @@ Values Reference::attention(const Values& q, const Values& k, const Values& v) c
   Values out(q.size());
   Values p(length);
   for (std::size_t row = 0; row < tokens(); ++row) {
-    const std::size_t sequence = row / length * length;
-    const std::size_t start = window == 0 || row < sequence + window ? sequence : row + 1 - window;
+    const std::size_t document = row - position(row);
+    const std::size_t start = window == 0 || row < document + window ? document : row + 1 - window;
     for (std::size_t h = 0; h < heads; ++h) {
       const std::size_t kv = h / (heads / kv_heads);
       double total = 0.0;
@@ -103,7 +103,7 @@ void Reference::rotate(Values& x, std::size_t heads) const {
       for (std::size_t i = 0; i < half; ++i) {
         const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(size);
         const double angle =
-            static_cast<double>(row % length) / std::pow(config.number("rope_theta"), exponent);
+            static_cast<double>(position(row)) / std::pow(config.number("rope_theta"), exponent);
         const double a = head[i];
         const double b = head[i + half];
         head[i] = a * std::cos(angle) - b * std::sin(angle);
@@ -121,7 +121,7 @@ Values Reference::embedding(const model::BlockSpec& block, const Values& weights
     for (std::size_t i = 0; i < width; ++i) {
       double value = weights[static_cast<std::size_t>(tokens[row]) * width + i];
       if (block.tensors.size() > 1) {
-        value += weights[block.tensors[1].offset + row % length * width + i];
+        value += weights[block.tensors[1].offset + position(row) * width + i];
       }
       out.push_back(value);
     }
@@ -187,6 +187,7 @@ double Reference::head(const Values& weights, const double* output, const Values
   double loss = 0.0;
   Values logits(vocabulary);
   for (std::size_t row = 0; row < targets.size(); ++row) {
+    if (targets[row] < 0) continue;
     double total = 0.0;
     for (std::size_t t = 0; t < vocabulary; ++t) {
       double logit = 0.0;

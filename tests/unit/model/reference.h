@@ -13,16 +13,21 @@ struct Reference {
   model::ModelConfig config;
   std::size_t sequences = 0;
   std::size_t length = 0;
-  std::size_t window = 0;  ///< of attention, as in AttentionShape
+  std::size_t window = 0;  ///< of attention, as in AttentionMask
+  std::vector<std::int32_t> positions =
+      {};  ///< of the tokens in their documents; empty: in their sequences
 
   using Values = std::vector<double>;
   [[nodiscard]] std::size_t tokens() const { return sequences * length; }
+  [[nodiscard]] std::size_t position(std::size_t row) const {
+    return positions.empty() ? row % length : static_cast<std::size_t>(positions[row]);
+  }
 
   [[nodiscard]] Values embedding(const model::BlockSpec& block, const Values& weights,
                                  const std::vector<std::int32_t>& tokens) const;
   [[nodiscard]] Values layer(const model::BlockSpec& block, const Values& weights,
                              const Values& in) const;
-  /// Sum of the losses. `output` is the [V, H] matrix.
+  /// Sum of the losses of targets that are not negative. `output` is the [V, H] matrix.
   [[nodiscard]] double head(const Values& weights, const double* output, const Values& in,
                             const std::vector<std::int32_t>& targets) const;
 

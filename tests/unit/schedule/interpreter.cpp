@@ -206,11 +206,15 @@ void Interpreter::codes(const Operation& op) {
   }
 }
 
+/// The embedding needs tokens, a layer the positions of packed documents.
+void Interpreter::batch_of(const Operation& op) {
+  if (op.block == 0 || work_.packed) need(op, Role::batch, {What::batch, 0, op.micro, run_});
+}
+
 void Interpreter::forward(const Operation& op) {
   current_weights_in_use(op, op.block);
-  if (op.block == 0) {
-    need(op, Role::batch, {What::batch, 0, op.micro, run_});
-  } else {
+  batch_of(op);
+  if (op.block > 0) {
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);
     if (training_ && keeps(op)) {
@@ -256,9 +260,8 @@ void Interpreter::backward(const Operation& op) {
   need(op, Role::gradient_flow, {What::flow, op.block + 1, op.micro, run_});
   need(op, Role::accumulator, of_run(What::accumulator, op, op.micro));
   seen_uses_ -= 2;
-  if (op.block == 0) {
-    need(op, Role::batch, {What::batch, 0, op.micro, run_});
-  } else {
+  batch_of(op);
+  if (op.block > 0) {
     current_weights_in_use(op, op.block);
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);

@@ -67,6 +67,7 @@ class Interpreter {
   void move_states(const Operation& op);
   void gather(const Operation& op);
   void codes(const Operation& op);
+  void batch_of(const Operation& op);
   void forward(const Operation& op);
   void head(const Operation& op);
   void clear(const Operation& op);

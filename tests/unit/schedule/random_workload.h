@@ -73,6 +73,7 @@ inline Problem random_problem(std::uint64_t seed) {
   work.activation_bytes = dice.pick(1, 16) * 1024;
   for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
+  work.packed = Dice(seed + 7'000'003).toss();
   work.losses_bytes = 64;
   work.statistics_bytes = 16;
   work.micro_batch_tokens = 128;

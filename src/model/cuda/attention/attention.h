@@ -9,11 +9,11 @@
 
 namespace ballast::model::cuda {
 
-// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, with a window if the shape has one: steps
-// of keys that no query of a block sees are skipped. Memory is linear in the sequence length:
-// scores exist one tile at a time, and the backward pass recomputes them from the logarithm of each
-// row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms
-// 1 and 2). bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
+// softmax(Q K^T / sqrt(head_dim)) V under a causal mask and that of the shape: steps of keys that
+// no query of a block sees are skipped. Memory is linear in the sequence length: scores exist one
+// tile at a time, and the backward pass recomputes them from the logarithm of each row's sum.
+// Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms 1 and 2).
+// bf16 runs on tensor cores, fp32 does not. Conventions: rows.h.
 
 /// qkv [tokens, row()] (head_dim a multiple of 8, at most 256), out [tokens, width()]; log_sums
 /// [sequences, heads, length], fp32, natural logarithms, written for attention_backward().

@@ -87,20 +87,49 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   }
 }
 
-/// Sets elements to 0 whose query does not see their key. `distance`: how far the query of this
-/// lane's first element comes after its key.
-template <bool kKeysAreRows, int kTiles, int kStep>
-__device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int distance, int window) {
+/// Sets elements to 0 whose query does not see their key. `key` and `query`: those of this lane's
+/// first element; keys are the rows.
+template <int kTiles, int kStep>
+__device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int key, int query,
+                                 const SequenceMask& mask) {
+#pragma unroll
+  for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Rows of this lane's column whose keys its query sees.
+      const int column = query + 8 * n + i;
+      const int begin = mask.first_key(column) - key;
+      const int end = column - key;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = 16 * m + 8 * half;
+          if (row > end || row < begin) p[m][n][2 * half + i] = 0.0F;
+        }
+      }
+    }
+  }
+}
+
+/// The same where queries are the rows.
+template <int kTiles, int kStep>
+__device__ void hide_unseen_keys_of_rows(Sums<kTiles, kStep>& p, int key, int query,
+                                         const SequenceMask& mask) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kStep / 8; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + 16 * m + 8 * half;
+      const int begin = mask.first_key(row) - key;
+      const int end = row - key;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = 16 * m + 8 * (i / 2);
-        const int column = 8 * n + i % 2;
-        const int after = distance + (kKeysAreRows ? column - row : row - column);
-        if (after < 0 || after >= window) p[m][n][i] = 0.0F;
+      for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = 8 * n + i;
+          if (column > end || column < begin) p[m][n][2 * half + i] = 0.0F;
+        }
       }
     }
   }
@@ -111,7 +140,7 @@ __device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int distance, int windo
 template <int kWidth, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
-                            int window, int slice, float scale) {
+                            const SequenceMask& mask, int slice, float scale) {
   constexpr int kStep = Geometry<kWidth>::kStep;
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
@@ -129,9 +158,9 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
       }
     }
   }
-  if (first_key + 16 * kTiles > first_query || first_query + kStep > first_key + window) {
-    hide_unseen_keys<true, kTiles, kStep>(p, first_query - first_key + lane_column() - lane_row(),
-                                          window);
+  if (first_key + 16 * kTiles > first_query ||
+      mask.first_key(first_query + kStep - 1) > first_key) {
+    hide_unseen_keys<kTiles, kStep>(p, first_key + lane_row(), first_query + lane_column(), mask);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -173,8 +202,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   const HeadPlace place = place_of(shape, blockIdx.y, static_cast<std::size_t>(first_head));
   const int first_key =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
-  const int window = window_of(shape);
-  const int end = std::min(first + G::kOwn - 1 + window, length);  // of the queries
+  const SequenceMask mask = mask_of(shape, blockIdx.y);
 
   Sums<G::kTiles, G::kSlice> dkeys;
   Sums<G::kTiles, G::kSlice> dvalues;
@@ -188,7 +216,10 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
   device::end_copies();
   for (int turn = 0; queries.head < first_head + group; ++turn) {
     Queries next{queries.head, queries.first + G::kStep};
-    if (next.first >= end) next = {queries.head + 1, first};
+    // No later query sees these keys either.
+    if (next.first >= length || mask.first_key(next.first) >= first + G::kOwn) {
+      next = {queries.head + 1, first};
+    }
     device::await_copies<0>();
     __syncthreads();  // this step is complete, and no thread reads the previous one any more
     if (next.head < first_head + group) {
@@ -199,11 +230,11 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
     queries = next;
     // Warps without keys, or whose keys none of these queries sees, take part only in the copies.
     if (first_key >= length || first_key >= query + G::kStep ||
-        query >= first_key + G::kWarpRows - 1 + window) {
+        mask.first_key(query) >= first_key + G::kWarpRows) {
       continue;
     }
-    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query,
-                                              window, slice, scale * kLog2E);
+    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, mask,
+                                              slice, scale * kLog2E);
   }
   device::await_copies<0>();
   if (first_key >= length) return;
@@ -220,7 +251,7 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, 2)
 /// Adds the contributions of the keys of one step to the gradients of this warp's queries.
 template <int kWidth, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
-                         int first_query, int first_key, int window,
+                         int first_query, int first_key, const SequenceMask& mask,
                          const QueryRow (&rows)[kTiles][2], float scale) {
   constexpr int kStep = Geometry<kWidth>::kStep;
   const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
@@ -241,9 +272,10 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
       }
     }
   }
-  if (first_key + kStep > first_query || first_query + 16 * kTiles > first_key + window) {
-    hide_unseen_keys<false, kTiles, kStep>(p, first_query - first_key + lane_row() - lane_column(),
-                                           window);
+  if (first_key + kStep > first_query ||
+      mask.first_key(first_query + 16 * kTiles - 1) > first_key) {
+    hide_unseen_keys_of_rows<kTiles, kStep>(p, first_key + lane_column(), first_query + lane_row(),
+                                            mask);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -264,8 +296,8 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
   const int first_query =
       first + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;  // of this warp
   const Pair keys = {rows_in_qkv(shape, qkv + place.key), rows_in_qkv(shape, qkv + place.value)};
-  const int window = window_of(shape);
-  const int begin = first_step(first, window, G::kStep);
+  const SequenceMask mask = mask_of(shape, blockIdx.y);
+  const int begin = mask.first_step(first, G::kStep);
 
   copy_pair<kWidth, G::kOwn>(
       shared.own, {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)},
@@ -292,10 +324,10 @@ __global__ void __launch_bounds__(Geometry<kWidth>::kThreads, Geometry<kWidth>::
     device::end_copies();
     // Warps without queries, or whose queries see none of these keys, take part only in the copies.
     if (first_query >= length || key >= first_query + G::kWarpRows ||
-        key + G::kStep + window <= first_query + 1) {
+        key + G::kStep <= mask.first_key(first_query)) {
       continue;
     }
-    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, window, rows,
+    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, mask, rows,
                                 scale * kLog2E);
   }
   device::await_copies<0>();

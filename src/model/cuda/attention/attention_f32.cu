@@ -126,11 +126,11 @@ __global__ void __launch_bounds__(kThreads)
   const int first = static_cast<int>(blockIdx.y) * kRows;
   const int first_row = first + warp() * kForwardRows;
   const int end = std::min(first + kRows, length);
-  const int window = window_of(shape);
+  const SequenceMask mask = mask_of(shape, blockIdx.z);
   float sums[kForwardRows][kParts] = {};
   RowState rows[kForwardRows];
   load_rows(queries, rows_in_qkv(shape, qkv + place.query), first, kRows);
-  for (int key = first_step(first, window, kStep); key < end; key += kStep) {
+  for (int key = mask.first_step(first, kStep); key < end; key += kStep) {
     load_rows(keys, rows_in_qkv(shape, qkv + place.key), key, kStep);
     load_rows(values, rows_in_qkv(shape, qkv + place.value), key, kStep);
     __syncthreads();
@@ -139,8 +139,9 @@ __global__ void __launch_bounds__(kThreads)
                                 size);
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
-      const int after = key + lane() - (first_row + r);
-      if (after > 0 || after <= -window) scores[r] = -std::numeric_limits<float>::infinity();
+      const int query = first_row + r;
+      if (key + lane() > query || key + lane() < mask.first_key(query))
+        scores[r] = -std::numeric_limits<float>::infinity();
       const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
       // A row may not have seen any key yet.
       const float base = greatest == -std::numeric_limits<float>::infinity() ? 0.0F : greatest;
@@ -215,16 +216,17 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
   const int first = static_cast<int>(blockIdx.y) * kRows;
   const int mine = warp() * kBackwardRows;  // in the tile
-  const int window = window_of(shape);
+  const SequenceMask mask = mask_of(shape, blockIdx.z);
   float sums[kBackwardRows][kParts] = {};
   float second_sums[kBackwardRows][kParts] = {};
   for (std::size_t head = blockIdx.x * heads; head < (blockIdx.x + 1) * heads; ++head) {
     const Sides sides = sides_of(shape, head, qkv, dout, rows);
     load_rows(own, kOfKeys ? sides.keys : sides.queries, first, kRows);
     load_rows(own_second, kOfKeys ? sides.values : sides.douts, first, kRows);
-    const int begin = kOfKeys ? first / kStep * kStep : first_step(first, window, kStep);
-    const int end = std::min(first + (kOfKeys ? kRows - 1 + window : kRows), length);
+    const int begin = kOfKeys ? first / kStep * kStep : mask.first_step(first, kStep);
+    const int end = kOfKeys ? length : std::min(first + kRows, length);
     for (int at = begin; at < end; at += kStep) {
+      if (kOfKeys && mask.first_key(at) >= first + kRows) break;  // no later query sees these keys
       load_rows(step, kOfKeys ? sides.queries : sides.keys, at, kStep);
       load_rows(step_second, kOfKeys ? sides.douts : sides.values, at, kStep);
       __syncthreads();
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kThreads)
         const int query = kOfKeys ? at + lane() : own_row;
         const int key = kOfKeys ? own_row : at + lane();
         Weight weight;
-        if (key <= query && query - key < window)
+        if (query < length && key <= query && key >= mask.first_key(query))
           weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E);
         gradients[r * kStep + lane()] = weight.gradient;
         probabilities[r * kStep + lane()] = weight.probability;

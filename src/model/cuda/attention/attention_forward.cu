@@ -37,19 +37,27 @@ __device__ float sum_of_row(float value) {
   return value + __shfl_xor_sync(device::kAllLanes, value, 2);
 }
 
-/// Masks the scores of keys that their query does not see. `distance`: how far the key of this
-/// lane's first element comes after its query.
+/// Masks the scores of keys that their query does not see. `key` and `query`: those of this lane's
+/// first element.
 template <int kTiles>
-__device__ void hide_unseen_keys(Sums<kTiles, kKeys>& scores, int distance, int window) {
+__device__ void hide_unseen_keys(Sums<kTiles, kKeys>& scores, int key, int query,
+                                 const SequenceMask& mask) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      // Columns of this lane's row that its query sees.
+      const int row = query + 16 * m + 8 * half;
+      const int begin = mask.first_key(row) - key;
+      const int end = row - key;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int after = distance + 8 * n + i % 2 - (16 * m + 8 * (i / 2));
-        if (after > 0 || after <= -window)
-          scores[m][n][i] = -std::numeric_limits<float>::infinity();
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = 8 * n + i;
+          if (column > end || column < begin)
+            scores[m][n][2 * half + i] = -std::numeric_limits<float>::infinity();
+        }
       }
     }
   }
@@ -131,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   const int first = static_cast<int>(gridDim.z - 1 - blockIdx.z) * G::kRows;
   const int warp_row = static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows;
   const int first_row = first + warp_row;
-  const int window = window_of(shape);
-  const int begin = first_step(first, window, kKeys);
+  const SequenceMask mask = mask_of(shape, blockIdx.y);
+  const int begin = mask.first_step(first, kKeys);
   Bf16* const own = queries + warp_row * kTileStep<kWidth>;
 
   Sums<kTiles, kWidth> sums;
@@ -150,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   for (int key = begin; key < end; key += kKeys) {
     // Warps without rows, or whose rows see none of these keys, take part only in the copies.
     const bool seen = first_row < length && key < first_row + G::kWarpRows &&
-                      key + kKeys + window > first_row + 1;
+                      key + kKeys > mask.first_key(first_row);
     Weights<kTiles, kKeys> weights;
     device::await_copies<0>();
     __syncthreads();  // keys are complete, and no thread reads the previous values any more
@@ -159,8 +167,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     if (seen) {
       Sums<kTiles, kKeys> scores;
       multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
-      if (key + kKeys > first_row || key + window < first_row + G::kWarpRows) {
-        hide_unseen_keys<kTiles>(scores, key + lane_column() - first_row - lane_row(), window);
+      if (key + kKeys > first_row || key < mask.first_key(first_row + G::kWarpRows - 1)) {
+        hide_unseen_keys<kTiles>(scores, key + lane_column(), first_row + lane_row(), mask);
       }
       add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
       to_weights<kTiles, kKeys>(scores, weights);

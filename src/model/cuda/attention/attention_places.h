@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "src/model/cuda/attention/attention.h"
 
@@ -20,15 +21,33 @@ inline float score_scale(const AttentionShape& shape) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
 
-/// The window of the kernels: a number of keys that hides none if there is no window.
-constexpr int window_of(const AttentionShape& shape) {
-  const std::size_t window = shape.window == 0 ? shape.length : shape.window;
-  return static_cast<int>(window < shape.length ? window : shape.length);
-}
-/// The start of the step of `step` keys that has the first key that `query` sees.
-constexpr int first_step(int query, int window, int step) {
-  const int first = query + 1 - window;
-  return first <= 0 ? 0 : first / step * step;
+/// AttentionMask of one sequence, for queries up to the end of a tile.
+struct SequenceMask {
+  const std::int32_t* positions = nullptr;
+  int window = 0;  ///< hides nothing if it is the length
+  int length = 0;
+
+  /// The first key that a query sees. It never decreases with the query.
+  [[nodiscard]] constexpr int first_key(int query) const {
+    int seen = window;
+    if (positions != nullptr) {
+      query = query < length ? query : length - 1;
+      const int document = positions[query] + 1;
+      seen = document < seen ? document : seen;
+    }
+    return query < seen ? 0 : query + 1 - seen;
+  }
+  /// The start of the step of `step` keys with the first key that `query` sees.
+  [[nodiscard]] constexpr int first_step(int query, int step) const {
+    return first_key(query) / step * step;
+  }
+};
+constexpr SequenceMask mask_of(const AttentionShape& shape, std::size_t sequence) {
+  const AttentionMask& mask = shape.mask;
+  const std::size_t window =
+      mask.window == 0 || mask.window > shape.length ? shape.length : mask.window;
+  return {mask.positions == nullptr ? nullptr : mask.positions + sequence * shape.length,
+          static_cast<int>(window), static_cast<int>(shape.length)};
 }
 
 /// Rows of one head of one sequence in memory.

@@ -32,6 +32,15 @@ __global__ void find_angles(Frequencies frequencies, std::size_t size, float* co
   sine[at] = static_cast<float>(std::sin(angle) * frequencies.factor);
 }
 
+/// Where the angles of this block's row start.
+__device__ std::size_t first_angle(const Rotation& rotation) {
+  const std::size_t row = blockIdx.x;
+  const std::size_t position = rotation.positions == nullptr
+                                   ? row % rotation.length
+                                   : static_cast<std::size_t>(rotation.positions[row]);
+  return position * rotation.half;
+}
+
 /// Rotates `count` pairs (a[i], b[i]).
 template <unsigned count>
 __device__ void turn(float (&a)[count], float (&b)[count], const float (&cosine)[count],
@@ -51,7 +60,7 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t parts = half / kEight;
   const std::size_t pieces = (rotation.heads + kTogether - 1) / kTogether * parts;
   T* const row = x + blockIdx.x * stride;
-  const std::size_t angles = blockIdx.x % rotation.length * half;
+  const std::size_t angles = first_angle(rotation);
   for (std::size_t piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
     const std::size_t column = piece % parts * kEight;
     const std::size_t head = piece / parts * kTogether;
@@ -85,7 +94,7 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.half;
-  const std::size_t angles = blockIdx.x % rotation.length * half;
+  const std::size_t angles = first_angle(rotation);
   for (std::size_t pair = threadIdx.x; pair < rotation.heads * half; pair += blockDim.x) {
     const std::size_t column = pair % half;
     T* const from = x + blockIdx.x * stride + pair / half * rotation.head_dim + column;

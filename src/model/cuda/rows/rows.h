@@ -84,8 +84,10 @@ cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t ste
 
 /// Rotary positions.
 struct Rotation {
-  std::size_t length = 0;  ///< row r is at position r % length
-  std::size_t heads = 0;   ///< heads to rotate, side by side from the start of a row
+  std::size_t length = 0;
+  /// Row r is at position positions[r], or r % length if that is null.
+  const std::int32_t* positions = nullptr;
+  std::size_t heads = 0;  ///< heads to rotate, side by side from the start of a row
   std::size_t head_dim = 0;
   std::size_t half = 0;           ///< the first 2 * half values of a head rotate
   const float* cosine = nullptr;  ///< [length, half]

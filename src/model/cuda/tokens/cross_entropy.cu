@@ -117,6 +117,11 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
   }
 }
 
+template <class T>
+__device__ void clear_row(T* row, unsigned vocabulary) {
+  for (unsigned i = threadIdx.x; i < vocabulary; i += kThreads) device::narrow(0.0F, row[i]);
+}
+
 /// One block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -126,6 +131,12 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ double sum_of[kWarps];
   __shared__ float shared_factor;
   float* const row = logits + blockIdx.x * stride;
+  const std::int32_t target = targets[blockIdx.x];
+  if (target < 0) {
+    if (threadIdx.x == 0) losses[blockIdx.x] = 0.0;
+    if (scale != 0.0F) clear_row(reinterpret_cast<T*>(row), vocabulary);
+    return;
+  }
   PartialSum partial;
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
     float x[kPieces][kEach];
@@ -135,9 +146,9 @@ __global__ void __launch_bounds__(kThreads)
   const float largest = block_max(partial.largest, largest_of);
   const float sum = partial.sum * exponential(partial.largest, largest);
   const double total = block_sum(static_cast<double>(sum), sum_of);
-  const auto target = static_cast<unsigned>(targets[blockIdx.x]);  // negative: too large
+  const auto column = static_cast<unsigned>(target);
   if (threadIdx.x == 0) {
-    const float wanted = target < vocabulary ? row[target] : NAN;
+    const float wanted = column < vocabulary ? row[column] : NAN;
     losses[blockIdx.x] = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
     shared_factor = static_cast<float>(static_cast<double>(scale) / total);
   }
@@ -145,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   replace_by_gradient<T>(
       row, vocabulary,
-      {.largest = largest, .total = total, .factor = shared_factor, .target = target});
+      {.largest = largest, .total = total, .factor = shared_factor, .target = column});
 }
 
 /// One block: each thread sums a part, then the parts are added.

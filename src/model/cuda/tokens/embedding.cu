@@ -52,35 +52,39 @@ __device__ bool is_in(std::int32_t token, std::size_t vocabulary) {
   return token >= 0 && static_cast<std::size_t>(token) < vocabulary;
 }
 
-__global__ void find_bad_token(const std::int32_t* tokens, std::size_t count,
+__global__ void find_bad_token(const std::int32_t* tokens, std::size_t count, std::int32_t least,
                                std::size_t vocabulary, std::uint32_t* first_bad) {
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (at < count && !is_in(tokens[at], vocabulary)) {
+  if (at >= count) return;
+  const bool ignored = tokens[at] < 0 && tokens[at] >= least;
+  if (!ignored && !is_in(tokens[at], vocabulary)) {
     atomicMin(first_bad, static_cast<std::uint32_t>(at));
   }
 }
 
 template <class T>
-__global__ void look_up(Embedding<T> embedding, const std::int32_t* tokens, T* out) {
+__global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents extents, T* out) {
   const std::size_t column = own_column<T>();
-  if (column >= embedding.width) return;
+  if (column >= extents.width) return;
   const std::size_t at = blockIdx.x;
-  const std::int32_t token = tokens[at];
+  const std::int32_t token = ids.tokens[at];
   Piece<T> row;
-  if (is_in(token, embedding.vocabulary)) {
-    row = device::read<kOneAccess<T>>(embedding.table +
-                                      static_cast<std::size_t>(token) * embedding.width + column);
+  if (is_in(token, extents.vocabulary)) {
+    row = device::read<kOneAccess<T>>(tables.tokens +
+                                      static_cast<std::size_t>(token) * extents.width + column);
   }
-  if (embedding.positions != nullptr) {
-    const std::size_t position = blockIdx.x % static_cast<unsigned>(embedding.length);
+  if (tables.positions != nullptr) {
+    const std::size_t position = ids.positions == nullptr
+                                     ? blockIdx.x % static_cast<unsigned>(extents.length)
+                                     : static_cast<std::size_t>(ids.positions[at]);
     float sum[kOneAccess<T>];
     device::widen(row, sum);
     float other[kOneAccess<T>];
-    device::read(embedding.positions + position * embedding.width + column, other);
+    device::read(tables.positions + position * extents.width + column, other);
     for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += other[i];
     device::narrow(sum, row);
   }
-  device::write(row, out + at * embedding.width + column);
+  device::write(row, out + at * extents.width + column);
 }
 
 /// Every position starts as the end of its list and as the first of its token.
@@ -154,27 +158,27 @@ __device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
   for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
 }
 
-/// Arguments of the kernels that sum the gradients of a table's rows.
+/// A sum of rows: row ids[i] of `table` [size, width] gets dy[i].
 template <class T>
 struct Scatter {
-  const std::int32_t* tokens;
-  const std::uint32_t* next;
-  const std::uint32_t* is_first;
+  const std::int32_t* ids;
+  const std::uint32_t* next = nullptr;
+  const std::uint32_t* is_first = nullptr;
   const T* dy;
   float* table;
-  std::size_t vocabulary;
+  std::size_t size;
   std::size_t width;
 };
 
-/// The block of a token's first position follows the links from there.
+/// The block of an id's first place follows the links from there.
 template <class T>
-__global__ void add_to_tokens(Scatter<T> scatter) {
+__global__ void add_to_rows(Scatter<T> scatter) {
   const std::size_t column = own_column<T>();
   std::uint32_t at = blockIdx.x;
-  const std::int32_t token = scatter.tokens[at];
-  if (scatter.is_first[at] == 0 || !is_in(token, scatter.vocabulary)) return;
+  const std::int32_t id = scatter.ids[at];
+  if (scatter.is_first[at] == 0 || !is_in(id, scatter.size)) return;
   if (column >= scatter.width) return;
-  float* const gradient = scatter.table + static_cast<std::size_t>(token) * scatter.width + column;
+  float* const gradient = scatter.table + static_cast<std::size_t>(id) * scatter.width + column;
   float sum[kOneAccess<T>];
   device::read(gradient, sum);
   while (at != kNone) {
@@ -211,62 +215,67 @@ __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t len
   device::write(sum, gradient);
 }
 
-}  // namespace
-
-cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
-                         std::size_t vocabulary, std::uint32_t* first_bad) {
-  if (count == 0) return cudaSuccess;
-  return device::launch(
-      {.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
-      &find_bad_token, tokens, count, vocabulary, first_bad);
-}
-
 template <class T>
-cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std::int32_t* tokens,
-                  std::size_t count, T* out) {
-  if (count == 0 || embedding.width == 0) return cudaSuccess;
-  return device::launch(by_rows<T>(stream, count, embedding.width), &look_up<T>, embedding, tokens,
-                        out);
-}
-
-template <class T>
-cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
-                           const T* dy, std::size_t vocabulary, std::size_t width,
-                           std::size_t length, float* table, float* positions,
-                           std::uint32_t* links) {
-  if (count == 0 || width == 0) return cudaSuccess;
+cudaError_t scatter(cudaStream_t stream, Scatter<T> sums, std::size_t count, std::uint32_t* links) {
   std::uint32_t* const next = links;
   std::uint32_t* const is_first = links + count;
+  sums.next = next;
+  sums.is_first = is_first;
   cudaError_t code =
       device::launch({.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
                      &start_links, next, is_first, count);
   if (code != cudaSuccess) return code;
   code = device::launch(
       {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kThreads}, &link,
-      tokens, next, is_first, count);
+      sums.ids, next, is_first, count);
   if (code != cudaSuccess) return code;
-  const Scatter<T> scatter = {.tokens = tokens,
-                              .next = next,
-                              .is_first = is_first,
-                              .dy = dy,
-                              .table = table,
-                              .vocabulary = vocabulary,
-                              .width = width};
-  code = device::launch(by_rows<T>(stream, count, width), &add_to_tokens<T>, scatter);
-  if (code != cudaSuccess || positions == nullptr) return code;
-  return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,
-                        dy, count, length, width, positions);
+  return device::launch(by_rows<T>(stream, count, sums.width), &add_to_rows<T>, sums);
 }
 
-template cudaError_t embed(cudaStream_t, const Embedding<float>&, const std::int32_t*, std::size_t,
-                           float*);
-template cudaError_t embed(cudaStream_t, const Embedding<Bf16>&, const std::int32_t*, std::size_t,
-                           Bf16*);
-template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const float*,
-                                    std::size_t, std::size_t, std::size_t, float*, float*,
-                                    std::uint32_t*);
-template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const Bf16*,
-                                    std::size_t, std::size_t, std::size_t, float*, float*,
-                                    std::uint32_t*);
+}  // namespace
+
+cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
+                         std::int32_t least, std::size_t vocabulary, std::uint32_t* first_bad) {
+  if (count == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
+      &find_bad_token, tokens, count, least, vocabulary, first_bad);
+}
+
+template <class T>
+cudaError_t embed(cudaStream_t stream, const Embedding<const T>& tables, const Ids& ids,
+                  const EmbeddingExtents& extents, T* out) {
+  if (extents.count == 0 || extents.width == 0) return cudaSuccess;
+  return device::launch(by_rows<T>(stream, extents.count, extents.width), &look_up<T>, tables, ids,
+                        extents, out);
+}
+
+template <class T>
+cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
+                           const EmbeddingExtents& extents, const Embedding<float>& gradients,
+                           std::uint32_t* links) {
+  const auto [count, length, vocabulary, width] = extents;
+  if (count == 0 || width == 0) return cudaSuccess;
+  const Scatter<T> to_tokens = {
+      .ids = ids.tokens, .dy = dy, .table = gradients.tokens, .size = vocabulary, .width = width};
+  const cudaError_t code = scatter(stream, to_tokens, count, links);
+  if (code != cudaSuccess || gradients.positions == nullptr) return code;
+  if (ids.positions == nullptr) {
+    return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,
+                          dy, count, length, width, gradients.positions);
+  }
+  const Scatter<T> to_positions = {
+      .ids = ids.positions, .dy = dy, .table = gradients.positions, .size = length, .width = width};
+  return scatter(stream, to_positions, count, links);
+}
+
+template cudaError_t embed(cudaStream_t, const Embedding<const float>&, const Ids&,
+                           const EmbeddingExtents&, float*);
+template cudaError_t embed(cudaStream_t, const Embedding<const Bf16>&, const Ids&,
+                           const EmbeddingExtents&, Bf16*);
+template cudaError_t embed_backward(cudaStream_t, const Ids&, const float*, const EmbeddingExtents&,
+                                    const Embedding<float>&, std::uint32_t*);
+template cudaError_t embed_backward(cudaStream_t, const Ids&, const Bf16*, const EmbeddingExtents&,
+                                    const Embedding<float>&, std::uint32_t*);
 
 }  // namespace ballast::model::cuda

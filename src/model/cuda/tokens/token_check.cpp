@@ -64,11 +64,11 @@ class TokenCheck::Words : public std::enable_shared_from_this<Words> {
 TokenCheck::TokenCheck() : words_(std::make_shared<Words>()) {}
 
 void TokenCheck::enqueue(device::CudaStream& stream, const std::int32_t* tokens, std::size_t count,
-                         std::size_t vocabulary) {
+                         std::int32_t least, std::size_t vocabulary) {
   const cudaStream_t queue = stream.native();
   const auto found = words_->take();
   check_cuda(cudaMemsetAsync(first_bad_, 0xff, sizeof kNone, queue), kWhat);
-  check_cuda(check_tokens(queue, tokens, count, vocabulary, first_bad_), kWhat);
+  check_cuda(check_tokens(queue, tokens, count, least, vocabulary, first_bad_), kWhat);
   check_cuda(cudaMemcpyAsync(found.get(), first_bad_, sizeof kNone, cudaMemcpyDeviceToHost, queue),
              kWhat);
   stream.add_verdict([found, tokens, queue, vocabulary] {

@@ -24,7 +24,7 @@ struct AttentionReference {
     }
   };
 
-  model::AttentionShape shape;
+  model::AttentionShape shape;  ///< positions in host memory
 
   struct Forward {
     Result out;
@@ -75,8 +75,10 @@ struct AttentionReference {
   }
 
  private:
-  /// One query: offsets of the query, of the first key and value that it sees, and of its results.
+  /// One query: its sequence and position, offsets of the query, of the first key and value that it
+  /// sees, and of its results.
   struct Row {
+    std::size_t sequence;
     std::size_t position;
     std::size_t query;
     std::size_t key;
@@ -93,7 +95,7 @@ struct AttentionReference {
         for (std::size_t i = 0; i < shape.length; ++i) {
           const std::size_t token = s * shape.length + i;
           const std::size_t keys = s * shape.length * shape.row() + shape.width() + kv * size;
-          body(Row{i, token * shape.row() + h * size, keys, keys + shape.kv_width(),
+          body(Row{s, i, token * shape.row() + h * size, keys, keys + shape.kv_width(),
                    token * shape.width() + h * size, (s * shape.heads + h) * shape.length + i});
         }
       }
@@ -106,7 +108,9 @@ struct AttentionReference {
         scores[j] += qkv[row.query + i] * qkv[row.key + j * shape.row() + i];
       }
       scores[j] /= std::sqrt(static_cast<double>(shape.head_dim));
-      if (j < shape.first_key(row.position)) scores[j] = -std::numeric_limits<double>::infinity();
+      if (j < shape.mask.of(row.sequence, shape.length).first_key(row.position)) {
+        scores[j] = -std::numeric_limits<double>::infinity();
+      }
     }
     return scores;
   }

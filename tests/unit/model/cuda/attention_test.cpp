@@ -17,6 +17,7 @@
 #include "ballast/core/random.h"
 
 #include "tests/support/device_array.h"
+#include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/numbers.h"
@@ -72,17 +73,42 @@ std::string text(const AttentionShape& shape) {
   return std::to_string(shape.sequences) + " sequences of " + std::to_string(shape.length) + ", " +
          std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " heads of " +
          std::to_string(shape.head_dim) +
-         (shape.window == 0 ? "" : ", window " + std::to_string(shape.window));
+         (shape.mask.window == 0 ? "" : ", window " + std::to_string(shape.mask.window)) +
+         (shape.mask.positions == nullptr ? "" : ", packed");
 }
 
 /// Lengths below, at and above the borders of tiles; padded and unpadded widths; groups; windows
-/// from one key to more than there are, so that rows, warps and whole tiles do not see some keys.
-const std::vector<AttentionShape> kShapes = {
-    {2, 1, 3, 1, 8},         {3, 15, 2, 2, 16},       {1, 63, 3, 1, 64},
-    {1, 64, 4, 2, 72},       {2, 65, 1, 1, 32},       {1, 130, 2, 1, 64},
-    {1, 140, 1, 1, 128},     {1, 70, 1, 1, 256},      {1, 35, 2, 2, 200},
-    {2, 130, 2, 1, 64, 1},   {1, 200, 2, 2, 32, 40},  {1, 205, 1, 1, 128, 70},
-    {1, 100, 3, 1, 256, 33}, {1, 140, 1, 1, 64, 139}, {1, 66, 1, 1, 16, 500},
+/// from one key to more than there are, and documents, so that rows, warps and whole tiles do not
+/// see some keys.
+struct Case {
+  AttentionShape shape;
+  bool packed = false;
+};
+const std::vector<Case> kCases = {
+    {{2, 1, 3, 1, 8}},           {{3, 15, 2, 2, 16}},         {{1, 63, 3, 1, 64}},
+    {{1, 64, 4, 2, 72}},         {{2, 65, 1, 1, 32}},         {{1, 130, 2, 1, 64}},
+    {{1, 140, 1, 1, 128}},       {{1, 70, 1, 1, 256}},        {{1, 35, 2, 2, 200}},
+    {{2, 130, 2, 1, 64, {1}}},   {{1, 200, 2, 2, 32, {40}}},  {{1, 205, 1, 1, 128, {70}}},
+    {{1, 100, 3, 1, 256, {33}}}, {{1, 140, 1, 1, 64, {139}}}, {{1, 66, 1, 1, 16, {500}}},
+    {{2, 1, 3, 1, 8}, true},     {{2, 130, 2, 1, 64}, true},  {{1, 200, 4, 2, 32, {40}}, true},
+    {{3, 205, 1, 1, 128}, true}, {{1, 100, 2, 1, 256}, true}, {{2, 66, 1, 1, 16, {3}}, true},
+};
+
+/// The shape of a case with documents in host memory, and in device memory.
+struct Shapes {
+  explicit Shapes(const Case& of)
+      : positions(test::packed_positions(of.shape.sequences, of.shape.length)),
+        uploaded(positions),
+        on_host(of.shape),
+        on_device(of.shape) {
+    if (!of.packed) return;
+    on_host.mask.positions = positions.data();
+    on_device.mask.positions = uploaded.data();
+  }
+  std::vector<std::int32_t> positions;
+  DeviceArray<std::int32_t> uploaded;
+  AttentionShape on_host;
+  AttentionShape on_device;
 };
 
 /// Tolerance: the rounding of one operand and of the result to T, some more for fp32, and, where
@@ -146,10 +172,12 @@ TYPED_TEST_SUITE(Attention, Types);
 
 TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
   using T = TypeParam;
-  for (const AttentionShape& shape : kShapes) {
+  for (const Case& of : kCases) {
+    const Shapes shapes(of);
+    const AttentionShape& shape = shapes.on_host;
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 1);
     const auto expected = AttentionReference{shape}.forward(widened(qkv));
-    const Forward<T> found = forward(shape, qkv);
+    const Forward<T> found = forward(shapes.on_device, qkv);
     expect_near(found.out, expected.out, text(shape));
     for (std::size_t i = 0; i < found.log_sums.size(); ++i) {
       ASSERT_NEAR(found.log_sums[i], expected.log_sums[i], 1e-5) << text(shape) << ", row " << i;
@@ -159,14 +187,16 @@ TYPED_TEST(Attention, ForwardIsThatOfThePlainFormula) {
 
 TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
   using T = TypeParam;
-  for (const AttentionShape& shape : kShapes) {
+  for (const Case& of : kCases) {
+    const Shapes shapes(of);
+    const AttentionShape& shape = shapes.on_host;
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 2);
     const auto dout = random_values<T>(shape.tokens() * shape.width(), 3);
     const AttentionReference reference{shape};
     const auto exact = reference.forward(widened(qkv));
     const Forward<T> result{narrowed<T>(exact.out.value), narrowed<float>(exact.log_sums)};
     const auto expected = reference.backward(widened(qkv), widened(result.out), widened(dout));
-    expect_near(backward(shape, qkv, result, dout), expected, text(shape));
+    expect_near(backward(shapes.on_device, qkv, result, dout), expected, text(shape));
   }
 }
 

@@ -142,8 +142,8 @@ std::vector<double> layer(DType type, AttentionBackend by) {
   const DeviceBytes weights = b.upload(b.weights(1));
   const DeviceBytes in = b.upload(b.activation_values(7));
   const DeviceBytes out = b.activation();
-  b.compute->layer_forward(*b.stream, 1, weights, in, out, {});
-  b.compute->layer_forward(*b.stream, 1, weights, in, out, {});
+  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
+  b.compute->layer_forward(*b.stream, 1, weights, {}, in, out, {});
   return b.download(out);
 }
 

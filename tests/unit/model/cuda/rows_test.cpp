@@ -203,11 +203,11 @@ TEST_F(CudaRows, AnglesHaveTheFactor) {
   EXPECT_EQ(fill_angles(nullptr, too_many, 1.0, 5, nullptr, nullptr), cudaErrorInvalidValue);
 }
 
-/// Row r is at position r % 3; elements after the heads must not change. `rotating`: values of each
-/// head.
+/// Row r is at position r % 3, or at one that is given; elements after the heads must not change.
+/// `rotating`: values of each head.
 template <class T>
-void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim,
-                    std::size_t rotating) {
+void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, std::size_t rotating,
+                    bool packed = false) {
   SCOPED_TRACE(testing::Message() << rotating << " values of " << heads << " heads of "
                                   << head_dim);
   const std::size_t length = 3;
@@ -216,18 +216,21 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim,
   const DeviceArray<float> cosine(angles.cosine);
   const DeviceArray<float> sine(angles.sine);
   const std::vector<T> x = normals_of<T>(rows * stride, 1);
+  const std::vector<std::int32_t> positions = {2, 0, 1, 0, 0, 1, 2};
+  const DeviceArray<std::int32_t> uploaded(positions);
   for (const float direction : {1.0F, -1.0F}) {
     const std::vector<T> found = in_every_order([&] {
       const DeviceArray<T> turned(x);
       must(rotate<T>(nullptr, turned.data(), stride,
-                     {length, heads, head_dim, rotating / 2, cosine.data(), sine.data(), direction},
+                     {length, packed ? uploaded.data() : nullptr, heads, head_dim, rotating / 2,
+                      cosine.data(), sine.data(), direction},
                      {rows, heads * head_dim}));
       return turned.get();
     });
     std::vector<double> expected = exact(x);
-    in_double::rope(expected.data(), stride, 0, rows, length, heads, head_dim, rotating / 2,
-                    exact(angles.cosine).data(), exact(angles.sine).data(),
-                    static_cast<double>(direction));
+    in_double::rope(expected.data(), stride, 0, rows, length, packed ? positions.data() : nullptr,
+                    heads, head_dim, rotating / 2, exact(angles.cosine).data(),
+                    exact(angles.sine).data(), static_cast<double>(direction));
     expect_close(found, expected, 1e-6);
   }
 }
@@ -243,6 +246,7 @@ TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
                                         {4, 64}}) {
     check_rotation<float>(4, heads, head_dim, head_dim);
     check_rotation<Bf16>(7, heads, head_dim, head_dim);
+    check_rotation<Bf16>(7, heads, head_dim, head_dim, true);
   }
   check_rotation<Bf16>(3, 5, 48, 16);  // a part of each head
   check_rotation<float>(3, 5, 24, 6);
@@ -255,8 +259,9 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
-            cudaSuccess);
+  EXPECT_EQ(
+      rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
+      cudaSuccess);
 }
 
 }  // namespace

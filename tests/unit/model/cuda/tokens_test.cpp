@@ -14,6 +14,7 @@
 #include "ballast/core/dtype.h"
 
 #include "tests/support/device_array.h"
+#include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
 
 namespace ballast::model::cuda {
@@ -68,11 +69,11 @@ std::vector<std::int32_t> random_tokens(std::size_t count, std::uint32_t vocabul
 }
 
 std::uint32_t first_bad_of(const std::vector<std::int32_t>& tokens, std::size_t vocabulary,
-                           std::uint32_t before) {
+                           std::uint32_t before, std::int32_t least = 0) {
   const DeviceArray<std::int32_t> in(tokens);
   return in_every_order([&] {
     const DeviceArray<std::uint32_t> first(1, before);
-    must(check_tokens(nullptr, in.data(), in.size(), vocabulary, first.data()));
+    must(check_tokens(nullptr, in.data(), in.size(), least, vocabulary, first.data()));
     return first.get();
   })[0];
 }
@@ -88,6 +89,8 @@ TEST_F(CheckTokens, FindsTheFirstBadOneUnlessAnEarlierOneIsKnown) {
   tokens[501] = -1;
   EXPECT_EQ(first_bad_of(tokens, 61, kNone), 500U);
   EXPECT_EQ(first_bad_of(tokens, 61, 17), 17U);
+  EXPECT_EQ(first_bad_of(tokens, 61, kNone, -1), 500U);
+  EXPECT_EQ(first_bad_of(tokens, 61, kNone, std::numeric_limits<std::int32_t>::min()), 999U);
   EXPECT_EQ(first_bad_of({}, 61, 17), 17U);
 }
 
@@ -98,6 +101,7 @@ struct Table {
   std::size_t width = 0;
   std::size_t length = 0;
   std::vector<std::int32_t> tokens = {};
+  std::vector<std::int32_t> places = {};  ///< positions of the tokens; empty: in their sequences
   std::vector<T> table = {};
   std::vector<T> positions = {};
 
@@ -107,22 +111,40 @@ struct Table {
         tokens(random_tokens(sequences * length, 37, 1)),
         table(random_values<T>(vocabulary * width, 2)),
         positions(random_values<T>((length + 3) * width, 3)) {}
+
+  [[nodiscard]] std::size_t position(std::size_t at) const {
+    return places.empty() ? at % length : static_cast<std::size_t>(places[at]);
+  }
+  [[nodiscard]] EmbeddingExtents extents() const {
+    return {tokens.size(), length, vocabulary, width};
+  }
+};
+template <class T>
+Table<T> packed(Table<T> table) {
+  table.places = test::packed_positions(table.tokens.size() / table.length, table.length);
+  return table;
+}
+/// The ids of a table in device memory.
+template <class T>
+struct UploadedIds {
+  DeviceArray<std::int32_t> tokens;
+  DeviceArray<std::int32_t> places;
+  Ids ids;
+  explicit UploadedIds(const Table<T>& of)
+      : tokens(of.tokens),
+        places(of.places),
+        ids{tokens.data(), of.places.empty() ? nullptr : places.data()} {}
 };
 
 template <class T>
 std::vector<T> embedded(const Table<T>& from, bool with_positions) {
   const DeviceArray<T> table(from.table);
   const DeviceArray<T> positions(from.positions);
-  const DeviceArray<std::int32_t> tokens(from.tokens);
+  const UploadedIds<T> uploaded(from);
   return in_every_order([&] {
     const DeviceArray<T> out(from.tokens.size() * from.width, rounded<T>(-7.0F));
-    must(embed<T>(nullptr,
-                  {.table = table.data(),
-                   .positions = with_positions ? positions.data() : nullptr,
-                   .vocabulary = from.vocabulary,
-                   .width = from.width,
-                   .length = from.length},
-                  tokens.data(), tokens.size(), out.data()));
+    must(embed<T>(nullptr, {table.data(), with_positions ? positions.data() : nullptr},
+                  uploaded.ids, from.extents(), out.data()));
     return out.get();
   });
 }
@@ -130,7 +152,8 @@ std::vector<T> embedded(const Table<T>& from, bool with_positions) {
 TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
   // A part of a warp, and more pieces than a block has threads.
   for (const std::size_t width : {std::size_t{8}, std::size_t{40}, std::size_t{1048}}) {
-    const Table<TypeParam> from(width, 3, 7);
+    Table<TypeParam> from(width, 3, 7);
+    if (width == 40) from = packed(from);
     for (const bool with_positions : {false, true}) {
       const std::vector<TypeParam> out = embedded(from, with_positions);
       for (std::size_t i = 0; i < out.size(); ++i) {
@@ -138,7 +161,7 @@ TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
         const auto token = static_cast<std::size_t>(from.tokens[at]);
         float expected = value_of(from.table[token * width + i % width]);
         if (with_positions) {
-          expected += value_of(from.positions[at % from.length * width + i % width]);
+          expected += value_of(from.positions[from.position(at) * width + i % width]);
         }
         ASSERT_EQ(value_of(out[i]), value_of(rounded<TypeParam>(expected))) << width << ", " << i;
       }
@@ -160,15 +183,15 @@ using Gradients = std::tuple<std::vector<float>, std::vector<float>>;
 
 template <class T>
 Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_positions) {
-  const DeviceArray<std::int32_t> tokens(from.tokens);
+  const UploadedIds<T> uploaded(from);
   const DeviceArray<T> out(dy);
   return in_every_order([&] {
     const DeviceArray<float> table(random_values<float>(from.table.size(), 5));
     const DeviceArray<float> positions(random_values<float>(from.positions.size(), 6));
     const DeviceArray<std::uint32_t> links(2 * from.tokens.size(), 0xdeadbeefU);
-    must(embed_backward<T>(nullptr, tokens.data(), tokens.size(), out.data(), from.vocabulary,
-                           from.width, from.length, table.data(),
-                           with_positions ? positions.data() : nullptr, links.data()));
+    must(embed_backward<T>(nullptr, uploaded.ids, out.data(), from.extents(),
+                           {table.data(), with_positions ? positions.data() : nullptr},
+                           links.data()));
     return Gradients(table.get(), positions.get());
   });
 }
@@ -184,7 +207,7 @@ Gradients expected_gradients(const Table<T>& from, const std::vector<T>& dy, boo
     for (std::size_t i = 0; i < from.width; ++i) {
       const float value = value_of(dy[at * from.width + i]);
       if (in) table[static_cast<std::size_t>(token) * from.width + i] += value;
-      if (with_positions) positions[at % from.length * from.width + i] += value;
+      if (with_positions) positions[from.position(at) * from.width + i] += value;
     }
   }
   return {table, positions};
@@ -204,6 +227,7 @@ TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
     expect_gradients(Table<TypeParam>(40, 5, 41), with_positions);
     expect_gradients(Table<TypeParam>(1048, 2, 3), with_positions);
   }
+  expect_gradients(packed(Table<TypeParam>(40, 5, 41)), true);
   // Fewer tokens than one sequence.
   Table<TypeParam> from(8, 1, 40);
   from.tokens.resize(33);
@@ -316,6 +340,23 @@ TYPED_TEST(Tokens, CrossEntropyIsThatOfDoublePrecision) {
   expect_entropy<TypeParam>(3, 18001, 18016);
 }
 
+TYPED_TEST(Tokens, NegativeTargetsHaveNeitherLossNorGradient) {
+  constexpr std::size_t kVocabulary = 131;
+  constexpr std::size_t kStride = 144;
+  std::vector<float> logits = random_logits(4, kStride, kVocabulary);
+  logits[2 * kStride + 5] = NAN;
+  const auto found = entropy<TypeParam>(logits, kStride, kVocabulary, {7, -1, -100, 130}, 2.0F);
+  const auto whole = entropy<TypeParam>(logits, kStride, kVocabulary, {7, 0, 0, 130}, 2.0F);
+  for (const std::size_t row : {0U, 3U}) {
+    EXPECT_EQ(found.losses[row], whole.losses[row]);
+    EXPECT_EQ(found.gradient(row, kStride, 9), whole.gradient(row, kStride, 9));
+  }
+  for (const std::size_t row : {1U, 2U}) {
+    EXPECT_EQ(found.losses[row], 0.0);
+    for (std::size_t i = 0; i < kVocabulary; ++i) EXPECT_EQ(found.gradient(row, kStride, i), 0.0F);
+  }
+}
+
 TYPED_TEST(Tokens, TheTargetsGradientIsPreciseWhereItsProbabilityIsNearOne) {
   // p - 1 = -1e-6, which would have an error of more than 1% if p near 1 were rounded to fp32.
   constexpr std::size_t kVocabulary = 4096;
@@ -342,7 +383,7 @@ TYPED_TEST(Tokens, LogitsOfAnySizeHaveAFiniteLossAndOthersNone) {
   EXPECT_NEAR(loss_of(0, 1.0F), 6.291e38, 1e33);
   EXPECT_EQ(loss_of(3, 1.0F), HUGE_VAL);
   EXPECT_TRUE(std::isnan(loss_of(700, 1.0F))) << "a target outside the vocabulary";
-  EXPECT_TRUE(std::isnan(loss_of(-1, 1.0F)));
+  EXPECT_EQ(loss_of(-1, 1.0F), 0.0) << "a target that does not count";
   logits[100] = std::numeric_limits<float>::infinity();
   EXPECT_TRUE(std::isnan(loss_of(699, 1.0F)));
   logits[100] = NAN;
