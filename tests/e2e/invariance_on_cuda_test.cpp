@@ -22,8 +22,10 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "num_layers": 2, "num_heads": 6, "num_kv_heads": 2,
                               "intermediate_size": 72)";
 
-test::Outcome train(const std::string& model, bool bf16, std::vector<std::string> overrides) {
+test::Outcome train(const std::string& model, bool bf16, bool packed,
+                    std::vector<std::string> overrides) {
   const test::TempDir directory;
+  if (packed) overrides.insert(overrides.begin(), test::kPacked);
   for (const char* common : {"train_micro_batch_size_per_gpu=1", "data.sequence_length=19"}) {
     overrides.emplace_back(common);
   }
@@ -31,11 +33,11 @@ test::Outcome train(const std::string& model, bool bf16, std::vector<std::string
                      test::scattered_ids);
 }
 
-void expect_invariance(const std::string& model, bool bf16) {
+void expect_invariance(const std::string& model, bool bf16, bool packed = false) {
   const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   const std::string weights = "zero_optimization.offload_param.device=";
   const test::Outcome expected =
-      train(model, bf16, {"ballast.serial=true", "ballast.recompute=true"});
+      train(model, bf16, packed, {"ballast.serial=true", "ballast.recompute=true"});
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   const std::vector<std::vector<std::string>> variants = {
       {},
@@ -50,7 +52,7 @@ void expect_invariance(const std::string& model, bool bf16) {
   for (const auto& variant : variants) {
     std::string name;
     for (const std::string& part : variant) name += part + " ";
-    test::expect_same(train(model, bf16, variant), expected, name);
+    test::expect_same(train(model, bf16, packed, variant), expected, name);
   }
 }
 
@@ -60,8 +62,8 @@ TEST(InvarianceOnCuda, Gpt2InBf16) {
 TEST(InvarianceOnCuda, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }
-TEST(InvarianceOnCuda, LlamaInFp32) {
-  expect_invariance(kLlama, false);
+TEST(InvarianceOnCuda, PackedLlamaInFp32) {
+  expect_invariance(kLlama, false, true);
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ const Model kLlama = {"llama",
                          "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
-test::Outcome train(const Model& model, bool bf16, const std::vector<std::string>& overrides,
-                    std::uint64_t steps = kSteps) {
+test::Outcome train(const Model& model, bool bf16, std::vector<std::string> overrides,
+                    std::uint64_t steps = kSteps, bool packed = false) {
+  if (packed) overrides.insert(overrides.begin(), test::kPacked);
   const test::TempDir directory;
   std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), steps,
@@ -100,11 +101,12 @@ std::vector<Variant> variants() {
   return list;
 }
 
-void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSteps) {
-  const test::Outcome expected = train(model, bf16, {}, steps);
+void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSteps,
+                       bool packed = false) {
+  const test::Outcome expected = train(model, bf16, {}, steps, packed);
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   for (const Variant& variant : variants()) {
-    test::expect_same(train(model, bf16, variant.overrides, steps), expected,
+    test::expect_same(train(model, bf16, variant.overrides, steps, packed), expected,
                       fmt::format("{}, {}", model.name, variant.name));
   }
 }
@@ -112,8 +114,8 @@ void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSte
 TEST(Invariance, Gpt2InBf16) {
   expect_invariance(kGpt2, true);
 }
-TEST(Invariance, Gpt2InFp32) {
-  expect_invariance(kGpt2, false, kFewSteps);
+TEST(Invariance, PackedGpt2InFp32) {
+  expect_invariance(kGpt2, false, kFewSteps, true);
 }
 TEST(Invariance, LlamaInBf16) {
   expect_invariance(kLlama, true);
@@ -121,8 +123,8 @@ TEST(Invariance, LlamaInBf16) {
 TEST(Invariance, LlamaInFp32) {
   expect_invariance(kLlama, false, kFewSteps);
 }
-TEST(Invariance, TiedLlamaInBf16) {
-  expect_invariance(kTiedLlama, true, kFewSteps);
+TEST(Invariance, PackedTiedLlamaInBf16) {
+  expect_invariance(kTiedLlama, true, kFewSteps, true);
 }
 
 TEST(Invariance, AnotherSeedGivesAnotherResult) {

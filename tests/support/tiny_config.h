@@ -12,6 +12,10 @@
 
 namespace ballast::test {
 
+/// Replaces the data of a tiny_config() by packed documents.
+inline const char* const kPacked = R"(data={"documents": ["unused.safetensors"],
+                                             "sequence_length": 37})";
+
 /// A config with `model` (the inside of the model section, at most 131 token ids), 3 micro-batches
 /// of 2 sequences of 37 tokens and large budgets, for device_kind(); its run directory is
 /// `directory`.

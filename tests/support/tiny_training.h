@@ -14,15 +14,20 @@
 #include "ballast/engine/engine.h"
 #include "ballast/planning/engine_inputs.h"
 
+#include "tests/support/documents.h"
+
 namespace ballast::test {
 
 /// Number of token ids in the data below.
 constexpr std::uint64_t kIds = 131;
 
-/// Inputs of a step and their targets, equally many.
+/// Inputs of a step and their targets, equally many, and positions if it is packed.
 struct Batch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
+  std::vector<std::int32_t> positions = {};
+
+  [[nodiscard]] engine::TokenBatch view() const { return {tokens, targets, positions}; }
 };
 
 /// Batch number `number` with this many tokens.
@@ -54,14 +59,25 @@ inline Batch chained_ids(std::size_t tokens, std::uint64_t number) {
   return batch;
 }
 
+/// The same batch with documents in its sequences of `length` tokens; a third of the targets does
+/// not count.
+inline Batch with_documents(Batch batch, std::size_t length, std::uint64_t number) {
+  batch.positions = packed_positions(batch.tokens.size() / length, length, number);
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    if (random_u64(number, i) % 3 == 0) batch.targets[i] = -1;
+  }
+  return batch;
+}
+
 /// This rank's part of the batch.
 inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
   if (ranks == nullptr) return all;
-  const std::size_t part = all.tokens.size() / ranks->world();
-  const auto begin = static_cast<std::ptrdiff_t>(ranks->rank() * part);
-  const auto end = begin + static_cast<std::ptrdiff_t>(part);
-  return {{all.tokens.begin() + begin, all.tokens.begin() + end},
-          {all.targets.begin() + begin, all.targets.begin() + end}};
+  const auto part = [&](const std::vector<std::int32_t>& whole) {
+    const std::size_t size = whole.size() / ranks->world();
+    const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(ranks->rank() * size);
+    return std::vector<std::int32_t>(begin, begin + static_cast<std::ptrdiff_t>(size));
+  };
+  return {part(all.tokens), part(all.targets), part(all.positions)};
 }
 
 /// The results of a run, bit for bit.
@@ -80,8 +96,9 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
   EXPECT_EQ(outcome.states, expected.states) << name;
 }
 
-/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps. With `ranks`,
-/// their batches together are the batch of a run with one rank.
+/// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps, with documents
+/// if the config packs them. With `ranks`, their batches together are the batch of a run with one
+/// rank.
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
                      comm::Ranks* ranks = nullptr) {
   constexpr std::uint64_t kHeldOut = 500;
@@ -92,17 +109,23 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   const std::size_t evaluated = engine.evaluation_micro_batches() *
                                 engine.blueprint().shape.tokens() *
                                 engine.blueprint().workload.world;
-  const Batch held_out = part_of(data(evaluated, kHeldOut), ranks);
+  const auto batch_of = [&](std::size_t size, std::uint64_t number) {
+    const engine::Blueprint& blueprint = engine.blueprint();
+    Batch batch = data(size, number);
+    if (blueprint.workload.packed) batch = with_documents(batch, blueprint.shape.length, number);
+    return part_of(batch, ranks);
+  };
+  const Batch held_out = batch_of(evaluated, kHeldOut);
   for (std::uint64_t step = 1; step <= steps; ++step) {
-    const Batch batch = part_of(data(tokens, step), ranks);
+    const Batch batch = batch_of(tokens, step);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
     const engine::StepResult result =
-        engine.train_step({batch.tokens, batch.targets}, config.optimizer.lr * warm);
+        engine.train_step(batch.view(), config.optimizer.lr * warm);
     EXPECT_FALSE(result.skipped);
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.grad_norm);
     if (step % 10 == 0) {
-      outcome.evaluations.push_back(engine.evaluate({held_out.tokens, held_out.targets}).loss);
+      outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
   outcome.states = engine.state_hash();

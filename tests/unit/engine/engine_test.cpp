@@ -1,16 +1,19 @@
 #include "ballast/engine/engine.h"
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
 
 #include "src/engine/state_layout.h"
+#include "tests/support/documents.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
@@ -285,6 +288,60 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
   const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
   EXPECT_EQ(engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss, first);
   EXPECT_EQ(engine.state_hash(), before);
+}
+
+TEST_F(EngineTest, MeansAreOverTheTargetsThatCount) {
+  Engine engine = planning::make_engine(config({"ballast.eval_batches=3"}));
+  engine.start();
+  const auto tokens = ids(engine, 1);
+  const auto all = ids(engine, 2);
+  // One target in five, all in the last micro-batches.
+  auto few = all;
+  auto others = all;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool is_few = i > all.size() / 2 && i % 5 == 0;
+    (is_few ? others : few)[i] = is_few ? -1 : -100;
+  }
+  const auto sum = [](const Evaluation& found) {
+    return found.loss * static_cast<double>(found.targets);
+  };
+  const Evaluation whole = engine.evaluate({tokens, all});
+  const Evaluation part = engine.evaluate({tokens, few});
+  const Evaluation rest = engine.evaluate({tokens, others});
+  EXPECT_EQ(whole.targets, all.size());
+  EXPECT_EQ(part.targets + rest.targets, all.size());
+  EXPECT_NEAR(sum(part) + sum(rest), sum(whole), 1e-9 * sum(whole));
+  EXPECT_GT(std::abs(part.loss - whole.loss), 1e-4);
+  const StepResult step = engine.train_step({tokens, few}, 0.1);
+  EXPECT_EQ(step.targets, part.targets);
+  EXPECT_EQ(step.loss, part.loss);
+  const std::vector<std::int32_t> none(all.size(), -1);
+  EXPECT_EQ(engine.evaluate({tokens, none}).loss, 0.0);
+  EXPECT_EQ(engine.train_step({tokens, none}, 0.1).grad_norm, 0.0);
+}
+
+TEST_F(EngineTest, PositionsMustBeThoseOfDocuments) {
+  Engine engine = planning::make_engine(config({test::kPacked}));
+  engine.start();
+  const auto tokens = ids(engine, 1);
+  auto positions = test::packed_positions(tokens.size() / 37, 37);
+  EXPECT_THROW(engine.train_step({tokens, tokens}, 0.1), Error) << "no positions";
+  const auto refusal = [&](std::size_t at, std::int32_t value) {
+    auto bad = positions;
+    bad[at] = value;
+    try {
+      engine.train_step({tokens, tokens, bad}, 0.1);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  for (const auto& [at, value] : {std::pair{0, 1}, {37, 1}, {5, -1}, {5, 1000000}, {74, 37}}) {
+    EXPECT_NE(refusal(static_cast<std::size_t>(at), value).find(fmt::format("token {} of", at)),
+              std::string::npos)
+        << at;
+  }
+  EXPECT_FALSE(engine.train_step({tokens, tokens, positions}, 0.1).skipped);
 }
 
 TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
