@@ -13,6 +13,13 @@
 
 namespace ballast::train {
 
+void Batch::append(const Batch& other) {
+  tokens.insert(tokens.end(), other.tokens.begin(), other.tokens.end());
+  targets.insert(targets.end(), other.targets.begin(), other.targets.end());
+  positions.insert(positions.end(), other.positions.begin(), other.positions.end());
+  real_tokens += other.real_tokens;
+}
+
 std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
   return std::max<std::uint64_t>(1, std::min(requested, available) / (together * world));
 }

@@ -41,6 +41,10 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
+engine::TokenBatch of_engine(const Batch& batch) {
+  return {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
+}
+
 /// Everything that a run needs before it is planned.
 struct Inputs {
   TrainingData data;
@@ -211,7 +215,7 @@ class Trainer {
   void run_step(std::uint64_t step) {
     const Batch batch = loader_->next();
     const double rate = rates_.at(engine_.updates() + 1);
-    const engine::StepResult result = engine_.train_step({batch.tokens, batch.targets}, rate);
+    const engine::StepResult result = engine_.train_step(of_engine(batch), rate);
     const auto now = Clock::now();
     StepMetrics metrics = measure(batch, result, rate, seconds_between(last_step_end_, now));
     tokens_ += batch.real_tokens;
@@ -331,11 +335,9 @@ class Trainer {
     for (std::uint64_t run = 0; run < runs; ++run) {
       Batch joined;
       for (std::uint64_t m = 0; m < share.together; ++m) {
-        const Batch part = loader_->evaluation_batch(share.index(run, m, available));
-        joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
-        joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
+        joined.append(loader_->evaluation_batch(share.index(run, m, available)));
       }
-      const engine::Evaluation found = engine_.evaluate({joined.tokens, joined.targets});
+      const engine::Evaluation found = engine_.evaluate(of_engine(joined));
       sum += found.loss * static_cast<double>(found.targets);
       targets += found.targets;
     }

@@ -164,6 +164,25 @@ class Working(RanksTest):
                 else:
                     self.assertAlmostEqual(a, b, delta=1e-5 * abs(b))
 
+    def test_packed_documents_do_not_depend_on_the_number_of_ranks(self):
+        file = pathlib.Path(__file__).parents[1] / "data/documents/conversations.safetensors"
+        rows = {}
+        for ranks in (1, 2, 3):
+            done = self.train(ranks, "--set", "data.text=[]", "--set", f"data.documents={file}",
+                              "--set", f"data.eval={file}", "--set", "ballast.eval_batches=12",
+                              "--set", "data.sequence_length=64", "--out", str(ranks))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows[ranks] = [json.loads(line) for line in
+                           (self.path / str(ranks) / "metrics.jsonl").read_text().splitlines()]
+        for ranks in (2, 3):
+            for several, alone in zip(rows[ranks], rows[1], strict=True):
+                self.assertEqual(several["tokens"], alone["tokens"])
+                for key in ("loss", "grad_norm", "eval_loss"):
+                    if alone.get(key) is not None:
+                        self.assertAlmostEqual(several[key], alone[key], delta=1e-5 * alone[key])
+        self.assertIn("eval_loss", rows[1][-1])
+        self.assertLess(sum(row["tokens"] for row in rows[1]), 4 * 12 * 64)  # some are padding
+
     def test_one_rank_speaks_for_all(self):
         done = self.train(3)
         self.assertEqual(done.returncode, 0, done.stderr)

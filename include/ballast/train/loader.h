@@ -17,6 +17,9 @@ struct Batch {
   std::vector<std::int32_t> positions;  ///< empty: every sequence is one document
   /// Tokens of the step that are not padding, of all ranks; those of this batch for an evaluation.
   std::uint64_t real_tokens = 0;
+
+  /// Adds the sequences of `other` behind those of this batch.
+  void append(const Batch& other);
 };
 
 struct LoaderOptions {
