@@ -156,6 +156,15 @@ TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {
   EXPECT_NEAR(y[kHead / 2], x[kHead / 2] * c + x[0] * s, 1e-12);
   EXPECT_EQ(y[kStride - 1], x[kStride - 1]);
   expect_gradient([&] { return dot(turn(x, 1.0), dy); }, x, turn(dy, -1.0), "x");
+
+  // With positions, row r (here from 1 on) is at positions[r].
+  const std::vector<std::int32_t> positions = {9, 1, 0, 1, 2, 0};
+  Values packed = x;
+  in_double::rope(packed.data(), kStride, 1, kRows, kLength, positions.data(), kHeads, kHead,
+                  kHead / 2, cosine.data(), sine.data(), 1.0);
+  EXPECT_EQ(packed[0], y[0]);
+  EXPECT_EQ(packed[kStride], x[kStride]) << "position 0 does not turn";
+  EXPECT_NE(y[kStride], x[kStride]);
 }
 
 TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
