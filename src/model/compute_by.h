@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,10 +33,14 @@ class ComputeBy final : public Compute {
         ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
         head_(model_.config, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(model_.config, shape), ops_)),
-        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm)),
+        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm, model_.outer.norm_offset)),
         token_table_(model_.blocks.front().tensor(model_.outer.tokens).offset) {
     if (const auto& name = model_.outer.positions; !name.empty()) {
       position_table_ = model_.blocks.front().tensor(name).offset;
+    }
+    if (model_.outer.scales_tokens) {
+      expects(!position_table_, "an embedding with positions is not scaled");
+      token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
     if (!tied()) output_ = model_.blocks.back().tensor(model_.outer.output).offset;
     memory_.intermediates.resize(model_.blocks.size());
@@ -67,7 +72,7 @@ class ComputeBy final : public Compute {
       ops_.check_tokens(tokens.raw());
       const T* const block = as<T>(weights);
       ops_.embed(block + token_table_, position_table_ ? block + *position_table_ : nullptr,
-                 tokens.raw(), as<T>(out));
+                 tokens.raw(), as<T>(out), token_scale_);
     });
   }
   void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
@@ -76,7 +81,8 @@ class ComputeBy final : public Compute {
       ops_.check_tokens(tokens.raw());
       float* const block = gradient.raw();
       ops_.embed_backward(tokens.raw(), as<T>(dy), block + token_table_,
-                          position_table_ ? block + *position_table_ : nullptr, scratch_);
+                          position_table_ ? block + *position_table_ : nullptr, scratch_,
+                          token_scale_);
     });
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -206,6 +212,13 @@ class ComputeBy final : public Compute {
     return (values + kStatsChunk - 1) / kStatsChunk;
   }
 
+  /// To the training type.
+  static float rounded(double value) {
+    const auto narrow = static_cast<float>(value);
+    if constexpr (kTypeOf<T> == DType::bf16) return to_float(to_bf16(narrow));
+    return narrow;
+  }
+
   template <class U>
   static U* as(DeviceBytes bytes) {
     return view_as<U>(bytes).raw();
@@ -259,7 +272,8 @@ class ComputeBy final : public Compute {
   NormAt final_norm_;
   Elems token_table_;
   std::optional<Elems> position_table_;
-  Elems output_ = 0;  ///< of the head, unless tied
+  float token_scale_ = 1.0F;  ///< a value of the training type
+  Elems output_ = 0;          ///< of the head, unless tied
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelMemory memory_;

@@ -16,6 +16,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/token_check.h"
 #include "src/model/families/rotary.h"
+#include "src/model/formulas.h"
 #include "src/model/layer.h"
 
 namespace ballast::model::cuda {
@@ -51,11 +52,11 @@ class Ops {
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) const;
 
-  void gelu(const T* x, T* y, std::size_t size) const;
-  void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                     std::size_t width) const;
-  void swiglu(const GateUp<T>& in, T* y) const;
-  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
+  void activate(Activation f, const T* x, T* y, std::size_t size) const;
+  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
+                         std::size_t width) const;
+  void gate(Activation f, const GateUp<T>& in, T* y) const;
+  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
@@ -78,10 +79,11 @@ class Ops {
 
   /// A later wait for the stream throws Error(data) if a token is outside the vocabulary.
   void check_tokens(const std::int32_t* tokens);
-  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out,
+             float scale = 1.0F) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
   void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
-                      std::byte* scratch) const;
+                      std::byte* scratch, float scale = 1.0F) const;
   void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
                      const std::int32_t* targets, const float* scale, double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;

@@ -88,11 +88,13 @@ void check_tokens(const std::int32_t* tokens, std::size_t count, std::size_t voc
 template <class T>
 void embed(const RowKernels<T>& kernels, const T* table, const T* positions,
            const std::int32_t* tokens, std::size_t count, std::size_t length, std::size_t width,
-           T* out) {
+           T* out, float scale) {
   split(count, 1, [&](Range rows) {
     for (std::size_t i = rows.begin; i < rows.end; ++i) {
       const T* const row = table + static_cast<std::size_t>(tokens[i]) * width;
-      if (positions == nullptr) {
+      if (positions == nullptr && scale != 1.0F) {
+        kernels.scale(row, scale, out + i * width, width);
+      } else if (positions == nullptr) {
         std::memcpy(out + i * width, row, width * sizeof(T));
       } else {
         kernels.add(row, positions + i % length * width, out + i * width, width);
@@ -105,12 +107,16 @@ void embed(const RowKernels<T>& kernels, const T* table, const T* positions,
 template <class T>
 void embed_backward(const RowKernels<T>& kernels, const std::int32_t* tokens, std::size_t count,
                     std::size_t length, std::size_t width, const T* dy, float* table,
-                    float* positions) {
+                    float* positions, float scale) {
   split(width, kColumns, [&](Range columns) {
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
       const std::size_t row = static_cast<std::size_t>(tokens[i]) * width;
-      kernels.accumulate(table + row + columns.begin, from, columns.size());
+      if (scale == 1.0F) {
+        kernels.accumulate(table + row + columns.begin, from, columns.size());
+      } else {
+        kernels.accumulate_scaled(table + row + columns.begin, from, scale, columns.size());
+      }
       if (positions == nullptr) continue;
       kernels.accumulate(positions + i % length * width + columns.begin, from, columns.size());
     }
@@ -181,7 +187,7 @@ void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
                   const T* residual) const {
   split(rows, 1, [&](Range r) {
     const std::size_t at = r.begin * hidden_;
-    kernels_.norm(x + at, weights.weight, weights.bias, epsilon_,
+    kernels_.norm(x + at, weights.weight, weights.bias, weights.offset, epsilon_,
                   residual == nullptr ? nullptr : residual + at, y + at, r.size(), hidden_);
   });
 }
@@ -194,7 +200,7 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
     const Range r = range_of(rows, threads_, part);
     const std::size_t at = r.begin * hidden_;
     clear_sums(part, hidden_);
-    kernels_.norm_backward(x + at, weights.weight, dy + at, epsilon_,
+    kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset, epsilon_,
                            residual == nullptr ? nullptr : residual + at, dx + at, sum(part, 0),
                            centred ? sum(part, 1) : nullptr, r.size(), hidden_);
   });
@@ -207,8 +213,8 @@ void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* 
                          std::size_t x_step, T* y, std::size_t y_step) const {
   split(groups.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
-      kernels_.norm(x + row * x_step, weights.weight, nullptr, epsilon_, nullptr, y + row * y_step,
-                    groups.count, groups.width);
+      kernels_.norm(x + row * x_step, weights.weight, nullptr, weights.offset, epsilon_, nullptr,
+                    y + row * y_step, groups.count, groups.width);
     }
   });
 }
@@ -221,43 +227,51 @@ void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, 
     clear_sums(part, groups.width);
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const d = dy + row * dy_step;
-      kernels_.norm_backward(x + row * x_step, weights.weight, d, epsilon_, nullptr, d,
-                             sum(part, 0), nullptr, groups.count, groups.width);
+      kernels_.norm_backward(x + row * x_step, weights.weight, d, weights.offset, epsilon_, nullptr,
+                             d, sum(part, 0), nullptr, groups.count, groups.width);
     }
   });
   add_sums(0, weights.weight_gradient, groups.width);
 }
 
 template <class T>
-void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
-  split(size, kStep, [&](Range r) { kernels_.gelu(x + r.begin, y + r.begin, r.size()); });
+void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
+  expects(f != Activation::silu, "silu is only the activation of a gate");
+  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
+  split(size, kStep, [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
 }
 
 template <class T>
-void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                           std::size_t width) const {
+void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
+                               std::size_t rows, std::size_t width) const {
+  expects(f != Activation::silu, "silu is only the activation of a gate");
+  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
   on_team(threads_, [&](std::size_t part) {
     const Range r = range_of(rows, threads_, part);
     clear_sums(part, width);
-    kernels_.gelu_backward(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
+    kernel(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
   });
   if (bias_gradient != nullptr) add_sums(0, bias_gradient, width);
 }
 
 template <class T>
-void Ops<T>::swiglu(const GateUp<T>& in, T* y) const {
+void Ops<T>::gate(Activation f, const GateUp<T>& in, T* y) const {
+  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel = f == Activation::silu ? kernels_.swiglu : kernels_.geglu;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernels_.swiglu(in.gate + from, in.up + from, y + at, size);
+      kernel(in.gate + from, in.up + from, y + at, size);
     });
   });
 }
 
 template <class T>
-void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
+void Ops<T>::gate_backward(Activation f, const GateUp<T>& in, const T* dy) const {
+  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel = f == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernels_.swiglu_backward(in.gate + from, in.up + from, dy + at, size);
+      kernel(in.gate + from, in.up + from, dy + at, size);
     });
   });
 }
@@ -329,15 +343,17 @@ void Ops<T>::check_tokens(const std::int32_t* tokens) const {
 }
 
 template <class T>
-void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const {
-  host::embed(kernels_, table, positions, tokens, shape_.tokens(), shape_.length, hidden_, out);
+void Ops<T>::embed(const T* table, const T* positions, const std::int32_t* tokens, T* out,
+                   float scale) const {
+  host::embed(kernels_, table, positions, tokens, shape_.tokens(), shape_.length, hidden_, out,
+              scale);
 }
 
 template <class T>
 void Ops<T>::embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
-                            std::byte*) const {
+                            std::byte*, float scale) const {
   host::embed_backward(kernels_, tokens, shape_.tokens(), shape_.length, hidden_, dy, table,
-                       positions);
+                       positions, scale);
 }
 
 template <class T>

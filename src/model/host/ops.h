@@ -7,6 +7,7 @@
 #include "ballast/device/device.h"
 
 #include "src/model/families/rotary.h"
+#include "src/model/formulas.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
@@ -47,14 +48,15 @@ class Ops {
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) const;
 
-  void gelu(const T* x, T* y, std::size_t size) const;
-  /// d *= gelu'(x); adds column sums to `bias_gradient` unless null.
-  void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                     std::size_t width) const;
-  /// y = silu(gate) * up; y has no gaps.
-  void swiglu(const GateUp<T>& in, T* y) const;
+  /// y = f(x); f is a form of GELU.
+  void activate(Activation f, const T* x, T* y, std::size_t size) const;
+  /// d *= f'(x); adds column sums to `bias_gradient` unless null.
+  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
+                         std::size_t width) const;
+  /// y = f(gate) * up; y has no gaps; f is silu or gelu_tanh.
+  void gate(Activation f, const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
-  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
+  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
   /// Adds the sums of x's columns to `gradient`; rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
@@ -92,12 +94,15 @@ class Ops {
 
   /// Throws Error(data) naming the first of the micro-batch's tokens outside the vocabulary.
   void check_tokens(const std::int32_t* tokens) const;
-  /// out[i] = table[tokens[i]] (+ the row of its position unless `positions` is null).
-  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out) const;
+  /// out[i] = table[tokens[i]] (+ the row of its position unless `positions` is null), or that row
+  /// times `scale` without positions.
+  void embed(const T* table, const T* positions, const std::int32_t* tokens, T* out,
+             float scale = 1.0F) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens in token order, and to those of their positions unless null.
+  /// Adds dy times `scale` to the rows of the tokens in token order, and dy to those of their
+  /// positions unless null.
   void embed_backward(const std::int32_t* tokens, const T* dy, float* table, float* positions,
-                      std::byte* scratch) const;
+                      std::byte* scratch, float scale = 1.0F) const;
   /// losses[r] = the cross-entropy of a row of logits. Unless `scale` is null, the row's gradients
   /// times *scale replace the row from its start (they are narrower). `stride`: floats from row to
   /// row.

@@ -15,11 +15,6 @@ inline bool has_kernels(const AttentionShape& shape) {
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 
-/// The factor of scores.
-inline float score_scale(const AttentionShape& shape) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
-}
-
 /// The window of the kernels: a number of keys that hides none if there is no window.
 constexpr int window_of(const AttentionShape& shape) {
   const std::size_t window = shape.window == 0 ? shape.length : shape.window;

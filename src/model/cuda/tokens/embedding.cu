@@ -79,6 +79,11 @@ __global__ void look_up(Embedding<T> embedding, const std::int32_t* tokens, T* o
     device::read(embedding.positions + position * embedding.width + column, other);
     for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += other[i];
     device::narrow(sum, row);
+  } else if (embedding.scale != 1.0F) {
+    float scaled[kOneAccess<T>];
+    device::widen(row, scaled);
+    for (float& value : scaled) value *= embedding.scale;
+    device::narrow(scaled, row);
   }
   device::write(row, out + at * embedding.width + column);
 }
@@ -146,12 +151,12 @@ __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint3
   }
 }
 
-/// Adds a row to `sum`.
+/// Adds a row times `scale` to `sum`.
 template <class T>
-__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
+__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row, float scale = 1.0F) {
   float values[kOneAccess<T>];
   device::widen(row, values);
-  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
+  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
 }
 
 /// Arguments of the kernels that sum the gradients of a table's rows.
@@ -164,6 +169,7 @@ struct Scatter {
   float* table;
   std::size_t vocabulary;
   std::size_t width;
+  float scale;
 };
 
 /// The block of a token's first position follows the links from there.
@@ -189,7 +195,7 @@ __global__ void add_to_tokens(Scatter<T> scatter) {
     }
 #pragma unroll
     for (unsigned i = 0; i < kAhead; ++i) {
-      if (i < there) add<T>(sum, rows[i]);
+      if (i < there) add<T>(sum, rows[i], scatter.scale);
     }
   }
   device::write(sum, gradient);
@@ -232,8 +238,8 @@ cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std:
 template <class T>
 cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
                            const T* dy, std::size_t vocabulary, std::size_t width,
-                           std::size_t length, float* table, float* positions,
-                           std::uint32_t* links) {
+                           std::size_t length, float* table, float* positions, std::uint32_t* links,
+                           float scale) {
   if (count == 0 || width == 0) return cudaSuccess;
   std::uint32_t* const next = links;
   std::uint32_t* const is_first = links + count;
@@ -251,7 +257,8 @@ cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std:
                               .dy = dy,
                               .table = table,
                               .vocabulary = vocabulary,
-                              .width = width};
+                              .width = width,
+                              .scale = scale};
   code = device::launch(by_rows<T>(stream, count, width), &add_to_tokens<T>, scatter);
   if (code != cudaSuccess || positions == nullptr) return code;
   return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,
@@ -264,9 +271,9 @@ template cudaError_t embed(cudaStream_t, const Embedding<Bf16>&, const std::int3
                            Bf16*);
 template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const float*,
                                     std::size_t, std::size_t, std::size_t, float*, float*,
-                                    std::uint32_t*);
+                                    std::uint32_t*, float);
 template cudaError_t embed_backward(cudaStream_t, const std::int32_t*, std::size_t, const Bf16*,
                                     std::size_t, std::size_t, std::size_t, float*, float*,
-                                    std::uint32_t*);
+                                    std::uint32_t*, float);
 
 }  // namespace ballast::model::cuda

@@ -15,7 +15,7 @@ namespace ballast::model::cuda {
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
                          std::size_t vocabulary, std::uint32_t* first_bad);
 
-/// out[i] = table[tokens[i]] (+ positions[i % length] where that is not null).
+/// out[i] = table[tokens[i]] (+ positions[i % length] where that is not null, or times `scale`).
 template <class T>
 struct Embedding {
   const T* table = nullptr;      ///< [vocabulary, width]
@@ -23,21 +23,23 @@ struct Embedding {
   std::size_t vocabulary = 0;
   std::size_t width = 0;
   std::size_t length = 0;
+  float scale = 1.0F;  ///< not together with positions
 };
 template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<T>& embedding, const std::int32_t* tokens,
                   std::size_t count, T* out);
 
-/// Adds dy [count, width] to the rows of the tokens, each row in token order, and (if `positions`
-/// is not null) to those of their positions, in order of sequences. `links` is scratch memory for 2
+/// Adds dy [count, width] times `scale` to the rows of the tokens, each row in token order, and (if
+/// `positions` is not null) dy to those of their positions, in order of sequences. `links` is
+/// scratch memory for 2
 /// * count values. Positions of one token are found by comparison: the work grows with `count`
 /// times the number of different tokens, which is negligible beside a model up to about 64k tokens.
 /// dy is read once for each of the two tables.
 template <class T>
 cudaError_t embed_backward(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
                            const T* dy, std::size_t vocabulary, std::size_t width,
-                           std::size_t length, float* table, float* positions,
-                           std::uint32_t* links);
+                           std::size_t length, float* table, float* positions, std::uint32_t* links,
+                           float scale = 1.0F);
 
 /// Cross-entropy in nats of each row of logits. Softmax and sum are in fp32, with fp32 partial sums
 /// in a fixed order: losses[r] = log(sum exp(logits[r])) - logits[r][targets[r]], from there in

@@ -100,6 +100,7 @@ struct Table {
   std::vector<std::int32_t> tokens = {};
   std::vector<T> table = {};
   std::vector<T> positions = {};
+  float scale = 1.0F;  ///< of the rows of tokens
 
   Table(std::size_t width_, std::size_t sequences, std::size_t length_)
       : width(width_),
@@ -121,7 +122,8 @@ std::vector<T> embedded(const Table<T>& from, bool with_positions) {
                    .positions = with_positions ? positions.data() : nullptr,
                    .vocabulary = from.vocabulary,
                    .width = from.width,
-                   .length = from.length},
+                   .length = from.length,
+                   .scale = from.scale},
                   tokens.data(), tokens.size(), out.data()));
     return out.get();
   });
@@ -143,6 +145,17 @@ TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
         ASSERT_EQ(value_of(out[i]), value_of(rounded<TypeParam>(expected))) << width << ", " << i;
       }
     }
+  }
+}
+
+TYPED_TEST(Tokens, EmbeddingScalesTokens) {
+  Table<TypeParam> from(40, 3, 7);
+  from.scale = 7.5F;
+  const std::vector<TypeParam> out = embedded(from, false);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto token = static_cast<std::size_t>(from.tokens[i / 40]);
+    const float expected = value_of(from.table[token * 40 + i % 40]) * from.scale;
+    ASSERT_EQ(value_of(out[i]), value_of(rounded<TypeParam>(expected))) << i;
   }
 }
 
@@ -168,7 +181,7 @@ Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_po
     const DeviceArray<std::uint32_t> links(2 * from.tokens.size(), 0xdeadbeefU);
     must(embed_backward<T>(nullptr, tokens.data(), tokens.size(), out.data(), from.vocabulary,
                            from.width, from.length, table.data(),
-                           with_positions ? positions.data() : nullptr, links.data()));
+                           with_positions ? positions.data() : nullptr, links.data(), from.scale));
     return Gradients(table.get(), positions.get());
   });
 }
@@ -183,7 +196,7 @@ Gradients expected_gradients(const Table<T>& from, const std::vector<T>& dy, boo
     const bool in = token >= 0 && static_cast<std::size_t>(token) < from.vocabulary;
     for (std::size_t i = 0; i < from.width; ++i) {
       const float value = value_of(dy[at * from.width + i]);
-      if (in) table[static_cast<std::size_t>(token) * from.width + i] += value;
+      if (in) table[static_cast<std::size_t>(token) * from.width + i] += value * from.scale;
       if (with_positions) positions[at % from.length * from.width + i] += value;
     }
   }
@@ -196,6 +209,13 @@ void expect_gradients(const Table<T>& from, bool with_positions) {
   EXPECT_TRUE(
       same_bits(gradients(from, dy, with_positions), expected_gradients(from, dy, with_positions)))
       << from.tokens.size() << " tokens, width " << from.width;
+}
+
+/// A power of two, whose products with bf16 are exact, fused or not.
+TYPED_TEST(Tokens, GradientsOfScaledTokensAreScaled) {
+  Table<TypeParam> from(40, 3, 7);
+  from.scale = 8.0F;
+  expect_gradients(from, false);
 }
 
 TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
