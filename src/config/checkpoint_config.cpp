@@ -30,6 +30,8 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "bad_words_ids",
                                        "begin_suppress_tokens",
                                        "bos_token_id",
+                                       "cache_implementation",
+                                       "classifier_dropout",
                                        "cls_token_id",
                                        "decoder_start_token_id",
                                        "diversity_penalty",
@@ -45,6 +47,7 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "gradient_checkpointing",
                                        "id2label",
                                        "initializer_range",
+                                       "is_decoder",
                                        "keys_to_ignore_at_inference",
                                        "label2id",
                                        "length_penalty",
@@ -96,8 +99,9 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
 /// Keys of all families that must be false: each changes the model.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
-constexpr std::array kDropout = {"attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout",
-                                 "resid_pdrop"};
+constexpr std::array kDropout = {
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "embd_pdrop",
+    "hidden_dropout",    "hidden_dropout_prob",          "resid_pdrop"};
 /// Keys whose defaults here are not those of transformers.
 constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads",
                                 "norm_epsilon"};
@@ -138,18 +142,37 @@ void check_supported(const std::string& file, const model::CheckpointKey& key, c
   }
 }
 
+std::vector<std::string> checkpoint_types() {
+  std::vector<std::string> types = model::family_names();
+  for (std::string& type : types) type = model::family(type).checkpoint_type();
+  return types;
+}
+
+/// The value of the key of the model section as config.json has it.
+Json as_in_checkpoint(const model::CheckpointKey& key, const Json& own) {
+  if (key.own != "family") return own;
+  return Json(std::string(model::family(own.text()).checkpoint_type()));
+}
+
 /// The family that config.json names.
 std::string find_family(const Json& json, const std::string& file) {
   const auto families = model::family_names();
   for (const std::string& name : families) {
     const auto keys = model::family(name).checkpoint_keys();
     const Json* const found = keys.empty() ? nullptr : find_given(json, keys.front().name);
-    if (found != nullptr && *found == name) return name;
+    if (found != nullptr && *found == model::family(name).checkpoint_type()) return name;
   }
   constexpr const char* kType = "model_type";
   const Json* const type = find_given(json, kType);
   if (type == nullptr) refuse(fmt::format("{}: has no {}, so the family is unknown", file, kType));
-  refuse_unsupported(file, kType, *type, families);
+  const std::vector<std::string> types = checkpoint_types();
+  if (type->is_string() && lists(types, type->text() + "_text")) {
+    refuse(
+        fmt::format("{}: {} is {}, a model of text and images; give a folder of its text model, "
+                    "whose {} is \"{}_text\"",
+                    file, kType, shown(*type), kType, type->text()));
+  }
+  refuse_unsupported(file, kType, *type, types);
 }
 
 bool is_empty(const Json& value) {
@@ -212,6 +235,8 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
     }
     if (key.own.empty()) {
       check_supported(file, key, *theirs);
+    } else if (key.own == "family") {
+      section.add(key.own, family);
     } else if (const Json* const known = section.find(key.own); known == nullptr) {
       section.add(key.own, *theirs);
     } else if (!are_equal(*known, *theirs)) {
@@ -239,11 +264,11 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
       check_supported(name, key, *theirs);
       continue;
     }
-    const Json& ours = own_value(section, key);
+    const Json ours = as_in_checkpoint(key, own_value(section, key));
     if (are_equal(*theirs, ours)) continue;
-    const auto families = model::family_names();
-    if (key.own == "family" && !lists(families, theirs->text())) {
-      refuse_unsupported(name, key.name, *theirs, families);
+    const auto types = checkpoint_types();
+    if (key.own == "family" && !lists(types, theirs->text())) {
+      refuse_unsupported(name, key.name, *theirs, types);
     }
     refuse(
         fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other "
@@ -267,7 +292,8 @@ Json make_checkpoint_config(const Config& config) {
   for (const model::CheckpointKey& key : model::family(config.model.family).checkpoint_keys()) {
     has_length = has_length || key.own == "max_sequence";
     if (!key.own.empty()) {
-      if (const Json& ours = own_value(section, key); !ours.is_null()) set(key.name, ours);
+      const Json ours = as_in_checkpoint(key, own_value(section, key));
+      if (!ours.is_null()) set(key.name, ours);
     } else if (!key.supported.empty()) {
       const std::string& value = key.supported.front();
       set(key.name, text::is_json(value) ? text::parse_json(value, key.name) : Json(value));

@@ -15,24 +15,55 @@ constexpr const char* kTheta = "rope_theta";
 constexpr const char* kScaling = "rope_scaling";
 constexpr const char* kBoth = "rope_parameters";
 constexpr const char* kType = "rope_type";
+constexpr const char* kLocal = "sliding_attention";
+constexpr const char* kGlobal = "full_attention";
+constexpr const char* kLocalTheta = "rope_local_base_freq";
 constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
 
-/// Splits rope_parameters into rope_theta and rope_scaling.
+/// Moves rope_theta from `parameters` (`name` in the file) to `key`.
+void move_theta(Json& parameters, const std::string& name, const char* key, Json& json,
+                const std::string& file) {
+  const Json* const theta = find_given(parameters, kTheta);
+  if (theta == nullptr) return;
+  const Json* const other = find_given(json, key);
+  if (other != nullptr && !are_equal(*other, *theta)) {
+    throw Error(ErrorCategory::config,
+                fmt::format("{}: {}.{} is {}, but another key says {}", file, name, kTheta,
+                            theta->compact(), other->compact()));
+  }
+  json[key] = Json(*theta);
+  parameters.erase(kTheta);
+}
+
+/// Those of layers with a window, which can only have another base.
+void split_local_parameters(Json parameters, Json& json, const std::string& file) {
+  const std::string name = fmt::format("{}.{}", kBoth, kLocal);
+  move_theta(parameters, name, kLocalTheta, json, file);
+  for (const auto& [key, value, at] : parameters.members()) {
+    if (value.is_null() || (key == kType && value == "default")) continue;
+    throw Error(ErrorCategory::config,
+                fmt::format("{}: {}.{} is {}, but Ballast scales only the rotary positions of "
+                            "layers without a window; give the weights of another model",
+                            file, name, key, text::printable(value.compact())));
+  }
+}
+
+/// Splits rope_parameters into rope_theta and rope_scaling. They may be given by type of layer.
 void split_parameters(Json& json, const std::string& file) {
   const Json* const given = find_given(json, kBoth);
   if (given == nullptr || !given->is_object()) return;
   Json scaling = *given;
-  if (const Json* const theta = find_given(scaling, kTheta)) {
-    const Json* const other = find_given(json, kTheta);
-    if (other != nullptr && !are_equal(*other, *theta)) {
-      throw Error(ErrorCategory::config,
-                  fmt::format("{}: {}.{} is {}, but another key says {}", file, kBoth, kTheta,
-                              theta->compact(), other->compact()));
-    }
-    json[kTheta] = Json(*theta);
-    scaling.erase(kTheta);
+  std::string name = kBoth;
+  if (const Json* const local = find_given(scaling, kLocal)) {
+    split_local_parameters(*local, json, file);
+    scaling.erase(kLocal);
   }
+  if (const Json* const global = find_given(scaling, kGlobal)) {
+    name = fmt::format("{}.{}", kBoth, kGlobal);
+    scaling = Json(*global);
+  }
+  move_theta(scaling, name, kTheta, json, file);
   json.erase(kBoth);
   json[kScaling] = std::move(scaling);
 }

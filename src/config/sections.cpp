@@ -21,10 +21,11 @@ Key family_key(model::ModelConfig& m) {
   return key;
 }
 
-/// A value of the type of `standard`; if that is null: an object, a list or a number.
+/// A value of the type of `standard`. If that is null: an object, a list or a number.
 Json read_detail(const Value& value, const Json& standard) {
   if (standard.is_number()) return value.real({.low = std::numeric_limits<double>::lowest()});
   if (standard.is_boolean()) return value.flag();
+  if (standard.is_string()) return value.text();
   const Json& given = value.json();
   if (given.is_string() || given.is_boolean()) value.fail_type("an object, a list or a number");
   return given;

@@ -55,7 +55,8 @@ BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer) {
 
 BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer) {
   BlockBuilder block(BlockKind::head, "head", "");
-  block.add(outer.norm + ".weight", {c.hidden_size}, Init::ones);
+  block.add(outer.norm + ".weight", {c.hidden_size},
+            outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
   if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
   if (!c.tie_embeddings) {
     block.add(outer.output, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
@@ -63,6 +64,16 @@ BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer) {
   BlockSpec head = block.finish();
   head.product_elements = c.vocab_size * c.hidden_size;
   return head;
+}
+
+/// `size` elements as a matrix [rows, columns] of equal runs: where element `at` is in the
+/// transposed one.
+TensorRun transposed_run(Elems size, std::uint64_t rows, std::uint64_t columns, Elems at) {
+  const Elems run = size / (rows * columns);
+  const std::uint64_t row = at / run / columns;
+  const std::uint64_t column = at / run % columns;
+  const Elems inside = at % run;
+  return {(column * rows + row) * run + inside, run - inside};
 }
 
 }  // namespace
@@ -102,6 +113,16 @@ BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
 BlockBuilder& BlockBuilder::attend(std::uint64_t width, std::uint64_t window) {
   block_.attention_width = width;
   block_.attention_window = window;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows) {
+  for (auto tensor = block_.tensors.rbegin(); tensor != block_.tensors.rend(); ++tensor) {
+    expects(tensor->shape.front() % (rows.parts * rows.groups) == 0,
+            "the rows of a tensor are not parts of groups");
+    tensor->stored = rows;
+    if (tensor->shape.size() == 2) return *this;
+  }
   return *this;
 }
 
@@ -179,6 +200,14 @@ const TensorSpec& BlockSpec::tensor(std::string_view tensor_name) const {
   if (const TensorSpec* const found = find(tensor_name)) return *found;
   throw Error(ErrorCategory::state,
               fmt::format("block '{}' has no tensor '{}'", name, tensor_name));
+}
+
+TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
+  return transposed_run(tensor.size, tensor.stored.parts, tensor.stored.groups, at);
+}
+
+TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
+  return transposed_run(tensor.size, tensor.stored.groups, tensor.stored.parts, at);
 }
 
 Elems Architecture::parameters() const {

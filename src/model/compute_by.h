@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -33,10 +34,14 @@ class ComputeBy final : public Compute {
         ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
         head_(model_.config, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(model_.config, shape), ops_)),
-        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm)),
+        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm, model_.outer.norm_offset)),
         token_table_(model_.blocks.front().tensor(model_.outer.tokens).offset) {
     if (const auto& name = model_.outer.positions; !name.empty()) {
       position_table_ = model_.blocks.front().tensor(name).offset;
+    }
+    if (model_.outer.scales_tokens) {
+      expects(!position_table_, "an embedding with positions is not scaled");
+      token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
     if (!tied()) output_ = model_.blocks.back().tensor(model_.outer.output).offset;
     memory_.intermediates.resize(model_.blocks.size());
@@ -212,6 +217,13 @@ class ComputeBy final : public Compute {
     return (values + kStatsChunk - 1) / kStatsChunk;
   }
 
+  /// To the training type.
+  static float rounded(double value) {
+    const auto narrow = static_cast<float>(value);
+    if constexpr (kTypeOf<T> == DType::bf16) return to_float(to_bf16(narrow));
+    return narrow;
+  }
+
   template <class U>
   static U* as(DeviceBytes bytes) {
     return view_as<U>(bytes).raw();
@@ -234,7 +246,8 @@ class ComputeBy final : public Compute {
   /// The embedding's tables in the flat values of its block.
   template <class U>
   [[nodiscard]] Embedding<U> tables(U* block) const {
-    return {block + token_table_, position_table_ ? block + *position_table_ : nullptr};
+    return {block + token_table_, position_table_ ? block + *position_table_ : nullptr,
+            token_scale_};
   }
   [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
   /// [V, H], of the head or of the embedding.
@@ -270,7 +283,8 @@ class ComputeBy final : public Compute {
   NormAt final_norm_;
   Elems token_table_;
   std::optional<Elems> position_table_;
-  Elems output_ = 0;  ///< of the head, unless tied
+  float token_scale_ = 1.0F;  ///< a value of the training type
+  Elems output_ = 0;          ///< of the head, unless tied
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelMemory memory_;

@@ -10,11 +10,13 @@ struct Ids {
   const std::int32_t* positions = nullptr;
 };
 
-/// Tables of the embedding, or their gradients; rows are hidden_size wide.
+/// Tables of the embedding, or their gradients; rows are hidden_size wide. A row of tokens counts
+/// `scale` times, 1 if there are positions.
 template <class T>
 struct Embedding {
   T* tokens = nullptr;     ///< [vocabulary]
   T* positions = nullptr;  ///< [>= length], or null
+  float scale = 1.0F;
 };
 
 }  // namespace ballast::model

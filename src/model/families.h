@@ -11,7 +11,9 @@
 #include "ballast/model/family.h"
 
 #include "src/model/families/decoder_layer.h"
+#include "src/model/families/gemma3.h"
 #include "src/model/families/gpt2.h"
+#include "src/model/families/gpt_neox.h"
 #include "src/model/families/llama_variants.h"
 #include "src/model/layer.h"
 
@@ -43,7 +45,8 @@ struct FamilyList {
 };
 
 /// The built-in families, the default first.
-using BuiltInFamilies = FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2>;
+using BuiltInFamilies =
+    FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3, GptNeoX>;
 
 /// Layers for the operations of one device, by the name of the family.
 template <class Ops>

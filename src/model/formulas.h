@@ -1,19 +1,30 @@
 #pragma once
 
 // Elementwise formulas of the models, shared by all devices. `T` is a number or a vector of numbers
-// that converts from double. For types that are not built in, argument-dependent lookup finds exp
-// and sqrt. The functions are constexpr, because nvcc lets a GPU run such functions.
+// that converts from double. For types that are not built in, argument-dependent lookup finds exp,
+// erf and sqrt. The functions are constexpr, because nvcc lets a GPU run such functions.
 
 #include <cmath>
 
+namespace ballast::model {
+
+/// Activation functions of MLPs.
+enum class Activation { gelu_tanh, gelu, silu };
+
+}  // namespace ballast::model
+
 namespace ballast::model::formulas {
 
+using std::erf;
 using std::exp;
 using std::sqrt;
 
 /// sqrt(2 / pi).
 inline constexpr double kGeluScale = 0.79788456080286535588;
 inline constexpr double kGeluCubic = 0.044715;
+/// sqrt(1 / 2), and the density of the normal distribution at 0.
+inline constexpr double kRootOfHalf = 0.70710678118654752440;
+inline constexpr double kNormalDensity = 0.39894228040143267794;
 
 /// Logistic function.
 template <class T>
@@ -38,6 +49,19 @@ constexpr T gelu_derivative(const T& x) {
   const T slope = T(kGeluScale) * (T(1.0) + T(3.0 * kGeluCubic) * square);
   const T s = sigmoid(T(2.0) * u);
   return s + T(2.0) * x * s * (T(1.0) - s) * slope;
+}
+
+/// GELU itself: x * (the normal distribution function of x). Source: as above.
+template <class T>
+constexpr T exact_gelu(const T& x) {
+  return x * T(0.5) * (T(1.0) + erf(x * T(kRootOfHalf)));
+}
+
+/// d exact_gelu(x) / dx.
+template <class T>
+constexpr T exact_gelu_derivative(const T& x) {
+  const T below = T(0.5) * (T(1.0) + erf(x * T(kRootOfHalf)));
+  return below + x * T(kNormalDensity) * exp(T(-0.5) * x * x);
 }
 
 /// SiLU: x * sigmoid(x).

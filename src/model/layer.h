@@ -12,6 +12,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
+#include "ballast/model/family.h"
 
 #include "src/model/embedding.h"
 #include "src/model/matrix.h"
@@ -23,7 +24,12 @@ namespace ballast::model {
 // what some device fuses. Streams and thread teams are known only to the operations.
 
 inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
-  return {shape.sequences, shape.length, config.num_heads, config.num_kv_heads, config.head_dim};
+  return {.sequences = shape.sequences,
+          .length = shape.length,
+          .heads = config.num_heads,
+          .kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .scale = family(config.family).score_scale(config)};
 }
 
 /// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
@@ -57,12 +63,14 @@ struct Norm {
   const T* bias = nullptr;  ///< null: RMSNorm
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
+  float offset = 0.0F;  ///< of an RMSNorm: values are multiplied by offset + weight
 };
 
 /// Where the tensors of a norm are in a block (elements).
 struct NormAt {
   Elems weight = 0;
   std::optional<Elems> bias;
+  float offset = 0.0F;  ///< as in Norm
 };
 
 /// Where the tensors of a linear map are in a block (elements), and its extents.
@@ -81,8 +89,8 @@ inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view n
 
 /// The tensors NAME.weight and, if the block has it, NAME.bias: a LayerNorm has it, an RMSNorm does
 /// not.
-inline NormAt find_norm(const BlockSpec& block, std::string_view name) {
-  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name)};
+inline NormAt find_norm(const BlockSpec& block, std::string_view name, float offset = 0.0F) {
+  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
 }
 
 /// NAME.weight [out, in] and, if the block has it, NAME.bias [out].
@@ -122,7 +130,7 @@ struct BlockWeights {
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
-            at.bias ? sum(*at.bias) : nullptr};
+            at.bias ? sum(*at.bias) : nullptr, at.offset};
   }
   [[nodiscard]] Linear<T> operator[](const LinearAt& at) const {
     return {weights + at.weight,

@@ -81,6 +81,13 @@ void check_tied(const WeightFiles& files, const model::Architecture& model) {
                   files.path().string(), model.outer.output, model.outer.tokens));
 }
 
+/// An extent of 0 stands for any.
+bool has_shape(const StoredTensor& tensor, const std::vector<std::uint64_t>& shape) {
+  return std::equal(
+      tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end(),
+      [](std::uint64_t have, std::uint64_t want) { return want == 0 || have == want; });
+}
+
 /// Refuses tensors that the model does not use: without them the file is another model.
 void check_unused(const WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
@@ -95,7 +102,7 @@ void check_unused(const WeightFiles& files, const model::Architecture& model) {
   for (const WeightFiles::Place& place : files.tensors()) {
     const StoredTensor& tensor = *place.tensor;
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
-      return tensor.name.ends_with(known.suffix) && tensor.shape == known.shape;
+      return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
     });
     if (buffer || used.contains(&place)) continue;
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
@@ -133,7 +140,13 @@ void check_initial_weights(const config::Config& config) {
 void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
                           std::span<float> out) {
   check_shape(files, tensor);
-  files.read(tensor.name, out, first);
+  while (!out.empty()) {
+    const model::TensorRun run = model::run_in_files(tensor, first);
+    const auto count = std::min<Elems>(run.count, out.size());
+    files.read(tensor.name, out.first(count), run.first);
+    out = out.subspan(count);
+    first += count;
+  }
 }
 
 }  // namespace ballast::train

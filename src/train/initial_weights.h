@@ -14,7 +14,8 @@ namespace ballast::train {
 /// the family's checkpoint_keys(). Throws Error(config), Error(data) or Error(io) naming the key.
 void check_initial_weights(const config::Config& config);
 
-/// Fills `out` with the elements from `first` on of the tensor of the same name. Throws Error(data)
+/// Fills `out` with the elements from `first` on of the tensor of the same name, in the order of
+/// memory (model::StoredRows). Throws Error(data)
 /// naming the file: no such tensor, another shape, a dtype that is not one of weights; Error(io).
 void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
                           std::span<float> out);

@@ -1,6 +1,7 @@
 #include "src/train/saved_weights.h"
 
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -45,6 +46,16 @@ std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
   return tensors;
 }
 
+/// Writes a tensor in the order of files.
+void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
+           std::span<const float> values) {
+  for (Elems done = 0; done < tensor.size;) {
+    const model::TensorRun run = model::run_in_memory(tensor, done);
+    writer.write(values.subspan(run.first, run.count));
+    done += run.count;
+  }
+}
+
 void describe(ModelFolderWriter& writer, const config::Config& config) {
   if (const auto from = imported_folder(config)) {
     writer.add(config::kCheckpointConfig, read_small_file(*from / config::kCheckpointConfig));
@@ -83,7 +94,7 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
     if (first) progress(done, size_of_weights(model));
     const std::vector<float> values = engine.read_block(b);
     for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
-      if (writer) writer->write(std::span(values).subspan(tensor.offset, tensor.size));
+      if (writer) write(*writer, tensor, std::span(values).subspan(tensor.offset, tensor.size));
       done += tensor.size * sizeof(float);
     }
   }

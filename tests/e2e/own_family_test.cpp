@@ -29,7 +29,7 @@ struct ParallelLayer final : Layer<Ops> {
     Base::attend();
     ops_.linear_onto(block[mix], m.attention, in, m.middle, rows_);
     ops_.linear(block[up], m.norm1, m.hidden, wide_, rows_);
-    ops_.gelu(m.hidden, m.activated, rows_ * wide_);
+    ops_.activate(Activation::gelu_tanh, m.hidden, m.activated, rows_ * wide_);
   }
   void project(const BlockWeights<T>& block, T* out) override {
     ops_.linear_onto(block[down], m.activated, m.middle, out, rows_);
@@ -37,7 +37,8 @@ struct ParallelLayer final : Layer<Ops> {
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override {
     ops_.linear_weight(block[down], m.activated, dy, width_, rows_);
     ops_.linear_input(block[down], dy, width_, m.activated, rows_);
-    ops_.gelu_backward(m.hidden, m.activated, block[up].bias_gradient, rows_, wide_);
+    ops_.activate_backward(Activation::gelu_tanh, m.hidden, m.activated, block[up].bias_gradient,
+                           rows_, wide_);
     ops_.linear_weight(block[up], m.norm1, m.activated, wide_, rows_);
     ops_.linear_input(block[up], m.activated, wide_, m.middle, rows_);
     ops_.linear_weight(block[mix], m.attention, dy, width_, rows_);

@@ -47,6 +47,13 @@ void complete(ModelConfig& config, const Refuse& refuse);
 enum class BlockKind { embedding, layer, head };
 enum class Init { zeros, ones, normal };
 
+/// The rows of a tensor in `parts` equal parts of `groups` equal groups: queries, keys and values
+/// of each head. In memory all groups of a part follow each other; in files all parts of a group.
+struct StoredRows {
+  std::uint64_t parts = 1;
+  std::uint64_t groups = 1;
+};
+
 /// One tensor of a block. `offset`: elements from the start of the block's flat buffer, the same
 /// for every kind of state (weight, remainder, moments, gradient).
 struct TensorSpec {
@@ -56,6 +63,7 @@ struct TensorSpec {
   Elems size = 0;
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::normal
+  StoredRows stored;
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -83,10 +91,12 @@ struct BlockSpec {
 
 /// Names of the tensors outside the layers.
 struct OuterTensors {
-  std::string tokens;         ///< of the embedding: [vocab_size, hidden_size]
-  std::string positions;      ///< of the embedding: [max_sequence, hidden_size], learned; "": none
-  std::string norm;           ///< of the head: NORM.weight and optionally NORM.bias
-  bool norm_has_bias = true;  ///< a LayerNorm; false: an RMSNorm
+  std::string tokens;          ///< of the embedding: [vocab_size, hidden_size]
+  std::string positions;       ///< of the embedding: [max_sequence, hidden_size], learned; "": none
+  std::string norm;            ///< of the head: NORM.weight and optionally NORM.bias
+  bool norm_has_bias = true;   ///< a LayerNorm; false: an RMSNorm
+  float norm_offset = 0.0F;    ///< of an RMSNorm: it multiplies by this offset plus its weight
+  bool scales_tokens = false;  ///< the embedding is multiplied by sqrt(hidden_size)
   std::string output = "lm_head.weight";  ///< of the head: [vocab_size, hidden_size] unless tied
 };
 
@@ -112,6 +122,17 @@ struct Architecture {
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.
 Architecture build_architecture(ModelConfig config);
+
+/// A place in a tensor, and how many elements from there on have the same order in files and in
+/// memory.
+struct TensorRun {
+  Elems first = 0;
+  Elems count = 0;
+};
+/// Where element `at` of a tensor in memory is in files.
+TensorRun run_in_files(const TensorSpec& tensor, Elems at);
+/// Where element `at` of a tensor in files is in memory.
+TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
 
 /// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value
 /// depends only on the seed, the tensor's name and the element's index.

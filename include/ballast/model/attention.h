@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,7 @@ struct AttentionShape {
   std::size_t kv_heads = 1;  ///< divides heads
   std::size_t head_dim = 64;
   AttentionMask mask;
+  double scale = 0.0;  ///< factor of the scores; 0: 1 / sqrt(head_dim)
 
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
   /// Row length of the queries, and of the results.
@@ -48,6 +50,11 @@ struct AttentionShape {
   [[nodiscard]] constexpr std::size_t kv_width() const { return kv_heads * head_dim; }
   /// Row length of [tokens, queries | keys | values].
   [[nodiscard]] constexpr std::size_t row() const { return width() + 2 * kv_width(); }
+  /// The factor of scores.
+  [[nodiscard]] float score_scale() const {
+    return static_cast<float>(scale != 0.0 ? scale
+                                           : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  }
   /// Number of log-sums: one for each row of scores.
   [[nodiscard]] constexpr std::size_t log_sums() const { return tokens() * heads; }
 };

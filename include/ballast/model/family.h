@@ -22,6 +22,8 @@ class BlockBuilder {
   /// Adds the matrix of the last product of a layer; the backward pass does not need its result.
   BlockBuilder& add_last_product(std::string_view name, std::vector<std::uint64_t> shape,
                                  double stddev);
+  /// Declares the order in files of the rows of the last matrix, and of its bias if one follows it.
+  BlockBuilder& stored_by(const StoredRows& rows);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
   /// Returns the padded block; call it once.
@@ -39,8 +41,8 @@ struct DetailKey {
 
 /// A buffer that Hugging Face's checkpoints may hold. The model computes it itself.
 struct CheckpointBuffer {
-  std::string suffix;  ///< of its name: ".attn.bias"
-  std::vector<std::uint64_t> shape;
+  std::string suffix;                ///< of its name: ".attn.bias"
+  std::vector<std::uint64_t> shape;  ///< 0: any extent
 };
 
 /// A key of Hugging Face's config.json on which the results of the model depend.
@@ -71,9 +73,13 @@ class Family {
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Layer `index`, counted from 0, of a complete config.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
+  /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
+  [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
+  /// The value of model_type in Hugging Face's config.json.
+  [[nodiscard]] virtual std::string_view checkpoint_type() const { return name(); }
   /// The class of Hugging Face's transformers; other programs choose their own by it. "": none.
   [[nodiscard]] virtual std::string_view checkpoint_class() const { return ""; }
-  /// The first is the one that names the family.
+  /// The first is model_type, whose own key is family.
   [[nodiscard]] virtual std::vector<CheckpointKey> checkpoint_keys() const { return {}; }
   /// Tensors of a checkpoint that are not weights, for a complete config.
   [[nodiscard]] virtual std::vector<CheckpointBuffer> checkpoint_buffers(

@@ -54,9 +54,9 @@ Products& Ops<T>::products() {
 template <class T>
 void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
                   const T* residual) const {
-  check_cuda(
-      cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, residual, y, {rows, hidden_}),
-      "norm");
+  check_cuda(cuda::norm(queue_, x, weights.weight, weights.bias, epsilon_, residual, y,
+                        {rows, hidden_}, {}, weights.offset),
+             "norm");
 }
 
 template <class T>
@@ -64,17 +64,17 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
                            T* dx, std::size_t rows) const {
   check_cuda(cuda::norm_backward(queue_, x, weights.weight, dy, epsilon_, residual, dx,
                                  weights.weight_gradient, weights.bias_gradient, partials_,
-                                 {rows, hidden_}),
+                                 {rows, hidden_}, {}, weights.offset),
              "gradient of norm");
 }
 
 template <class T>
 void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
                          std::size_t x_step, T* y, std::size_t y_step) const {
-  check_cuda(
-      cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
-                    {groups.rows * groups.count, groups.width}, {groups.count, x_step, y_step}),
-      "norm of queries or keys");
+  check_cuda(cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
+                           {groups.rows * groups.count, groups.width},
+                           {groups.count, x_step, y_step}, weights.offset),
+             "norm of queries or keys");
 }
 
 template <class T>
@@ -83,31 +83,31 @@ void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, 
   check_cuda(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon_, nullptr, dy,
                                     weights.weight_gradient, nullptr, partials_,
                                     {groups.rows * groups.count, groups.width},
-                                    {groups.count, x_step, dy_step}),
+                                    {groups.count, x_step, dy_step}, weights.offset),
              "gradient of a norm of queries or keys");
 }
 
 template <class T>
-void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
-  check_cuda(cuda::gelu(queue_, x, y, size), "gelu");
+void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
+  check_cuda(cuda::activate(queue_, f, x, y, size), "activation");
 }
 
 template <class T>
-void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                           std::size_t width) const {
-  check_cuda(cuda::gelu_backward(queue_, x, d, rows * width), "gradient of gelu");
+void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
+                               std::size_t rows, std::size_t width) const {
+  check_cuda(cuda::activate_backward(queue_, f, x, d, rows * width), "gradient of an activation");
   if (bias_gradient != nullptr) add_column_sums(d, width, bias_gradient, rows, width);
 }
 
 template <class T>
-void Ops<T>::swiglu(const GateUp<T>& in, T* y) const {
-  check_cuda(cuda::swiglu(queue_, in.gate, in.up, in.step, y, {in.rows, in.width}), "swiglu");
+void Ops<T>::gate(Activation f, const GateUp<T>& in, T* y) const {
+  check_cuda(cuda::gate(queue_, f, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate");
 }
 
 template <class T>
-void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
-  check_cuda(cuda::swiglu_backward(queue_, in.gate, in.up, in.step, dy, {in.rows, in.width}),
-             "gradient of swiglu");
+void Ops<T>::gate_backward(Activation f, const GateUp<T>& in, const T* dy) const {
+  check_cuda(cuda::gate_backward(queue_, f, in.gate, in.up, in.step, dy, {in.rows, in.width}),
+             "gradient of a gate");
 }
 
 template <class T>

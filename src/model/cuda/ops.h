@@ -17,6 +17,7 @@
 #include "src/model/cuda/tokens/token_check.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/families/rotary.h"
+#include "src/model/formulas.h"
 #include "src/model/layer.h"
 
 namespace ballast::model::cuda {
@@ -52,11 +53,11 @@ class Ops {
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) const;
 
-  void gelu(const T* x, T* y, std::size_t size) const;
-  void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                     std::size_t width) const;
-  void swiglu(const GateUp<T>& in, T* y) const;
-  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
+  void activate(Activation f, const T* x, T* y, std::size_t size) const;
+  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
+                         std::size_t width) const;
+  void gate(Activation f, const GateUp<T>& in, T* y) const;
+  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 

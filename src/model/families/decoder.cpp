@@ -15,7 +15,8 @@ class Tensors {
 
   void norm(const std::string& name, std::uint64_t width, bool biased) {
     if (name.empty()) return;
-    block_.add(name + ".weight", {width}, Init::ones);
+    const bool shifted = spec_.norm_offset != 0.0F;
+    block_.add(name + ".weight", {width}, shifted ? Init::zeros : Init::ones);
     if (biased) block_.add(name + ".bias", {width}, Init::zeros);
   }
   void linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased,
@@ -61,6 +62,7 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   tensors.norm(spec.norm_before_attention, h, spec.layer_norm);
   if (spec.qkv.size() == 1) {
     tensors.linear(spec.qkv.front(), h, q + 2 * kv, spec.qkv_bias);
+    if (spec.interleaved_qkv) block.stored_by({3, c.num_heads});
   } else {
     tensors.linear(spec.qkv.at(0), h, q, spec.qkv_bias);
     tensors.linear(spec.qkv.at(1), h, kv, spec.qkv_bias);

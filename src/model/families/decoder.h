@@ -1,13 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "ballast/model/family.h"
 
 #include "src/model/families/rotary.h"
+#include "src/model/formulas.h"
 
 namespace ballast::model {
 
@@ -18,11 +19,14 @@ class DecoderLayer;  // decoder_layer.h
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
 /// that the layer has no such tensor.
 struct DecoderSpec {
-  bool layer_norm = false;  ///< norms subtract the mean and have a bias; false: RMSNorm
+  bool layer_norm = false;   ///< norms subtract the mean and have a bias; false: RMSNorm
+  float norm_offset = 0.0F;  ///< RMSNorms multiply by this offset plus their weight
   std::string norm_before_attention;
   std::string norm_after_attention;  ///< before its result is added to the residual stream
   std::string norm_before_mlp;
   std::string norm_after_mlp;
+  /// The MLP's input is that of the layer, not the residual stream after attention.
+  bool parallel = false;
 
   /// Queries, keys and values: one map whose rows are in that order, or three.
   std::vector<std::string> qkv;
@@ -30,15 +34,18 @@ struct DecoderSpec {
   std::string key_norm;
   bool norms_whole_rows = false;  ///< over all heads together; false: each head alone
   bool rotates = true;            ///< false: attention without rotary positions
+  std::size_t rotary = 0;         ///< which of the family's rotary positions
   std::uint64_t window = 0;       ///< tokens that attention sees, the own included; 0: all before
   std::string attention_out;
 
-  /// SwiGLU: gate and up, or one map whose rows are in that order. False: GELU, tanh form.
+  /// Gate and up, or one map whose rows are in that order. False: one map and its activation.
   bool gated = true;
+  Activation activation = Activation::silu;
   std::vector<std::string> mlp_in;
   std::string mlp_out;
 
-  bool conv1d = false;  ///< weights of linear maps are [in, out]; false: [out, in]
+  bool conv1d = false;           ///< weights of linear maps are [in, out]; false: [out, in]
+  bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: by head
   bool qkv_bias = false;
   bool attention_out_bias = false;
   bool mlp_bias = false;
@@ -58,11 +65,11 @@ class DecoderFamily : public Family {
   [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
                                             std::uint64_t index) const = 0;
   [[nodiscard]] BlockSpec layer(const ModelConfig& config, std::uint64_t index) const final;
-  /// Of all layers that rotate; none if no layer does.
-  [[nodiscard]] virtual std::optional<Rotary> rotary(const ModelConfig& /*config*/,
+  /// Rotary positions of the layers (DecoderSpec::rotary); none if no layer rotates.
+  [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& /*config*/,
                                                      std::uint64_t /*length*/,
                                                      const Refuse& /*refuse*/) const {
-    return std::nullopt;
+    return {};
   }
 
  protected:

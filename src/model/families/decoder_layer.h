@@ -22,7 +22,8 @@ class DecoderLayer final : public Layer<Ops> {
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(model, shape, ops,
                    arrays_of(decoder_family(model.config).decoder(model.config, 0))),
-        rotary_(rotary_of(model.config, shape.length)) {
+        rotaries_(rotaries_of(model.config, shape.length)),
+        angles_(rotaries_.size()) {
     for (std::size_t block = 1; block <= model.config.num_layers; ++block) {
       bound_.push_back(bind(model, block));
     }
@@ -40,10 +41,13 @@ class DecoderLayer final : public Layer<Ops> {
     std::optional<NormAt> query_norm;
     std::optional<NormAt> key_norm;
     bool norms_whole_rows = false;
+    bool parallel = false;
     bool rotates = false;
+    std::size_t rotary = 0;  ///< in rotaries_
     std::size_t window = 0;
     LinearAt attention_out;
     bool gated = false;
+    Activation activation = Activation::silu;
     std::vector<LinearAt> mlp_in;  ///< side by side if it is one map, else one after the other
     LinearAt mlp_out;
   };
@@ -55,8 +59,8 @@ class DecoderLayer final : public Layer<Ops> {
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty()};
   }
-  static std::optional<Rotary> rotary_of(const ModelConfig& config, std::size_t length) {
-    return decoder_family(config).rotary(
+  static std::vector<Rotary> rotaries_of(const ModelConfig& config, std::size_t length) {
+    return decoder_family(config).rotaries(
         config, length, [](std::string_view key, const std::string& rule) {
           throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
         });
@@ -66,7 +70,7 @@ class DecoderLayer final : public Layer<Ops> {
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, T* out) override;
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
-  void differentiate_mlp(const BlockWeights<T>& block, T* dy);
+  void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
 
   void project_qkv(const BlockWeights<T>& block, const T* x);
@@ -89,10 +93,16 @@ class DecoderLayer final : public Layer<Ops> {
   }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back. They lie side by
   /// side in a row and are rotated as one row of heads.
-  void rotate(T* qkv, float direction) {
-    if (!angles_filled_) this->ops_.fill_angles(*rotary_, angles_.cosine, angles_.sine);
+  void rotate(const Bound& b, T* qkv, float direction) {
+    for (std::size_t i = 0; i < angles_.size() && !angles_filled_; ++i) {
+      this->ops_.fill_angles(rotaries_[i], angles_[i].cosine, angles_[i].sine);
+    }
     angles_filled_ = true;
-    this->ops_.rotate(qkv, angles_, this->positions_, direction);
+    this->ops_.rotate(qkv, angles_[b.rotary], this->positions_, direction);
+  }
+  /// The residual stream that the MLP reads.
+  [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
+    return b.parallel ? in : this->memory_.middle;
   }
   void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step) {
     if (map.bias == nullptr) return;
@@ -100,8 +110,8 @@ class DecoderLayer final : public Layer<Ops> {
   }
 
   std::vector<Bound> bound_;
-  std::optional<Rotary> rotary_;
-  Angles angles_;
+  std::vector<Rotary> rotaries_;
+  std::vector<Angles> angles_;  ///< of each
   bool angles_filled_ = false;
 };
 
@@ -111,7 +121,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
   const BlockSpec& tensors = model.blocks[block];
   const DecoderSpec spec = decoder_family(model.config).decoder(model.config, block - 1);
   const auto norm = [&](const std::string& name) {
-    return name.empty() ? std::nullopt : std::optional(find_norm(tensors, name));
+    return name.empty() ? std::nullopt : std::optional(find_norm(tensors, name, spec.norm_offset));
   };
   const auto linear = [&](const std::string& name) {
     return spec.conv1d ? find_conv1d(tensors, name) : find_linear(tensors, name);
@@ -130,10 +140,13 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
              .query_norm = norm(spec.query_norm),
              .key_norm = norm(spec.key_norm),
              .norms_whole_rows = spec.norms_whole_rows,
+             .parallel = spec.parallel,
              .rotates = spec.rotates,
+             .rotary = spec.rotary,
              .window = spec.window,
              .attention_out = linear(spec.attention_out),
              .gated = spec.gated,
+             .activation = spec.activation,
              .mlp_in = linears(spec.mlp_in),
              .mlp_out = linear(spec.mlp_out)};
   if (b.query_norm) {
@@ -141,16 +154,20 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
   } else {
     b.qkv = joined(b.qkv);
   }
+  expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
+          "a parallel MLP needs norms before it and before attention");
   if (Ops::kJoinsGateAndUp) b.mlp_in = joined(b.mlp_in);
   return b;
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
-  if (!rotary_) return;
-  angles_.half = rotary_->frequencies.size();
-  angles_.cosine = bump.take<float>(this->shape_.length * angles_.half);
-  angles_.sine = bump.take<float>(this->shape_.length * angles_.half);
+  for (std::size_t i = 0; i < angles_.size(); ++i) {
+    const std::size_t half = rotaries_[i].frequencies.size();
+    angles_[i].half = half;
+    angles_[i].cosine = bump.take<float>(this->shape_.length * half);
+    angles_[i].sine = bump.take<float>(this->shape_.length * half);
+  }
   angles_filled_ = false;
 }
 
@@ -174,16 +191,16 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
     ops.norm_groups(block[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
                     projected_row(), m.qkv + keys, row);
   }
-  if (b.rotates) rotate(m.qkv, 1.0F);
+  if (b.rotates) rotate(b, m.qkv, 1.0F);
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::activate(const Bound& b) {
   const LayerMemory<T>& m = this->memory_;
   if (b.gated) {
-    this->ops_.swiglu(gate_up(b), m.activated);
+    this->ops_.gate(b.activation, gate_up(b), m.activated);
   } else {
-    this->ops_.gelu(m.hidden, m.activated, this->rows_ * this->wide_);
+    this->ops_.activate(b.activation, m.hidden, m.activated, this->rows_ * this->wide_);
   }
 }
 
@@ -202,8 +219,9 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   } else {
     ops.linear_onto(block[b.attention_out], m.attention, in, m.middle, rows);
   }
-  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], m.middle, m.norm2, rows);
-  const T* const x = b.norm_before_mlp ? m.norm2 : m.middle;
+  const T* const stream = mlp_input(b, in);
+  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], stream, m.norm2, rows);
+  const T* const x = b.norm_before_mlp ? m.norm2 : stream;
   const std::size_t step = b.gated ? gate_up(b).step : this->wide_;
   T* to = m.hidden;
   for (const LinearAt& part : b.mlp_in) {
@@ -227,12 +245,12 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
 
 template <class Ops>
 void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
-  differentiate_mlp(block, dy);
+  differentiate_mlp(block, in, dy);
   differentiate_attention(block, in, dy);
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, T* dy) {
+void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
   auto& m = this->memory_;
@@ -252,7 +270,7 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, T* dy) {
   T* const dx = b.norm_before_mlp ? m.gradient : dy;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b);
-    ops.swiglu_backward(pair, m.activated);
+    ops.gate_backward(b.activation, pair, m.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
       add_bias_gradient(block[part], from, pair.step);
@@ -266,13 +284,16 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, T* dy) {
       from = pair.up;
     }
   } else {
-    const Linear<T> in = block[b.mlp_in.front()];
-    ops.gelu_backward(m.hidden, m.activated, in.bias_gradient, rows, this->wide_);
-    ops.linear_weight(in, x, m.activated, this->wide_, rows);
-    ops.linear_input(in, m.activated, this->wide_, dx, rows, !b.norm_before_mlp);
+    const Linear<T> map = block[b.mlp_in.front()];
+    ops.activate_backward(b.activation, m.hidden, m.activated, map.bias_gradient, rows,
+                          this->wide_);
+    ops.linear_weight(map, x, m.activated, this->wide_, rows);
+    ops.linear_input(map, m.activated, this->wide_, dx, rows, !b.norm_before_mlp);
   }
   if (b.norm_before_mlp) {
-    ops.norm_backward(block[*b.norm_before_mlp], m.middle, m.gradient, dy, dy, rows);
+    // Attention needs the gradient of the sum itself.
+    ops.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
+                      b.parallel ? m.middle : dy, rows);
   }
 }
 
@@ -295,7 +316,7 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
   ops.linear_weight(out, m.attention, dout, width, rows);
   ops.linear_input(out, dout, width, m.gradient, rows);
   this->attend_backward(b.window);
-  if (b.rotates) rotate(m.dqkv, -1.0F);
+  if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();
     ops.norm_groups_backward(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
@@ -313,7 +334,8 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
     from += part.out;
   }
   if (b.norm_before_attention) {
-    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, dy, dy, rows);
+    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, b.parallel ? m.middle : dy,
+                      dy, rows);
   }
 }
 

@@ -38,6 +38,7 @@ class Gpt2 final : public DecoderFamily {
         .rotates = false,
         .attention_out = "attn.c_proj",
         .gated = false,
+        .activation = Activation::gelu_tanh,
         .mlp_in = {"mlp.c_fc"},
         .mlp_out = "mlp.c_proj",
         .conv1d = true,

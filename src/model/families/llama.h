@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,12 +26,12 @@ class Llama : public DecoderFamily {
     if (c.intermediate_size == 0) {
       c.intermediate_size = round_up((8 * c.hidden_size + 2) / 3, 64);
     }
-    rotary(c, 1, refuse);
+    rotaries(c, 1, refuse);
     check_windows(c, refuse);
   }
-  std::optional<Rotary> rotary(const ModelConfig& c, std::uint64_t length,
+  std::vector<Rotary> rotaries(const ModelConfig& c, std::uint64_t length,
                                const Refuse& refuse) const override {
-    return rotary_positions(c, length, refuse);
+    return {rotary_positions(c, length, refuse)};
   }
   OuterTensors outer() const override {
     return {.tokens = "model.embed_tokens.weight", .norm = "model.norm", .norm_has_bias = false};
@@ -79,6 +78,8 @@ class Llama : public DecoderFamily {
   virtual bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const {
     return true;
   }
+  /// Whether layer_types, or is_windowed() without them, gives the layer a window.
+  [[nodiscard]] bool is_sliding(const ModelConfig& c, std::uint64_t index) const;
 
  private:
   /// sliding_window if the layer has one, else 0.

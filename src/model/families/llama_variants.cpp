@@ -15,14 +15,16 @@ const text::Json* given_detail(const ModelConfig& c, std::string_view name) {
 
 }  // namespace
 
+bool Llama::is_sliding(const ModelConfig& c, std::uint64_t index) const {
+  const text::Json* const types = given_detail(c, "layer_types");
+  return types == nullptr ? is_windowed(c, index) : types->elements()[index] == "sliding_attention";
+}
+
 std::uint64_t Llama::window(const ModelConfig& c, std::uint64_t index) const {
   const text::Json* const tokens = given_detail(c, "sliding_window");
   const text::Json* const used = given_detail(c, "use_sliding_window");
   if (tokens == nullptr || (used != nullptr && !used->flag())) return 0;
-  const text::Json* const types = given_detail(c, "layer_types");
-  const bool windowed =
-      types == nullptr ? is_windowed(c, index) : types->elements()[index] == "sliding_attention";
-  return windowed ? *tokens->whole() : 0;
+  return is_sliding(c, index) ? *tokens->whole() : 0;
 }
 
 void Llama::check_windows(const ModelConfig& c, const Refuse& refuse) {

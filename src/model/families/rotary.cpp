@@ -211,6 +211,12 @@ Rotary scaled(const Inputs& in, Scaling& scaling) {
 
 }  // namespace
 
+Rotary plain_rotary_positions(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
+  const double theta = c.number(key);
+  if (!(theta > 0.0)) refuse(key, fmt::format("must be above 0, got {}", theta));
+  return {frequencies_of(theta, c.head_dim / 2)};
+}
+
 Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse& refuse) {
   Scaling scaling(c, refuse);
   const double theta = scaling.number("rope_theta", c.number("rope_theta"));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "ballast/model/architecture.h"
@@ -15,6 +16,10 @@ struct Rotary {
 
   friend bool operator==(const Rotary&, const Rotary&) = default;
 };
+
+/// Rotary positions of whole heads without scaling, with the base that the key `theta` names.
+Rotary plain_rotary_positions(const ModelConfig& config, std::string_view theta,
+                              const Refuse& refuse);
 
 /// The rotary positions that the keys rope_theta, rope_scaling, partial_rotary_factor (where the
 /// family has them) and head_dim describe, for sequences of `length` tokens. `refuse`

@@ -64,7 +64,7 @@ Attention<T>::Attention(const AttentionShape& shape, const RowKernels<T>& kernel
     : shape_(shape),
       kernels_(kernels),
       threads_(threads),
-      scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))),
+      scale_(shape.score_scale()),
       score_row_(round_up(shape.length, 32)) {}
 
 template <class T>

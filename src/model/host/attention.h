@@ -11,12 +11,12 @@
 
 namespace ballast::model::host {
 
-/// softmax(Q K^T / sqrt(head_dim)) V under a causal mask, one tile of query rows at a time: scratch
-/// memory is linear in the sequence's length. The backward pass recomputes scores from the
-/// logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3 (tiles and
-/// recomputation); here a tile processes all its keys at once, so the softmax needs no rescaling.
-/// Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and masked inside
-/// these.
+/// softmax(Q K^T * AttentionShape::score_scale()) V under a causal mask, one tile of query rows at
+/// a time: scratch memory is linear in the sequence's length. The backward pass recomputes scores
+/// from the logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022, section 3
+/// (tiles and recomputation); here a tile processes all its keys at once, so the softmax needs no
+/// rescaling. Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and masked
+/// inside these.
 template <class T>
 class Attention {
  public:

@@ -5,22 +5,46 @@
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
-template <class T>
-void gelu(const T* x, T* y, Size size) {
-  using A = Acc<T>;
-  for_row<A>(size, [&](Size i, auto part) { put(y + i, formulas::gelu(get(x + i, part)), part); });
+/// y = form(x).
+template <class T, class Form>
+inline void apply(const T* x, T* y, Size size, const Form& form) {
+  for_row<Acc<T>>(size, [&](Size i, auto part) { put(y + i, form(get(x + i, part)), part); });
 }
 
-template <class T>
-void gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
+/// d *= slope(x), and column sums of the result.
+template <class T, class Slope>
+inline void multiply_by_slope(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width,
+                              const Slope& slope) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, x += width, d += width) {
     for_row<A>(width, [&](Size i, auto part) {
-      const Vec<A> g = get(d + i, part) * formulas::gelu_derivative(get(x + i, part));
+      const Vec<A> g = get(d + i, part) * slope(get(x + i, part));
       put(d + i, g, part);
       put(column_sum + i, get(column_sum + i, part) + g, part);
     });
   }
+}
+
+template <class T>
+void gelu(const T* x, T* y, Size size) {
+  apply(x, y, size, [](const Vec<Acc<T>>& v) { return formulas::gelu(v); });
+}
+
+template <class T>
+void gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
+  multiply_by_slope(x, d, column_sum, rows, width,
+                    [](const Vec<Acc<T>>& v) { return formulas::gelu_derivative(v); });
+}
+
+template <class T>
+void exact_gelu(const T* x, T* y, Size size) {
+  apply(x, y, size, [](const Vec<Acc<T>>& v) { return formulas::exact_gelu(v); });
+}
+
+template <class T>
+void exact_gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
+  multiply_by_slope(x, d, column_sum, rows, width,
+                    [](const Vec<Acc<T>>& v) { return formulas::exact_gelu_derivative(v); });
 }
 
 template <class T>
@@ -41,6 +65,26 @@ void swiglu_backward(T* gate, T* up, const T* dy, Size size) {
     const Vec<A> s = formulas::sigmoid(g);
     put(gate + i, d * u * formulas::silu_derivative(g, s), part);
     put(up + i, d * g * s, part);
+  });
+}
+
+template <class T>
+void geglu(const T* gate, const T* up, T* y, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    put(y + i, formulas::gelu(get(gate + i, part)) * get(up + i, part), part);
+  });
+}
+
+template <class T>
+void geglu_backward(T* gate, T* up, const T* dy, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    const Vec<A> g = get(gate + i, part);
+    const Vec<A> u = get(up + i, part);
+    const Vec<A> d = get(dy + i, part);
+    put(gate + i, d * u * formulas::gelu_derivative(g), part);
+    put(up + i, d * formulas::gelu(g), part);
   });
 }
 
@@ -88,6 +132,20 @@ template <class T>
 void accumulate(Acc<T>* sum, const T* x, Size size) {
   for_row<Acc<T>>(
       size, [&](Size i, auto part) { put(sum + i, get(sum + i, part) + get(x + i, part), part); });
+}
+
+template <class T>
+void scale(const T* x, Acc<T> factor, T* y, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) { put(y + i, get(x + i, part) * Vec<A>(factor), part); });
+}
+
+template <class T>
+void accumulate_scaled(Acc<T>* sum, const T* x, Acc<T> factor, Size size) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    put(sum + i, get(sum + i, part) + get(x + i, part) * Vec<A>(factor), part);
+  });
 }
 
 template <class T>

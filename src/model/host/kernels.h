@@ -33,21 +33,29 @@ struct RowKernels {
   using Size = std::size_t;
 
   /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias per row; `bias`
-  /// null: RMSNorm, no mean, no bias. Source: Ba et al. 2016; Zhang & Sennrich 2019.
-  void (*norm)(const T* x, const T* weight, const T* bias, A epsilon, const T* residual, T* y,
-               Size rows, Size width);
+  /// null: RMSNorm, no mean, no bias, and `offset` is added to the weight. Source: Ba et al. 2016;
+  /// Zhang & Sennrich 2019.
+  void (*norm)(const T* x, const T* weight, const T* bias, A offset, A epsilon, const T* residual,
+               T* y, Size rows, Size width);
   /// dx = residual (null: 0) + the gradient of x; dx may be residual, dy or x. `bias_sum` null:
   /// RMSNorm.
-  void (*norm_backward)(const T* x, const T* weight, const T* dy, A epsilon, const T* residual,
-                        T* dx, A* weight_sum, A* bias_sum, Size rows, Size width);
+  void (*norm_backward)(const T* x, const T* weight, const T* dy, A offset, A epsilon,
+                        const T* residual, T* dx, A* weight_sum, A* bias_sum, Size rows,
+                        Size width);
   /// y = gelu(x), tanh form.
   void (*gelu)(const T* x, T* y, Size size);
   /// d *= gelu'(x), and column sums of the result.
   void (*gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
+  /// The same with GELU itself.
+  void (*exact_gelu)(const T* x, T* y, Size size);
+  void (*exact_gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
   /// y = silu(gate) * up.
   void (*swiglu)(const T* gate, const T* up, T* y, Size size);
   /// gate and up become their gradients, `dy` the gradient of y.
   void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
+  /// The same with gelu, tanh form, instead of silu.
+  void (*geglu)(const T* gate, const T* up, T* y, Size size);
+  void (*geglu_backward)(T* gate, T* up, const T* dy, Size size);
   /// Adds each column's sum.
   void (*column_sum)(const T* x, Size stride, A* sum, Size rows, Size width);
   /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row by its
@@ -59,6 +67,10 @@ struct RowKernels {
   void (*add)(const T* a, const T* b, T* y, Size size);
   /// sum += x.
   void (*accumulate)(A* sum, const T* x, Size size);
+  /// y = x * factor.
+  void (*scale)(const T* x, A factor, T* y, Size size);
+  /// sum += x * factor.
+  void (*accumulate_scaled)(A* sum, const T* x, A factor, Size size);
   /// y = x, rounded; rows [width] with strides.
   void (*convert)(const A* x, Size x_stride, T* y, Size y_stride, Size rows, Size width);
   /// out[r] = sum over columns of a * b.

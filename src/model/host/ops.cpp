@@ -98,7 +98,9 @@ void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const
   split(count, 1, [&](Range rows) {
     for (std::size_t i = rows.begin; i < rows.end; ++i) {
       const T* const row = tables.tokens + static_cast<std::size_t>(ids.tokens[i]) * width;
-      if (tables.positions == nullptr) {
+      if (tables.positions == nullptr && tables.scale != 1.0F) {
+        kernels.scale(row, tables.scale, out + i * width, width);
+      } else if (tables.positions == nullptr) {
         std::memcpy(out + i * width, row, width * sizeof(T));
       } else {
         kernels.add(row, tables.positions + position_of(ids, i, length) * width, out + i * width,
@@ -117,7 +119,12 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
       const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) * width;
-      kernels.accumulate(gradients.tokens + row + columns.begin, from, columns.size());
+      float* const to = gradients.tokens + row + columns.begin;
+      if (gradients.scale == 1.0F) {
+        kernels.accumulate(to, from, columns.size());
+      } else {
+        kernels.accumulate_scaled(to, from, gradients.scale, columns.size());
+      }
       if (gradients.positions == nullptr) continue;
       const std::size_t position = position_of(ids, i, length) * width;
       kernels.accumulate(gradients.positions + position + columns.begin, from, columns.size());
@@ -194,7 +201,7 @@ void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
                   const T* residual) const {
   split(rows, 1, [&](Range r) {
     const std::size_t at = r.begin * hidden_;
-    kernels_.norm(x + at, weights.weight, weights.bias, epsilon_,
+    kernels_.norm(x + at, weights.weight, weights.bias, weights.offset, epsilon_,
                   residual == nullptr ? nullptr : residual + at, y + at, r.size(), hidden_);
   });
 }
@@ -207,7 +214,7 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
     const Range r = range_of(rows, threads_, part);
     const std::size_t at = r.begin * hidden_;
     clear_sums(part, hidden_);
-    kernels_.norm_backward(x + at, weights.weight, dy + at, epsilon_,
+    kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset, epsilon_,
                            residual == nullptr ? nullptr : residual + at, dx + at, sum(part, 0),
                            centred ? sum(part, 1) : nullptr, r.size(), hidden_);
   });
@@ -220,8 +227,8 @@ void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* 
                          std::size_t x_step, T* y, std::size_t y_step) const {
   split(groups.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
-      kernels_.norm(x + row * x_step, weights.weight, nullptr, epsilon_, nullptr, y + row * y_step,
-                    groups.count, groups.width);
+      kernels_.norm(x + row * x_step, weights.weight, nullptr, weights.offset, epsilon_, nullptr,
+                    y + row * y_step, groups.count, groups.width);
     }
   });
 }
@@ -234,43 +241,51 @@ void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, 
     clear_sums(part, groups.width);
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const d = dy + row * dy_step;
-      kernels_.norm_backward(x + row * x_step, weights.weight, d, epsilon_, nullptr, d,
-                             sum(part, 0), nullptr, groups.count, groups.width);
+      kernels_.norm_backward(x + row * x_step, weights.weight, d, weights.offset, epsilon_, nullptr,
+                             d, sum(part, 0), nullptr, groups.count, groups.width);
     }
   });
   add_sums(0, weights.weight_gradient, groups.width);
 }
 
 template <class T>
-void Ops<T>::gelu(const T* x, T* y, std::size_t size) const {
-  split(size, kStep, [&](Range r) { kernels_.gelu(x + r.begin, y + r.begin, r.size()); });
+void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
+  expects(f != Activation::silu, "silu is only the activation of a gate");
+  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
+  split(size, kStep, [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
 }
 
 template <class T>
-void Ops<T>::gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                           std::size_t width) const {
+void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
+                               std::size_t rows, std::size_t width) const {
+  expects(f != Activation::silu, "silu is only the activation of a gate");
+  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
   on_team(threads_, [&](std::size_t part) {
     const Range r = range_of(rows, threads_, part);
     clear_sums(part, width);
-    kernels_.gelu_backward(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
+    kernel(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
   });
   if (bias_gradient != nullptr) add_sums(0, bias_gradient, width);
 }
 
 template <class T>
-void Ops<T>::swiglu(const GateUp<T>& in, T* y) const {
+void Ops<T>::gate(Activation f, const GateUp<T>& in, T* y) const {
+  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel = f == Activation::silu ? kernels_.swiglu : kernels_.geglu;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernels_.swiglu(in.gate + from, in.up + from, y + at, size);
+      kernel(in.gate + from, in.up + from, y + at, size);
     });
   });
 }
 
 template <class T>
-void Ops<T>::swiglu_backward(const GateUp<T>& in, const T* dy) const {
+void Ops<T>::gate_backward(Activation f, const GateUp<T>& in, const T* dy) const {
+  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel = f == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernels_.swiglu_backward(in.gate + from, in.up + from, dy + at, size);
+      kernel(in.gate + from, in.up + from, dy + at, size);
     });
   });
 }

@@ -7,6 +7,7 @@
 #include "ballast/device/device.h"
 
 #include "src/model/families/rotary.h"
+#include "src/model/formulas.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
@@ -47,14 +48,15 @@ class Ops {
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) const;
 
-  void gelu(const T* x, T* y, std::size_t size) const;
-  /// d *= gelu'(x); adds column sums to `bias_gradient` unless null.
-  void gelu_backward(const T* x, T* d, float* bias_gradient, std::size_t rows,
-                     std::size_t width) const;
-  /// y = silu(gate) * up; y has no gaps.
-  void swiglu(const GateUp<T>& in, T* y) const;
+  /// y = f(x); f is a form of GELU.
+  void activate(Activation f, const T* x, T* y, std::size_t size) const;
+  /// d *= f'(x); adds column sums to `bias_gradient` unless null.
+  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
+                         std::size_t width) const;
+  /// y = f(gate) * up; y has no gaps; f is silu or gelu_tanh.
+  void gate(Activation f, const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
-  void swiglu_backward(const GateUp<T>& in, const T* dy) const;
+  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
   /// Adds the sums of x's columns to `gradient`; rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;

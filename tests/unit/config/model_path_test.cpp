@@ -1,4 +1,6 @@
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <string>
 
@@ -8,6 +10,7 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
 #include "tests/support/damaged.h"
 #include "tests/support/temp_dir.h"
@@ -216,6 +219,135 @@ TEST(ModelPath, ReadsTheOtherFamilies) {
   EXPECT_NE(window(0).find("must be a number of tokens, got 0"), std::string::npos);
 }
 
+/// As on the hub, written by transformers 4.
+json gemma3() {
+  return {{"architectures", {"Gemma3ForCausalLM"}},
+          {"attention_bias", false},
+          {"attn_logit_softcapping", nullptr},
+          {"cache_implementation", "hybrid"},
+          {"final_logit_softcapping", nullptr},
+          {"head_dim", 256},
+          {"hidden_activation", "gelu_pytorch_tanh"},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"max_position_embeddings", 32768},
+          {"model_type", "gemma3_text"},
+          {"num_attention_heads", 4},
+          {"num_hidden_layers", 4},
+          {"num_key_value_heads", 1},
+          {"query_pre_attn_scalar", 168},
+          {"rms_norm_eps", 1e-06},
+          {"rope_local_base_freq", 20000},
+          {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+          {"rope_theta", 2000000},
+          {"sliding_window", 512},
+          {"sliding_window_pattern", 3},
+          {"vocab_size", 300}};
+}
+
+json gpt_neox() {
+  return {{"architectures", {"GPTNeoXForCausalLM"}},
+          {"attention_probs_dropout_prob", 0},
+          {"hidden_act", "gelu"},
+          {"hidden_dropout_prob", 0},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"layer_norm_eps", 1e-05},
+          {"max_position_embeddings", 2048},
+          {"model_type", "gpt_neox"},
+          {"num_attention_heads", 4},
+          {"num_hidden_layers", 2},
+          {"rotary_emb_base", 20000},
+          {"rotary_pct", 0.5},
+          {"tie_word_embeddings", false},
+          {"use_parallel_residual", true},
+          {"vocab_size", 300}};
+}
+
+/// The error with changed keys.
+std::string error_with(json config, const json& changes) {
+  config.update(changes);
+  return Folder(config).error();
+}
+
+TEST(ModelPath, ReadsGemma3) {
+  const Config c = Folder(gemma3()).parse();
+  EXPECT_EQ(c.model.family, "gemma3");
+  EXPECT_TRUE(c.model.tie_embeddings);
+  EXPECT_EQ(c.model.number("rope_local_base_freq"), 20000.0);
+  EXPECT_EQ(c.model.number("query_pre_attn_scalar"), 168.0);
+  const model::Family& family = model::family("gemma3");
+  EXPECT_NEAR(family.score_scale(c.model), 1.0 / std::sqrt(168.0), 1e-12);
+  for (const std::uint64_t layer : {0U, 1U, 2U, 3U}) {
+    EXPECT_EQ(family.layer(c.model, layer).attention_window, layer == 2 ? 0U : 512U) << layer;
+  }
+  // The same as transformers 5 writes it.
+  json v5 = gemma3();
+  for (const char* key :
+       {"rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"}) {
+    v5.erase(key);
+  }
+  v5["_sliding_window_pattern"] = 3;
+  v5["use_bidirectional_attention"] = false;
+  v5["rope_parameters"] = {
+      {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2000000.0}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 20000.0}}}};
+  const Config same = Folder(v5).parse();
+  for (const auto& [key, value] : c.model.details) {
+    EXPECT_EQ(json::parse(same.model.detail(key).compact()), json::parse(value.compact())) << key;
+  }
+  v5["rope_parameters"]["sliding_attention"]["factor"] = 2.0;
+  EXPECT_NE(Folder(v5).error().find("rope_parameters.sliding_attention.factor is 2.0, but Ballast"),
+            std::string::npos);
+  v5["layer_types"] = json::array(
+      {"full_attention", "sliding_attention", "sliding_attention", "sliding_attention"});
+  v5["rope_parameters"]["sliding_attention"].erase("factor");
+  EXPECT_EQ(family.layer(Folder(v5).parse().model, 0).attention_window, 0U);
+}
+
+TEST(ModelPath, RefusesOtherGemmas) {
+  const auto refused = [](const json& changes, const std::string& part) {
+    const std::string message = error_with(gemma3(), changes);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  refused({{"attn_logit_softcapping", 50.0}},
+          "attn_logit_softcapping is 50.0, but Ballast supports only null");
+  refused({{"final_logit_softcapping", 30.0}}, "final_logit_softcapping is 30.0");
+  refused({{"use_bidirectional_attention", true}}, "use_bidirectional_attention is true");
+  refused({{"hidden_activation", "gelu"}}, "hidden_activation is \"gelu\"");
+  refused({{"sliding_window_pattern", 0}}, "model.sliding_window_pattern (from ");
+  refused({{"query_pre_attn_scalar", 0}}, "model.query_pre_attn_scalar (from ");
+  refused({{"rope_local_base_freq", 0}}, "model.rope_local_base_freq (from ");
+  refused({{"model_type", "gemma3"}},
+          "model_type is \"gemma3\", a model of text and images; give a folder of its text model");
+  refused({{"model_type", "gemma2"}}, "model_type is \"gemma2\", but Ballast supports only gpt2");
+}
+
+TEST(ModelPath, ReadsGptNeox) {
+  const Config c = Folder(gpt_neox()).parse();
+  EXPECT_EQ(c.model.family, "gpt_neox");
+  EXPECT_FALSE(c.model.tie_embeddings);
+  EXPECT_EQ(c.model.number("rope_theta"), 20000.0);
+  EXPECT_EQ(c.model.number("partial_rotary_factor"), 0.5);
+  json v5 = gpt_neox();
+  v5.erase("rotary_pct");
+  v5.erase("rotary_emb_base");
+  v5["rope_parameters"] = {
+      {"partial_rotary_factor", 0.3}, {"rope_theta", 20000.0}, {"rope_type", "default"}};
+  EXPECT_EQ(Folder(v5).error(), "");
+  v5["rope_parameters"]["partial_rotary_factor"] = 0.2;  // 3 values
+  EXPECT_NE(Folder(v5).error().find("0.2 of head_dim 16 is 3 values"), std::string::npos);
+  EXPECT_NE(error_with(gpt_neox(), {{"hidden_act", "relu"}}).find("model.hidden_act (from "),
+            std::string::npos);
+  EXPECT_NE(error_with(gpt_neox(), {{"hidden_act", "relu"}})
+                .find("'relu' is not supported; gpt_neox supports gelu, gelu_new"),
+            std::string::npos);
+  EXPECT_EQ(error_with(gpt_neox(), {{"hidden_act", "gelu_fast"}, {"use_parallel_residual", false}}),
+            "");
+  EXPECT_NE(error_with(gpt_neox(), {{"rope_theta", 1}}).find("another key says"),
+            std::string::npos);
+}
+
 TEST(ModelPath, ExcludesTheOtherKeysOfTheModel) {
   const Folder folder(llama());
   const std::string place = (folder.dir.path() / "m").string();
@@ -292,7 +424,11 @@ TEST(ModelPath, WithADamagedConfigIsRefusedOrRead) {
 }
 
 TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
-  for (const json& from : {llama(), gpt2()}) {
+  const std::map<std::string, std::string> classes = {{"llama", "LlamaForCausalLM"},
+                                                      {"gpt2", "GPT2LMHeadModel"},
+                                                      {"gemma3_text", "Gemma3ForCausalLM"},
+                                                      {"gpt_neox", "GPTNeoXForCausalLM"}};
+  for (const json& from : {llama(), gpt2(), gemma3(), gpt_neox()}) {
     const Folder folder(from);
     Config c = folder.parse();
     const std::string made = make_checkpoint_config(c).pretty();
@@ -302,14 +438,16 @@ TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
     again.notes = c.notes;
     EXPECT_EQ(print(again), print(c)) << made;
     const json found = json::parse(made);
-    for (const char* key : {"vocab_size", "model_type", "tie_word_embeddings", "rope_theta",
-                            "n_positions", "activation_function", "hidden_act", "head_dim"}) {
+    for (const char* key :
+         {"vocab_size", "model_type", "tie_word_embeddings", "rope_theta", "n_positions",
+          "activation_function", "hidden_act", "head_dim", "rotary_pct", "rotary_emb_base",
+          "hidden_activation", "rope_local_base_freq", "query_pre_attn_scalar",
+          "sliding_window_pattern", "use_parallel_residual"}) {
       if (!from.contains(key)) continue;
       EXPECT_EQ(found[key], from[key]) << key;
     }
     EXPECT_EQ(found["torch_dtype"], "bfloat16");
-    EXPECT_EQ(found["architectures"][0],
-              from["model_type"] == "gpt2" ? "GPT2LMHeadModel" : "LlamaForCausalLM");
+    EXPECT_EQ(found["architectures"][0], classes.at(from["model_type"]));
   }
 }
 

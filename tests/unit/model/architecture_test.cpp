@@ -263,6 +263,47 @@ TEST(Initialize, KernelsOfAllInstructionSetsHaveTheBitsOfTheFormulaExceptWhereTh
   }
 }
 
+TEST(StoredRows, OfGptNeoxAreQueriesKeysAndValuesByHead) {
+  ModelConfig c = default_config("gpt_neox");
+  c.hidden_size = 6;
+  c.num_heads = 3;
+  c.details["partial_rotary_factor"] = 1.0;
+  c.num_layers = 1;
+  const Architecture model = build_architecture(c);
+  const TensorSpec& weight = model.blocks[1].tensor("attention.query_key_value.weight");
+  const TensorSpec& bias = model.blocks[1].tensor("attention.query_key_value.bias");
+  // The first head's values are the third part in memory, and follow its keys in files.
+  EXPECT_EQ(run_in_files(weight, 2 * 3 * 2 * 6 + 5).first, 2U * 2 * 6 + 5);
+  EXPECT_EQ(run_in_files(weight, 2 * 3 * 2 * 6 + 5).count, 7U);
+  for (const TensorSpec* const tensor : {&weight, &bias}) {
+    std::vector<bool> seen(tensor->size);
+    for (Elems at = 0; at < tensor->size; ++at) {
+      const TensorRun there = run_in_files(*tensor, at);
+      EXPECT_FALSE(seen[there.first]);
+      seen[there.first] = true;
+      EXPECT_EQ(run_in_memory(*tensor, there.first).first, at);
+      EXPECT_EQ(run_in_memory(*tensor, there.first).count, there.count);
+    }
+  }
+  const TensorSpec& other = model.blocks[1].tensor("attention.dense.weight");
+  EXPECT_EQ(run_in_files(other, 5).first, 5U);
+  EXPECT_EQ(run_in_files(other, 5).count, other.size - 5);
+}
+
+TEST(Initialize, NormsThatAddOneAreZeros) {
+  ModelConfig c = default_config("gemma3");
+  c.hidden_size = 32;
+  c.num_heads = 2;
+  c.num_layers = 1;
+  c.intermediate_size = 64;
+  const Architecture model = build_architecture(c);
+  for (const char* const name :
+       {"input_layernorm", "self_attn.q_norm", "post_feedforward_layernorm"}) {
+    EXPECT_EQ(model.blocks[1].tensor(name + std::string(".weight")).init, Init::zeros) << name;
+  }
+  EXPECT_EQ(model.blocks[2].tensor("model.norm.weight").init, Init::zeros);
+}
+
 TEST(Initialize, NormsAreOnesAndBiasesZeros) {
   TensorSpec tensor = normal_tensor("a", 10);
   tensor.init = Init::ones;

@@ -32,7 +32,7 @@ void expect_gradient(const std::function<double()>& loss, Values& x, const Value
   }
 }
 
-void check_norm(bool centred) {
+void check_norm(bool centred, double offset = 0.0) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 37;
   Values x = normals(kRows * kWidth, 1, 1.5, 0.7);
@@ -43,15 +43,16 @@ void check_norm(bool centred) {
   const double epsilon = 1e-5;
   const auto loss = [&] {
     Values y(x.size());
-    in_double::norm<double>(x.data(), weight.data(), centred ? bias.data() : nullptr, epsilon,
-                            nullptr, y.data(), kRows, kWidth);
+    in_double::norm<double>(x.data(), weight.data(), centred ? bias.data() : nullptr, offset,
+                            epsilon, nullptr, y.data(), kRows, kWidth);
     return dot(y, dy);
   };
   Values dx(x.size());
   Values dweight(kWidth);
   Values dbias(kWidth);
-  in_double::norm_backward(x.data(), weight.data(), dy.data(), epsilon, residual.data(), dx.data(),
-                           dweight.data(), centred ? dbias.data() : nullptr, kRows, kWidth);
+  in_double::norm_backward(x.data(), weight.data(), dy.data(), offset, epsilon, residual.data(),
+                           dx.data(), dweight.data(), centred ? dbias.data() : nullptr, kRows,
+                           kWidth);
   for (std::size_t i = 0; i < dx.size(); ++i) dx[i] -= residual[i];
   expect_gradient(loss, x, dx, "x");
   expect_gradient(loss, weight, dweight, "weight");
@@ -66,67 +67,99 @@ TEST(DoubleKernels, RmsNormsGradientIsItsDerivative) {
   check_norm(false);
 }
 
+TEST(DoubleKernels, ShiftedRmsNormsGradientIsItsDerivative) {
+  check_norm(false, 1.0);
+}
+
 TEST(DoubleKernels, NormsHaveTheStatisticsTheyPromise) {
   constexpr std::size_t kWidth = 41;
   const Values x = normals(kWidth, 1, 3.0, 100.0);
   const Values ones(kWidth, 1.0);
   const Values zeros(kWidth, 0.0);
   Values y(kWidth);
-  in_double::norm<double>(x.data(), ones.data(), zeros.data(), 0.0, nullptr, y.data(), 1, kWidth);
+  in_double::norm<double>(x.data(), ones.data(), zeros.data(), 0.0, 0.0, nullptr, y.data(), 1,
+                          kWidth);
   EXPECT_NEAR(std::accumulate(y.begin(), y.end(), 0.0), 0.0, 1e-10);
   EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
-  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, nullptr, y.data(), 1, kWidth);
+  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, 0.0, nullptr, y.data(), 1, kWidth);
   EXPECT_NEAR(dot(y, y), static_cast<double>(kWidth), 1e-10);
   EXPECT_GT(std::accumulate(y.begin(), y.end(), 0.0), 1.0);
   Values more(kWidth);
-  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, x.data(), more.data(), 1, kWidth);
+  in_double::norm<double>(x.data(), ones.data(), nullptr, 0.0, 0.0, x.data(), more.data(), 1,
+                          kWidth);
   for (std::size_t i = 0; i < kWidth; ++i) EXPECT_NEAR(more[i], x[i] + y[i], 1e-12);
+  in_double::norm<double>(x.data(), zeros.data(), nullptr, 1.0, 0.0, nullptr, more.data(), 1,
+                          kWidth);
+  EXPECT_EQ(more, y);
 }
 
-TEST(DoubleKernels, GeluIsItsTanhFormAndItsGradientTheDerivative) {
+using Activate = void (*)(const double*, double*, std::size_t);
+using ActivateBackward = void (*)(const double*, double*, double*, std::size_t, std::size_t);
+
+void check_activation(Activate activate, ActivateBackward backward, double (*expected)(double)) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 13;
   Values x = normals(kRows * kWidth, 1, 3.0);
   const Values dy = normals(x.size(), 2);
   Values y(x.size());
-  in_double::gelu(x.data(), y.data(), x.size());
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double u =
-        std::sqrt(2.0 / 3.14159265358979323846) * (x[i] + 0.044715 * std::pow(x[i], 3));
-    EXPECT_NEAR(y[i], 0.5 * x[i] * (1.0 + std::tanh(u)), 1e-12);
-  }
+  activate(x.data(), y.data(), x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(y[i], expected(x[i]), 1e-12);
   const auto loss = [&] {
-    in_double::gelu(x.data(), y.data(), x.size());
+    activate(x.data(), y.data(), x.size());
     return dot(y, dy);
   };
   Values d = dy;
   Values column_sum(kWidth, 1.0);
-  in_double::gelu_backward(x.data(), d.data(), column_sum.data(), kRows, kWidth);
+  backward(x.data(), d.data(), column_sum.data(), kRows, kWidth);
   expect_gradient(loss, x, d, "x");
   for (std::size_t i = 0; i < kWidth; ++i) {
     EXPECT_NEAR(column_sum[i], 1.0 + d[i] + d[kWidth + i] + d[2 * kWidth + i], 1e-12);
   }
 }
 
-TEST(DoubleKernels, SwigluIsItsFormulaAndItsGradientsTheDerivatives) {
+double tanh_gelu(double x) {
+  const double u = std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * std::pow(x, 3));
+  return 0.5 * x * (1.0 + std::tanh(u));
+}
+
+TEST(DoubleKernels, GeluIsItsTanhFormAndItsGradientTheDerivative) {
+  check_activation(in_double::gelu<double>, in_double::gelu_backward<double>, tanh_gelu);
+}
+
+TEST(DoubleKernels, ExactGeluIsItsFormulaAndItsGradientTheDerivative) {
+  check_activation(in_double::exact_gelu<double>, in_double::exact_gelu_backward<double>,
+                   [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); });
+}
+
+using Gate = void (*)(const double*, const double*, double*, std::size_t);
+using GateBackward = void (*)(double*, double*, const double*, std::size_t);
+
+void check_gate(Gate apply, GateBackward backward, double (*activation)(double)) {
   constexpr std::size_t kSize = 29;
   Values gate = normals(kSize, 1, 2.0);
   Values up = normals(kSize, 2);
   const Values dy = normals(kSize, 3);
   Values y(kSize);
   const auto loss = [&] {
-    in_double::swiglu(gate.data(), up.data(), y.data(), kSize);
+    apply(gate.data(), up.data(), y.data(), kSize);
     return dot(y, dy);
   };
   loss();
-  for (std::size_t i = 0; i < kSize; ++i) {
-    EXPECT_NEAR(y[i], gate[i] / (1.0 + std::exp(-gate[i])) * up[i], 1e-12);
-  }
+  for (std::size_t i = 0; i < kSize; ++i) EXPECT_NEAR(y[i], activation(gate[i]) * up[i], 1e-12);
   Values dgate = gate;
   Values dup = up;
-  in_double::swiglu_backward(dgate.data(), dup.data(), dy.data(), kSize);
+  backward(dgate.data(), dup.data(), dy.data(), kSize);
   expect_gradient(loss, gate, dgate, "gate");
   expect_gradient(loss, up, dup, "up");
+}
+
+TEST(DoubleKernels, SwigluIsItsFormulaAndItsGradientsTheDerivatives) {
+  check_gate(in_double::swiglu<double>, in_double::swiglu_backward<double>,
+             [](double x) { return x / (1.0 + std::exp(-x)); });
+}
+
+TEST(DoubleKernels, GegluIsItsFormulaAndItsGradientsTheDerivatives) {
+  check_gate(in_double::geglu<double>, in_double::geglu_backward<double>, tanh_gelu);
 }
 
 TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {

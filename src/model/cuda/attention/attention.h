@@ -9,7 +9,7 @@
 
 namespace ballast::model::cuda {
 
-// softmax(Q K^T / sqrt(head_dim)) V under a causal mask and that of the shape: steps of keys that
+// softmax(Q K^T * score_scale()) V under a causal mask and that of the shape: steps of keys that
 // no query of a block sees are skipped. Memory is linear in the sequence length: scores exist one
 // tile at a time, and the backward pass recomputes them from the logarithm of each row's sum.
 // Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms 1 and 2).

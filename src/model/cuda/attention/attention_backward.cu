@@ -346,18 +346,18 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
   const auto heads = static_cast<unsigned>(shape.heads);
   const auto kv_heads = static_cast<unsigned>(shape.kv_heads);
   const auto sequences = static_cast<unsigned>(shape.sequences);
-  const cudaError_t code =
-      device::launch({.stream = stream,
-                      .blocks = {kv_heads * G::kSlices, sequences, tiles},
-                      .threads = G::kThreads,
-                      .shared_bytes = G::kSharedBytes},
-                     &differentiate_keys<kWidth>, shape, score_scale(shape), qkv, rows, dout, dqkv);
+  const cudaError_t code = device::launch({.stream = stream,
+                                           .blocks = {kv_heads * G::kSlices, sequences, tiles},
+                                           .threads = G::kThreads,
+                                           .shared_bytes = G::kSharedBytes},
+                                          &differentiate_keys<kWidth>, shape, shape.score_scale(),
+                                          qkv, rows, dout, dqkv);
   if (code != cudaSuccess) return code;
   return device::launch({.stream = stream,
                          .blocks = {heads, sequences, tiles},
                          .threads = G::kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &differentiate_queries<kWidth>, shape, score_scale(shape), qkv, rows, dout,
+                        &differentiate_queries<kWidth>, shape, shape.score_scale(), qkv, rows, dout,
                         dqkv);
 }
 

@@ -272,7 +272,7 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const float*
                   static_cast<unsigned>(shape.sequences)},
        .threads = kThreads,
        .shared_bytes = shared_bytes(shape, 2 * kRows + 2 * kStep, 2 * kRows * kStep)},
-      &differentiate<kOfKeys>, shape, score_scale(shape), qkv, rows, dout, dqkv);
+      &differentiate<kOfKeys>, shape, shape.score_scale(), qkv, rows, dout, dqkv);
 }
 
 }  // namespace
@@ -289,7 +289,7 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const fl
                                     static_cast<unsigned>(shape.sequences)},
                          .threads = kThreads,
                          .shared_bytes = shared_bytes(shape, kRows + 2 * kStep, kRows * kStep)},
-                        &attend, shape, score_scale(shape) * kLog2E, qkv, out, log_sums);
+                        &attend, shape, shape.score_scale() * kLog2E, qkv, out, log_sums);
 }
 
 template <>

@@ -199,7 +199,7 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
                                     static_cast<unsigned>(shape.sequences), tiles},
                          .threads = kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &attend<kWidth>, shape, score_scale(shape), qkv, out, log_sums);
+                        &attend<kWidth>, shape, shape.score_scale(), qkv, out, log_sums);
 }
 
 }  // namespace

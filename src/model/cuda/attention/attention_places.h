@@ -16,11 +16,6 @@ inline bool has_kernels(const AttentionShape& shape) {
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 
-/// The factor of scores.
-inline float score_scale(const AttentionShape& shape) {
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
-}
-
 /// AttentionMask of one sequence, for queries up to the end of a tile.
 struct SequenceMask {
   const std::int32_t* positions = nullptr;

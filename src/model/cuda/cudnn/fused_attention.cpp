@@ -55,7 +55,7 @@ void FusedAttention::forward(cudaStream_t stream, const Bf16* qkv, Bf16* out, fl
                              void* workspace) {
   const CudnnCalls& calls = plan_->calls;
   const AttentionShape& shape = plan_->shape;
-  float scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
+  float scale = shape.score_scale();
   float hidden = -std::numeric_limits<float>::infinity();
   Bf16* const queries = const_cast<Bf16*>(qkv);
   // cuDNN reads numbers while the execution is enqueued, so they may lie on this stack.

@@ -44,6 +44,10 @@ template <std::same_as<Quick> Q>
 constexpr __device__ Q exp(Q a) {
   return __expf(a.value);
 }
+template <std::same_as<Quick> Q>
+constexpr __device__ Q erf(Q a) {
+  return erff(a.value);
+}
 
 /// The type in which formulas are computed whose results are rounded to T.
 template <class T>
@@ -66,19 +70,32 @@ __device__ std::size_t first_of_mine() {
   return (std::size_t{blockIdx.x} * kThreads + threadIdx.x) * kEight;
 }
 
-template <class T>
-__global__ void gelu_of(const T* x, T* y, std::size_t size) {
+/// An activation function and its derivative.
+template <Activation f, class N>
+__device__ N value_at(const N& x) {
+  if constexpr (f == Activation::silu) return formulas::silu(x);
+  if constexpr (f == Activation::gelu) return formulas::exact_gelu(x);
+  return formulas::gelu(x);
+}
+template <Activation f, class N>
+__device__ N slope_at(const N& x) {
+  if constexpr (f == Activation::gelu) return formulas::exact_gelu_derivative(x);
+  return formulas::gelu_derivative(x);
+}
+
+template <Activation f, class T>
+__global__ void activated(const T* x, T* y, std::size_t size) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
   float values[kEight];
   read(x + at, values);
-  for (float& value : values) value = value_of(formulas::gelu(N(value)));
+  for (float& value : values) value = value_of(value_at<f>(N(value)));
   write(values, y + at);
 }
 
-template <class T>
-__global__ void times_gelu_derivative(const T* x, T* d, std::size_t size) {
+template <Activation f, class T>
+__global__ void times_derivative(const T* x, T* d, std::size_t size) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
@@ -86,9 +103,7 @@ __global__ void times_gelu_derivative(const T* x, T* d, std::size_t size) {
   float gradients[kEight];
   read(x + at, values);
   read(d + at, gradients);
-  for (unsigned i = 0; i < kEight; ++i) {
-    gradients[i] *= value_of(formulas::gelu_derivative(N(values[i])));
-  }
+  for (unsigned i = 0; i < kEight; ++i) gradients[i] *= value_of(slope_at<f>(N(values[i])));
   write(gradients, d + at);
 }
 
@@ -99,9 +114,9 @@ __device__ std::size_t place_in_rows(unsigned width, std::size_t step) {
   return group / groups * step + std::size_t{group % groups} * kEight;
 }
 
-template <class T>
-__global__ void swiglu_of(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
-                          unsigned width) {
+template <Activation f, class T>
+__global__ void gated(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
+                      unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
@@ -110,13 +125,13 @@ __global__ void swiglu_of(const T* gate, const T* up, std::size_t step, T* y, st
   float u[kEight];
   read(gate + from, g);
   read(up + from, u);
-  for (unsigned i = 0; i < kEight; ++i) u[i] *= value_of(formulas::silu(N(g[i])));
+  for (unsigned i = 0; i < kEight; ++i) u[i] *= value_of(value_at<f>(N(g[i])));
   write(u, y + at);
 }
 
-template <class T>
-__global__ void swiglu_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
-                                 unsigned width) {
+template <Activation f, class T>
+__global__ void gate_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
+                               unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
@@ -129,9 +144,14 @@ __global__ void swiglu_gradients(T* gate, T* up, std::size_t step, const T* dy, 
   read(dy + at, d);
   for (unsigned i = 0; i < kEight; ++i) {
     const N x(g[i]);
-    const N s = formulas::sigmoid(x);
-    g[i] = d[i] * u[i] * value_of(formulas::silu_derivative(x, s));
-    u[i] = d[i] * value_of(x * s);
+    if constexpr (f == Activation::silu) {
+      const N s = formulas::sigmoid(x);
+      g[i] = d[i] * u[i] * value_of(formulas::silu_derivative(x, s));
+      u[i] = d[i] * value_of(x * s);
+    } else {
+      g[i] = d[i] * u[i] * value_of(slope_at<f>(x));
+      u[i] = d[i] * value_of(value_at<f>(x));
+    }
   }
   write(g, gate + from);
   write(u, up + from);
@@ -148,42 +168,61 @@ device::Launch over(cudaStream_t stream, std::size_t size) {
 }  // namespace
 
 template <class T>
-cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size) {
+cudaError_t activate(cudaStream_t stream, Activation f, const T* x, T* y, std::size_t size) {
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &gelu_of<T>, x, y, size);
+  if (f == Activation::silu) return cudaErrorInvalidValue;
+  return device::launch(over(stream, size),
+                        f == Activation::gelu ? &activated<Activation::gelu, T>
+                                              : &activated<Activation::gelu_tanh, T>,
+                        x, y, size);
 }
 
 template <class T>
-cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t size) {
+cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* d,
+                              std::size_t size) {
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &times_gelu_derivative<T>, x, d, size);
+  if (f == Activation::silu) return cudaErrorInvalidValue;
+  return device::launch(over(stream, size),
+                        f == Activation::gelu ? &times_derivative<Activation::gelu, T>
+                                              : &times_derivative<Activation::gelu_tanh, T>,
+                        x, d, size);
 }
 
 template <class T>
-cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, std::size_t step, T* y,
-                   Rows rows) {
+cudaError_t gate(cudaStream_t stream, Activation f, const T* gate, const T* up, std::size_t step,
+                 T* y, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &swiglu_of<T>, gate, up, step, y, size,
-                        static_cast<unsigned>(rows.width));
+  if (f == Activation::gelu) return cudaErrorInvalidValue;
+  return device::launch(
+      over(stream, size),
+      f == Activation::silu ? &gated<Activation::silu, T> : &gated<Activation::gelu_tanh, T>, gate,
+      up, step, y, size, static_cast<unsigned>(rows.width));
 }
 
 template <class T>
-cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t step, const T* dy,
-                            Rows rows) {
+cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std::size_t step,
+                          const T* dy, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  return device::launch(over(stream, size), &swiglu_gradients<T>, gate, up, step, dy, size,
-                        static_cast<unsigned>(rows.width));
+  if (f == Activation::gelu) return cudaErrorInvalidValue;
+  return device::launch(over(stream, size),
+                        f == Activation::silu ? &gate_gradients<Activation::silu, T>
+                                              : &gate_gradients<Activation::gelu_tanh, T>,
+                        gate, up, step, dy, size, static_cast<unsigned>(rows.width));
 }
 
-template cudaError_t gelu(cudaStream_t, const float*, float*, std::size_t);
-template cudaError_t gelu(cudaStream_t, const Bf16*, Bf16*, std::size_t);
-template cudaError_t gelu_backward(cudaStream_t, const float*, float*, std::size_t);
-template cudaError_t gelu_backward(cudaStream_t, const Bf16*, Bf16*, std::size_t);
-template cudaError_t swiglu(cudaStream_t, const float*, const float*, std::size_t, float*, Rows);
-template cudaError_t swiglu(cudaStream_t, const Bf16*, const Bf16*, std::size_t, Bf16*, Rows);
-template cudaError_t swiglu_backward(cudaStream_t, float*, float*, std::size_t, const float*, Rows);
-template cudaError_t swiglu_backward(cudaStream_t, Bf16*, Bf16*, std::size_t, const Bf16*, Rows);
+template cudaError_t activate(cudaStream_t, Activation, const float*, float*, std::size_t);
+template cudaError_t activate(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
+template cudaError_t activate_backward(cudaStream_t, Activation, const float*, float*, std::size_t);
+template cudaError_t activate_backward(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
+template cudaError_t gate(cudaStream_t, Activation, const float*, const float*, std::size_t, float*,
+                          Rows);
+template cudaError_t gate(cudaStream_t, Activation, const Bf16*, const Bf16*, std::size_t, Bf16*,
+                          Rows);
+template cudaError_t gate_backward(cudaStream_t, Activation, float*, float*, std::size_t,
+                                   const float*, Rows);
+template cudaError_t gate_backward(cudaStream_t, Activation, Bf16*, Bf16*, std::size_t, const Bf16*,
+                                   Rows);
 
 }  // namespace ballast::model::cuda

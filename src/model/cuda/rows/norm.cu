@@ -12,6 +12,7 @@ struct NormForward {
   const T* residual;
   T* y;
   float epsilon;
+  float offset;  ///< of the weight
   Rows rows;
   NormRows places;
 };
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
     device::read(a.weight + at, weight);
     if constexpr (centred) device::read(a.bias + at, bias);
     for (unsigned i = 0; i < kEight; ++i) {
-      out[i] = (values[i] - s.mean) * s.factor * weight[i] + bias[i];
+      out[i] = (values[i] - s.mean) * s.factor * (weight[i] + a.offset) + bias[i];
     }
     if (a.residual != nullptr) {
       float residual[kEight];
@@ -72,15 +73,16 @@ cudaError_t launch_norm(cudaStream_t stream, const NormForward<T>& a) {
 
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
-                 const T* residual, T* y, Rows rows, const NormRows& places) {
+                 const T* residual, T* y, Rows rows, const NormRows& places, float offset) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
-  const NormForward<T> a = {x, weight, bias, residual, y, epsilon, rows, places_of(places, rows)};
+  const NormForward<T> a = {
+      x, weight, bias, residual, y, epsilon, offset, rows, places_of(places, rows)};
   return bias != nullptr ? launch_norm<true>(stream, a) : launch_norm<false>(stream, a);
 }
 
 template cudaError_t norm(cudaStream_t, const float*, const float*, const float*, float,
-                          const float*, float*, Rows, const NormRows&);
+                          const float*, float*, Rows, const NormRows&, float);
 template cudaError_t norm(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float, const Bf16*,
-                          Bf16*, Rows, const NormRows&);
+                          Bf16*, Rows, const NormRows&, float);
 
 }  // namespace ballast::model::cuda

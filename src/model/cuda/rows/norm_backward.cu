@@ -13,6 +13,7 @@ struct NormBackward {
   T* dx;
   float* partials;
   float epsilon;
+  float offset;  ///< of the weight
   Rows rows;
   NormRows places;
 };
@@ -112,7 +113,7 @@ class BackwardRow {
     device::read(a_.weight + at, weight);
     for (unsigned i = 0; i < kEight; ++i) {
       const float n = (x[i] - s_.mean) * s_.factor;
-      const float g = d[i] * weight[i];
+      const float g = d[i] * (weight[i] + a_.offset);
       sums.weight[i] += d[i] * n;
       means_[0] += g * n;
       if constexpr (centred) {
@@ -135,8 +136,8 @@ class BackwardRow {
     if constexpr (centred) mean_g = means_[1];
     for (unsigned i = 0; i < kEight; ++i) {
       const float n = (x[i] - s_.mean) * s_.factor;
-      d[i] = residual[i] +
-             formulas::norm_derivative(d[i] * weight[i], n, mean_g, means_[0], s_.factor);
+      d[i] = residual[i] + formulas::norm_derivative(d[i] * (weight[i] + a_.offset), n, mean_g,
+                                                     means_[0], s_.factor);
     }
     device::write(d, a_.dx + start_ + at);
   }
@@ -228,11 +229,11 @@ cudaError_t launch_norm_backward(device::Launch how, const NormBackward<T>& a) {
 template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
-                          float* bias_gradient, float* partials, Rows rows,
-                          const NormRows& places) {
+                          float* bias_gradient, float* partials, Rows rows, const NormRows& places,
+                          float offset) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
-  const NormBackward<T> a = {
-      x, weight, dy, residual, dx, partials, epsilon, rows, places_of(places, rows)};
+  const NormBackward<T> a = {x,        weight,  dy,     residual, dx,
+                             partials, epsilon, offset, rows,     places_of(places, rows)};
   const std::size_t together = rows.width <= kNarrow ? kRowsOfBlock : 1;
   const std::size_t groups = std::min((rows.count + together - 1) / together, kMostGroups);
   const device::Launch how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
@@ -244,9 +245,9 @@ cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, cons
 
 template cudaError_t norm_backward(cudaStream_t, const float*, const float*, const float*, float,
                                    const float*, float*, float*, float*, float*, Rows,
-                                   const NormRows&);
+                                   const NormRows&, float);
 template cudaError_t norm_backward(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float,
                                    const Bf16*, Bf16*, float*, float*, float*, Rows,
-                                   const NormRows&);
+                                   const NormRows&, float);
 
 }  // namespace ballast::model::cuda

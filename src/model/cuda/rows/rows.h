@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "src/model/formulas.h"
+
 namespace ballast::model::cuda {
 
 // Kernels over rows of activations. `T` is the training type, float or Bf16; values are computed
@@ -28,11 +30,13 @@ struct NormRows {
 };
 
 /// y = residual (null: 0) + (x - mean) / deviation * weight + bias, or RMSNorm's x / deviation *
-/// weight where `bias` is null. Sources: Ba et al., "Layer normalization", 2016; Zhang & Sennrich,
-/// "Root mean square layer normalization", 2019, equation 4.
+/// weight where `bias` is null; `offset` is added to the weight. Sources: Ba et al., "Layer
+/// normalization", 2016; Zhang & Sennrich, "Root mean square layer normalization", 2019,
+/// equation 4.
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
-                 const T* residual, T* y, Rows rows, const NormRows& places = {});
+                 const T* residual, T* y, Rows rows, const NormRows& places = {},
+                 float offset = 0.0F);
 
 /// dx = residual (null: 0) + gradient of x, given dy; adds the gradients of the weights to
 /// `weight_gradient` and `bias_gradient` (null: RMSNorm). dx may be residual, dy or x itself.
@@ -40,7 +44,7 @@ template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
                           float* bias_gradient, float* partials, Rows rows,
-                          const NormRows& places = {});
+                          const NormRows& places = {}, float offset = 0.0F);
 
 /// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart.
 template <class T>
@@ -66,21 +70,23 @@ struct Partials {
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
                          float* second);
 
-/// y = gelu(x), `size` elements.
+/// y = f(x), `size` elements; f is a form of GELU, else cudaErrorInvalidValue.
 template <class T>
-cudaError_t gelu(cudaStream_t stream, const T* x, T* y, std::size_t size);
-/// d = d * gelu'(x).
+cudaError_t activate(cudaStream_t stream, Activation f, const T* x, T* y, std::size_t size);
+/// d = d * f'(x).
 template <class T>
-cudaError_t gelu_backward(cudaStream_t stream, const T* x, T* d, std::size_t size);
+cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* d,
+                              std::size_t size);
 
-/// y = silu(gate) * up; rows of gate and of up are `step` apart.
+/// y = f(gate) * up; rows of gate and of up are `step` apart; f is silu or gelu_tanh, else
+/// cudaErrorInvalidValue.
 template <class T>
-cudaError_t swiglu(cudaStream_t stream, const T* gate, const T* up, std::size_t step, T* y,
-                   Rows rows);
+cudaError_t gate(cudaStream_t stream, Activation f, const T* gate, const T* up, std::size_t step,
+                 T* y, Rows rows);
 /// Replaces gate and up by their gradients, given dy.
 template <class T>
-cudaError_t swiglu_backward(cudaStream_t stream, T* gate, T* up, std::size_t step, const T* dy,
-                            Rows rows);
+cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std::size_t step,
+                          const T* dy, Rows rows);
 
 /// Rotary positions.
 struct Rotation {

@@ -83,6 +83,11 @@ __global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents ext
     device::read(tables.positions + position * extents.width + column, other);
     for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += other[i];
     device::narrow(sum, row);
+  } else if (tables.scale != 1.0F) {
+    float scaled[kOneAccess<T>];
+    device::widen(row, scaled);
+    for (float& value : scaled) value *= tables.scale;
+    device::narrow(scaled, row);
   }
   device::write(row, out + at * extents.width + column);
 }
@@ -150,12 +155,12 @@ __global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint3
   }
 }
 
-/// Adds a row to `sum`.
+/// Adds a row times `scale` to `sum`.
 template <class T>
-__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row) {
+__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row, float scale = 1.0F) {
   float values[kOneAccess<T>];
   device::widen(row, values);
-  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i];
+  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
 }
 
 /// A sum of rows: row ids[i] of `table` [size, width] gets dy[i].
@@ -168,6 +173,7 @@ struct Scatter {
   float* table;
   std::size_t size;
   std::size_t width;
+  float scale = 1.0F;
 };
 
 /// The block of an id's first place follows the links from there.
@@ -193,7 +199,7 @@ __global__ void add_to_rows(Scatter<T> scatter) {
     }
 #pragma unroll
     for (unsigned i = 0; i < kAhead; ++i) {
-      if (i < there) add<T>(sum, rows[i]);
+      if (i < there) add<T>(sum, rows[i], scatter.scale);
     }
   }
   device::write(sum, gradient);
@@ -256,8 +262,12 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                            std::uint32_t* links) {
   const auto [count, length, vocabulary, width] = extents;
   if (count == 0 || width == 0) return cudaSuccess;
-  const Scatter<T> to_tokens = {
-      .ids = ids.tokens, .dy = dy, .table = gradients.tokens, .size = vocabulary, .width = width};
+  const Scatter<T> to_tokens = {.ids = ids.tokens,
+                                .dy = dy,
+                                .table = gradients.tokens,
+                                .size = vocabulary,
+                                .width = width,
+                                .scale = gradients.scale};
   const cudaError_t code = scatter(stream, to_tokens, count, links);
   if (code != cudaSuccess || gradients.positions == nullptr) return code;
   if (ids.positions == nullptr) {

@@ -33,10 +33,11 @@ constexpr std::size_t kBehind = 8;
 struct Case {
   Rows rows;
   bool centred;
+  float offset = 0.0F;  ///< of the weight
 };
 void trace(const Case& c, std::string& text) {
   text = std::to_string(c.rows.count) + " rows of " + std::to_string(c.rows.width) +
-         (c.centred ? ", LayerNorm" : ", RMSNorm");
+         (c.centred ? ", LayerNorm" : ", RMSNorm") + (c.offset == 0.0F ? "" : " with an offset");
 }
 
 /// Widths on both sides of the limits between kernels: a warp per row, a block that holds a row
@@ -87,7 +88,7 @@ std::vector<T> normed(const Inputs<T>& in, const Case& c, bool onto_residual = f
   return in_every_order([&] {
     const DeviceArray<T> y(with_more_behind(empty));
     must(norm<T>(nullptr, x.data(), weight.data(), c.centred ? bias.data() : nullptr, kEpsilon,
-                 addend, y.data(), c.rows));
+                 addend, y.data(), c.rows, {}, c.offset));
     return without_those_behind(y.get());
   });
 }
@@ -98,8 +99,8 @@ std::vector<double> expected_norm(const Inputs<T>& in, const Case& c, bool onto_
   const std::vector<double> bias = exact(in.bias);
   const std::vector<double> residual = exact(in.residual);
   in_double::norm(exact(in.x).data(), exact(in.weight).data(), c.centred ? bias.data() : nullptr,
-                  static_cast<double>(kEpsilon), onto_residual ? residual.data() : nullptr,
-                  y.data(), c.rows.count, c.rows.width);
+                  static_cast<double>(c.offset), static_cast<double>(kEpsilon),
+                  onto_residual ? residual.data() : nullptr, y.data(), c.rows.count, c.rows.width);
   return y;
 }
 
@@ -186,7 +187,7 @@ Gradients<T> gradients(const Inputs<T>& in, const Case& c, Place place,
                                                              : residual.data();
     must(norm_backward<T>(nullptr, x.data(), weight.data(), dy.data(), kEpsilon, addend, dx.data(),
                           weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
-                          partials.data(), c.rows));
+                          partials.data(), c.rows, {}, c.offset));
     return Gradients<T>{without_those_behind(dx.get()), without_those_behind(weight_gradient.get()),
                         without_those_behind(bias_gradient.get())};
   };
@@ -203,7 +204,7 @@ void check_backward(const Inputs<T>& in, const Case& c, Place place, Orders orde
   std::vector<double> bias_gradient(c.rows.width, 100.0);
   const std::vector<double> residual = exact(place == Place::in_both ? in.dy : in.residual);
   in_double::norm_backward(exact(in.x).data(), exact(in.weight).data(), exact(in.dy).data(),
-                           static_cast<double>(kEpsilon),
+                           static_cast<double>(c.offset), static_cast<double>(kEpsilon),
                            place == Place::without_residual ? nullptr : residual.data(), dx.data(),
                            weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
                            c.rows.count, c.rows.width);
@@ -306,6 +307,21 @@ TEST_F(CudaNorm, GroupsOfLongerRowsAreTheSameAsRows) {
     check_groups<Bf16>(width);
     check_groups<float>(width);
   }
+}
+
+/// The kernels for a warp and for a block, and those that read a part of a row twice.
+template <class T>
+void check_offset() {
+  for (const std::size_t width : {24U, 1032U, 8200U}) {
+    const Case c = {{3, width}, false, 1.0F};
+    const Inputs<T> in(c);
+    expect_close(normed(in, c, true), expected_norm(in, c, true), 5e-6);
+    check_backward(in, c, Place::apart, Orders::one);
+  }
+}
+TEST_F(CudaNorm, OffsetsAreTheHosts) {
+  check_offset<float>();
+  check_offset<Bf16>();
 }
 
 TEST_F(CudaNorm, OfNoRowsIsNothing) {

@@ -36,34 +36,40 @@ constexpr std::size_t kSizes[] = {8, 2040, 2048, 2056, 5000};
 constexpr double kDeviation = 20.0;
 
 template <class T>
-void check_gelu(std::size_t size) {
+void check_activation(Activation f, std::size_t size) {
   const std::vector<T> x = normals_of<T>(size, 1, kDeviation);
   const std::vector<T> dy = normals_of<T>(size + 8, 2);
   const DeviceArray<T> x_there(x);
   const auto found = in_every_order([&] {
     const DeviceArray<T> y(dy);
     const DeviceArray<T> d(dy);
-    must(gelu<T>(nullptr, x_there.data(), y.data(), size));
-    must(gelu_backward<T>(nullptr, x_there.data(), d.data(), size));
+    must(activate<T>(nullptr, f, x_there.data(), y.data(), size));
+    must(activate_backward<T>(nullptr, f, x_there.data(), d.data(), size));
     return std::tuple{y.get(), d.get()};
   });
   std::vector<double> y = exact(dy);
   std::vector<double> d = exact(dy);
   std::vector<double> columns(size);
-  in_double::gelu(exact(x).data(), y.data(), size);
-  in_double::gelu_backward(exact(x).data(), d.data(), columns.data(), 1, size);
+  const bool is_exact = f == Activation::gelu;
+  const auto forward = is_exact ? in_double::exact_gelu<double> : in_double::gelu<double>;
+  const auto backward =
+      is_exact ? in_double::exact_gelu_backward<double> : in_double::gelu_backward<double>;
+  forward(exact(x).data(), y.data(), size);
+  backward(exact(x).data(), d.data(), columns.data(), 1, size);
   expect_close(std::get<0>(found), y, 1e-6);
   expect_close(std::get<1>(found), d, 1e-5);
 }
 TEST_F(CudaRows, GeluIsTheHosts) {
   for (const std::size_t size : kSizes) {
-    check_gelu<float>(size);
-    check_gelu<Bf16>(size);
+    for (const Activation f : {Activation::gelu, Activation::gelu_tanh}) {
+      check_activation<float>(f, size);
+      check_activation<Bf16>(f, size);
+    }
   }
 }
 
 template <class T>
-void check_swiglu(Rows rows, bool joined) {
+void check_gate(Activation f, Rows rows, bool joined) {
   const std::size_t size = rows.count * rows.width;
   const std::size_t up = joined ? rows.width : size;
   const std::size_t step = joined ? 2 * rows.width : rows.width;
@@ -73,34 +79,40 @@ void check_swiglu(Rows rows, bool joined) {
   const auto found = in_every_order([&] {
     const DeviceArray<T> there(gate_up);
     const DeviceArray<T> y(dy);
-    T* const gate = there.data();
-    must(swiglu<T>(nullptr, gate, gate + up, step, y.data(), rows));
-    must(swiglu_backward<T>(nullptr, gate, gate + up, step, dy_there.data(), rows));
+    T* const first = there.data();
+    must(gate<T>(nullptr, f, first, first + up, step, y.data(), rows));
+    must(gate_backward<T>(nullptr, f, first, first + up, step, dy_there.data(), rows));
     return std::tuple{y.get(), there.get()};
   });
   std::vector<double> gradients = exact(gate_up);
   std::vector<double> y = exact(dy);
   const std::vector<double> exact_dy = exact(dy);
+  const bool silu = f == Activation::silu;
+  const auto forward = silu ? in_double::swiglu<double> : in_double::geglu<double>;
+  const auto backward =
+      silu ? in_double::swiglu_backward<double> : in_double::geglu_backward<double>;
   for (std::size_t row = 0; row < rows.count; ++row) {
-    double* const gate = gradients.data() + row * step;
+    double* const first = gradients.data() + row * step;
     const std::size_t at = row * rows.width;
-    in_double::swiglu(gate, gate + up, y.data() + at, rows.width);
-    in_double::swiglu_backward(gate, gate + up, exact_dy.data() + at, rows.width);
+    forward(first, first + up, y.data() + at, rows.width);
+    backward(first, first + up, exact_dy.data() + at, rows.width);
   }
   expect_close(std::get<0>(found), y, 3e-6);
   expect_close(std::get<1>(found), gradients, 1e-5);
 }
-TEST_F(CudaRows, SwigluIsTheHosts) {
+TEST_F(CudaRows, GatesAreTheHosts) {
   for (const Rows rows : {Rows{1, 8}, Rows{3, 2056}, Rows{5, 24}, Rows{2, 2048}, Rows{300, 8}}) {
     for (const bool joined : {false, true}) {
-      check_swiglu<float>(rows, joined);
-      check_swiglu<Bf16>(rows, joined);
+      for (const Activation f : {Activation::silu, Activation::gelu_tanh}) {
+        check_gate<float>(f, rows, joined);
+        check_gate<Bf16>(f, rows, joined);
+      }
     }
   }
 }
 
 template <class T>
-void check_extremes() {
+void check_extremes(Activation f) {
   const double infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> x = {infinity, 1e30, 300.0, -300.0,
                                  -1e30,    0.0,  -0.0,  std::numeric_limits<double>::quiet_NaN()};
@@ -108,7 +120,7 @@ void check_extremes() {
   for (const double value : x) values.push_back(rounded<T>(value));
   const DeviceArray<T> there(values);
   const DeviceArray<T> y(values);
-  must(gelu<T>(nullptr, there.data(), y.data(), 8));
+  must(activate<T>(nullptr, f, there.data(), y.data(), 8));
   const std::vector<double> found = exact(y.get());
   EXPECT_EQ(found[0], infinity);
   EXPECT_NEAR(found[1], 1e30, 1e28);
@@ -117,8 +129,10 @@ void check_extremes() {
   EXPECT_TRUE(std::isnan(found[7]));
 }
 TEST_F(CudaRows, GeluOfExtremes) {
-  check_extremes<float>();
-  check_extremes<Bf16>();
+  for (const Activation f : {Activation::gelu, Activation::gelu_tanh}) {
+    check_extremes<float>(f);
+    check_extremes<Bf16>(f);
+  }
 }
 
 /// Numbers of rows on both sides of one group, of all threads of a column, and of the largest
@@ -252,11 +266,25 @@ TEST_F(CudaRows, HeadsAreTurnedAsOnTheHost) {
   check_rotation<float>(3, 5, 24, 6);
 }
 
+TEST_F(CudaRows, OtherActivationsAreRefused) {
+  const DeviceArray<float> x(8);
+  EXPECT_EQ(activate<float>(nullptr, Activation::silu, x.data(), x.data(), 8),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(activate_backward<float>(nullptr, Activation::silu, x.data(), x.data(), 8),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(gate<float>(nullptr, Activation::gelu, x.data(), x.data(), 8, x.data(), {1, 8}),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(
+      gate_backward<float>(nullptr, Activation::gelu, x.data(), x.data(), 8, x.data(), {1, 8}),
+      cudaErrorInvalidValue);
+}
+
 TEST_F(CudaRows, OfNothingIsNothing) {
-  EXPECT_EQ(gelu<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(gelu_backward<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(swiglu<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
-  EXPECT_EQ(swiglu_backward<float>(nullptr, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  const auto f = Activation::gelu_tanh;
+  EXPECT_EQ(activate<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(activate_backward<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(gate<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(gate_backward<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(

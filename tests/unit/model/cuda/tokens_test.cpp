@@ -104,6 +104,7 @@ struct Table {
   std::vector<std::int32_t> places = {};  ///< positions of the tokens; empty: in their sequences
   std::vector<T> table = {};
   std::vector<T> positions = {};
+  float scale = 1.0F;  ///< of the rows of tokens
 
   Table(std::size_t width_, std::size_t sequences, std::size_t length_)
       : width(width_),
@@ -143,7 +144,7 @@ std::vector<T> embedded(const Table<T>& from, bool with_positions) {
   const UploadedIds<T> uploaded(from);
   return in_every_order([&] {
     const DeviceArray<T> out(from.tokens.size() * from.width, rounded<T>(-7.0F));
-    must(embed<T>(nullptr, {table.data(), with_positions ? positions.data() : nullptr},
+    must(embed<T>(nullptr, {table.data(), with_positions ? positions.data() : nullptr, from.scale},
                   uploaded.ids, from.extents(), out.data()));
     return out.get();
   });
@@ -169,6 +170,17 @@ TYPED_TEST(Tokens, EmbeddingAddsTokenAndPosition) {
   }
 }
 
+TYPED_TEST(Tokens, EmbeddingScalesTokens) {
+  Table<TypeParam> from(40, 3, 7);
+  from.scale = 7.5F;
+  const std::vector<TypeParam> out = embedded(from, false);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto token = static_cast<std::size_t>(from.tokens[i / 40]);
+    const float expected = value_of(from.table[token * 40 + i % 40]) * from.scale;
+    ASSERT_EQ(value_of(out[i]), value_of(rounded<TypeParam>(expected))) << i;
+  }
+}
+
 TYPED_TEST(Tokens, ATokenOutsideTheTableEmbedsAsZero) {
   Table<TypeParam> from(40, 2, 5);
   from.tokens[3] = 37;
@@ -190,7 +202,7 @@ Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_po
     const DeviceArray<float> positions(random_values<float>(from.positions.size(), 6));
     const DeviceArray<std::uint32_t> links(2 * from.tokens.size(), 0xdeadbeefU);
     must(embed_backward<T>(nullptr, uploaded.ids, out.data(), from.extents(),
-                           {table.data(), with_positions ? positions.data() : nullptr},
+                           {table.data(), with_positions ? positions.data() : nullptr, from.scale},
                            links.data()));
     return Gradients(table.get(), positions.get());
   });
@@ -206,7 +218,7 @@ Gradients expected_gradients(const Table<T>& from, const std::vector<T>& dy, boo
     const bool in = token >= 0 && static_cast<std::size_t>(token) < from.vocabulary;
     for (std::size_t i = 0; i < from.width; ++i) {
       const float value = value_of(dy[at * from.width + i]);
-      if (in) table[static_cast<std::size_t>(token) * from.width + i] += value;
+      if (in) table[static_cast<std::size_t>(token) * from.width + i] += value * from.scale;
       if (with_positions) positions[from.position(at) * from.width + i] += value;
     }
   }
@@ -219,6 +231,13 @@ void expect_gradients(const Table<T>& from, bool with_positions) {
   EXPECT_TRUE(
       same_bits(gradients(from, dy, with_positions), expected_gradients(from, dy, with_positions)))
       << from.tokens.size() << " tokens, width " << from.width;
+}
+
+/// A power of two, whose products with bf16 are exact, fused or not.
+TYPED_TEST(Tokens, GradientsOfScaledTokensAreScaled) {
+  Table<TypeParam> from(40, 3, 7);
+  from.scale = 8.0F;
+  expect_gradients(from, false);
 }
 
 TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
