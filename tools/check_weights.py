@@ -3,8 +3,8 @@
 
     python tools/check_weights.py RUN
 
-RUN is the run directory of `ballast train` with one file of data.text or data.tokens. Needs torch and
-transformers. Computes in fp32, so the losses of a bf16 run differ by its rounding. Exit status 1 if
+RUN is the run directory of `ballast train` with one file of data.text or data.tokens (tokens alone) and a
+share data.held_out. Needs torch and transformers. Computes in fp32, so the losses of a bf16 run differ by its rounding. Exit status 1 if
 they differ by more than 1%.
 """
 
@@ -17,17 +17,18 @@ import torch
 import transformers
 
 
-def read_tokens(data):
+def read_tokens(data, vocab_size):
     paths = data["text"] + data["tokens"]
     if len(paths) != 1 or not pathlib.Path(paths[0]).is_file():
         sys.exit(f"check_weights: needs one data file, got {', '.join(paths)}")
-    kind = "u1" if data["text"] else {"u16": "<u2", "u32": "<u4"}[data["token_type"]]
+    kinds = {"u16": "<u2", "u32": "<u4", "auto": "<u2" if vocab_size <= 65536 else "<u4"}
+    kind = "u1" if data["text"] else kinds[data["token_type"]]
     return numpy.fromfile(paths[0], dtype=kind).astype(numpy.int64)
 
 
 def held_out_batches(config):
     """Inputs and targets of the micro-batches of an evaluation of one rank."""
-    tokens = read_tokens(config["data"])
+    tokens = read_tokens(config["data"], config["model"]["vocab_size"])
     length = config["data"]["sequence_length"]
     sequences = config["train_micro_batch_size_per_gpu"]
     held = tokens[len(tokens) - int(len(tokens) * config["data"]["held_out"]):]
