@@ -119,8 +119,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const Batch batch = batch_of(tokens, step);
     const double warm = static_cast<double>(std::min<std::uint64_t>(step, 5)) / 5.0;
-    const engine::StepResult result =
-        engine.train_step(batch.view(), config.optimizer.lr * warm);
+    const engine::StepResult result = engine.train_step(batch.view(), config.optimizer.lr * warm);
     EXPECT_FALSE(result.skipped);
     outcome.losses.push_back(result.loss);
     outcome.norms.push_back(result.grad_norm);
