@@ -3,8 +3,9 @@
 
     python tools/check_weights.py RUN
 
-RUN is the run directory of `ballast train` with one file of data.text or data.tokens. Needs torch and
-transformers. Computes in fp32, so the losses of a bf16 run differ by its rounding. Exit status 1 if
+RUN is the run directory of `ballast train` with one file of data.text or data.tokens (tokens alone) and a
+share data.held_out, or with one file of documents in data.eval, all of which was evaluated
+(ballast.eval_batches). Documents are computed one by one, without packing. Needs torch and transformers. Computes in fp32, so the losses of a bf16 run differ by its rounding. Exit status 1 if
 they differ by more than 1%.
 """
 
@@ -13,21 +14,23 @@ import pathlib
 import sys
 
 import numpy
+import safetensors.numpy
 import torch
 import transformers
 
 
-def read_tokens(data):
+def read_tokens(data, vocab_size):
     paths = data["text"] + data["tokens"]
     if len(paths) != 1 or not pathlib.Path(paths[0]).is_file():
         sys.exit(f"check_weights: needs one data file, got {', '.join(paths)}")
-    kind = "u1" if data["text"] else {"u16": "<u2", "u32": "<u4"}[data["token_type"]]
+    kinds = {"u16": "<u2", "u32": "<u4", "auto": "<u2" if vocab_size <= 65536 else "<u4"}
+    kind = "u1" if data["text"] else kinds[data["token_type"]]
     return numpy.fromfile(paths[0], dtype=kind).astype(numpy.int64)
 
 
 def held_out_batches(config):
     """Inputs and targets of the micro-batches of an evaluation of one rank."""
-    tokens = read_tokens(config["data"])
+    tokens = read_tokens(config["data"], config["model"]["vocab_size"])
     length = config["data"]["sequence_length"]
     sequences = config["train_micro_batch_size_per_gpu"]
     held = tokens[len(tokens) - int(len(tokens) * config["data"]["held_out"]):]
@@ -36,6 +39,23 @@ def held_out_batches(config):
     for first in range(0, count * size, size):
         window = torch.from_numpy(held[first:first + size + 1])
         yield window[:-1].view(sequences, length), window[1:].view(sequences, length)
+
+
+def documents_one_by_one(config):
+    """Inputs and targets of every document of data.eval; longer ones in pieces."""
+    data = config["data"]
+    length = data["sequence_length"]
+    if len(data["eval"]) != 1:
+        sys.exit("check_weights: needs one file in data.eval")
+    tensors = safetensors.numpy.load_file(data["eval"][0])
+    ids = torch.from_numpy(tensors["tokens"].astype(numpy.int64))
+    trained = tensors.get("mask", numpy.ones(len(ids)))
+    labels = torch.where(torch.from_numpy(trained != 0), ids, -100)
+    offsets = tensors["documents"].astype(int)
+    for start, end in zip(offsets[:-1], offsets[1:]):
+        for first in range(start, end - 1, length):
+            last = min(first + length, end - 1)
+            yield ids[first:last][None], labels[first + 1:last + 1][None]
 
 
 def main():
@@ -49,13 +69,15 @@ def main():
         sys.exit(f"check_weights: {run} has no held-out loss")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         run / "weights", dtype=torch.float32).eval()
-    losses = []
+    packed = bool(config["data"].get("documents"))
+    total, count = 0.0, 0
     with torch.no_grad():
-        for inputs, targets in held_out_batches(config):
+        for inputs, targets in (documents_one_by_one if packed else held_out_batches)(config):
             logits = model(input_ids=inputs, use_cache=False).logits.float()
-            losses.append(torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten()).item())
-    theirs = sum(losses) / len(losses)
+            total += torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+            count += int((targets != -100).sum())
+    theirs = total / count
     difference = abs(theirs - ours[-1]) / ours[-1]
     print(f"{type(model).__name__}: held-out loss {theirs:.5f} in transformers, {ours[-1]:.5f} in the "
           f"run, difference {100 * difference:.3f}%")

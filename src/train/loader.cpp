@@ -21,12 +21,16 @@ void Batch::append(const Batch& other) {
 }
 
 std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
-  return std::max<std::uint64_t>(1, std::min(requested, available) / (together * world));
+  const std::uint64_t all = together * world;
+  const std::uint64_t wanted = std::min(requested, available) + (padded ? all - 1 : 0);
+  return std::max<std::uint64_t>(1, wanted / all);
 }
 
 std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
-                                     std::uint64_t available) const {
-  return ((run * world + rank) * together + micro) % available;
+                                     std::uint64_t requested, std::uint64_t available) const {
+  const std::uint64_t number = (run * world + rank) * together + micro;
+  if (!padded) return number % available;
+  return number < std::min(requested, available) ? number : available;
 }
 
 struct Loader::Worker {
@@ -143,8 +147,13 @@ std::uint64_t Loader::evaluation_batches() const {
   return (source->size() + (source->packed() ? sequences - 1 : 0)) / sequences;
 }
 
+bool Loader::pads_evaluation() const {
+  return worker_->evaluation != nullptr && worker_->evaluation->packed();
+}
+
 Batch Loader::evaluation_batch(std::uint64_t index) const {
-  expects(index < evaluation_batches(), "loader: the evaluation data have no such batch");
+  expects(index < evaluation_batches() || pads_evaluation(),
+          "loader: the evaluation data have no such batch");
   const SequenceSource& source = *worker_->evaluation;
   const std::uint64_t sequences = worker_->options.sequences;
   auto batch = worker_->empty_batch(0, sequences, source);

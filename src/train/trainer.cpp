@@ -327,15 +327,18 @@ class Trainer {
   std::optional<double> evaluate() {
     const std::uint64_t available = loader_->evaluation_batches();
     if (available == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
-    const EvaluationShare share = {
-        .together = engine_.evaluation_micro_batches(), .rank = rank_, .world = world_};
-    const std::uint64_t runs = share.runs(config_.ballast.eval_batches, available);
+    const EvaluationShare share = {.together = engine_.evaluation_micro_batches(),
+                                   .rank = rank_,
+                                   .world = world_,
+                                   .padded = loader_->pads_evaluation()};
+    const std::uint64_t requested = config_.ballast.eval_batches;
+    const std::uint64_t runs = share.runs(requested, available);
     double sum = 0.0;
     std::uint64_t targets = 0;
     for (std::uint64_t run = 0; run < runs; ++run) {
       Batch joined;
       for (std::uint64_t m = 0; m < share.together; ++m) {
-        joined.append(loader_->evaluation_batch(share.index(run, m, available)));
+        joined.append(loader_->evaluation_batch(share.index(run, m, requested, available)));
       }
       const engine::Evaluation found = engine_.evaluate(of_engine(joined));
       sum += found.loss * static_cast<double>(found.targets);

@@ -33,17 +33,20 @@ struct LoaderOptions {
 };
 
 /// Assigns held-out micro-batches to a rank. All ranks together take them in order, so the result
-/// does not depend on the number of ranks if they share them evenly.
+/// does not depend on the number of ranks if they share them evenly or the rest is padding.
 struct EvaluationShare {
   std::uint64_t together = 1;  ///< micro-batches of a rank in one run of the evaluation plan
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
+  bool padded = false;  ///< micro-batches without data may be padding (Loader::pads_evaluation())
 
-  /// Runs of the evaluation plan for `requested` of the `available` micro-batches, at least one.
+  /// Runs of the evaluation plan for `requested` of the `available` micro-batches, at least one:
+  /// rounded up if `padded`, otherwise down.
   [[nodiscard]] std::uint64_t runs(std::uint64_t requested, std::uint64_t available) const;
-  /// The held-out micro-batch that is number `micro` of this rank in run `run`. Repeats held-out
-  /// data that is too short (`available`, at least 1).
-  [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro,
+  /// The held-out micro-batch that is number `micro` of this rank in run `run`. Behind the last
+  /// requested one it is `available`, which stands for padding, if `padded`; otherwise held-out
+  /// data that are too short (`available`, at least 1) are repeated.
+  [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro, std::uint64_t requested,
                                     std::uint64_t available) const;
 };
 
@@ -72,8 +75,10 @@ class Loader {
   /// Number of micro-batches in the evaluation data: whole ones; of a packed source also a last
   /// one that is filled with padding.
   [[nodiscard]] std::uint64_t evaluation_batches() const;
-  /// Micro-batch `index` (below evaluation_batches()) of the evaluation data, in their order:
-  /// [sequences][length].
+  /// Whether evaluation_batch() gives padding behind the data: whether they are packed.
+  [[nodiscard]] bool pads_evaluation() const;
+  /// Micro-batch `index` (below evaluation_batches(), or padding alone) of the evaluation data, in
+  /// their order: [sequences][length].
   [[nodiscard]] Batch evaluation_batch(std::uint64_t index) const;
 
  private:

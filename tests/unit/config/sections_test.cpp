@@ -313,6 +313,12 @@ TEST(ConfigData, OfEvaluationIsFilesOrAShare) {
   EXPECT_TRUE(share.data.eval.empty());
   EXPECT_EQ(share.data.held_out, 0.25);
   EXPECT_EQ(parse_text(kMinimal, {"data.eval=[]"}).data.held_out, 0.05);
+  const auto documents =
+      parse_text(kMinimal, {"data.text=[]", "data.documents=d", "data.eval=[\"e\", \"f\"]"});
+  const auto printed = parse_text(print(documents));
+  EXPECT_EQ(printed.data.documents, (std::vector<std::string>{"/base/d"}));
+  EXPECT_EQ(printed.data.eval, (std::vector<std::string>{"/base/e", "/base/f"}));
+  EXPECT_EQ(printed.data.evaluation().documents, printed.data.eval);
 }
 
 TEST(ConfigRefusal, OfEvaluationDataGivenTwice) {

@@ -218,13 +218,15 @@ TEST(Loader, GivesNoSequenceOfAStepToTwoRanks) {
 
 /// The held-out micro-batches that all ranks take, in order.
 std::vector<std::uint64_t> evaluated(std::uint64_t together, std::uint64_t world,
-                                     std::uint64_t wanted, std::uint64_t there) {
+                                     std::uint64_t wanted, std::uint64_t there,
+                                     bool padded = false) {
   std::vector<std::uint64_t> all;
-  const EvaluationShare first = {together, 0, world};
+  const EvaluationShare first = {together, 0, world, padded};
   for (std::uint64_t run = 0; run < first.runs(wanted, there); ++run) {
     for (std::uint64_t rank = 0; rank < world; ++rank) {
       for (std::uint64_t micro = 0; micro < together; ++micro) {
-        all.push_back(EvaluationShare{together, rank, world}.index(run, micro, there));
+        all.push_back(
+            EvaluationShare{together, rank, world, padded}.index(run, micro, wanted, there));
       }
     }
   }
@@ -243,6 +245,12 @@ TEST(EvaluationShare, TheSameMicroBatchesAreEvaluatedByAnyNumberOfRanks) {
 TEST(EvaluationShare, EvaluatesWholeRunsAndRepeatsAShortPart) {
   EXPECT_EQ(evaluated(2, 3, 11, 100), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(evaluated(2, 3, 8, 4), (std::vector<std::uint64_t>{0, 1, 2, 3, 0, 1}));
+}
+
+TEST(EvaluationShare, EvaluatesAllOfPackedDocumentsAndFillsUpWithPadding) {
+  EXPECT_EQ(evaluated(2, 1, 5, 100, true), (std::vector<std::uint64_t>{0, 1, 2, 3, 4, 100}));
+  EXPECT_EQ(evaluated(2, 3, 5, 3, true), (std::vector<std::uint64_t>{0, 1, 2, 3, 3, 3}));
+  EXPECT_EQ(evaluated(1, 2, 4, 9, true), (std::vector<std::uint64_t>{0, 1, 2, 3}));
 }
 
 TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {

@@ -52,7 +52,8 @@ TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
       R"("lanes":{"compute":{"busy_seconds":0.25},"fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
       R"("peak_bytes":{"device":1,"host":2,"nvme":3},"nvme_bytes_written":77})");
   metrics.eval_loss = 2.5;
-  EXPECT_NE(to_json_line(metrics).find(R"("eval_loss":2.5)"), std::string::npos);
+  EXPECT_NE(to_json_line(metrics).find(R"("eval_loss":2.5,"eval_perplexity":12.182)"),
+            std::string::npos);
 }
 
 TEST(Metrics, ReadBackBitForBit) {

@@ -147,6 +147,40 @@ TEST(Safetensors, ListButDoNotConvertOtherTypes) {
   expect_error(ErrorCategory::data, {"'ids'", "I64"}, [&] { reader.read("ids", out); });
 }
 
+TEST(Safetensors, ReadWholeNumbersOfEveryType) {
+  const test::TempDir dir;
+  const auto read = [&](const std::string& dtype, std::size_t width) {
+    std::string data(3 * width, '\0');
+    data[0] = '\x05';
+    for (std::size_t i = width; i < 2 * width; ++i) data[i] = '\xff';  // the largest, or -1
+    data[2 * width] = '\x07';
+    const auto header = R"({"n":{"dtype":")" + dtype + R"(","shape":[3],"data_offsets":[0,)" +
+                        std::to_string(data.size()) + "]}}";
+    const SafetensorsReader reader(dir.write(dtype, file_of(header, data)));
+    std::vector<std::int64_t> out(2);
+    reader.read_whole("n", out, 1);
+    EXPECT_EQ(out[1], 7) << dtype;
+    expect_error(ErrorCategory::data, {"'n'", "3 elements", "ends at 4"},
+                 [&] { reader.read_whole("n", out, 2); });
+    reader.read_whole("n", out);
+    EXPECT_EQ(out[0], 5) << dtype;
+    return out[1];
+  };
+  EXPECT_EQ(read("U8", 1), 255);
+  EXPECT_EQ(read("BOOL", 1), 255);
+  EXPECT_EQ(read("U16", 2), 65535);
+  EXPECT_EQ(read("U32", 4), 4294967295);
+  EXPECT_EQ(read("U64", 8), -1);
+  for (const auto& [dtype, width] : {std::pair("I8", 1), {"I16", 2}, {"I32", 4}, {"I64", 8}}) {
+    EXPECT_EQ(read(dtype, static_cast<std::size_t>(width)), -1);
+  }
+  const SafetensorsReader reader(
+      dir.write("f", file_of(R"({"f":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "abcd")));
+  std::vector<std::int64_t> out(1);
+  expect_error(ErrorCategory::data, {"'f'", "F32, not whole numbers"},
+               [&] { reader.read_whole("f", out); });
+}
+
 TEST(Safetensors, RefuseATruncatedFileOfAnyLength) {
   const auto whole =
       file_of(R"({"a":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})", "12345678");
