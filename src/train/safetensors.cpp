@@ -12,6 +12,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
 
@@ -106,15 +107,15 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
   const auto* const tensor = find(name);
   if (tensor == nullptr) {
     std::vector<std::string> names;
-    for (const auto& known : tensors()) names.push_back(known.name);
-    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path().string(), name,
-                                                 did_you_mean(name, names)));
+    for (const auto& known : tensors()) names.push_back(text::printable(known.name));
+    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path().string(),
+                                                 text::printable(name), did_you_mean(name, names)));
   }
   if (first > tensor->elements || out.size() > tensor->elements - first) {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}", name,
-                            path().string(), tensor->elements, format_shape(tensor->shape),
-                            first + out.size()));
+                fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}",
+                            text::printable(name), path().string(), tensor->elements,
+                            format_shape(tensor->shape), first + out.size()));
   }
   if (tensor->dtype == "F32") {
     text::read_fully(file_->descriptor, path(), tensor->offset + first * sizeof(float),
@@ -123,8 +124,8 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
     file_->read_halves(*tensor, out, first);
   } else {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16", name,
-                            path().string(), tensor->dtype));
+                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16",
+                            text::printable(name), path().string(), tensor->dtype));
   }
 }
 
