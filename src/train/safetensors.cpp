@@ -12,6 +12,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/text/files.h"
+#include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
 
@@ -70,16 +71,16 @@ const StoredTensor& SafetensorsReader::File::range(const std::string& name, Elem
   const auto found = index.find(name);
   if (found == index.end()) {
     std::vector<std::string> names;
-    for (const auto& known : header.tensors) names.push_back(known.name);
-    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path.string(), name,
-                                                 did_you_mean(name, names)));
+    for (const auto& known : header.tensors) names.push_back(text::printable(known.name));
+    throw Error(ErrorCategory::data, fmt::format("{} has no tensor '{}'{}", path.string(),
+                                                 text::printable(name), did_you_mean(name, names)));
   }
   const auto& tensor = header.tensors[found->second];
   if (first > tensor.elements || count > tensor.elements - first) {
-    throw Error(
-        ErrorCategory::data,
-        fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}", name,
-                    path.string(), tensor.elements, format_shape(tensor.shape), first + count));
+    throw Error(ErrorCategory::data,
+                fmt::format("tensor '{}' of {} has {} elements {}; the read ends at {}",
+                            text::printable(name), path.string(), tensor.elements,
+                            format_shape(tensor.shape), first + count));
   }
   return tensor;
 }
@@ -142,8 +143,8 @@ void SafetensorsReader::read(const std::string& name, std::span<float> out, Elem
     file_->read_halves(tensor, out, first);
   } else {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16", name,
-                            path().string(), tensor.dtype));
+                fmt::format("tensor '{}' of {} has dtype {}; weights can be F32, BF16 or F16",
+                            text::printable(name), path().string(), tensor.dtype));
   }
 }
 
@@ -163,8 +164,8 @@ void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64
                      read_if("I8", std::int8_t{});
   if (!known) {
     throw Error(ErrorCategory::data,
-                fmt::format("tensor '{}' of {} has dtype {}, not whole numbers", name,
-                            path().string(), tensor.dtype));
+                fmt::format("tensor '{}' of {} has dtype {}, not whole numbers",
+                            text::printable(name), path().string(), tensor.dtype));
   }
 }
 

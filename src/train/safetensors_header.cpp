@@ -13,6 +13,7 @@ namespace ballast::train {
 namespace {
 
 using text::Json;
+using text::printable;
 
 constexpr const char* kMetadata = "__metadata__";
 // Deepest nesting of a header: file, tensor, shape.
@@ -53,18 +54,21 @@ std::vector<std::uint64_t> read_counts(const Json& tensor, const char* key, cons
   return counts;
 }
 
-StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_bytes,
+StoredTensor read_tensor(const std::string& key, const Json& entry, Bytes data_bytes,
                          const Refusal& refuse) {
+  const std::string name = printable(key);
   if (!entry.is_object()) refuse(fmt::format("tensor '{}' is not a JSON object", name));
   StoredTensor tensor;
-  tensor.name = name;
+  tensor.name = key;
   const Json* const dtype = entry.find("dtype");
   if (dtype == nullptr || !dtype->is_string()) {
     refuse(fmt::format("tensor '{}' has no dtype", name));
   }
   tensor.dtype = dtype->text();
   const auto width = size_of_dtype(tensor.dtype);
-  if (width == 0) refuse(fmt::format("tensor '{}' has unknown dtype '{}'", name, tensor.dtype));
+  if (width == 0) {
+    refuse(fmt::format("tensor '{}' has unknown dtype '{}'", name, printable(tensor.dtype)));
+  }
   if (entry.members().size() != 3) refuse(fmt::format("tensor '{}' has unknown entries", name));
   tensor.shape = read_counts(entry, "shape", name, refuse);
   const auto range = read_counts(entry, "data_offsets", name, refuse);
@@ -80,7 +84,7 @@ StoredTensor read_tensor(const std::string& name, const Json& entry, Bytes data_
   if (!count_elements(tensor.shape, tensor.elements) ||
       __builtin_mul_overflow(tensor.elements, width, &needed) || needed != tensor.bytes) {
     refuse(fmt::format("tensor '{}' has {} bytes, which does not match {} {}", name, tensor.bytes,
-                       tensor.dtype, format_shape(tensor.shape)));
+                       tensor.dtype, printable(format_shape(tensor.shape))));
   }
   return tensor;
 }
@@ -89,7 +93,9 @@ void read_metadata(const Json& entries, std::map<std::string, std::string>& meta
                    const Refusal& refuse) {
   if (!entries.is_object()) refuse("__metadata__ is not a JSON object");
   for (const auto& [key, value, at] : entries.members()) {
-    if (!value.is_string()) refuse(fmt::format("__metadata__ '{}' is not a string", key));
+    if (!value.is_string()) {
+      refuse(fmt::format("__metadata__ '{}' is not a string", printable(key)));
+    }
     metadata[key] = value.text();
   }
 }
@@ -103,7 +109,7 @@ void check_cover(std::vector<StoredTensor>& tensors, Bytes data_bytes, const Ref
   for (const auto& tensor : tensors) {
     if (tensor.offset != end) {
       refuse(fmt::format("tensor '{}' starts at byte {} of the data, but the one before ends at {}",
-                         tensor.name, tensor.offset, end));
+                         printable(tensor.name), tensor.offset, end));
     }
     end += tensor.bytes;
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 
 namespace ballast::config::test {
@@ -108,27 +109,29 @@ bool check(const std::string& text, const std::vector<std::string>& overrides) {
   }
 }
 
+const std::size_t kTexts = ballast::test::fuzz_inputs(6000);
+
 TEST(ConfigMutation, OfBytesGivesAConfigOrOneLine) {
   Random random(1);
   const auto texts = samples();
-  int configs = 0;
-  for (int i = 0; i < 6000; ++i) {
+  std::size_t configs = 0;
+  for (std::size_t i = 0; i < kTexts; ++i) {
     configs += check(mutate_bytes(texts[below(random, texts.size())], random), {}) ? 1 : 0;
     if (HasFailure()) return;
   }
-  EXPECT_GT(configs, 100);  // otherwise the mutations do not reach the later checks
+  EXPECT_GT(configs, kTexts / 60);  // otherwise the mutations do not reach the later checks
 }
 
 TEST(ConfigMutation, OfValuesGivesAConfigOrOneLine) {
   Random random(2);
   auto texts = samples();
   for (const auto& text : samples()) texts.push_back(print(parse_text(text)));
-  int configs = 0;
-  for (int i = 0; i < 6000; ++i) {
+  std::size_t configs = 0;
+  for (std::size_t i = 0; i < kTexts; ++i) {
     configs += check(mutate_tree(texts[below(random, texts.size())], random), {}) ? 1 : 0;
     if (HasFailure()) return;
   }
-  EXPECT_GT(configs, 100);
+  EXPECT_GT(configs, kTexts / 60);
 }
 
 TEST(ConfigMutation, OfOverridesGivesAConfigOrOneLine) {
@@ -139,12 +142,12 @@ TEST(ConfigMutation, OfOverridesGivesAConfigOrOneLine) {
                                           "data.text=[\"a\", \"b\"]",
                                           "model.weights=x",
                                           "aio.paths=[{\"path\": \"a\"}]"};
-  int configs = 0;
-  for (int i = 0; i < 3000; ++i) {
+  std::size_t configs = 0;
+  for (std::size_t i = 0; i < kTexts / 2; ++i) {
     configs += check(kMinimal, {mutate_bytes(seeds[below(random, seeds.size())], random)}) ? 1 : 0;
     if (HasFailure()) return;
   }
-  EXPECT_GT(configs, 100);
+  EXPECT_GT(configs, kTexts / 60);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/damaged.h"
+#include "tests/support/damaged_json.h"
+#include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
@@ -152,40 +154,69 @@ std::string read_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// Reads all values of the model in `folder`. Returns whether it was accepted; an error must name a
+/// file of the folder in one line.
+bool reads(const fs::path& folder) {
+  try {
+    const WeightFiles files(folder);
+    for (const auto& place : files.tensors()) {
+      std::vector<float> values(place.tensor->elements);
+      const auto& type = place.tensor->dtype;
+      if (type == "F32" || type == "F16" || type == "BF16") {
+        files.read(place.tensor->name, values);
+      }
+    }
+    return true;
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.category(), ErrorCategory::data) << message;
+    EXPECT_NE(message.find(folder.native()), std::string::npos) << message;
+    EXPECT_EQ(message.find_first_of("\n\r\x1b"), std::string::npos) << message;
+    return false;
+  }
+}
+
+std::string damaged_file(const std::string& whole, bool index, std::mt19937_64& random) {
+  if (random() % 2 == 0) return test::damaged(whole, random);
+  return index ? test::damaged_json(whole, random) : test::damaged_safetensors(whole, random);
+}
+
 /// Damages the index, the headers or the data, and reads whatever is accepted.
 TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
   const Folder folder;
   std::mt19937_64 random(7);
-  int refused = 0;
-  int accepted = 0;
+  const std::size_t inputs = test::fuzz_inputs(4500);
+  std::size_t accepted = 0;
   for (const char* name : {kWeightsIndex, kFirst, kSecond}) {
     const fs::path path = folder.dir.path() / name;
     const std::string whole = read_text(path);
-    for (int i = 0; i < 1500; ++i) {
+    for (std::size_t i = 0; i < inputs; i += 3) {
       fs::remove(path);  // truncating a file may wait for the disk
-      std::ofstream(path, std::ios::binary) << test::damaged(whole, random);
-      try {
-        const WeightFiles files(folder.dir.path());
-        for (const auto& place : files.tensors()) {
-          std::vector<float> values(place.tensor->elements);
-          const auto& type = place.tensor->dtype;
-          if (type == "F32" || type == "F16" || type == "BF16") {
-            files.read(place.tensor->name, values);
-          }
-        }
-        ++accepted;
-      } catch (const Error& error) {
-        const std::string message = error.what();
-        EXPECT_EQ(error.category(), ErrorCategory::data) << message;
-        EXPECT_NE(message.find(folder.dir.path().native()), std::string::npos) << message;
-        EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-        ++refused;
-      }
+      const std::string text = damaged_file(whole, name == kWeightsIndex, random);
+      std::ofstream(path, std::ios::binary) << text;
+      accepted += reads(folder.dir.path()) ? 1 : 0;
+      if (HasFailure()) FAIL() << name << ": " << text.substr(0, 1000);
     }
     std::ofstream(path, std::ios::binary) << whole;
   }
-  EXPECT_GT(refused, 2000);
-  EXPECT_GT(accepted, 50);  // metadata and data may be anything
+  EXPECT_LT(accepted, inputs / 2);
+  EXPECT_GT(accepted, inputs / 90);  // metadata and data may be anything
+}
+
+TEST(WeightFiles, ThatAreCutAnywhereAreRefused) {
+  const Folder folder;
+  for (const char* name : {kWeightsIndex, kFirst, kSecond}) {
+    const fs::path path = folder.dir.path() / name;
+    const std::string whole = read_text(path);
+    for (std::size_t length = 0; length < whole.size(); ++length) {
+      fs::remove(path);
+      std::ofstream(path, std::ios::binary) << whole.substr(0, length);
+      EXPECT_FALSE(reads(folder.dir.path())) << name << " of " << length << " bytes";
+    }
+    fs::remove(path);
+    std::ofstream(path, std::ios::binary) << whole;
+    EXPECT_TRUE(reads(folder.dir.path()));
+  }
 }
 
 }  // namespace
