@@ -447,6 +447,9 @@ TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
       EXPECT_EQ(found[key], from[key]) << key;
     }
     EXPECT_EQ(found["torch_dtype"], "bfloat16");
+    if (found.contains("query_pre_attn_scalar")) {
+      EXPECT_TRUE(found["query_pre_attn_scalar"].is_number_integer());
+    }
     EXPECT_EQ(found["architectures"][0], classes.at(from["model_type"]));
   }
 }
