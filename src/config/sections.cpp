@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <optional>
 
 #include <fmt/format.h>
@@ -23,7 +25,13 @@ Key family_key(model::ModelConfig& m) {
 
 /// A value of the type of `standard`. If that is null: an object, a list or a number.
 Json read_detail(const Value& value, const Json& standard) {
-  if (standard.is_number()) return value.real({.low = std::numeric_limits<double>::lowest()});
+  if (standard.is_number()) {
+    const double given = value.real({.low = std::numeric_limits<double>::lowest()});
+    // Transformers refuses 24.0 where it wants a whole number.
+    const bool whole = standard.whole() && given == std::floor(given) && given >= 0.0 &&
+                       given <= static_cast<double>(std::uint64_t{1} << 53U);
+    return whole ? Json(static_cast<std::uint64_t>(given)) : Json(given);
+  }
   if (standard.is_boolean()) return value.flag();
   if (standard.is_string()) return value.text();
   const Json& given = value.json();

@@ -22,8 +22,8 @@ class Gemma3 final : public Llama {
   std::vector<DetailKey> details() const override {
     return {{"rope_theta", 1000000.0}, {"rope_scaling", {}},
             {"attention_bias", false}, {"rope_local_base_freq", 10000.0},
-            {"sliding_window", 4096},  {"sliding_window_pattern", 6.0},
-            {"layer_types", {}},       {"query_pre_attn_scalar", 256.0}};
+            {"sliding_window", 4096},  {"sliding_window_pattern", 6},
+            {"layer_types", {}},       {"query_pre_attn_scalar", 256}};
   }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   std::vector<Rotary> rotaries(const ModelConfig& c, std::uint64_t length,

@@ -412,10 +412,10 @@ TEST(ModelPath, WithADamagedConfigIsRefusedOrRead) {
   std::mt19937_64 random(11);
   const std::size_t inputs = ballast::test::fuzz_inputs(3000);
   std::size_t accepted = 0;
-  for (const json& from : {llama(), gpt2()}) {
+  for (const json& from : {llama(), gpt2(), gemma3(), gpt_neox()}) {
     const Folder folder(from);
     const std::string whole = from.dump();
-    for (std::size_t i = 0; i < inputs; i += 2) {
+    for (std::size_t i = 0; i < inputs; i += 4) {
       std::filesystem::remove(folder.file());  // truncating a file may wait for the disk
       const std::string text =
           random() % 2 == 0 ? damaged(whole, random) : damaged_json(whole, random);
@@ -455,6 +455,9 @@ TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
       EXPECT_EQ(found[key], from[key]) << key;
     }
     EXPECT_EQ(found["torch_dtype"], "bfloat16");
+    if (found.contains("query_pre_attn_scalar")) {
+      EXPECT_TRUE(found["query_pre_attn_scalar"].is_number_integer());
+    }
     EXPECT_EQ(found["architectures"][0], classes.at(from["model_type"]));
   }
 }
