@@ -127,7 +127,8 @@ TEST(WeightFiles, AgreeWithTheirIndex) {
   refuse(R"({"weight_map":[]})", {"no object 'weight_map'"});
   refuse(index_of(""), {"names no tensors"});
   refuse(index_of(R"("b":1)"), {"the file of tensor 'b' is not a string"});
-  for (const std::string path : {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
+  for (const std::string path :
+       {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
     refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
   }
   refuse(index_of(R"("b":"none.safetensors")"), {"cannot read", "none.safetensors: No such file"});
