@@ -84,8 +84,9 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
       refuse(path, fmt::format(": the file of tensor '{}' is not a string", name));
     }
     const std::string& text = file.text();
+    // Later messages print the path, so a name has no control characters.
     const bool plain = !text.empty() && text != "." && text != ".." &&
-                       text.find('/') == std::string::npos && text.find('\0') == std::string::npos;
+                       text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
       refuse(path, fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
                                "it",

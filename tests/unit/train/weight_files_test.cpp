@@ -127,7 +127,8 @@ TEST(WeightFiles, AgreeWithTheirIndex) {
   refuse(R"({"weight_map":[]})", {"no object 'weight_map'"});
   refuse(index_of(""), {"names no tensors"});
   refuse(index_of(R"("b":1)"), {"the file of tensor 'b' is not a string"});
-  for (const std::string path : {"", ".", "..", "../m", "/m", "x/m", "m\\u0000"}) {
+  for (const std::string path :
+       {"", ".", "..", "../m", "/m", "x/m", "m\\u0000", "m\\n", "\\u001bm"}) {
     refuse(index_of(R"("b":")" + path + '"'), {"tensor 'b' is in '", "only files beside it"});
   }
   refuse(index_of(R"("b":"none.safetensors")"), {"cannot read", "none.safetensors: No such file"});
@@ -182,6 +183,7 @@ std::string damaged_file(const std::string& whole, bool index, std::mt19937_64& 
 }
 
 /// Damages the index, the headers or the data, and reads whatever is accepted.
+/// BALLAST_TEST_FUZZ_INPUTS sets how often.
 TEST(WeightFiles, ThatAreDamagedAreRefusedOrRead) {
   const Folder folder;
   std::mt19937_64 random(7);
