@@ -239,7 +239,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
     expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
                  [&] { simulate(larger, workload, rates); });
   }
-  EXPECT_EQ(files, 4U);
+  EXPECT_EQ(files, 5U);
 }
 
 TEST(RatesFile, EveryKeyStandsInTheReadme) {
