@@ -38,6 +38,10 @@ constexpr Bytes kSomeCache = 64 * kMiB;
 model::Architecture one_layer(const model::Architecture& model, DType type) {
   model::ModelConfig config = model.config;
   config.num_layers = 1;
+  // Lists have an entry per layer.
+  for (auto& [key, value] : config.details) {
+    if (value.is_array()) value = {};
+  }
   const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
   config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);
   return model::build_architecture(config);

@@ -88,6 +88,14 @@ TEST_F(CalibrationTest, TakesThreadsAndLinkFromTheConfigAndLeavesUnusedPathsAlon
   EXPECT_LT(rates.link_cores, 1.0);
 }
 
+TEST_F(CalibrationTest, MeasuresOneLayerOfAModelWithListsOfLayers) {
+  const schedule::Rates rates =
+      rates_of(config({"model.family=smollm3", "model.no_rope_layers=[1, 0]",
+                       R"(model.layer_types=["full_attention", "sliding_attention"])",
+                       "model.sliding_window=9", "model.use_sliding_window=true"}));
+  EXPECT_FALSE(rates.forward.empty());
+}
+
 TEST_F(CalibrationTest, SwapsOnlyWhereSomethingCanLieOnNvme) {
   EXPECT_FALSE(may_swap(config({})));
   EXPECT_TRUE(may_swap(config({kOnNvme})));
