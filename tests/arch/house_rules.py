@@ -6,7 +6,8 @@
 - libraries never print and never exit: only tools/ and tests/ may;
 - files stay under 500 lines;
 - conditional compilation stays rare: an agreed number of #if lines outside tests;
-- no absolute paths of a developer's machine.
+- no absolute paths of a developer's machine;
+- the table of DeepSpeed's keys in configs/README.md has every key that is treated.
 """
 
 import pathlib
@@ -33,9 +34,19 @@ def without_comments(text: str) -> str:
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
 
 
+def missing_deepspeed_keys(root: pathlib.Path) -> list[str]:
+    code = (root / "src/config/deepspeed_keys.cpp").read_text()
+    table = (root / "configs/README.md").read_text()
+    lists = re.findall(r"\{((?:\s*\"[a-z0-9_]+\",?)+)\}\)", code)
+    keys = [key for names in lists for key in re.findall(r"\"([a-z0-9_]+)\"", names)]
+    assert len(keys) > 100, "the keys have another form"
+    return [f"configs/README.md: DeepSpeed's key {key} is missing" for key in keys
+            if f"`{key}`" not in table]
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
-    breaches = []
+    breaches = missing_deepspeed_keys(root)
     conditionals = []
     for path in source_files(root, LIBRARIES):
         for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
