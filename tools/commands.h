@@ -7,6 +7,7 @@ class Command;
 /// Each adds a subcommand with its action.
 void add_train(Command program);
 void add_plan(Command program);
+void add_eval(Command program);
 void add_export(Command program);
 void add_inspect(Command program);
 void add_tokenize(Command program);

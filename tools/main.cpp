@@ -70,6 +70,7 @@ int run(int argc, char** argv) {
   program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
   add_train(program);
   add_plan(program);
+  add_eval(program);
   add_export(program);
   add_inspect(program);
   add_tokenize(program);

@@ -142,6 +142,7 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
     lines.push_back(fmt::format("{:<17} {}", what, text));
   };
   describe("weights", &schedule::BlockPlacement::weights);
+  if (blueprint.options.purpose == schedule::Purpose::evaluation) return lines;
   describe("optimizer states", &schedule::BlockPlacement::optimizer);
   if (blueprint.states.moments != cpu_adam::Moments::Format::f32) {
     const bool codes = blueprint.states.moments == cpu_adam::Moments::Format::blockwise8;

@@ -149,17 +149,20 @@ class Engine::Impl {
   }
 
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor) {
+    expect_training();
     finish();
     return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform());
   }
 
   std::vector<float> read_block(std::size_t block) {
+    expect_training();
     finish();
     const Elems elements = blueprint_.model.blocks[block].elements;
     return read_master(blueprint_, ranks_, block, 0, elements, perform());
   }
 
   std::uint64_t state_hash() {
+    expect_training();
     finish();
     return hash_states(blueprint_, ranks_, perform());
   }
@@ -217,7 +220,14 @@ class Engine::Impl {
     };
   }
 
+  /// Steps and master weights need the states.
+  void expect_training() const {
+    expects(blueprint_.options.purpose == schedule::Purpose::training,
+            "engine: a blueprint for evaluation has no states");
+  }
+
   const schedule::Plan& training_plan(std::size_t micro_batches) {
+    expect_training();
     const schedule::Schedule& schedule = blueprint_.schedule;
     if (micro_batches == blueprint_.micro_batches) {
       return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;

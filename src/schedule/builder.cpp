@@ -314,6 +314,20 @@ void check_speculation(const Workload& workload, const Placement& placement,
   }
 }
 
+void check_purpose(const Workload& workload, const Placement& placement, const Options& options) {
+  if (options.purpose == Purpose::training) return;
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    if (placement.blocks[b] == BlockPlacement{.weights = placement.blocks[b].weights}) continue;
+    refuse(fmt::format("{} places more than its weights, but an evaluation has nothing else",
+                       workload.blocks[b].name));
+  }
+}
+
+/// Refuses plans that an evaluation does not have.
+void check_trains(const Options& options) {
+  if (options.purpose == Purpose::evaluation) refuse("an evaluation has no training steps");
+}
+
 void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
   if (workload.blocks.size() < 2) refuse("the model needs an embedding and a head");
   if (placement.blocks.size() != workload.blocks.size()) {
@@ -331,6 +345,7 @@ void check_arguments(const Workload& workload, const Placement& placement, const
   }
   check_ranks(workload);
   check_speculation(workload, placement, options);
+  check_purpose(workload, placement, options);
 }
 
 }  // namespace
@@ -342,11 +357,13 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
     return StepBuilder(name, workload, placement, options, layout, micro_batches);
   };
   Schedule schedule;
-  schedule.first = builder("first training step", workload.micro_batches).training_step(false);
-  schedule.steady =
-      builder("training step", workload.micro_batches).training_step(schedule.first.leaves_updates);
-  schedule.flush = builder("updates", 0).flush();
-  schedule.rollback = builder("rollback", 0).rollback(placement);
+  if (options.purpose == Purpose::training) {
+    schedule.first = builder("first training step", workload.micro_batches).training_step(false);
+    schedule.steady = builder("training step", workload.micro_batches)
+                          .training_step(schedule.first.leaves_updates);
+    schedule.flush = builder("updates", 0).flush();
+    schedule.rollback = builder("rollback", 0).rollback(placement);
+  }
   schedule.evaluation = builder("evaluation", workload.evaluation_micro_batches).evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();
   if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
@@ -370,6 +387,7 @@ std::vector<Buffer> list_buffers(const Workload& workload, const Placement& plac
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates) {
   check_arguments(workload, placement, options);
+  check_trains(options);
   if (micro_batches == 0 || micro_batches > workload.micro_batches) {
     refuse(fmt::format("a partial step needs 1 to {} micro-batches, got {}", workload.micro_batches,
                        micro_batches));

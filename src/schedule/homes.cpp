@@ -41,7 +41,7 @@ void Movements::in_pieces(Bytes all, Move move) const {
 
 void Movements::fill(std::uint32_t block) {
   fill_home(block, weight_home(block));
-  fill_home(block, state_home(block));
+  if (has_states()) fill_home(block, state_home(block));
 }
 
 void Movements::fill_home(std::uint32_t block, const Home& home) {
@@ -100,7 +100,7 @@ void Movements::fill_activations() {
 
 void Movements::read(std::uint32_t block) {
   read_home(block, weight_home(block));
-  read_home(block, state_home(block));
+  if (has_states()) read_home(block, state_home(block));
 }
 
 void Movements::read_home(std::uint32_t block, const Home& home) {

@@ -24,9 +24,13 @@ class LayoutMaker {
   Layout make() {
     homes();
     weight_passage();
-    state_passage();
-    gradients();
-    activations();
+    if (trains()) {
+      state_passage();
+      gradients();
+      activations();
+    } else {
+      passing_activations();
+    }
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
@@ -38,6 +42,7 @@ class LayoutMaker {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
+  [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
     layout_.buffers.push_back({std::move(name), tier, kind, bytes});
@@ -77,6 +82,7 @@ class LayoutMaker {
       const std::string& name = work_.blocks[b].name;
       layout_.weight_home.push_back(
           add(name + " weights", at(b).weights, Kind::weights, rank_.weights(b)));
+      if (!trains()) continue;
       layout_.state_home.push_back(
           add(name + " states", at(b).optimizer, Kind::states, rank_.states(b)));
       undo(b, name);
@@ -222,6 +228,17 @@ class LayoutMaker {
                              work_.activation_bytes, together);
   }
 
+  /// A block's outputs while those of the block before are read, one after the other.
+  void passing_activations() {
+    const bool layer_major = options_.order == Order::layer_major;
+    const std::uint32_t together = layer_major ? work_.evaluation_micro_batches : 1;
+    layout_.input_home.resize(blocks());
+    // With one more than are read, or fewer for a model without layers.
+    const std::uint32_t count = std::min(together + 1, together * (blocks() - 1));
+    layout_.activation_slots =
+        add_slots("activations", Tier::device, Kind::activations, work_.activation_bytes, count);
+  }
+
   void add_inputs(std::uint32_t block, Tier tier, std::uint32_t count) {
     const Bytes bytes = tier == Tier::nvme ? swapped_input_bytes(work_) : work_.activation_bytes;
     for (std::uint32_t m = 0; m < count; ++m) {
@@ -232,10 +249,10 @@ class LayoutMaker {
   }
 
   void batch() {
-    layout_.batch_host =
-        add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, work_.micro_batches);
-    layout_.batch_device = add_slots("batch on the device", Tier::device, Kind::batch,
-                                     work_.batch_bytes, work_.micro_batches);
+    const std::uint32_t count = trains() ? work_.micro_batches : work_.evaluation_micro_batches;
+    layout_.batch_host = add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, count);
+    layout_.batch_device =
+        add_slots("batch on the device", Tier::device, Kind::batch, work_.batch_bytes, count);
     layout_.losses_device =
         add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
     layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);
@@ -245,8 +262,9 @@ class LayoutMaker {
   void passing_place() {
     const Need weights = need([this](std::uint32_t b) { return rank_.weights(b); },
                               [this](std::uint32_t b) { return at(b).weights == Tier::device; });
-    const Need states = need([this](std::uint32_t b) { return rank_.states(b); },
-                             [this](std::uint32_t b) { return at(b).optimizer == Tier::device; });
+    const Need states =
+        need([this](std::uint32_t b) { return rank_.states(b); },
+             [this](std::uint32_t b) { return trains() && at(b).optimizer == Tier::device; });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
     for (const auto* places : {&layout_.weight_staging, &layout_.state_staging,

@@ -12,7 +12,7 @@ namespace ballast::schedule {
 struct Layout {
   std::vector<Buffer> buffers;
 
-  // One per block.
+  // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
   std::vector<BufferId> state_home;
   /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
@@ -24,13 +24,14 @@ struct Layout {
   std::vector<BufferId> statistics_host;
 
   // Buffers for data in transit.
-  std::vector<BufferId> weight_slots;        ///< device, whole weights
-  std::vector<BufferId> share_slots;         ///< device, this rank's share of split weights
-  BufferId codes = kNoBuffer;                ///< device, gathered weight codes
-  std::vector<BufferId> weight_staging;      ///< host
-  std::vector<BufferId> state_staging;       ///< host, each as large as its largest content
-  std::vector<BufferId> gradient_slots;      ///< device, packed gradients
-  std::vector<BufferId> activation_slots;    ///< device, for activations that leave it
+  std::vector<BufferId> weight_slots;    ///< device, whole weights
+  std::vector<BufferId> share_slots;     ///< device, this rank's share of split weights
+  BufferId codes = kNoBuffer;            ///< device, gathered weight codes
+  std::vector<BufferId> weight_staging;  ///< host
+  std::vector<BufferId> state_staging;   ///< host, each as large as its largest content
+  std::vector<BufferId> gradient_slots;  ///< device, packed gradients
+  /// Device, for activations that leave it or, in an evaluation, for all.
+  std::vector<BufferId> activation_slots;
   std::vector<BufferId> activation_staging;  ///< host, for activations on NVMe
   /// Host: weights and states on the device are filled and read through it, in pieces, outside of
   /// steps. A buffer of a step serves if one is large enough.

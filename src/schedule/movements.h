@@ -65,17 +65,19 @@ class Movements {
   /// The plan has no updates in the forward pass.
   void omit_updates_of_forward() { swapped_in(Pass::forward).updated = kAll; }
 
-  /// Initializes the weights and states of `block` on the host and moves them to their homes.
+  /// Initializes the weights and, for training, the states of `block` on the host and moves them to
+  /// their homes.
   void fill(std::uint32_t block);
   /// Writes zeros to the NVMe homes of activations, so that later writes only overwrite.
   void fill_activations();
-  /// Copies the weights and states of `block` to the host and reads them there.
+  /// Copies the same to the host and reads it there.
   void read(std::uint32_t block);
 
  private:
   struct Home;
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
+  [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
 
   BufferId weights_on_host(std::uint32_t block);
   BufferId weights_in_staging(std::uint32_t block);

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -147,6 +150,23 @@ void read_initial_weights(const WeightFiles& files, const model::TensorSpec& ten
     out = out.subspan(count);
     first += count;
   }
+}
+
+void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
+                        const std::function<void(Bytes done, Bytes total)>& reading) {
+  if (weights.empty()) return engine.start();
+  const WeightFiles files(weights);
+  const Bytes total = files.bytes();
+  Bytes done = 0;
+  std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders
+  std::mutex mutex;
+  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    read_initial_weights(files, tensor, first, out);
+    const std::lock_guard lock(mutex);
+    if (!seen.emplace(tensor.name, first).second) return;
+    done += files.find(tensor.name)->tensor->bytes / tensor.size * out.size();
+    reading(done, total);
+  });
 }
 
 }  // namespace ballast::train

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <filesystem>
+#include <functional>
 #include <span>
 
 #include "ballast/config/config.h"
+#include "ballast/engine/engine.h"
 #include "ballast/model/architecture.h"
 #include "ballast/train/weight_files.h"
 
@@ -19,5 +22,11 @@ void check_initial_weights(const config::Config& config);
 /// naming the file: no such tensor, another shape, a dtype that is not one of weights; Error(io).
 void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
                           std::span<float> out);
+
+/// Starts `engine` with the `weights` (WeightFiles), or with its random initial ones if the path is
+/// empty. Calls `reading`, one call at a time, with the bytes that are read and those of the whole.
+/// Throws like engine::Engine::start() and read_initial_weights().
+void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
+                        const std::function<void(Bytes done, Bytes total)>& reading);
 
 }  // namespace ballast::train

@@ -33,20 +33,68 @@ std::uint64_t EvaluationShare::index(std::uint64_t run, std::uint64_t micro,
   return number < std::min(requested, available) ? number : available;
 }
 
+namespace {
+
+/// The elements of sequence `index` of `batch`.
+SequenceSpans spans_of(Batch& batch, std::uint64_t index, std::uint64_t length) {
+  const auto part = [&](std::vector<std::int32_t>& all) {
+    return all.empty() ? std::span<std::int32_t>() : std::span(all).subspan(index * length, length);
+  };
+  return {part(batch.tokens), part(batch.targets), part(batch.positions)};
+}
+
+Batch empty_batch(std::uint64_t step, std::uint64_t sequences, std::uint64_t length,
+                  const SequenceSource& source) {
+  Batch batch;
+  batch.step = step;
+  batch.tokens.resize(sequences * length);
+  batch.targets.resize(sequences * length, kIgnoredTarget);
+  if (source.packed()) batch.positions.resize(sequences * length);
+  return batch;
+}
+
+}  // namespace
+
+EvaluationBatches::EvaluationBatches(std::shared_ptr<const SequenceSource> source,
+                                     std::uint64_t sequences, std::uint64_t length, bool fills_up)
+    : source_(std::move(source)),
+      sequences_(sequences),
+      length_(length),
+      pads_(source_ != nullptr && (fills_up || source_->packed())) {}
+
+std::uint64_t EvaluationBatches::size() const {
+  if (source_ == nullptr) return 0;
+  return (source_->size() + (pads_ ? sequences_ - 1 : 0)) / sequences_;
+}
+
+Batch EvaluationBatches::batch(std::uint64_t index) const {
+  expects(index < size() || pads_, "loader: the evaluation data have no such batch");
+  auto batch = empty_batch(0, sequences_, length_, *source_);
+  for (std::uint64_t sequence = 0; sequence < sequences_; ++sequence) {
+    const auto n = index * sequences_ + sequence;
+    const auto spans = spans_of(batch, sequence, length_);
+    if (n >= source_->size()) {
+      std::iota(spans.positions.begin(), spans.positions.end(), 0);  // padding
+      continue;
+    }
+    source_->read(n, spans);
+    batch.real_tokens += source_->real_tokens(n);
+  }
+  return batch;
+}
+
 struct Loader::Worker {
   Worker(std::shared_ptr<const SequenceSource> first, std::shared_ptr<const SequenceSource> second,
          const LoaderOptions& chosen)
-      : training(std::move(first)), evaluation(std::move(second)), options(chosen) {}
+      : training(std::move(first)),
+        evaluation(std::move(second), chosen.sequences, chosen.length),
+        options(chosen) {}
 
-  [[nodiscard]] Batch empty_batch(std::uint64_t step, std::uint64_t sequences,
-                                  const SequenceSource& source) const;
-  /// The elements of sequence `index` of `batch`.
-  [[nodiscard]] SequenceSpans spans_of(Batch& batch, std::uint64_t index) const;
   [[nodiscard]] Batch batch(std::uint64_t step) const;
   void run();
 
   std::shared_ptr<const SequenceSource> training;
-  std::shared_ptr<const SequenceSource> evaluation;
+  EvaluationBatches evaluation;
   LoaderOptions options;
 
   std::mutex mutex;
@@ -57,32 +105,15 @@ struct Loader::Worker {
   std::thread thread;
 };
 
-SequenceSpans Loader::Worker::spans_of(Batch& batch, std::uint64_t index) const {
-  const auto part = [&](std::vector<std::int32_t>& all) {
-    return all.empty() ? std::span<std::int32_t>()
-                       : std::span(all).subspan(index * options.length, options.length);
-  };
-  return {part(batch.tokens), part(batch.targets), part(batch.positions)};
-}
-
-Batch Loader::Worker::empty_batch(std::uint64_t step, std::uint64_t sequences,
-                                  const SequenceSource& source) const {
-  Batch batch;
-  batch.step = step;
-  batch.tokens.resize(sequences * options.length);
-  batch.targets.resize(sequences * options.length, kIgnoredTarget);
-  if (source.packed()) batch.positions.resize(sequences * options.length);
-  return batch;
-}
-
 Batch Loader::Worker::batch(std::uint64_t step) const {
   expects(step >= 1, "loader: the first step is 1");
   const std::uint64_t mine = options.micro_batches * options.sequences;
   const std::uint64_t all = mine * options.world;
   const std::uint64_t first = (step - 1) * all;
-  auto batch = empty_batch(step, mine, *training);
+  auto batch = empty_batch(step, mine, options.length, *training);
   for (std::uint64_t sequence = 0; sequence < mine; ++sequence) {
-    training->read(first + options.rank * mine + sequence, spans_of(batch, sequence));
+    training->read(first + options.rank * mine + sequence,
+                   spans_of(batch, sequence, options.length));
   }
   for (std::uint64_t sequence = 0; sequence < all; ++sequence) {
     batch.real_tokens += training->real_tokens(first + sequence);
@@ -140,34 +171,8 @@ Batch Loader::batch(std::uint64_t step) const {
   return worker_->batch(step);
 }
 
-std::uint64_t Loader::evaluation_batches() const {
-  const auto* const source = worker_->evaluation.get();
-  if (source == nullptr) return 0;
-  const std::uint64_t sequences = worker_->options.sequences;
-  return (source->size() + (source->packed() ? sequences - 1 : 0)) / sequences;
-}
-
-bool Loader::pads_evaluation() const {
-  return worker_->evaluation != nullptr && worker_->evaluation->packed();
-}
-
-Batch Loader::evaluation_batch(std::uint64_t index) const {
-  expects(index < evaluation_batches() || pads_evaluation(),
-          "loader: the evaluation data have no such batch");
-  const SequenceSource& source = *worker_->evaluation;
-  const std::uint64_t sequences = worker_->options.sequences;
-  auto batch = worker_->empty_batch(0, sequences, source);
-  for (std::uint64_t sequence = 0; sequence < sequences; ++sequence) {
-    const auto n = index * sequences + sequence;
-    const auto spans = worker_->spans_of(batch, sequence);
-    if (n >= source.size()) {
-      std::iota(spans.positions.begin(), spans.positions.end(), 0);  // padding
-      continue;
-    }
-    source.read(n, spans);
-    batch.real_tokens += source.real_tokens(n);
-  }
-  return batch;
+const EvaluationBatches& Loader::evaluation() const {
+  return worker_->evaluation;
 }
 
 }  // namespace ballast::train

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,8 +22,8 @@
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/trace.h"
-#include "ballast/train/weight_files.h"
 
+#include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
 #include "src/train/saved_weights.h"
@@ -39,10 +37,6 @@ constexpr std::string_view kTracedProcess = "ballast train";
 
 double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
-}
-
-engine::TokenBatch of_engine(const Batch& batch) {
-  return {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
 }
 
 /// Everything that a run needs before it is planned.
@@ -92,7 +86,7 @@ class Trainer {
     }
     loader_ =
         std::make_unique<Loader>(inputs_.data.training, inputs_.data.evaluation, loader_options());
-    if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation_batches());
+    if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
   }
 
   void run() {
@@ -157,22 +151,8 @@ class Trainer {
   }
 
   void start_engine() {
-    if (config_.initial_weights.empty()) {
-      engine_.start();
-      return;
-    }
-    const WeightFiles files(config_.initial_weights);
-    const Bytes total = files.bytes();
-    Bytes done = 0;
-    std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders
-    std::mutex mutex;
-    engine_.start([&](const model::TensorSpec& tensor, Elems first_element, std::span<float> out) {
-      read_initial_weights(files, tensor, first_element, out);
-      if (!first()) return;
-      const std::lock_guard lock(mutex);
-      if (!seen.emplace(tensor.name, first_element).second) return;
-      done += files.find(tensor.name)->tensor->bytes / tensor.size * out.size();
-      observer_.reading(done, total);
+    start_from_weights(engine_, config_.initial_weights, [this](Bytes done, Bytes total) {
+      if (first()) observer_.reading(done, total);
     });
   }
 
@@ -238,7 +218,7 @@ class Trainer {
   void evaluate_after(StepMetrics& metrics) {
     const auto start = Clock::now();
     try {
-      metrics.eval_loss = evaluate();
+      metrics.eval_loss = evaluate_held_out();
     } catch (const Error& error) {
       if (first() && error.category() == ErrorCategory::interrupted) report(metrics);
       throw;
@@ -322,30 +302,11 @@ class Trainer {
                             step, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
-  /// Mean loss over the first ballast.eval_batches held-out micro-batches (see EvaluationShare);
-  /// empty without held-out data.
-  std::optional<double> evaluate() {
-    const std::uint64_t available = loader_->evaluation_batches();
-    if (available == 0 || config_.ballast.eval_batches == 0) return std::nullopt;
-    const EvaluationShare share = {.together = engine_.evaluation_micro_batches(),
-                                   .rank = rank_,
-                                   .world = world_,
-                                   .padded = loader_->pads_evaluation()};
-    const std::uint64_t requested = config_.ballast.eval_batches;
-    const std::uint64_t runs = share.runs(requested, available);
-    double sum = 0.0;
-    std::uint64_t targets = 0;
-    for (std::uint64_t run = 0; run < runs; ++run) {
-      Batch joined;
-      for (std::uint64_t m = 0; m < share.together; ++m) {
-        joined.append(loader_->evaluation_batch(share.index(run, m, requested, available)));
-      }
-      const engine::Evaluation found = engine_.evaluate(of_engine(joined));
-      sum += found.loss * static_cast<double>(found.targets);
-      targets += found.targets;
-    }
-    if (targets == 0) return std::nullopt;
-    return sum / static_cast<double>(targets);
+  std::optional<double> evaluate_held_out() {
+    const auto found =
+        evaluate(engine_, loader_->evaluation(), config_.ballast.eval_batches, rank_, world_);
+    if (!found) return std::nullopt;
+    return found->loss;
   }
 
   /// Bytes per swap directory of this machine, from all its ranks, without the initial fill.

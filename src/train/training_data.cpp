@@ -94,6 +94,22 @@ TrainingData open_training_data(const config::Config& config) {
   return config.data.documents.empty() ? open_stream(config) : open_documents(config);
 }
 
+std::shared_ptr<const SequenceSource> open_evaluation_data(const config::Config& config) {
+  const config::DataSection& section = config.data;
+  const std::uint64_t length = section.sequence_length;
+  if (section.eval.empty()) return open_training_data(config).evaluation;
+  return naming("eval", [&]() -> std::shared_ptr<const SequenceSource> {
+    if (!section.documents.empty()) {
+      const auto files = std::make_shared<const DocumentFiles>(
+          DocumentFiles::open(section.eval, config.model.vocab_size));
+      return packed(files, {0, files->offsets().size() - 1}, length, false, 0);
+    }
+    const auto source = std::make_shared<const TokenSource>(
+        TokenSource::open(section.evaluation(), config.model.vocab_size));
+    return windows_of(source, {0, source->size()}, length, false, 0);
+  });
+}
+
 void warn_without_evaluation(const config::Config& config, const TrainingData& data,
                              std::uint64_t batches) {
   const double share = config.data.held_out;

@@ -20,6 +20,10 @@ struct TrainingData {
 /// Throws like TokenSource::open(), split_tokens() and DocumentFiles::open(), naming the key.
 TrainingData open_training_data(const config::Config& config);
 
+/// Opens only the data for evaluation: all of data.eval, or the share data.held_out of the training
+/// data. May have no sequence. Throws like open_training_data().
+std::shared_ptr<const SequenceSource> open_evaluation_data(const config::Config& config);
+
 /// Logs a warning if evaluations are asked for but the data are too short for one micro-batch, that
 /// is, if there are no `batches`.
 void warn_without_evaluation(const config::Config& config, const TrainingData& data,

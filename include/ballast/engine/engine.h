@@ -82,7 +82,9 @@ using WeightSource =
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
 /// operations to the modules. Not thread-safe. With several ranks every non-const call is
-/// collective: all ranks make it, in the same order.
+/// collective: all ranks make it, in the same order. With a blueprint for
+/// schedule::Purpose::evaluation it only evaluates: train_step(), read_weights(), read_block() and
+/// state_hash() throw Error(state).
 class Engine {
  public:
   /// Makes the device and its kernels and plans the swap paths (state::plan_swap). `blueprint` is

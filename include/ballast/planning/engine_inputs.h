@@ -33,6 +33,11 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
 /// The same with the budgets and kernels of this machine, for this rank of `ranks` (may be null).
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks = nullptr);
 
+/// A blueprint that only evaluates `config`: see schedule::Purpose. Weights stay on the tiers that
+/// the config names, or else on the fastest one with room, blocks in forward order. With "auto" the
+/// largest micro-batch that fits is taken. Throws like draw_blueprint().
+engine::Blueprint draw_evaluation(const config::Config& config);
+
 /// Engine options of a run of `config`. `launch` selects this rank's swap paths. Throws
 /// Error(config).
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch = {});

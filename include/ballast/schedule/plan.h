@@ -326,7 +326,15 @@ enum class Update : std::uint8_t {
   eager   ///< as soon as the block's own gradient is complete: during the backward pass
 };
 
+enum class Purpose : std::uint8_t {
+  training,
+  /// Losses alone: weights, one activation per micro-batch and a workspace. No optimizer states,
+  /// gradients or inputs for a backward pass.
+  evaluation
+};
+
 struct Options {
+  Purpose purpose = Purpose::training;
   Order order = Order::layer_major;
   Update update = Update::gated;
   std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 2
@@ -341,6 +349,7 @@ struct Options {
 /// A run of gated steps is: first, steady, steady, ..., flush. A steady step applies the updates of
 /// the previous step during its forward pass; flush applies them without a step, before an
 /// evaluation and at the end. Eager runs need only steady.
+/// Purpose::evaluation needs only evaluation: all other plans are empty.
 ///
 /// Speculating blocks are updated within their own step, as if it were neither clipped nor skipped.
 /// A step whose gate decides otherwise is followed by rollback instead of the next step or flush,
@@ -353,8 +362,9 @@ struct Schedule {
   Plan evaluation;  ///< comes after flush
   /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
   Plan rollback;
-  std::vector<BufferId> weight_home;        ///< per block: where weights live between steps
-  std::vector<BufferId> state_home;         ///< per block: where states live between steps
+  std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
+  /// Per block: where states live between steps; empty for Purpose::evaluation.
+  std::vector<BufferId> state_home;
   std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
   BufferId workspace = kNoBuffer;           ///< device
   BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
@@ -366,7 +376,8 @@ struct Schedule {
 };
 
 /// Builds the schedule. A pure function. Throws Error(config) when the placement or the options are
-/// invalid (wrong number of blocks, too few slots, speculation with eager updates).
+/// invalid (wrong number of blocks, too few slots, speculation with eager updates; for
+/// Purpose::evaluation, a block that places more than its weights).
 Schedule build(const Workload& workload, const Placement& placement, const Options& options);
 
 /// The buffers of build() without its plans: the memory that a placement needs.

@@ -38,7 +38,7 @@ struct EvaluationShare {
   std::uint64_t together = 1;  ///< micro-batches of a rank in one run of the evaluation plan
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
-  bool padded = false;  ///< micro-batches without data may be padding (Loader::pads_evaluation())
+  bool padded = false;  ///< micro-batches without data may be padding (EvaluationBatches::pads())
 
   /// Runs of the evaluation plan for `requested` of the `available` micro-batches, at least one:
   /// rounded up if `padded`, otherwise down.
@@ -48,6 +48,28 @@ struct EvaluationShare {
   /// data that are too short (`available`, at least 1) are repeated.
   [[nodiscard]] std::uint64_t index(std::uint64_t run, std::uint64_t micro, std::uint64_t requested,
                                     std::uint64_t available) const;
+};
+
+/// The micro-batches of an evaluation, in the order of their source.
+class EvaluationBatches {
+ public:
+  /// Micro-batches of `sequences` sequences of `length` tokens; `source` may be null. `fills_up`: a
+  /// last one with fewer sequences is filled with padding, as always if `source` is packed;
+  /// otherwise it is left out.
+  EvaluationBatches(std::shared_ptr<const SequenceSource> source, std::uint64_t sequences,
+                    std::uint64_t length, bool fills_up = false);
+
+  [[nodiscard]] std::uint64_t size() const;
+  /// Whether batch() gives padding behind the data.
+  [[nodiscard]] bool pads() const { return pads_; }
+  /// Micro-batch `index` (below size(), or padding alone): [sequences][length].
+  [[nodiscard]] Batch batch(std::uint64_t index) const;
+
+ private:
+  std::shared_ptr<const SequenceSource> source_;
+  std::uint64_t sequences_;
+  std::uint64_t length_;
+  bool pads_;
 };
 
 /// Batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences, in
@@ -72,14 +94,8 @@ class Loader {
   /// The batch of any step (from 1), read on the calling thread.
   [[nodiscard]] Batch batch(std::uint64_t step) const;
 
-  /// Number of micro-batches in the evaluation data: whole ones; of a packed source also a last
-  /// one that is filled with padding.
-  [[nodiscard]] std::uint64_t evaluation_batches() const;
-  /// Whether evaluation_batch() gives padding behind the data: whether they are packed.
-  [[nodiscard]] bool pads_evaluation() const;
-  /// Micro-batch `index` (below evaluation_batches(), or padding alone) of the evaluation data, in
-  /// their order: [sequences][length].
-  [[nodiscard]] Batch evaluation_batch(std::uint64_t index) const;
+  /// Those of the evaluation data.
+  [[nodiscard]] const EvaluationBatches& evaluation() const;
 
  private:
   struct Worker;

@@ -1,5 +1,6 @@
 // Blueprints of configs with and without "auto", without rates.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,51 @@ TEST_F(DrawBlueprint, AutomaticPlacementFillsTheFastestTierThatFits) {
   EXPECT_EQ(blocks.front().optimizer, Tier::host);
   EXPECT_EQ(blocks[1].optimizer, Tier::nvme);
   EXPECT_TRUE(tight.ledger.fits(tight.budgets));
+}
+
+TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {
+  // What concerns training alone is ignored.
+  const std::vector<std::string> training = {kOptimizer + "nvme", "ballast.activations=host",
+                                             "ballast.recompute=false",
+                                             "ballast.speculative_updates=2"};
+  auto overrides = training;
+  overrides.push_back(kWeights + "auto");
+  const engine::Blueprint roomy = draw_evaluation(config(overrides));
+  EXPECT_EQ(roomy.options.purpose, schedule::Purpose::evaluation);
+  Bytes weights = 0;
+  for (const auto& block : roomy.workload.blocks) weights += round_up(block.weight_bytes, kPage);
+  std::vector<std::string> kinds;
+  for (const memory::LedgerLine& line : roomy.ledger.lines()) {
+    if (line.tier == Tier::device) kinds.push_back(line.kind);
+    EXPECT_NE(line.tier, Tier::nvme);
+    if (line.kind == "weights") {
+      EXPECT_EQ(line.bytes, weights);
+    }
+  }
+  std::sort(kinds.begin(), kinds.end());
+  EXPECT_EQ(kinds, (std::vector<std::string>{"activations", "batch", "weights", "workspace"}));
+  // A page less, and weights move to the host.
+  overrides.push_back(
+      fmt::format("ballast.device_bytes={}", roomy.ledger.total(Tier::device) - kPage));
+  const engine::Blueprint tight = draw_evaluation(config(overrides));
+  EXPECT_TRUE(tight.ledger.fits(tight.budgets));
+  EXPECT_EQ(tight.placement.blocks.front().weights, Tier::device);
+  EXPECT_EQ(tight.placement.blocks.back().weights, Tier::host);
+  overrides.push_back(kWeights + "none");
+  EXPECT_THROW(draw_evaluation(config(overrides)), Error);
+}
+
+TEST_F(DrawBlueprint, AnEvaluationTakesTheLargestMicroBatchThatFits) {
+  const auto draw = [this](Bytes bytes) {
+    return draw_evaluation(config({"train_batch_size=8", "train_micro_batch_size_per_gpu=auto",
+                                   "gradient_accumulation_steps=auto", kWeights + "none",
+                                   fmt::format("ballast.device_bytes={}", bytes)}));
+  };
+  const engine::Blueprint whole = draw(64 * kMiB);
+  EXPECT_EQ(whole.shape.sequences, 8U);
+  const engine::Blueprint parts = draw(whole.ledger.total(Tier::device) - kPage);
+  EXPECT_EQ(parts.shape.sequences, 4U);
+  EXPECT_EQ(parts.micro_batches, 2U);
 }
 
 TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnesFirst) {

@@ -30,7 +30,7 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
   if (own_ == Extent::shard) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
-    held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
+    if (trains()) held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
   }
 }
 
@@ -63,8 +63,9 @@ void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     const Content weights = {What::weights, b, 0, steps_, home(b)};
     const Content states = {What::states, b, 0, steps_, own_};
-    for (const auto& [home, wanted] : {std::pair{schedule_.weight_home[b], weights},
-                                       std::pair{schedule_.state_home[b], states}}) {
+    std::vector<std::pair<BufferId, Content>> homes = {{schedule_.weight_home[b], weights}};
+    if (trains()) homes.emplace_back(schedule_.state_home[b], states);
+    for (const auto& [home, wanted] : homes) {
       if (held_[home] == wanted) continue;
       complaints_.push_back(
           fmt::format("at the end a home holds {}, not {}", show(held_[home]), show(wanted)));

@@ -74,6 +74,7 @@ class Interpreter {
   void backward(const Operation& op);
   void use_up_intermediates(const Operation& op);
   [[nodiscard]] bool keeps(const Operation& op) const;
+  [[nodiscard]] bool trains() const { return problem_.options.purpose == Purpose::training; }
   void pack(const Operation& op);
   void reduce(const Operation& op);
   void offload_gradient(const Operation& op);

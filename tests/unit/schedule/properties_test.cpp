@@ -1,7 +1,11 @@
 // Properties of every schedule, tested on thousands of random ones: sizes, placements, options,
 // ranks, and sequences of runs as in a training loop.
 
+#include <set>
+
 #include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
 
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/interpreter.h"
@@ -21,7 +25,9 @@ struct Case {
 
 Case random_case(std::uint64_t seed) {
   Case made;
-  made.problem = seed % 4 == 3 ? random_problem_of_ranks(seed) : random_problem(seed);
+  made.problem = seed % 4 == 3   ? random_problem_of_ranks(seed)
+                 : seed % 8 == 5 ? random_evaluation(seed)
+                                 : random_problem(seed);
   made.schedule = build(made.problem.workload, made.problem.placement, made.problem.options);
   made.sequence = random_runs(made.problem, made.schedule, seed, kRuns);
   return made;
@@ -68,6 +74,36 @@ TEST(EverySchedule, ReturnsEveryLeaseAndStaysWithinItsLedger) {
     const auto spans = fake_spans(c.sequence.runs, seed);
     ASSERT_EQ(first_of(find_lease_breaches(c.schedule, spans)), Lines{}) << "seed " << seed;
   }
+}
+
+TEST(EverySchedule, ForEvaluationHasOnlyWhatItsEvaluationUses) {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    const Problem problem = random_evaluation(seed);
+    const Schedule schedule = build(problem.workload, problem.placement, problem.options);
+    std::set<BufferId> used;
+    for (const Operation& op : schedule.evaluation.operations) {
+      for (const Use& use : op.uses) used.insert(use.buffer);
+    }
+    for (const Plan* plan :
+         {&schedule.first, &schedule.steady, &schedule.flush, &schedule.rollback}) {
+      ASSERT_TRUE(plan->operations.empty()) << "seed " << seed << ": " << plan->name;
+    }
+    for (BufferId id = 0; id < schedule.buffers.size(); ++id) {
+      const Buffer& buffer = schedule.buffers[id];
+      // The fill of device memory passes through one buffer.
+      const bool fills = buffer.name == "staging for data on the device";
+      ASSERT_TRUE(used.contains(id) || fills) << "seed " << seed << ": " << buffer.name;
+    }
+  }
+}
+
+TEST(EverySchedule, ForEvaluationRefusesToPlaceMoreThanWeights) {
+  Problem problem = random_evaluation(1);
+  problem.placement.blocks.back().optimizer = Tier::host;
+  EXPECT_THROW(build(problem.workload, problem.placement, problem.options), Error);
+  problem.placement.blocks.back().optimizer = Tier::device;
+  EXPECT_THROW(build_partial_step(problem.workload, problem.placement, problem.options, 1, false),
+               Error);
 }
 
 TEST(EverySchedule, OrdersEveryTwoUsesOfABufferAcrossRuns) {

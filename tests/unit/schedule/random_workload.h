@@ -103,9 +103,19 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   return problem;
 }
 
+/// A problem for evaluation alone: weights anywhere, nothing else to place.
+inline Problem random_evaluation(std::uint64_t seed) {
+  Problem problem =
+      Dice(seed + 9'000'011).toss() ? random_problem_of_ranks(seed) : random_problem(seed);
+  problem.options.purpose = Purpose::evaluation;
+  for (BlockPlacement& block : problem.placement.blocks) block = {.weights = block.weights};
+  return problem;
+}
+
 /// Plans in the order of a training loop: the initial fill, then steps, sometimes with fewer
 /// micro-batches, evaluations and reads of all states, with flushes where pending updates must be
-/// applied, and rollbacks after some steps.
+/// applied, and rollbacks after some steps. For Purpose::evaluation only fill, evaluations and
+/// reads.
 struct RunSequence {
   std::deque<Plan> partial;  ///< plans outside the schedule
   std::vector<const Plan*> runs;
@@ -127,7 +137,8 @@ inline RunSequence random_runs(const Problem& problem, const Schedule& schedule,
   const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
   add(build_fill(problem.workload, problem.placement, problem.options));
   while (sequence.runs.size() <= count) {
-    const auto what = dice.pick(0, 6);
+    const bool trains = problem.options.purpose == Purpose::training;
+    const auto what = trains ? dice.pick(0, 6) : 6 * dice.pick(0, 1);
     if (what == 6) {
       flush();
       add(build_read(problem.workload, problem.placement, problem.options, 0, blocks));

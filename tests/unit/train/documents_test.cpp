@@ -169,17 +169,17 @@ TEST(PackedDocuments, FillTheLastMicroBatchOfAnEvaluationWithPadding) {
   const auto files = open({dir.write("d.safetensors", documents_of({{1, 2, 3}, {4, 5, 6}}))});
   const auto all = packed(files, {0, 2}, 3, false, 0);
   const Loader loader(all, all, {.sequences = 3, .length = 3});
-  ASSERT_EQ(loader.evaluation_batches(), 1U);
-  const auto batch = loader.evaluation_batch(0);
+  ASSERT_EQ(loader.evaluation().size(), 1U);
+  const auto batch = loader.evaluation().batch(0);
   EXPECT_EQ(batch.tokens, (Ids{1, 2, 3, 4, 5, 6, 0, 0, 0}));
   EXPECT_EQ(batch.targets, (Ids{2, 3, -1, 5, 6, -1, -1, -1, -1}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 0, 1, 2, 0, 1, 2}));
   EXPECT_EQ(batch.real_tokens, 6U);
-  EXPECT_TRUE(loader.pads_evaluation());
-  EXPECT_EQ(loader.evaluation_batch(1).targets, Ids(9, -1));
-  EXPECT_EQ(loader.evaluation_batch(1).real_tokens, 0U);
+  EXPECT_TRUE(loader.evaluation().pads());
+  EXPECT_EQ(loader.evaluation().batch(1).targets, Ids(9, -1));
+  EXPECT_EQ(loader.evaluation().batch(1).real_tokens, 0U);
   const Loader empty(all, packed(files, {2, 2}, 3, false, 0), {.sequences = 3, .length = 3});
-  EXPECT_EQ(empty.evaluation_batches(), 0U);
+  EXPECT_EQ(empty.evaluation().size(), 0U);
 }
 
 TEST(TrainingDocuments, LeaveTheLastOnesWithAtMostTheShare) {

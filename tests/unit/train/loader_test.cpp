@@ -257,19 +257,37 @@ TEST(Loader, ReadsTheHeldOutPartInOrderForEvaluation) {
   const test::TempDir dir;
   const auto source = counting(dir, 400);
   Loader loader = load(source, split_tokens(400, 0.1, 5), small_options());
-  ASSERT_EQ(loader.evaluation_batches(), 2U);  // 40 tokens: 7 sequences: 2 whole micro-batches
-  const auto batch = loader.evaluation_batch(1);
+  ASSERT_EQ(loader.evaluation().size(), 2U);  // 40 tokens: 7 sequences: 2 whole micro-batches
+  const auto batch = loader.evaluation().batch(1);
   EXPECT_EQ(batch.step, 0U);
   ASSERT_EQ(batch.tokens.size(), 15U);
   EXPECT_EQ(batch.tokens.front(), 375);
   EXPECT_EQ(batch.targets.back(), 390);
-  EXPECT_THROW(std::ignore = loader.evaluation_batch(2), Error);
+  EXPECT_THROW(std::ignore = loader.evaluation().batch(2), Error);
+}
+
+TEST(EvaluationBatches, MayFillUpTheLastOneOfAStream) {
+  const test::TempDir dir;
+  const auto windows = windows_of(counting(dir, 400), {360, 40}, 5, false, 0);
+  const EvaluationBatches whole(windows, 3, 5);
+  EXPECT_EQ(whole.size(), 2U);
+  EXPECT_FALSE(whole.pads());
+  const EvaluationBatches filled(windows, 3, 5, true);
+  ASSERT_EQ(filled.size(), 3U);  // 7 sequences
+  EXPECT_EQ(filled.batch(1).tokens, whole.batch(1).tokens);
+  const Batch last = filled.batch(2);
+  EXPECT_EQ(last.tokens.front(), 390);
+  EXPECT_EQ(last.real_tokens, 5U);
+  EXPECT_EQ(last.targets[4], 395);
+  EXPECT_EQ(std::count(last.targets.begin(), last.targets.end(), kIgnoredTarget), 10);
+  EXPECT_TRUE(last.positions.empty());
+  EXPECT_EQ(EvaluationBatches(nullptr, 3, 5, true).size(), 0U);
 }
 
 TEST(Loader, HasNoEvaluationBatchesWithoutAHeldOutPart) {
   const test::TempDir dir;
   Loader loader = load(counting(dir, 100), split_tokens(100, 0.0, 5), small_options());
-  EXPECT_EQ(loader.evaluation_batches(), 0U);
+  EXPECT_EQ(loader.evaluation().size(), 0U);
 }
 
 TEST(Loader, DeliversGoodBatchesFirstAndThenTheErrorEveryTime) {

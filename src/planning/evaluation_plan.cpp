@@ -1,0 +1,64 @@
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/device/device.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/planning/planner.h"
+
+#include "src/planning/engine_inputs.h"
+#include "src/planning/search.h"
+
+namespace ballast::planning {
+namespace {
+
+/// Only weights have a place; the rest is as schedule::build() wants it.
+std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> constraints) {
+  for (PlacementConstraint& constraint : constraints) {
+    constraint.optimizer = Tier::device;
+    constraint.activations = Tier::device;
+    constraint.recompute = true;
+  }
+  return constraints;
+}
+
+/// Places the weights of a sized `blueprint`. Throws Error(memory).
+engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Config& config) {
+  const Program program = {{.kind = Movable::weights, .tier = Tier::host},
+                           {.kind = Movable::weights, .tier = Tier::device}};
+  const auto constraints = weights_only(read_constraints(config, blueprint.model.blocks.size()));
+  const Filler filler(blueprint.workload, constraints, blueprint.budgets, 0);
+  engine::place(blueprint, fill_with_fewer_buffers(filler, program, config, blueprint.options));
+  return blueprint;
+}
+
+}  // namespace
+
+engine::Blueprint draw_evaluation(const config::Config& config) {
+  const model::Architecture model = model::build_architecture(config.model);
+  const memory::Budgets budgets = resolve_budgets(
+      config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
+  std::optional<Error> refusal;
+  for (const std::uint64_t size : micro_batch_sizes({.config = config, .model = model})) {
+    const model::KernelMemory kernels = model::kernel_memory(
+        model, config.type, {size, config.data.sequence_length},
+        device::kind_of({.kind = config.ballast.device}), config.ballast.compute_threads);
+    engine::Blueprint blueprint =
+        outline(with_micro_batches(config, size, 1), model, budgets, kernels, 1);
+    blueprint.options.purpose = schedule::Purpose::evaluation;
+    for (const schedule::Order order : orders(config, blueprint.options)) {
+      blueprint.options.order = order;
+      try {
+        return place_weights(blueprint, config);
+      } catch (const Error& error) {
+        if (error.category() != ErrorCategory::memory) throw;
+        refusal = error;
+      }
+    }
+  }
+  expects(refusal.has_value(), "evaluation: there is no micro-batch size");
+  throw Error(*refusal);
+}
+
+}  // namespace ballast::planning

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "ballast/engine/engine.h"
+#include "ballast/train/loader.h"
+
+namespace ballast::train {
+
+engine::TokenBatch of_engine(const Batch& batch);
+
+/// Called with the micro-batches of all ranks that are done and those of the whole.
+using EvaluationProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+/// Mean loss over the first `requested` micro-batches of `batches`, as rank `rank` of `world` (see
+/// EvaluationShare); empty if there are none, or none of their targets counts. Throws like
+/// engine::Engine::evaluate() and SequenceSource::read().
+std::optional<engine::Evaluation> evaluate(engine::Engine& engine, const EvaluationBatches& batches,
+                                           std::uint64_t requested, std::uint64_t rank,
+                                           std::uint64_t world,
+                                           const EvaluationProgress& progress = {});
+
+}  // namespace ballast::train

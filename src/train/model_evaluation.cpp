@@ -1,0 +1,162 @@
+#include "ballast/train/model_evaluation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+#include "ballast/train/export.h"
+
+#include "src/train/evaluate.h"
+#include "src/train/initial_weights.h"
+#include "src/train/run_files.h"
+#include "src/train/training_data.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+std::string_view kind_of(const std::string& file) {
+  const std::string extension = fs::path(file).extension().string();
+  return extension == ".safetensors" ? "documents" : extension == ".bin" ? "tokens" : "text";
+}
+
+/// The overrides that make `files` the only data.
+std::vector<std::string> name_data(const std::vector<std::string>& files) {
+  if (files.empty()) return {};
+  const std::string_view kind = kind_of(files.front());
+  Json names = Json::array();
+  for (const std::string& file : files) {
+    if (kind_of(file) != kind) {
+      throw Error(ErrorCategory::usage,
+                  fmt::format("--data: {} is a file of {} and {} one of {}; give one kind "
+                              "(.safetensors: documents, .bin: tokens, others: text)",
+                              files.front(), kind, file, kind_of(file)));
+    }
+    names.push_back(fs::absolute(file).string());
+  }
+  std::vector<std::string> overrides;
+  for (const std::string_view other : {"text", "tokens", "documents"}) {
+    overrides.push_back(fmt::format("data.{}={}", other, other == kind ? names.compact() : "[]"));
+  }
+  overrides.push_back(fmt::format("data.eval={}", names.compact()));
+  overrides.emplace_back("data.held_out=null");
+  return overrides;
+}
+
+void warn_about_text(const EvaluationRequest& request, const fs::path& weights) {
+  std::error_code ignored;
+  if (request.data.empty() || kind_of(request.data.front()) != "text") return;
+  if (!fs::exists(weights / "tokenizer.json", ignored)) return;
+  log(LogLevel::warning,
+      fmt::format("{} has a tokenizer, but --data is text, which is read byte by byte; "
+                  "tools/prepare.py applies the tokenizer",
+                  weights.string()));
+}
+
+/// kFolderLength, or fewer tokens if the config.json in `folder` gives a shorter longest sequence.
+std::uint64_t usual_length(const fs::path& folder) {
+  const fs::path file = folder / config::kCheckpointConfig;
+  const Json json = text::parse_json(text::read_settings(file, "model"), file.string());
+  for (const char* key : {"max_position_embeddings", "n_positions"}) {
+    const Json* const most = json.find(key);
+    if (most == nullptr || !most->is_number() || !(most->number() >= 1.0)) continue;
+    return static_cast<std::uint64_t>(std::min(most->number(), double{kFolderLength}));
+  }
+  return kFolderLength;
+}
+
+/// The config of a folder of Hugging Face.
+config::Config read_folder(const EvaluationRequest& request, std::vector<std::string> overrides) {
+  const std::string folder = fs::absolute(request.path).string();
+  if (request.data.empty()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} is a folder of a model and names no data; give --data FILE",
+                            request.path.string()));
+  }
+  Json config = Json::object();
+  config["model"]["path"] = folder;
+  config["data"] = Json::object();
+  config["train_batch_size"] = "auto";
+  config["train_micro_batch_size_per_gpu"] = "auto";
+  config["zero_optimization"]["offload_param"]["device"] = "auto";
+  if (request.sequence_length == 0) config["data"]["sequence_length"] = usual_length(folder);
+  return config::parse(config.pretty(), fs::current_path(), request.path.string(), overrides);
+}
+
+}  // namespace
+
+config::Config read_evaluation(const EvaluationRequest& request) {
+  std::vector<std::string> overrides = name_data(request.data);
+  if (request.sequence_length > 0) {
+    overrides.push_back(fmt::format("data.sequence_length={}", request.sequence_length));
+  }
+  std::error_code ignored;
+  if (!fs::is_directory(request.path, ignored)) {
+    overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
+    return config::load(request.path, overrides);
+  }
+  const fs::path weights = weights_at(request.path);
+  warn_about_text(request, weights);
+  const bool run = weights != request.path;
+  if (run) {
+    overrides.push_back(
+        fmt::format("model.weights={}", Json(fs::absolute(weights).string()).compact()));
+  }
+  overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
+  return run ? config::load(request.path / "config.json", overrides)
+             : read_folder(request, std::move(overrides));
+}
+
+ModelEvaluation evaluate_model(const config::Config& config,
+                               const ModelEvaluationProgress& progress,
+                               const std::atomic<bool>* interrupted) {
+  check_initial_weights(config);
+  const auto source = open_evaluation_data(config);
+  if (source->size() == 0) {
+    const config::DataSection& data = config.data;
+    throw Error(
+        ErrorCategory::data,
+        fmt::format("there is nothing to evaluate: {} too short for a sequence of {} tokens "
+                    "and the target behind it; give more with --data, or a smaller "
+                    "--sequence-length",
+                    data.eval.empty()
+                        ? fmt::format("the held-out part of data.{} is", data.kind())
+                        : data.eval.front() + (data.eval.size() > 1 ? ", ... are" : " is"),
+                    data.sequence_length));
+  }
+  engine::Blueprint blueprint = planning::draw_evaluation(config);
+  std::optional<MadeDirectory> swap;
+  if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(config.ballast.out);
+  const EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length, true);
+  engine::Engine engine(std::move(blueprint), planning::engine_options(config), interrupted);
+  start_from_weights(engine, config.initial_weights,
+                     [&](Bytes done, Bytes total) { progress("reading weights", done, total); });
+  const auto start = std::chrono::steady_clock::now();
+  const auto found = evaluate(
+      engine, batches, batches.size(), 0, 1,
+      [&](std::uint64_t done, std::uint64_t total) { progress("evaluating", done, total); });
+  if (!found) throw Error(ErrorCategory::data, "there is nothing to evaluate: no target counts");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const auto allocated = engine.totals().allocated;
+  return {.loss = found->loss,
+          .targets = found->targets,
+          .sequences = source->size(),
+          .seconds = seconds.count(),
+          .device = engine.device().description(),
+          .placement = engine::describe_placement(engine.blueprint()),
+          .allocated = {allocated.begin(), allocated.end()}};
+}
+
+}  // namespace ballast::train

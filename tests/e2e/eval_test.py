@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""ballast eval: the loss of a config, a run or a folder of Hugging Face, without training.
+
+    eval_test.py PATH_OF_BALLAST FOLDER_OF_FIXTURES
+"""
+
+import json
+import math
+import pathlib
+import random
+import shutil
+import struct
+import sys
+
+from runs import TINY, RunTest, main
+
+FIXTURES = pathlib.Path(sys.argv.pop(2)).resolve()
+DOCUMENTS = FIXTURES.parent / "documents/conversations.safetensors"
+LLAMA = {"model_type": "llama", "vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 136,
+         "max_position_embeddings": 48, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+         "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+FP32 = {"bf16": {"enabled": False}}
+# All held-out micro-batches, in whole runs of the evaluation plan: 15 x 2 sequences of 32 tokens.
+DATA = {"text": ["text.txt"], "sequence_length": 32, "eval": ["held.txt"]}
+HELD_OUT_BYTES = 16 * 2 * 32 + 1
+
+
+class Eval(RunTest):
+    def setUp(self):
+        super().setUp()
+        letters = random.Random(7)
+        self.write("held.txt", HELD_OUT_BYTES, letters)
+        self.still = {**TINY["ballast"], "eval_batches": 1000, "steps": 1}
+
+    def write(self, name, size, letters):
+        (self.path / name).write_text("".join(letters.choice("the quick fox ") for _ in range(size)))
+
+    def evaluate(self, path, *arguments):
+        done = self.run_ballast("eval", path, "--json", *arguments)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads(done.stdout)
+
+    def refused(self, *arguments, words, status=2):
+        self.assert_fails(self.run_ballast("eval", *arguments), status, *words)
+
+    def eval_loss(self):
+        return self.rows()[-1]["eval_loss"]
+
+    def folder(self):
+        model = self.path / "model"
+        model.mkdir()
+        shutil.copy(FIXTURES / "llama.initial.safetensors", model / "model.safetensors")
+        (model / "config.json").write_text(json.dumps(LLAMA))
+        return model
+
+    def test_an_untrained_config_has_the_loss_of_a_run_that_learns_nothing(self):
+        for type_of_run in (FP32, {}):
+            done = self.train("--overwrite", data=DATA, ballast=self.still, **type_of_run,
+                              optimizer={"type": "SGD", "params": {"lr": 1e-30, "weight_decay": 0}})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            found = self.evaluate(self.path / "config.json")
+            self.assertEqual(found["loss"], self.eval_loss())
+            self.assertEqual(found["perplexity"], math.exp(found["loss"]))
+            self.assertEqual((found["targets"], found["sequences"]), (32 * 32, 32))
+
+    def test_a_run_has_the_loss_of_its_last_evaluation(self):
+        for type_of_run in (FP32, {}):
+            done = self.train("--overwrite", data=DATA, **type_of_run,
+                              ballast={**self.still, "steps": 20, "save_weights": True})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            loss = self.eval_loss()
+            self.assertEqual(self.evaluate("run")["loss"], loss)
+            self.assertEqual(self.evaluate("run", "--data", "held.txt")["loss"], loss)
+            # Random weights are worse.
+            self.assertGreater(self.evaluate("config.json")["loss"], loss)
+
+    def test_documents_are_evaluated_whole(self):
+        data = {"text": [], "documents": [str(DOCUMENTS)], "sequence_length": 64, "held_out": 0.3}
+        model = {**TINY["model"], "vocab_size": 131}
+        done = self.train(data=data, model=model, ballast={**self.still, "save_weights": True})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        held_out = self.evaluate("run")
+        self.assertEqual(held_out["loss"], self.eval_loss())
+        # All documents instead of a share of them, of which only replies count.
+        found = self.evaluate("run", "--data", DOCUMENTS)
+        self.assertGreater(found["targets"], held_out["targets"])
+        self.assertEqual(found["sequences"], 33)
+        self.assertLess(found["targets"], 33 * 64 / 2)
+
+    def test_weights_on_any_tier_give_the_same_bits(self):
+        wide = {"model": {**TINY["model"], "hidden_size": 256, "num_layers": 6}, "data": DATA,
+                "ballast": {**self.still, "device_bytes": "64MiB"}}
+        results = {}
+        for tier, budget in (("none", "64MiB"), ("cpu", "6MiB"), ("nvme", "6MiB"), ("auto", "6MiB")):
+            for order in ("layer_major", "micro_batch_major"):
+                zero = {"stage": 3, "offload_param": {"device": tier}}
+                config = self.config(**{**wide, "zero_optimization": zero})
+                results[tier, order] = self.evaluate(
+                    config, "--set", f"ballast.device_bytes={budget}", "--set",
+                    f"ballast.order={order}")
+        self.assertEqual({result["loss"] for result in results.values()},
+                         {results["none", "layer_major"]["loss"]})
+        whole, passing = results["none", "layer_major"]["bytes"], results["nvme", "layer_major"]["bytes"]
+        weights = sum(math.prod(shape) for shape in [(256, 256)] * 2 + 6 * [(256, 256 * 2)])
+        self.assertGreater(whole["device"], 6 << 20)
+        self.assertLessEqual(passing["device"], 6 << 20)
+        self.assertEqual(whole["nvme"], 0)
+        # Weights in bf16 and nothing else: no remainders, no moments.
+        self.assertGreater(passing["nvme"], 2 * weights)
+        self.assertLess(passing["nvme"], whole["device"])
+        # The swap directory was made for the evaluation.
+        self.assertFalse((self.path / "run").exists())
+        # What does not fit is refused.
+        self.refused("config.json", "--set", "ballast.device_bytes=6MiB", "--set",
+                     "zero_optimization.offload_param.device=none", status=1,
+                     words=["the device budget of 6.00 MiB is", "too small", "weights"])
+
+    def test_a_folder_is_evaluated_on_tokens(self):
+        self.folder()
+        tokens = FIXTURES / "tokens.u16.bin"
+        with_config = self.config(
+            model={"path": "model"}, data={"text": [], "tokens": [str(tokens)], "eval": [str(tokens)],
+                                           "sequence_length": 48})
+        config = json.loads(with_config.read_text())
+        config["model"] = {"path": "model"}
+        with_config.write_text(json.dumps(config))
+        wanted = self.evaluate(with_config)
+        found = self.evaluate("model", "--data", tokens)
+        self.assertEqual(found["sequence_length"], 48)  # the model's longest
+        self.assertEqual((found["targets"], found["sequences"]),
+                         (wanted["targets"], wanted["sequences"]))
+        self.assertAlmostEqual(found["loss"], wanted["loss"], delta=1e-4)  # other micro-batches
+        # All of a short file counts, although it does not fill a micro-batch.
+        (self.path / "short.bin").write_bytes(struct.pack("<50H", *range(50)))
+        short = self.evaluate("model", "--data", "short.bin", "--sequence-length", 7)
+        self.assertEqual((short["targets"], short["sequences"]), (49, 7))
+        text = self.run_ballast("eval", "model", "--data", tokens).stdout
+        self.assertRegex(text, rf"loss +{found['loss']:.6f} nats per target\n")
+
+    def test_bad_requests_are_one_line(self):
+        model = self.folder()
+        self.refused("model", words=["model", "--data"])
+        self.refused("model", "--data", "held.txt", words=["model.vocab_size", "256"])
+        (self.path / "far.bin").write_bytes(struct.pack("<100H", *[140] * 100))
+        self.refused("model", "--data", "far.bin", status=1, words=["far.bin", "140", "131"])
+        self.refused("model", "--data", "far.bin", "held.txt", words=["far.bin", "held.txt", "one kind"])
+        self.refused("model", "--data", "absent.bin", status=1, words=["absent.bin"])
+        (self.path / "few.bin").write_bytes(struct.pack("<5H", *range(5)))
+        self.refused("model", "--data", "few.bin", status=1,
+                     words=["few.bin", "sequence of 48 tokens", "--sequence-length"])
+        self.refused("absent", "--data", "far.bin", words=["absent"])
+        (self.path / "empty").mkdir()
+        self.refused("empty", "--data", "far.bin", words=["empty", "config.json"])
+        (model / "model.safetensors").unlink()
+        self.refused("model", "--data", "few.bin", status=1, words=["model"])
+        done = self.train(ballast=self.still)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.refused("run", status=1, words=["run", "without weights"])
+
+
+if __name__ == "__main__":
+    main()
