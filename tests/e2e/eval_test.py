@@ -20,6 +20,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 131, "hidden_size": 48, "num_hidde
          "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 136,
          "max_position_embeddings": 48, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
          "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+ON_HOST = ("--set", "ballast.device=host")
 FP32 = {"bf16": {"enabled": False}}
 # All held-out micro-batches, in whole runs of the evaluation plan: 15 x 2 sequences of 32 tokens.
 DATA = {"text": ["text.txt"], "sequence_length": 32, "eval": ["held.txt"]}
@@ -37,12 +38,12 @@ class Eval(RunTest):
         (self.path / name).write_text("".join(letters.choice("the quick fox ") for _ in range(size)))
 
     def evaluate(self, path, *arguments):
-        done = self.run_ballast("eval", path, "--json", *arguments)
+        done = self.run_ballast("eval", path, "--json", *ON_HOST, *arguments)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return json.loads(done.stdout)
 
     def refused(self, *arguments, words, status=2):
-        self.assert_fails(self.run_ballast("eval", *arguments), status, *words)
+        self.assert_fails(self.run_ballast("eval", *ON_HOST, *arguments), status, *words)
 
     def eval_loss(self):
         return self.rows()[-1]["eval_loss"]
