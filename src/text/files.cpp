@@ -1,6 +1,7 @@
 #include "ballast/text/files.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -27,6 +28,11 @@ void sync(const Descriptor& file, const std::filesystem::path& path) {
   }
 }
 
+void stop_direct(const Descriptor& file) {
+  const int flags = ::fcntl(file.number(), F_GETFL);
+  if (flags >= 0) static_cast<void>(::fcntl(file.number(), F_SETFL, flags & ~O_DIRECT));
+}
+
 /// Runs `action`; errors name `path` instead of the temporary file.
 template <class Action>
 auto naming(const std::filesystem::path& path, Action&& action) {
@@ -50,6 +56,12 @@ Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory
       throw Error(category, fmt::format("cannot open {}", path.string()), error_number);
     }
   }
+}
+
+Descriptor reopen_direct(const Descriptor& file) noexcept {
+  std::array<char, 32> path = {};
+  fmt::format_to_n(path.data(), path.size() - 1, "/proc/self/fd/{}", file.number());
+  return Descriptor(::open(path.data(), O_RDONLY | O_CLOEXEC | O_DIRECT));
 }
 
 Bytes regular_file_size(const Descriptor& file, const std::filesystem::path& path,
@@ -153,6 +165,43 @@ ReplacedFile::ReplacedFile(std::filesystem::path path)
 
 ReplacedFile::~ReplacedFile() {
   if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void ReplacedFile::reserve(Bytes size) {
+  if (size == 0) return;
+  int result = 0;
+  do {
+    result = ::fallocate(descriptor_.number(), 0, 0, static_cast<off_t>(size));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
+  const int error_number = errno;
+  throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
+}
+
+void ReplacedFile::bypass_page_cache() noexcept {
+  const int flags = ::fcntl(descriptor_.number(), F_GETFL);
+  if (flags >= 0) static_cast<void>(::fcntl(descriptor_.number(), F_SETFL, flags | O_DIRECT));
+}
+
+void ReplacedFile::write_at(Bytes offset, std::span<const std::byte> bytes) {
+  bool refused = false;
+  while (!bytes.empty()) {
+    const auto count =
+        ::pwrite(descriptor_.number(), bytes.data(), std::min(bytes.size(), kLargestTransfer),
+                 static_cast<off_t>(offset));
+    if (count < 0) {
+      const int error_number = errno;
+      if (error_number == EINTR) continue;
+      // Another thread may have stopped it meanwhile, so each call tries once more.
+      if (error_number == EINVAL && !std::exchange(refused, true)) {
+        stop_direct(descriptor_);
+        continue;
+      }
+      throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
+    }
+    offset += static_cast<Bytes>(count);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
 }
 
 void ReplacedFile::write(std::span<const std::byte> bytes) {

@@ -10,10 +10,12 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
 #include "ballast/train/weight_files.h"
 
+#include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
 #include "src/train/saved_weights.h"
 
@@ -116,6 +118,62 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
+struct Piece {
+  StoredPiece from;
+  DType from_type;
+  DType to_type;
+};
+
+std::vector<Piece> cut(const WeightFiles& weights,
+                       const std::vector<std::vector<TensorToStore>>& files) {
+  std::vector<Piece> pieces;
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) {
+      const WeightFiles::Place* const place = weights.find(tensor.name);
+      const Bytes bytes = place->tensor->bytes;
+      for (Bytes at = 0; at < bytes; at += ReadAhead::kPiece) {
+        pieces.push_back(
+            {{place, at, std::min(ReadAhead::kPiece, bytes - at)}, type_of(*place), tensor.dtype});
+      }
+    }
+  }
+  return pieces;
+}
+
+/// Writes stored values in another type, some at a time: they stay in a cache.
+void write_converted(ModelFolderWriter& writer, ConstHostBytes bytes, DType type) {
+  constexpr Elems kAtATime = Elems{1} << 13;
+  std::vector<float> values;
+  while (!bytes.empty()) {
+    values.resize(std::min(kAtATime, bytes.size() / size_of(type)));
+    const Bytes count = values.size() * size_of(type);
+    decode(bytes.first(count), type, values);
+    writer.write(values);
+    bytes = bytes.subspan(count);
+  }
+}
+
+/// Reading, converting and writing have a thread each.
+void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
+          ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
+  const std::vector<Piece> pieces = cut(weights, files);
+  std::vector<StoredPiece> stored;
+  stored.reserve(pieces.size());
+  for (const Piece& piece : pieces) stored.push_back(piece.from);
+  ReadAhead reader(std::move(stored));
+  Bytes done = 0;
+  for (const Piece& piece : pieces) {
+    progress(done);
+    const ConstHostBytes bytes = reader.next();
+    if (piece.from_type == piece.to_type) {
+      writer.write_stored(bytes, piece.to_type);
+    } else {
+      write_converted(writer, bytes, piece.from_type);
+    }
+    done += bytes.size() / size_of(piece.from_type) * size_of(piece.to_type);
+  }
+}
+
 }  // namespace
 
 fs::path weights_at(const fs::path& path) {
@@ -131,7 +189,6 @@ fs::path weights_at(const fs::path& path) {
 
 ExportSummary export_model(const fs::path& from, const fs::path& out, const ExportOptions& options,
                            const std::function<void(Bytes done, Bytes total)>& progress) {
-  constexpr Elems kPiece = Elems{1} << 20;
   const WeightFiles weights(weights_at(from));
   const fs::path folder = weights.path().parent_path();
   const Description description(folder);
@@ -140,20 +197,7 @@ ExportSummary export_model(const fs::path& from, const fs::path& out, const Expo
   auto files = arrange(weights, type, options.shard_size);
   const ExportSummary summary = count(files);
   ModelFolderWriter writer(out, files);
-  std::vector<float> piece;
-  Bytes done = 0;
-  for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) {
-      const Elems elements = weights.find(tensor.name)->tensor->elements;
-      for (Elems at = 0; at < elements; at += piece.size()) {
-        progress(done, summary.bytes);
-        piece.resize(std::min(kPiece, elements - at));
-        weights.read(tensor.name, piece, at);
-        writer.write(piece);
-        done += piece.size() * size_of(tensor.dtype);
-      }
-    }
-  }
+  copy(weights, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
   writer.add(config::kCheckpointConfig, type ? description.with(*type) : description.text);
   writer.carry(folder);
   writer.finish();

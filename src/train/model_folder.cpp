@@ -198,6 +198,16 @@ void ModelFolderWriter::write(std::span<const float> values) {
   }
 }
 
+void ModelFolderWriter::write_stored(std::span<const std::byte> bytes, DType type) {
+  State& s = *state_;
+  const Elems count = bytes.size() / size_of(type);
+  while (s.writer && s.left == 0) s.next_file();  // its tensors are empty
+  expects(s.writer.has_value() && count <= s.left, "stored values end beyond a model's file");
+  s.writer->write_stored(bytes, type);
+  s.left -= count;
+  if (s.left == 0) s.next_file();
+}
+
 void ModelFolderWriter::add(const std::string& name, std::string_view content) {
   text::ReplacedFile file(state_->temporary / name);
   file.write(content);

@@ -9,12 +9,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 #include "src/train/safetensors_header.h"
+#include "src/train/write_behind.h"
 
 namespace ballast::train {
 namespace {
@@ -101,10 +103,15 @@ void SafetensorsReader::File::read_as(const StoredTensor& tensor, std::span<Valu
 
 void SafetensorsReader::File::read_halves(const StoredTensor& tensor, std::span<float> out,
                                           Elems first) const {
-  const bool is_bf16 = tensor.dtype == "BF16";
-  read_as<std::uint16_t>(tensor, out, first, [is_bf16](std::uint16_t bits) {
-    return is_bf16 ? to_float(Bf16{bits}) : to_float(F16{bits});
-  });
+  const DType type = tensor.dtype == "BF16" ? DType::bf16 : DType::f16;
+  std::vector<std::byte> chunk;
+  for (Bytes at = tensor.offset + first * size_of(type); !out.empty(); at += chunk.size()) {
+    const auto count = std::min(out.size(), kChunk);
+    chunk.resize(count * size_of(type));
+    text::read_fully(descriptor, path, at, chunk);
+    decode(chunk, type, out.first(count));
+    out = out.subspan(count);
+  }
 }
 
 SafetensorsReader::SafetensorsReader(std::filesystem::path path) : file_(std::make_unique<File>()) {
@@ -119,6 +126,10 @@ SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = 
 
 const std::filesystem::path& SafetensorsReader::path() const {
   return file_->path;
+}
+
+const Descriptor& SafetensorsReader::descriptor() const {
+  return file_->descriptor;
 }
 
 const std::vector<StoredTensor>& SafetensorsReader::tensors() const {
@@ -170,37 +181,26 @@ void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64
 }
 
 struct SafetensorsWriter::File {
-  text::ReplacedFile output;
+  WriteBehind output;
   std::vector<TensorToStore> tensors;
-  std::vector<Elems> sizes = {};
+  std::vector<Elems> sizes;
   std::size_t current = 0;  // index of the tensor that is being written
   Elems written = 0;        // its elements that are written
 
   void append(std::span<const float> values);
-  template <class T>
-  void append_rounded(std::span<const float> values);
   void skip_complete();
 };
 
 void SafetensorsWriter::File::append(std::span<const float> values) {
-  switch (tensors[current].dtype) {
-    case DType::f32:
-      return output.write(std::as_bytes(values));
-    case DType::bf16:
-      return append_rounded<Bf16>(values);
-    case DType::f16:
-      return append_rounded<F16>(values);
-  }
-}
-
-template <class T>
-void SafetensorsWriter::File::append_rounded(std::span<const float> values) {
-  std::vector<T> chunk(std::min(values.size(), kChunk));
-  for (; !values.empty(); values = values.subspan(chunk.size())) {
-    chunk.resize(std::min(chunk.size(), values.size()));
-    std::transform(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(chunk.size()),
-                   chunk.begin(), from_float<T>);
-    output.write(std::as_bytes(std::span(chunk)));
+  const DType type = tensors[current].dtype;
+  if (type == DType::f32) return output.write(std::as_bytes(values));
+  std::vector<std::byte> chunk;
+  while (!values.empty()) {
+    const auto count = std::min(values.size(), kChunk);
+    chunk.resize(count * size_of(type));
+    encode(values.first(count), type, chunk);
+    output.write(chunk);
+    values = values.subspan(count);
   }
 }
 
@@ -214,14 +214,18 @@ void SafetensorsWriter::File::skip_complete() {
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
                                      const std::map<std::string, std::string>& metadata) {
   const auto header = format_header(tensors, metadata);
-  file_.reset(new File{text::ReplacedFile(std::move(path)), std::move(tensors)});
-  for (const auto& tensor : file_->tensors) {
-    count_elements(tensor.shape, file_->sizes.emplace_back());
+  std::vector<Elems> sizes;
+  Bytes bytes = kLengthBytes + header.size();
+  for (const auto& tensor : tensors) {
+    expects(count_elements(tensor.shape, sizes.emplace_back()),
+            "safetensors: a tensor has 2^64 or more elements");
+    bytes += sizes.back() * size_of(tensor.dtype);
   }
+  file_.reset(new File{{std::move(path), bytes}, std::move(tensors), std::move(sizes)});
   const auto length =
       std::bit_cast<std::array<std::byte, kLengthBytes>>(static_cast<std::uint64_t>(header.size()));
   file_->output.write(length);
-  file_->output.write(header);
+  file_->output.write(std::as_bytes(std::span(header)));
   file_->skip_complete();
 }
 
@@ -238,6 +242,16 @@ void SafetensorsWriter::write(std::span<const float> values) {
     values = values.subspan(count);
     file_->skip_complete();
   }
+}
+
+void SafetensorsWriter::write_stored(std::span<const std::byte> bytes, DType type) {
+  if (bytes.empty()) return;
+  expects(file_->current < file_->tensors.size() && file_->tensors[file_->current].dtype == type &&
+              bytes.size() / size_of(type) <= file_->sizes[file_->current] - file_->written,
+          "safetensors: stored values do not match the tensor");
+  file_->output.write(bytes);
+  file_->written += bytes.size() / size_of(type);
+  file_->skip_complete();
 }
 
 void SafetensorsWriter::finish() {

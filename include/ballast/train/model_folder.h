@@ -35,6 +35,8 @@ class ModelFolderWriter {
 
   /// The next values, like SafetensorsWriter::write.
   void write(std::span<const float> values);
+  /// The next values, like SafetensorsWriter::write_stored.
+  void write_stored(std::span<const std::byte> bytes, DType type);
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content);
   /// Adds generation_config.json and the tokenizer's files, as far as the folder `from` has them.

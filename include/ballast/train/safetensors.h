@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 
@@ -39,6 +40,8 @@ class SafetensorsReader {
   SafetensorsReader& operator=(SafetensorsReader&&) noexcept;
 
   [[nodiscard]] const std::filesystem::path& path() const;
+  /// The open file.
+  [[nodiscard]] const Descriptor& descriptor() const;
   /// In the order of their data.
   [[nodiscard]] const std::vector<StoredTensor>& tensors() const;
   /// Entries of "__metadata__".
@@ -67,12 +70,14 @@ struct TensorToStore {
   std::vector<std::uint64_t> shape;
 };
 
-/// Writes a safetensors file tensor by tensor, in the given order. The data begin at a multiple of
-/// 4 KiB; the format allows no gaps, so a tensor does only if all before it fill whole pages. Data
-/// go to PATH.tmp-PID; finish() makes the complete file durable and renames it.
+/// Writes a safetensors file tensor by tensor, in the given order, on a thread of its own. The data
+/// begin at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it
+/// fill whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames
+/// it. Takes 48 MiB of memory.
 class SafetensorsWriter {
  public:
-  /// Throws Error(io) if the file cannot be created, Error(state) for duplicate names.
+  /// Throws Error(io) if the file cannot be created or the disk lacks the space for it,
+  /// Error(state) for duplicate names.
   SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   /// Without finish(): removes the temporary file.
@@ -83,6 +88,8 @@ class SafetensorsWriter {
   /// Appends the next values, row-major; bf16 and f16 are rounded to nearest, ties to even. A call
   /// may end within a tensor and span several. Throws Error(io), Error(state) for too many values.
   void write(std::span<const float> values);
+  /// Appends values of one tensor that are stored as `type`, its own type. Throws like write().
+  void write_stored(std::span<const std::byte> bytes, DType type);
 
   /// Syncs the file, renames it and syncs the folder. Throws Error(io), Error(state) if values are
   /// missing.

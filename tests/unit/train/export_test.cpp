@@ -118,6 +118,35 @@ TEST(Export, WritesShardsInAnotherType) {
   EXPECT_EQ(config["x"], 1);
 }
 
+TEST(Export, CopiesAndConvertsInPieces) {
+  constexpr Elems kElements = 9'000'001;  // several pieces of every type, and not whole ones
+  const test::TempDir dir;
+  std::vector<float> values(kElements);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1021) - 500;
+  fs::create_directory(dir.path() / "f16");
+  {
+    SafetensorsWriter writer(dir.path() / "f16" / kSingleWeights,
+                             {{"odd", DType::f16, {1}}, {"w", DType::f16, {kElements}}},
+                             {{"format", "pt"}});
+    writer.write(std::vector<float>{1});
+    writer.write(values);
+    writer.finish();
+  }
+  dir.write("f16/config.json", "{}");
+  const auto copy = [&](const char* from, const char* to, std::optional<DType> type) {
+    export_model(dir.path() / from, dir.path() / to, {.type = type}, [](Bytes, Bytes) {});
+    return values_of(WeightFiles(dir.path() / to), "w");
+  };
+  EXPECT_TRUE(copy("f16", "same", {}) == values);
+  EXPECT_TRUE(read_small_file(dir.path() / "same" / kSingleWeights) ==
+              read_small_file(dir.path() / "f16" / kSingleWeights));
+  EXPECT_TRUE(copy("f16", "f32", DType::f32) == values);
+  std::vector<float> rounded = values;
+  for (float& value : rounded) value = to_float(to_bf16(value));
+  EXPECT_TRUE(copy("f32", "bf16", DType::bf16) == rounded);
+  EXPECT_TRUE(copy("bf16", "f32again", DType::f32) == rounded);
+}
+
 TEST(Export, ThatStopsLeavesNothing) {
   const Folder folder;
   const auto left = [&] {

@@ -296,6 +296,26 @@ TEST(SafetensorsWriter, LeavesNothingBehindWithoutFinish) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
 }
 
+TEST(SafetensorsWriter, AppendsStoredValuesAndChecksThem) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "model.safetensors";
+  SafetensorsWriter writer(path, {{"a", DType::bf16, {3}}, {"b", DType::f32, {1}}});
+  const std::vector<std::uint16_t> stored = {0x3f80, 0x7f81, 0xc000};  // 0x7f81: a signalling NaN
+  const auto bytes = std::as_bytes(std::span(stored));
+  expect_error(ErrorCategory::state, {"do not match"},
+               [&] { writer.write_stored(bytes, DType::f16); });
+  writer.write_stored(bytes.first(4), DType::bf16);
+  expect_error(ErrorCategory::state, {"do not match"},
+               [&] { writer.write_stored(bytes.first(4), DType::bf16); });
+  writer.write_stored(bytes.last(2), DType::bf16);
+  writer.write(std::vector<float>{5.0F});
+  writer.finish();
+  EXPECT_EQ(read_text(path).substr(4096, 6), std::string("\x80\x3f\x81\x7f\x00\xc0", 6));
+  std::vector<float> read(1);
+  SafetensorsReader(path).read("b", read);
+  EXPECT_EQ(read[0], 5.0F);
+}
+
 TEST(SafetensorsWriter, ReplacesTheFileInOneStep) {
   const test::TempDir dir;
   const auto path = dir.write("model.safetensors", "the file before");
@@ -312,9 +332,9 @@ TEST(SafetensorsWriter, ReportsAFileThatMayNotGrowAndCleansUp) {
   const auto path = dir.path() / "model.safetensors";
   {
     const test::FileSizeLimit limit(4096);
-    SafetensorsWriter writer(path, {{"a", DType::f32, {5000}}});
-    expect_error(ErrorCategory::io, {path.string(), "File too large"},
-                 [&] { writer.write(std::vector<float>(5000)); });
+    expect_error(ErrorCategory::io, {path.string(), "File too large"}, [&] {
+      SafetensorsWriter(path, {{"a", DType::f32, {5000}}});
+    });
   }
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
