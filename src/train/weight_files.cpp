@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using text::Json;
 using text::printable;
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
+[[noreturn]] void refuse_file(const fs::path& path, const std::string& what) {
   throw Error(ErrorCategory::data, fmt::format("{}{}", path.string(), what));
 }
 
@@ -51,8 +51,8 @@ fs::path choose_file(const fs::path& folder) {
   }
   const bool pickled = fs::exists(folder / "pytorch_model.bin", ignored) ||
                        fs::exists(folder / "pytorch_model.bin.index.json", ignored);
-  refuse(folder, fmt::format(" has neither {} nor {}{}", kSingleWeights, kWeightsIndex,
-                             pickled ? "; save its pytorch_model.bin as safetensors" : ""));
+  refuse_file(folder, fmt::format(" has neither {} nor {}{}", kSingleWeights, kWeightsIndex,
+                                  pickled ? "; save its pytorch_model.bin as safetensors" : ""));
 }
 
 std::string read_index(const fs::path& path) {
@@ -60,7 +60,7 @@ std::string read_index(const fs::path& path) {
     const auto file = text::open_file(path, O_RDONLY | O_NONBLOCK, ErrorCategory::data);
     const Bytes size = text::regular_file_size(file, path, ErrorCategory::data);
     if (size > kLongestHeader) {
-      refuse(path, fmt::format(" has {} bytes: too long for the index of a model", size));
+      refuse_file(path, fmt::format(" has {} bytes: too long for the index of a model", size));
     }
     std::string content(size, '\0');
     text::read_fully(file, path, 0, std::as_writable_bytes(std::span(content)));
@@ -75,26 +75,27 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
                                       {.category = ErrorCategory::data, .deepest = kDeepest});
   const Json* const map = index.find("weight_map");
   if (map == nullptr || !map->is_object()) {
-    refuse(path, " has no object 'weight_map': not the index of a sharded model");
+    refuse_file(path, " has no object 'weight_map': not the index of a sharded model");
   }
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file, at] : map->members()) {
     const std::string name = printable(tensor);
     if (!file.is_string()) {
-      refuse(path, fmt::format(": the file of tensor '{}' is not a string", name));
+      refuse_file(path, fmt::format(": the file of tensor '{}' is not a string", name));
     }
     const std::string& text = file.text();
     // Later messages print the path, so a name has no control characters.
     const bool plain = !text.empty() && text != "." && text != ".." &&
                        text.find('/') == std::string::npos && printable(text, text.size()) == text;
     if (!plain) {
-      refuse(path, fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
-                               "it",
-                               name, printable(text)));
+      refuse_file(path,
+                  fmt::format(": tensor '{}' is in '{}', but an index may name only files beside "
+                              "it",
+                              name, printable(text)));
     }
     files.emplace(tensor, text);
   }
-  if (files.empty()) refuse(path, ": 'weight_map' names no tensors");
+  if (files.empty()) refuse_file(path, ": 'weight_map' names no tensors");
   return files;
 }
 
@@ -116,8 +117,9 @@ void WeightFiles::add_places() {
     for (const StoredTensor& tensor : file.tensors()) {
       const auto [known, added] = found_.emplace(tensor.name, places_.size());
       if (!added) {
-        refuse(file.path(), fmt::format(": tensor '{}' is in {} too", printable(tensor.name),
-                                        places_[known->second].file->path().filename().string()));
+        refuse_file(file.path(),
+                    fmt::format(": tensor '{}' is in {} too", printable(tensor.name),
+                                places_[known->second].file->path().filename().string()));
       }
       places_.push_back({&tensor, &file});
     }
@@ -137,14 +139,14 @@ void WeightFiles::open_index() {
   for (const auto& [tensor, name] : map) {
     const SafetensorsReader& file = files_[opened.at(name)];
     if (file.find(tensor) != nullptr) continue;
-    refuse(file.path(), fmt::format(" has no tensor '{}', but {} names it there", printable(tensor),
-                                    path_.filename().string()));
+    refuse_file(file.path(), fmt::format(" has no tensor '{}', but {} names it there",
+                                         printable(tensor), path_.filename().string()));
   }
   for (const Place& place : places_) {
     if (map.contains(place.tensor->name)) continue;
-    refuse(place.file->path(),
-           fmt::format(" has tensor '{}', which {} does not name", printable(place.tensor->name),
-                       path_.filename().string()));
+    refuse_file(place.file->path(),
+                fmt::format(" has tensor '{}', which {} does not name",
+                            printable(place.tensor->name), path_.filename().string()));
   }
 }
 
@@ -168,7 +170,7 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
   }
   std::vector<std::string> names;
   for (const Place& place : places_) names.push_back(place.tensor->name);
-  refuse(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
+  refuse_file(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
 }
 
 }  // namespace ballast::train
