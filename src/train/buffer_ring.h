@@ -18,9 +18,9 @@ namespace ballast::train {
 /// direct I/O moves it in few requests. An error of one thread reaches all others.
 class BufferRing {
  public:
-  static constexpr std::size_t kBuffers = 6;
+  static constexpr std::size_t kBuffers = 8;
   /// Threads that read or write at a time. With one, the disk idles between its requests.
-  static constexpr std::size_t kThreads = 3;
+  static constexpr std::size_t kThreads = 4;
 
   struct Empty {
     std::uint64_t number = 0;

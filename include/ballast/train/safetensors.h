@@ -73,7 +73,7 @@ struct TensorToStore {
 /// Writes a safetensors file tensor by tensor, in the given order, on a thread of its own. The data
 /// begin at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it
 /// fill whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames
-/// it. Takes 48 MiB of memory.
+/// it. Takes 64 MiB of memory.
 class SafetensorsWriter {
  public:
   /// Throws Error(io) if the file cannot be created or the disk lacks the space for it,

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using test::expect_error;
 
 /// More than a ring of buffers holds.
-constexpr Bytes kLarge = 9 * ReadAhead::kPiece + 12345;
+constexpr Bytes kLarge = 11 * ReadAhead::kPiece + 12345;
 
 std::string pattern(Bytes size) {
   std::string bytes(size, '\0');
