@@ -10,7 +10,7 @@ BufferRing::BufferRing(Bytes each, std::string_view what)
 std::optional<BufferRing::Empty> BufferRing::take() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return closed_ || taken_ - freed_ < kBuffers; });
-  if (error_) std::rethrow_exception(error_);
+  if (error_ != nullptr) std::rethrow_exception(error_);
   if (closed_) return std::nullopt;
   const std::uint64_t number = taken_++;
   state(number) = State::taken;
@@ -30,7 +30,7 @@ std::optional<BufferRing::Filled> BufferRing::next() {
   // Its place may still hold an earlier number.
   const auto is_here = [&] { return number < taken_ && state(number) == State::filled; };
   changed_.wait(lock, [&] { return closed_ || is_here(); });
-  if (error_) std::rethrow_exception(error_);
+  if (error_ != nullptr) std::rethrow_exception(error_);
   if (!is_here()) return std::nullopt;
   return Filled{number, filled_[number % kBuffers]};
 }
@@ -51,7 +51,7 @@ void BufferRing::close(std::exception_ptr error) {
 
 void BufferRing::check() {
   const std::lock_guard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
+  if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
 }  // namespace ballast::train
