@@ -1,6 +1,8 @@
 #include "src/train/training_data.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -23,18 +25,39 @@ auto naming(std::string_view key, const Open& open) {
   }
 }
 
+std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
+                                               const config::DataSection& section) {
+  return std::make_shared<const TokenSource>(TokenSource::open(section, config.model.vocab_size));
+}
+
+std::shared_ptr<const DocumentFiles> open_files(const config::Config& config,
+                                                const std::vector<std::string>& patterns) {
+  return std::make_shared<const DocumentFiles>(
+      DocumentFiles::open(patterns, config.model.vocab_size));
+}
+
+/// All of the files, in their order.
+std::shared_ptr<const SequenceSource> in_order(std::shared_ptr<const TokenSource> source,
+                                               std::uint64_t length) {
+  const TokenRange all = {0, source->size()};
+  return windows_of(std::move(source), all, length, false, 0);
+}
+std::shared_ptr<const SequenceSource> in_order(std::shared_ptr<const DocumentFiles> files,
+                                               std::uint64_t length) {
+  const DocumentRange all = {0, files->offsets().size() - 1};
+  return packed(std::move(files), all, length, false, 0);
+}
+
 TrainingData open_stream(const config::Config& config) {
   const config::DataSection& section = config.data;
-  const auto open = [&config](const config::DataSection& part) {
-    return std::make_shared<const TokenSource>(TokenSource::open(part, config.model.vocab_size));
-  };
   TrainingData data;
-  const auto source = naming(section.kind(), [&] { return open(section); });
+  const auto source = naming(section.kind(), [&] { return open_tokens(config, section); });
   const TokenSplit split = naming(section.kind(), [&] {
     return split_tokens(source->size(), section.held_out, section.sequence_length);
   });
-  const auto evaluation =
-      section.eval.empty() ? source : naming("eval", [&] { return open(section.evaluation()); });
+  const auto evaluation = section.eval.empty() ? source : naming("eval", [&] {
+    return open_tokens(config, section.evaluation());
+  });
   const TokenRange range =
       section.eval.empty() ? split.held_out : TokenRange{0, evaluation->size()};
   data.training = windows_of(source, split.training, section.sequence_length, section.shuffle,
@@ -61,12 +84,8 @@ void summarize(const DocumentFiles& files, std::uint64_t documents, std::uint64_
 TrainingData open_documents(const config::Config& config) {
   const config::DataSection& section = config.data;
   const std::uint64_t length = section.sequence_length;
-  const auto open = [&config](const std::vector<std::string>& patterns) {
-    return std::make_shared<const DocumentFiles>(
-        DocumentFiles::open(patterns, config.model.vocab_size));
-  };
   TrainingData data;
-  const auto files = naming(section.kind(), [&] { return open(section.documents); });
+  const auto files = naming(section.kind(), [&] { return open_files(config, section.documents); });
   const std::uint64_t documents = training_documents(files->offsets(), section.held_out);
   data.training = packed(files, {0, documents}, length, section.shuffle, config.ballast.seed);
   summarize(*files, documents, length, data);
@@ -76,14 +95,14 @@ TrainingData open_documents(const config::Config& config) {
     data.summary.evaluation_tokens = files->offsets().back() - data.summary.training_tokens;
     return data;
   }
-  const auto evaluation = naming("eval", [&] { return open(section.eval); });
+  const auto evaluation = naming("eval", [&] { return open_files(config, section.eval); });
   if (evaluation->tokenizer() != files->tokenizer()) {
     throw Error(ErrorCategory::data,
                 fmt::format("data.eval: {} was made with another tokenizer than {} of "
                             "data.documents",
                             evaluation->files().front().string(), files->files().front().string()));
   }
-  data.evaluation = packed(evaluation, {0, evaluation->offsets().size() - 1}, length, false, 0);
+  data.evaluation = in_order(evaluation, length);
   data.summary.evaluation_tokens = evaluation->offsets().back();
   return data;
 }
@@ -99,14 +118,8 @@ std::shared_ptr<const SequenceSource> open_evaluation_data(const config::Config&
   const std::uint64_t length = section.sequence_length;
   if (section.eval.empty()) return open_training_data(config).evaluation;
   return naming("eval", [&]() -> std::shared_ptr<const SequenceSource> {
-    if (!section.documents.empty()) {
-      const auto files = std::make_shared<const DocumentFiles>(
-          DocumentFiles::open(section.eval, config.model.vocab_size));
-      return packed(files, {0, files->offsets().size() - 1}, length, false, 0);
-    }
-    const auto source = std::make_shared<const TokenSource>(
-        TokenSource::open(section.evaluation(), config.model.vocab_size));
-    return windows_of(source, {0, source->size()}, length, false, 0);
+    if (!section.documents.empty()) return in_order(open_files(config, section.eval), length);
+    return in_order(open_tokens(config, section.evaluation()), length);
   });
 }
 

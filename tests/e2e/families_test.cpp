@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,6 +16,7 @@
 #include "ballast/train/safetensors.h"
 
 #include "tests/support/device_kind.h"
+#include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/model/fixture.h"
 
@@ -29,8 +29,7 @@ namespace {
 using nlohmann::json;
 
 std::filesystem::path fixture(const std::string& name) {
-  const char* data = std::getenv("BALLAST_TEST_DATA");
-  return std::filesystem::absolute(data != nullptr ? data : "tests/data") / "families" / name;
+  return test::fixture("families") / name;
 }
 
 json read_record(const std::string& family) {

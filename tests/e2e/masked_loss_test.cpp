@@ -1,6 +1,5 @@
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,6 +14,7 @@
 #include "ballast/train/safetensors.h"
 
 #include "tests/support/device_kind.h"
+#include "tests/support/fixtures.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -28,8 +28,7 @@ namespace {
 using nlohmann::json;
 
 std::filesystem::path fixture(const std::string& name) {
-  const char* data = std::getenv("BALLAST_TEST_DATA");
-  return std::filesystem::absolute(data != nullptr ? data : "tests/data") / "training" / name;
+  return test::fixture("training") / name;
 }
 
 /// The first `count` ids of the file of tokens.

@@ -1,5 +1,4 @@
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,6 +16,7 @@
 #include "ballast/train/safetensors.h"
 
 #include "tests/support/device_kind.h"
+#include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
 
 // Thirty optimizer steps, compared with the same steps in PyTorch: warm-up, weight decay, clipping
@@ -29,8 +29,7 @@ namespace {
 using nlohmann::json;
 
 std::filesystem::path fixture(const std::string& name) {
-  const char* data = std::getenv("BALLAST_TEST_DATA");
-  return std::filesystem::absolute(data != nullptr ? data : "tests/data") / "training" / name;
+  return test::fixture("training") / name;
 }
 
 json make_config(const json& reference, bool bf16) {

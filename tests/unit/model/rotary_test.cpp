@@ -1,6 +1,5 @@
 #include "src/model/families/rotary.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -9,6 +8,8 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+
+#include "tests/support/fixtures.h"
 
 namespace ballast::model {
 namespace {
@@ -26,9 +27,7 @@ ModelConfig config_of(const std::string& scaling, std::uint64_t head_dim = 64) {
 
 /// tests/data/make_family_fixtures.py computes them in fp32.
 TEST(Rotary, FrequenciesAreThoseOfTransformers) {
-  const char* const data = std::getenv("BALLAST_TEST_DATA");
-  const auto path =
-      std::filesystem::path(data != nullptr ? data : "tests/data") / "families/rotary.json";
+  const auto path = test::fixture("families/rotary.json");
   const text::Json cases = text::parse_json(text::read_settings(path, "fixture"), "rotary.json");
   ASSERT_EQ(cases.members().size(), 7U);
   for (const auto& [name, expected, at] : cases.members()) {

@@ -1,7 +1,6 @@
 #include "src/train/documents.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,6 +16,7 @@
 #include "ballast/train/loader.h"
 
 #include "tests/support/damaged.h"
+#include "tests/support/fixtures.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/documents_file.h"
@@ -274,9 +274,7 @@ TEST(DocumentFiles, RefuseTwoTokenizersAndFoldersWithoutFiles) {
 
 /// What tests/data/make_documents_fixture.py has written.
 TEST(DocumentFiles, ReadWhatThePreparerWrites) {
-  const char* const data = std::getenv("BALLAST_TEST_DATA");
-  const fs::path folder = data == nullptr ? "tests/data" : data;
-  const auto files = open({folder / "documents" / "conversations.safetensors"}, 131);
+  const auto files = open({test::fixture("documents/conversations.safetensors")}, 131);
   EXPECT_EQ(files->offsets().size(), 61U);
   EXPECT_EQ(files->offsets().back(), 2066U);
   EXPECT_EQ(files->targets(), 1033U);

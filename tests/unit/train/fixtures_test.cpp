@@ -1,5 +1,6 @@
+#include "tests/support/fixtures.h"
+
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -26,8 +27,7 @@ namespace ballast::train {
 namespace {
 
 std::filesystem::path folder() {
-  const char* const data = std::getenv("BALLAST_TEST_DATA");
-  return std::filesystem::path(data == nullptr ? "tests/data" : data) / "training";
+  return test::fixture("training");
 }
 
 nlohmann::json load(const std::string& name) {

@@ -90,8 +90,8 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
 /// Sets elements to 0 whose query does not see their key. `key` and `query`: those of this lane's
 /// first element; keys are the rows.
 template <int kTiles, int kStep>
-__device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int key, int query,
-                                 const SequenceMask& mask) {
+__device__ void hide_keys_of_columns(Sums<kTiles, kStep>& p, int key, int query,
+                                     const SequenceMask& mask) {
 #pragma unroll
   for (int n = 0; n < kStep / 8; ++n) {
 #pragma unroll
@@ -106,29 +106,6 @@ __device__ void hide_unseen_keys(Sums<kTiles, kStep>& p, int key, int query,
         for (int half = 0; half < 2; ++half) {
           const int row = 16 * m + 8 * half;
           if (row > end || row < begin) p[m][n][2 * half + i] = 0.0F;
-        }
-      }
-    }
-  }
-}
-
-/// The same where queries are the rows.
-template <int kTiles, int kStep>
-__device__ void hide_unseen_keys_of_rows(Sums<kTiles, kStep>& p, int key, int query,
-                                         const SequenceMask& mask) {
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = query + 16 * m + 8 * half;
-      const int begin = mask.first_key(row) - key;
-      const int end = row - key;
-#pragma unroll
-      for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = 8 * n + i;
-          if (column > end || column < begin) p[m][n][2 * half + i] = 0.0F;
         }
       }
     }
@@ -160,7 +137,8 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   }
   if (first_key + 16 * kTiles > first_query ||
       mask.first_key(first_query + kStep - 1) > first_key) {
-    hide_unseen_keys<kTiles, kStep>(p, first_key + lane_row(), first_query + lane_column(), mask);
+    hide_keys_of_columns<kTiles, kStep>(p, first_key + lane_row(), first_query + lane_column(),
+                                        mask);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);
@@ -274,8 +252,8 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   }
   if (first_key + kStep > first_query ||
       mask.first_key(first_query + 16 * kTiles - 1) > first_key) {
-    hide_unseen_keys_of_rows<kTiles, kStep>(p, first_key + lane_column(), first_query + lane_row(),
-                                            mask);
+    hide_unseen_keys<kTiles, kStep>(p, first_key + lane_column(), first_query + lane_row(), mask,
+                                    0.0F);
   }
   Weights<kTiles, kStep> weights;
   to_weights<kTiles, kStep>(p, weights);

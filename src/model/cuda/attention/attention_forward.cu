@@ -37,32 +37,6 @@ __device__ float sum_of_row(float value) {
   return value + __shfl_xor_sync(device::kAllLanes, value, 2);
 }
 
-/// Masks the scores of keys that their query does not see. `key` and `query`: those of this lane's
-/// first element.
-template <int kTiles>
-__device__ void hide_unseen_keys(Sums<kTiles, kKeys>& scores, int key, int query,
-                                 const SequenceMask& mask) {
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // Columns of this lane's row that its query sees.
-      const int row = query + 16 * m + 8 * half;
-      const int begin = mask.first_key(row) - key;
-      const int end = row - key;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = 8 * n + i;
-          if (column > end || column < begin)
-            scores[m][n][2 * half + i] = -std::numeric_limits<float>::infinity();
-        }
-      }
-    }
-  }
-}
-
 /// Replaces scores by exp(scale * (score - maximum so far)) and rescales the sums to that maximum.
 /// A row that has seen no key yet has the maximum -infinity and sums of 0. `scale` applies to
 /// exponents of base 2.
@@ -168,7 +142,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
       Sums<kTiles, kKeys> scores;
       multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
       if (key + kKeys > first_row || key < mask.first_key(first_row + G::kWarpRows - 1)) {
-        hide_unseen_keys<kTiles>(scores, key + lane_column(), first_row + lane_row(), mask);
+        hide_unseen_keys<kTiles, kKeys>(scores, key + lane_column(), first_row + lane_row(), mask,
+                                        -std::numeric_limits<float>::infinity());
       }
       add_scores<kWidth, kTiles>(scores, softmax, sums, scale * kLog2E);
       to_weights<kTiles, kKeys>(scores, weights);

@@ -150,6 +150,31 @@ __device__ void to_weights(const Sums<kTiles, kColumns>& sums, Weights<kTiles, k
   }
 }
 
+/// Sets elements to `hidden` whose query, a row, does not see their key, a column. `key` and
+/// `query`: those of this lane's first element.
+template <int kTiles, int kColumns>
+__device__ void hide_unseen_keys(Sums<kTiles, kColumns>& sums, int key, int query,
+                                 const SequenceMask& mask, float hidden) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Columns of this lane's row that its query sees.
+      const int row = query + 16 * m + 8 * half;
+      const int begin = mask.first_key(row) - key;
+      const int end = row - key;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int column = 8 * n + i;
+          if (column > end || column < begin) sums[m][n][2 * half + i] = hidden;
+        }
+      }
+    }
+  }
+}
+
 /// Writes sums * factors (one per lane_row() and lane_row() + 8 of each 16 rows) to rows first ..
 /// of `to`, columns from `column` on. They pass through `staging`, the rows of this warp in a tile
 /// that no other warp reads any more. Rows and columns after the end are skipped.
