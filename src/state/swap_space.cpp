@@ -4,6 +4,7 @@
 
 #define XXH_INLINE_ALL
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -27,6 +28,21 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
     devices.push_back(std::move(device));
   }
   return devices;
+}
+
+bool is_zero(ConstHostBytes bytes) {
+  return bytes[0] == std::byte{0} &&
+         std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
+}
+
+std::uint64_t checksum(ConstHostBytes chunk) {
+  return XXH3_64bits(chunk.data(), chunk.size());
+}
+
+std::uint64_t checksum_of_zeros(Bytes size) {
+  const auto compute = [](Bytes count) { return checksum(std::vector<std::byte>(count)); };
+  static const std::uint64_t whole = compute(kChunk);
+  return size == kChunk ? whole : compute(size);
 }
 
 HostBytes chunk_of(HostBytes data, Bytes start) {
@@ -135,8 +151,9 @@ class SwapSpace::Writing final : public ExtentTransfer {
   /// Submits each segment at once, so that the disk works while the next checksum is computed.
   void start() {
     for (const Segment& segment : segments()) {
-      seal(segment);
-      submit({&segment, 1}, aio::Direction::write, false);
+      const bool there = is_untouched(segment) && is_zero(bytes_of(segment));
+      seal(segment, there);
+      if (!there) submit({&segment, 1}, aio::Direction::write, false);
     }
   }
 
@@ -152,11 +169,17 @@ class SwapSpace::Writing final : public ExtentTransfer {
   }
 
  private:
-  void seal(const Segment& segment) {
+  [[nodiscard]] bool is_untouched(const Segment& segment) {
+    const auto here = seals(segment);
+    return std::none_of(here.begin(), here.end(), [](const Seal& seal) { return seal.touched; });
+  }
+
+  /// `zero`: nothing is written, the file reads as zeros there.
+  void seal(const Segment& segment, bool zero) {
     Bytes start = 0;
     for (Seal& seal : seals(segment)) {
       const HostBytes chunk = chunk_of(bytes_of(segment), start);
-      seal = {XXH3_64bits(chunk.data(), chunk.size()), version(), true};
+      seal = {zero ? checksum_of_zeros(chunk.size()) : checksum(chunk), version(), true, !zero};
       start += kChunk;
     }
   }
@@ -186,7 +209,7 @@ class SwapSpace::Reading final : public ExtentTransfer {
         fail(fmt::format("holds version {}, expected version {}",
                          seal.written ? std::to_string(seal.version) : "none", version()));
       }
-      if (XXH3_64bits(chunk.data(), chunk.size()) != seal.checksum) {
+      if (checksum(chunk) != seal.checksum) {
         fail(
             "checksum mismatch: the disk returned different bytes than were written; check the "
             "drive");

@@ -25,15 +25,16 @@ struct SwapDevice {
 /// torn, stale and corrupted writes. Several transfers may run at a time, also from different
 /// threads, each of another extent.
 ///
-/// Blocks of the files are allocated at creation, and the first write of an extent covers all of
-/// it. Later writes only overwrite, so they cannot run out of space and need no metadata updates.
+/// Blocks of the files are allocated at creation, so writes cannot run out of space. Until a
+/// segment is written it reads as zeros, so a first write of zeros moves nothing: the moments of an
+/// optimizer begin as such.
 class SwapSpace {
  public:
   /// Creates the files. `staging` is the memory that most transfers will use; it is registered with
   /// the queues and must outlive this. Throws Error(io): see aio::File::create_anonymous and
   /// aio::make_queue.
   SwapSpace(const SwapPlan& plan, std::span<const HostBytes> staging);
-  /// The same over the given files and queues, one device per path.
+  /// The same over the given new files and queues, one device per path.
   SwapSpace(Stripe stripe, std::vector<std::unique_ptr<SwapDevice>> devices);
   ~SwapSpace();
   SwapSpace(const SwapSpace&) = delete;
@@ -61,7 +62,8 @@ class SwapSpace {
   struct Seal {
     std::uint64_t checksum = 0;
     std::uint64_t version = 0;
-    bool written = false;
+    bool written = false;  ///< the last write succeeded
+    bool touched = false;  ///< a write was submitted: before it, the file reads as zeros
   };
   class ExtentTransfer;
   class Reading;

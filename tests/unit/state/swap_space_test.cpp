@@ -1,9 +1,11 @@
 #include "src/state/swap_space.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -148,8 +150,53 @@ TEST_F(SwapSpaceTest, CountsTheBytesOfEachPath) {
   EXPECT_EQ(swap->backend(), "threads");
 }
 
-// The fill writes every byte of all files: a byte that is never written might not be allocated when
-// it is needed.
+TEST_F(SwapSpaceTest, AFirstWriteOfZerosMovesNothing) {
+  const auto bytes_written = [&] {
+    Bytes sum = 0;
+    for (const auto& counters : swap->counters()) sum += counters.bytes_written;
+    return sum;
+  };
+  const auto zeros = [](Bytes size) {
+    auto memory = std::make_unique<Memory>(size);
+    std::fill(memory->view().begin(), memory->view().end(), std::byte{0});
+    return memory;
+  };
+  const auto expect_zeros = [&](std::uint64_t version, Bytes used) {
+    auto wanted = zeros(extents[0]);
+    if (used > 0) wanted->view()[used - 1] = std::byte{1};
+    const Memory found(extents[0]);
+    swap->read(0, found.view(), version)->finish();
+    EXPECT_TRUE(found == *wanted);
+  };
+  const auto first = zeros(extents[0]);
+  swap->write(0, first->view(), 1)->finish();
+  EXPECT_EQ(bytes_written(), 0U);
+  expect_zeros(1, 0);
+  // Only the segment with another byte.
+  const Bytes used = segment(0, 1).start + segment(0, 1).bytes;
+  first->view()[used - 1] = std::byte{1};
+  swap->write(0, first->view(), 2)->finish();
+  EXPECT_EQ(bytes_written(), segment(0, 1).bytes);
+  expect_zeros(2, used);
+  // Zeros that replace other bytes are written.
+  swap->write(0, zeros(extents[0])->view(), 3)->finish();
+  EXPECT_EQ(bytes_written(), 2 * segment(0, 1).bytes);
+  expect_zeros(3, 0);
+}
+
+TEST_F(SwapSpaceTest, ZerosAfterAFailedWriteAreWritten) {
+  write(1, 5, 1);
+  faults[segment(1, 0).path]->after_wait = [](aio::Completion& done) { done.error_number = EIO; };
+  EXPECT_THROW(write(1, 6, 2), Error);
+  faults[segment(1, 0).path]->after_wait = nullptr;
+  const Memory zeros(extents[1]);
+  std::fill(zeros.view().begin(), zeros.view().end(), std::byte{0});
+  swap->write(1, zeros.view(), 3)->finish();
+  const Memory found(extents[1]);
+  swap->read(1, found.view(), 3)->finish();
+  EXPECT_TRUE(found == zeros);
+}
+
 TEST_F(SwapSpaceTest, TheFirstWriteOfAllExtentsTakesAllOfTheFilesIntoUse) {
   const SwapPlan plan =
       plan_swap({.paths = {{.directory = directories[0].path(), .io = {.backend = "threads"}},
