@@ -38,6 +38,8 @@ class Hash {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
 };
 
+using Masters = std::span<const float>;
+
 /// The elements of an array that are in a piece. The array begins at `offset` of this rank's part;
 /// each element has `width` bytes. No piece ends within an element.
 struct Overlap {
@@ -55,9 +57,15 @@ struct Overlap {
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
     return value;
   }
-  template <class T>
-  void put(Elems i, T value) const {
-    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+  /// Writes part(master) of each, from element `at` of the overlap on.
+  template <class Part>
+  void put(Elems at, Masters masters, Part part) const {
+    using T = decltype(part(0.0F));
+    std::byte* const out = bytes.data() + at * sizeof(T);
+    for (Elems i = 0; i < masters.size(); ++i) {
+      const T value = part(masters[i]);
+      std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+    }
   }
 
   Elems first = 0;  ///< index of the first one in the array
@@ -109,17 +117,18 @@ class Filler {
     const Overlap here(piece, weights ? 0 : held.layout.remainder.offset,
                        weights ? held.width : sizeof(std::uint16_t), own.elements);
     const Elems first = own.first + here.first;
-    if (weights && !held.layout.split) {
-      for_masters(piece.block, first, here.count,
-                  [&](Elems i, float master) { here.put(i, master); });
-    } else if (weights) {
-      for_masters(piece.block, first, here.count,
-                  [&](Elems i, float master) { here.put(i, split_master(master).weight); });
-    } else {
-      for_masters(piece.block, first, here.count,
-                  [&](Elems i, float master) { here.put(i, split_master(master).remainder); });
+    for_masters(piece.block, first, here.count, weights, [&](Elems at, Masters masters) {
+      if (weights && !held.layout.split) {
+        here.put(at, masters, [](float master) { return master; });
+      } else if (weights) {
+        here.put(at, masters, [](float master) { return split_master(master).weight; });
+      } else {
+        here.put(at, masters, [](float master) { return split_master(master).remainder; });
+      }
+    });
+    if (here.count > 0 && (weights || has_remainders(piece.block))) {
+      remember(piece.bytes, here.bytes);
     }
-    if (here.count > 0) remember(piece.bytes, here.bytes);
   }
 
  private:
@@ -142,32 +151,39 @@ class Filler {
     end = std::max(end, static_cast<Bytes>(filled.data() + filled.size() - place.data()));
   }
 
-  /// Calls `put(i, master)` for element `first + i` of the block, for those of `count` elements
-  /// that are in a tensor. Padding between tensors stays zero.
+  [[nodiscard]] bool has_remainders(const model::TensorSpec& tensor) const {
+    return !source_.read || !source_.is_bf16 || !source_.is_bf16(tensor);
+  }
+  [[nodiscard]] bool has_remainders(std::size_t block) const {
+    const auto& tensors = blueprint_.model.blocks[block].tensors;
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [this](const auto& tensor) { return has_remainders(tensor); });
+  }
+
+  /// Calls `put(i, masters)` for those of `count` elements from `first` on that are in a tensor,
+  /// some at a time; the first one is element `first + i` of the block. Padding between tensors
+  /// stays zero, and so do, without `weights`, remainders of tensors that have none.
   template <class Put>
-  void for_masters(std::size_t block, Elems first, Elems count, Put put) const {
+  void for_masters(std::size_t block, Elems first, Elems count, bool weights, Put put) const {
     const Elems end = first + count;
     team_.for_ranges((count + kAtATime - 1) / kAtATime, [&](Elems from, Elems to) {
-      masters_of(block, first + from * kAtATime, std::min(end, first + to * kAtATime),
-                 [&](Elems element, float master) { put(element - first, master); });
+      std::vector<float> values;
+      const Elems begin = first + from * kAtATime;
+      const Elems stop = std::min(end, first + to * kAtATime);
+      for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
+        if (!weights && !has_remainders(tensor)) continue;
+        const Elems tensor_end = std::min(stop, tensor.offset + tensor.size);
+        for (Elems at = std::max(begin, tensor.offset); at < tensor_end; at += values.size()) {
+          values.resize(std::min(kAtATime, tensor_end - at));
+          make(tensor, at - tensor.offset, values);
+          put(at - first, values);
+        }
+      }
     });
   }
 
-  template <class Put>
-  void masters_of(std::size_t block, Elems begin, Elems end, Put put) const {
-    std::vector<float> values;
-    for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
-      const Elems tensor_end = std::min(end, tensor.offset + tensor.size);
-      for (Elems at = std::max(begin, tensor.offset); at < tensor_end; at += values.size()) {
-        values.resize(std::min(kAtATime, tensor_end - at));
-        make(tensor, at - tensor.offset, values);
-        for (Elems i = 0; i < values.size(); ++i) put(at + i, values[i]);
-      }
-    }
-  }
-
   void make(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
-    if (source_) return source_(tensor, first, values);
+    if (source_.read) return source_.read(tensor, first, values);
     model::initialize(tensor, seed_, first, values);
   }
 

@@ -118,10 +118,10 @@ std::vector<float> read_logits(const train::SafetensorsReader& from,
 
 /// `from` must outlive the result.
 engine::WeightSource source_of(const train::SafetensorsReader& from) {
-  return [&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  return {.read = [&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     const std::vector<float> values = read_tensor(from, tensor);
     std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
-  };
+  }};
 }
 
 /// |ours - theirs| / |theirs|, L2.

@@ -85,9 +85,9 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
        "optimizer.params.eps=1e-6", fmt::format("gradient_clipping={}", optimizer["clip"].dump())});
   engine::Engine engine = planning::make_engine(config, nullptr, &ranks);
   const train::SafetensorsReader initial(fixture("llama.initial.safetensors"));
-  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     initial.read(tensor.name, out, first);
-  });
+  }});
   const std::uint64_t per_step = micro_batches * sequences;
   const std::uint64_t length = batch["length"];
   const std::vector<std::int32_t> all =

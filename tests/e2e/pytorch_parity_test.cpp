@@ -115,9 +115,9 @@ Comparison run(const std::string& name, bool bf16) {
 
   engine::Engine engine = planning::make_engine(config);
   const train::SafetensorsReader initial(fixture(name + ".initial.safetensors"));
-  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     initial.read(tensor.name, out, first);
-  });
+  }});
   const auto source = std::make_shared<const train::TokenSource>(
       train::TokenSource::open(config.data, config.model.vocab_size));
   const std::uint64_t length = config.data.sequence_length;

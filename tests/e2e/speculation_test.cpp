@@ -69,7 +69,7 @@ Results train(const Overrides& overrides, bool with_poison = false, bool bf16 = 
   const test::TempDir directory;
   Engine engine =
       planning::make_engine(test::tiny_config(kModel, bf16, directory.path(), overrides));
-  engine.start(first_values);
+  engine.start({first_values});
   Results results;
   const auto note = [&](double number) {
     results.numbers.push_back(std::bit_cast<std::uint64_t>(number));

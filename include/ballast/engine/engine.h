@@ -75,10 +75,15 @@ struct EngineTotals {
   [[nodiscard]] Bytes nvme_bytes_written() const;
 };
 
-/// Writes the initial fp32 values of elements [first, first + out.size()) of one tensor to `out`.
-/// Several threads call it at a time. Throws Error when it has none.
-using WeightSource =
-    std::function<void(const model::TensorSpec& tensor, Elems first, std::span<float> out)>;
+/// Where initial weights come from. Several threads call it at a time.
+struct WeightSource {
+  /// Writes the fp32 values of elements [first, first + out.size()) of one tensor to `out`. Throws
+  /// Error when it has none. Empty: values are drawn from the seed.
+  std::function<void(const model::TensorSpec& tensor, Elems first, std::span<float> out)> read;
+  /// Whether bf16 holds all values of the tensor exactly. Their remainders are zero, so read() is
+  /// called only once for them. Empty: no.
+  std::function<bool(const model::TensorSpec& tensor)> is_bf16 = nullptr;
+};
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's
 /// operations to the modules. Not thread-safe. With several ranks every non-const call is
@@ -105,8 +110,7 @@ class Engine {
   /// Instruction set of the host update.
   [[nodiscard]] std::string_view update_isa() const;
 
-  /// Allocates everything and writes the initial states: from `source`, or from the seed when
-  /// empty. Before any step.
+  /// Allocates everything and writes the initial states: from `source`. Before any step.
   void start(const WeightSource& source = {});
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -147,10 +149,10 @@ TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
   };
   Engine engine = planning::make_engine(
       config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
-  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     ASSERT_LE(first + out.size(), tensor.size);
     for (Elems i = 0; i < out.size(); ++i) out[i] = value(tensor, first + i);
-  });
+  }});
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const model::TensorSpec& tensor : blocks[b].tensors) {
@@ -161,12 +163,44 @@ TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
   }
 }
 
+/// Values that bf16 holds, and one tensor with others.
+float stored_value(const model::TensorSpec& tensor, Elems i) {
+  const auto value = 1.0F / static_cast<float>(tensor.size + i);
+  return tensor.name.ends_with("q_proj.weight") ? value : to_float(from_float<Bf16>(value));
+}
+
+TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
+  for (const char* tier : {"nvme", "cpu", "none"}) {
+    std::map<std::string, Elems> elements_read;
+    std::mutex mutex;
+    const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+      for (Elems i = 0; i < out.size(); ++i) out[i] = stored_value(tensor, first + i);
+      const std::lock_guard lock(mutex);
+      elements_read[tensor.name] += out.size();
+    };
+    const auto is_bf16 = [](const model::TensorSpec& tensor) {
+      return !tensor.name.ends_with("q_proj.weight");
+    };
+    Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    engine.start({read, is_bf16});
+    const auto& blocks = engine.blueprint().model.blocks;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      for (const model::TensorSpec& tensor : blocks[b].tensors) {
+        std::vector<float> expected(tensor.size);
+        for (Elems i = 0; i < expected.size(); ++i) expected[i] = stored_value(tensor, i);
+        EXPECT_EQ(engine.read_weights(b, tensor), expected) << tier << ": " << tensor.name;
+        EXPECT_EQ(elements_read[tensor.name], (is_bf16(tensor) ? 1 : 2) * tensor.size);
+      }
+    }
+  }
+}
+
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
   Engine engine = planning::make_engine(config({"ballast.update_threads=3"}));
   try {
-    engine.start([](const model::TensorSpec&, Elems, std::span<float>) {
+    engine.start({[](const model::TensorSpec&, Elems, std::span<float>) {
       throw Error(ErrorCategory::data, "no such tensor");
-    });
+    }});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("no such tensor"), std::string::npos) << error.what();
@@ -175,12 +209,12 @@ TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
 
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
   Engine engine = planning::make_engine(config({kOptimizer + "nvme"}));
-  engine.start([](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
       out[0] = std::numeric_limits<float>::infinity();
     }
-  });
+  }});
   const std::uint64_t before = engine.state_hash();
   const StepResult result = engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
   EXPECT_TRUE(result.skipped);
@@ -190,12 +224,12 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
   Engine engine = planning::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
-  engine.start([](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  engine.start({[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.01F);
     if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
       out[0] = std::numeric_limits<float>::infinity();
     }
-  });
+  }});
   try {
     engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     engine.finish();
