@@ -1,7 +1,6 @@
 #include "ballast/text/files.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -28,11 +27,6 @@ void sync(const Descriptor& file, const std::filesystem::path& path) {
   }
 }
 
-void stop_direct(const Descriptor& file) {
-  const int flags = ::fcntl(file.number(), F_GETFL);
-  if (flags >= 0) static_cast<void>(::fcntl(file.number(), F_SETFL, flags & ~O_DIRECT));
-}
-
 /// Runs `action`; errors name `path` instead of the temporary file.
 template <class Action>
 auto naming(const std::filesystem::path& path, Action&& action) {
@@ -56,12 +50,6 @@ Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory
       throw Error(category, fmt::format("cannot open {}", path.string()), error_number);
     }
   }
-}
-
-Descriptor reopen_direct(const Descriptor& file) noexcept {
-  std::array<char, 32> path = {};
-  fmt::format_to_n(path.data(), path.size() - 1, "/proc/self/fd/{}", file.number());
-  return Descriptor(::open(path.data(), O_RDONLY | O_CLOEXEC | O_DIRECT));
 }
 
 Bytes regular_file_size(const Descriptor& file, const std::filesystem::path& path,
@@ -173,18 +161,15 @@ void ReplacedFile::reserve(Bytes size) {
   do {
     result = ::fallocate(descriptor_.number(), 0, 0, static_cast<off_t>(size));
   } while (result != 0 && errno == EINTR);
-  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
+  if (result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) {
+    result = ::ftruncate(descriptor_.number(), static_cast<off_t>(size));
+  }
+  if (result == 0) return;
   const int error_number = errno;
   throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
 }
 
-void ReplacedFile::bypass_page_cache() noexcept {
-  const int flags = ::fcntl(descriptor_.number(), F_GETFL);
-  if (flags >= 0) static_cast<void>(::fcntl(descriptor_.number(), F_SETFL, flags | O_DIRECT));
-}
-
 void ReplacedFile::write_at(Bytes offset, std::span<const std::byte> bytes) {
-  bool refused = false;
   while (!bytes.empty()) {
     const auto count =
         ::pwrite(descriptor_.number(), bytes.data(), std::min(bytes.size(), kLargestTransfer),
@@ -192,11 +177,6 @@ void ReplacedFile::write_at(Bytes offset, std::span<const std::byte> bytes) {
     if (count < 0) {
       const int error_number = errno;
       if (error_number == EINTR) continue;
-      // Another thread may have stopped it meanwhile, so each call tries once more.
-      if (error_number == EINVAL && !std::exchange(refused, true)) {
-        stop_direct(descriptor_);
-        continue;
-      }
       throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
     }
     offset += static_cast<Bytes>(count);

@@ -73,16 +73,6 @@ struct Description {
   DType type = DType::f32;
 };
 
-DType type_of(const WeightFiles::Place& place) {
-  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    if (place.tensor->dtype == dtype_name(type)) return type;
-  }
-  throw Error(ErrorCategory::data,
-              fmt::format("{}: tensor '{}' has dtype {}; weights can be F32, BF16 or F16",
-                          place.file->path().string(), text::printable(place.tensor->name),
-                          place.tensor->dtype));
-}
-
 /// The tensors of each file. Those that fill whole pages come first, so that all of these start at
 /// a page: the format allows no gaps.
 std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
@@ -118,59 +108,32 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
-struct Piece {
-  StoredPiece from;
-  DType from_type;
-  DType to_type;
-};
-
-std::vector<Piece> cut(const WeightFiles& weights,
-                       const std::vector<std::vector<TensorToStore>>& files) {
-  std::vector<Piece> pieces;
-  for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) {
-      const WeightFiles::Place* const place = weights.find(tensor.name);
-      const Bytes bytes = place->tensor->bytes;
-      for (Bytes at = 0; at < bytes; at += ReadAhead::kPiece) {
-        pieces.push_back(
-            {{place, at, std::min(ReadAhead::kPiece, bytes - at)}, type_of(*place), tensor.dtype});
-      }
-    }
-  }
-  return pieces;
-}
-
-/// Writes stored values in another type, some at a time: they stay in a cache.
-void write_converted(ModelFolderWriter& writer, ConstHostBytes bytes, DType type) {
-  constexpr Elems kAtATime = Elems{1} << 13;
-  std::vector<float> values;
-  while (!bytes.empty()) {
-    values.resize(std::min(kAtATime, bytes.size() / size_of(type)));
-    const Bytes count = values.size() * size_of(type);
-    decode(bytes.first(count), type, values);
-    writer.write(values);
-    bytes = bytes.subspan(count);
-  }
-}
-
-/// Reading, converting and writing have a thread each.
+/// Reads ahead, converts and writes behind, some at a time: they stay in a cache.
 void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
           ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
-  const std::vector<Piece> pieces = cut(weights, files);
-  std::vector<StoredPiece> stored;
-  stored.reserve(pieces.size());
-  for (const Piece& piece : pieces) stored.push_back(piece.from);
-  ReadAhead reader(std::move(stored));
+  constexpr Elems kAtATime = Elems{1} << 15;
+  ReadAhead reader(weights, ReadAhead::Extent::file);
+  std::vector<std::byte> stored;
+  std::vector<float> values;
   Bytes done = 0;
-  for (const Piece& piece : pieces) {
-    progress(done);
-    const ConstHostBytes bytes = reader.next();
-    if (piece.from_type == piece.to_type) {
-      writer.write_stored(bytes, piece.to_type);
-    } else {
-      write_converted(writer, bytes, piece.from_type);
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) {
+      const WeightFiles::Place& from = *weights.find(tensor.name);
+      const DType type = type_of(from);
+      for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
+        progress(done);
+        values.resize(std::min(kAtATime, from.tensor->elements - first));
+        stored.resize(values.size() * size_of(type));
+        reader.read(from, first * size_of(type), stored);
+        if (type == tensor.dtype) {
+          writer.write_stored(stored, type);
+        } else {
+          decode(stored, type, values);
+          writer.write(values);
+        }
+        done += values.size() * size_of(tensor.dtype);
+      }
     }
-    done += bytes.size() / size_of(piece.from_type) * size_of(piece.to_type);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
@@ -140,13 +141,19 @@ void check_initial_weights(const config::Config& config) {
   }
 }
 
-void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
-                          std::span<float> out) {
+void read_initial_weights(const WeightFiles& files, ReadAhead& reader,
+                          const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  files.read(tensor.name, {});  // throws for a missing tensor and for a wrong dtype
   check_shape(files, tensor);
+  const WeightFiles::Place& place = *files.find(tensor.name);
+  const DType type = type_of(place);
+  std::vector<std::byte> stored;
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size());
-    files.read(tensor.name, out.first(count), run.first);
+    stored.resize(count * size_of(type));
+    reader.read(place, run.first * size_of(type), stored);
+    decode(stored, type, out.first(count));
     out = out.subspan(count);
     first += count;
   }
@@ -156,17 +163,23 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
                         const std::function<void(Bytes done, Bytes total)>& reading) {
   if (weights.empty()) return engine.start();
   const WeightFiles files(weights);
+  ReadAhead reader(files, ReadAhead::Extent::tensor);
   const Bytes total = files.bytes();
   Bytes done = 0;
   std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders
   std::mutex mutex;
-  engine.start([&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    read_initial_weights(files, tensor, first, out);
+  const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    read_initial_weights(files, reader, tensor, first, out);
     const std::lock_guard lock(mutex);
     if (!seen.emplace(tensor.name, first).second) return;
     done += files.find(tensor.name)->tensor->bytes / tensor.size * out.size();
     reading(done, total);
-  });
+  };
+  const auto is_bf16 = [&](const model::TensorSpec& tensor) {
+    const WeightFiles::Place* const place = files.find(tensor.name);
+    return place != nullptr && type_of(*place) == DType::bf16;
+  };
+  engine.start({read, is_bf16});
 }
 
 }  // namespace ballast::train

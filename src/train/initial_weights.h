@@ -9,6 +9,8 @@
 #include "ballast/model/architecture.h"
 #include "ballast/train/weight_files.h"
 
+#include "src/train/read_ahead.h"
+
 namespace ballast::train {
 
 /// Checks that model.weights, if it is given, names the safetensors files (WeightFiles) of exactly
@@ -18,10 +20,10 @@ namespace ballast::train {
 void check_initial_weights(const config::Config& config);
 
 /// Fills `out` with the elements from `first` on of the tensor of the same name, in the order of
-/// memory (model::StoredRows). Throws Error(data)
-/// naming the file: no such tensor, another shape, a dtype that is not one of weights; Error(io).
-void read_initial_weights(const WeightFiles& files, const model::TensorSpec& tensor, Elems first,
-                          std::span<float> out);
+/// memory (model::StoredRows). `reader` is one of `files`. Throws Error(data) naming the file: no
+/// such tensor, another shape, a dtype that is not one of weights; Error(io).
+void read_initial_weights(const WeightFiles& files, ReadAhead& reader,
+                          const model::TensorSpec& tensor, Elems first, std::span<float> out);
 
 /// Starts `engine` with the `weights` (WeightFiles), or with its random initial ones if the path is
 /// empty. Calls `reading`, one call at a time, with the bytes that are read and those of the whole.

@@ -1,48 +1,43 @@
 #pragma once
 
-#include <optional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <thread>
-#include <vector>
 
-#include "ballast/core/units.h"
+#include "ballast/aio/queue.h"
 #include "ballast/train/weight_files.h"
-
-#include "src/train/buffer_ring.h"
 
 namespace ballast::train {
 
-/// A part of a tensor as it is stored.
-struct StoredPiece {
-  const WeightFiles::Place* place = nullptr;
-  Bytes first = 0;  ///< from the start of the tensor
-  Bytes bytes = 0;  ///< at most ReadAhead::kPiece
-};
-
-/// Reads pieces of weights on threads of its own, a few ahead of the caller. It bypasses the
-/// page cache where the file system allows it: weights larger than memory would only displace what
-/// is of use there, and the copy out of the cache costs more time than the disk.
+/// Reads stored weights ahead of its callers, on for each thread from where it has read. It
+/// bypasses the page cache where the file system allows it: weights larger than memory would only
+/// displace what is of use there, and the copy out of the cache costs more time than the disk.
+/// Takes 32 MiB of memory per thread.
 class ReadAhead {
  public:
-  static constexpr Bytes kPiece = 8 * kMiB;
+  /// How far a thread will probably go on.
+  enum class Extent { tensor, file };
 
-  /// The places must outlive the object.
-  explicit ReadAhead(std::vector<StoredPiece> pieces);
+  /// `files` must outlive the object. Throws Error(io).
+  ReadAhead(const WeightFiles& files, Extent extent);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  /// The bytes of the next piece, valid until the next call; one call for each piece. Throws
-  /// Error(data) if the file is too short, Error(io).
-  ConstHostBytes next();
+  /// Bytes [first, first + out.size()) of a tensor as they are stored. Throws Error(data) if the
+  /// file is too short, Error(io).
+  void read(const WeightFiles::Place& place, Bytes first, HostBytes out);
 
  private:
-  class DirectFile;
-  void run();
+  class Stream;
+  Stream& stream();
 
-  std::vector<StoredPiece> pieces_;
-  BufferRing ring_;
-  std::optional<BufferRing::Filled> held_;  ///< what next() gave out
-  std::vector<std::thread> threads_;
+  Extent extent_;
+  std::map<const SafetensorsReader*, aio::File> files_;
+  std::unique_ptr<aio::Queue> queue_;
+  std::mutex mutex_;
+  std::map<std::thread::id, std::unique_ptr<Stream>> streams_;
 };
 
 }  // namespace ballast::train

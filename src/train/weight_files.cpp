@@ -173,4 +173,13 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
   refuse_file(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
 }
 
+DType type_of(const WeightFiles::Place& place) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (place.tensor->dtype == dtype_name(type)) return type;
+  }
+  refuse_file(place.file->path(),
+              fmt::format(": tensor '{}' has dtype {}; weights can be F32, BF16 or F16",
+                          printable(place.tensor->name), place.tensor->dtype));
+}
+
 }  // namespace ballast::train

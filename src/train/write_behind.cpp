@@ -2,71 +2,82 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
 namespace ballast::train {
 namespace {
 
-constexpr Bytes kBuffer = 8 * kMiB;
+constexpr Bytes kBuffer = 4 * kMiB;
+constexpr std::size_t kBuffers = 16;
+
+aio::File open_for_writing(text::ReplacedFile& file, Bytes size) {
+  file.reserve(size);
+  try {
+    aio::File direct = aio::File::open(file.temporary(), true);
+    if (kPage % direct.alignment() == 0) return direct;
+  } catch (const Error&) {
+    // The file system has no direct I/O.
+  }
+  return aio::File::open(file.temporary(), true, aio::File::Access::buffered);
+}
 
 }  // namespace
 
 WriteBehind::WriteBehind(std::filesystem::path path, Bytes size)
-    : file_(std::move(path)), ring_(kBuffer, "weights to write") {
-  file_.reserve(size);
-  file_.bypass_page_cache();
-  for (std::size_t i = 0; i < BufferRing::kThreads; ++i) {
-    threads_.emplace_back([this] { run(); });
+    : path_(path),
+      file_(std::move(path)),
+      direct_(open_for_writing(file_, size)),
+      memory_(kBuffers * kBuffer, "weights to write"),
+      queue_(aio::make_queue({})) {
+  for (std::size_t i = 0; i < kBuffers; ++i) {
+    buffers_.push_back({memory_.bytes().subspan(i * kBuffer, kBuffer), std::nullopt});
   }
 }
 
 WriteBehind::~WriteBehind() {
-  end();
-}
-
-void WriteBehind::pass_on() {
-  if (buffer_) ring_.give({buffer_->number, buffer_->memory.first(used_)});
-  buffer_.reset();
-  used_ = 0;
+  queue_->cancel();
 }
 
 void WriteBehind::write(ConstHostBytes bytes) {
   while (!bytes.empty()) {
-    if (!buffer_) buffer_ = ring_.take();
-    expects(buffer_.has_value(), "a file was written after its end");
+    Buffer& buffer = buffers_[current_];
+    finish(buffer);
     const Bytes count = std::min(bytes.size(), kBuffer - used_);
-    std::memcpy(buffer_->memory.data() + used_, bytes.data(), count);
+    std::memcpy(buffer.memory.data() + used_, bytes.data(), count);
     used_ += count;
     bytes = bytes.subspan(count);
-    if (used_ == kBuffer) pass_on();
+    if (used_ == kBuffer) submit_current();
   }
 }
 
-void WriteBehind::end() {
-  ring_.close();
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
+void WriteBehind::submit_current() {
+  Buffer& buffer = buffers_[current_];
+  buffer.ticket = queue_->submit({.direction = aio::Direction::write,
+                                  .file = &direct_,
+                                  .offset = written_,
+                                  .memory = buffer.memory});
+  written_ += kBuffer;
+  used_ = 0;
+  current_ = (current_ + 1) % kBuffers;
+}
+
+void WriteBehind::finish(Buffer& buffer) {
+  if (!buffer.ticket) return;
+  const aio::Completion completion = queue_->wait(*std::exchange(buffer.ticket, std::nullopt));
+  if (completion.ok()) return;
+  const std::string what = fmt::format("cannot write {}", path_.string());
+  if (completion.error_number == 0) throw Error(ErrorCategory::io, what);
+  throw Error(ErrorCategory::io, what, completion.error_number);
 }
 
 void WriteBehind::commit() {
-  pass_on();
-  end();
-  ring_.check();
+  for (Buffer& buffer : buffers_) finish(buffer);
+  file_.write_at(written_, buffers_[current_].memory.first(used_));
   file_.commit();
-}
-
-void WriteBehind::run() {
-  try {
-    while (const auto filled = ring_.next()) {
-      file_.write_at(filled->number * kBuffer, filled->bytes);
-      ring_.release(filled->number);
-    }
-  } catch (...) {
-    ring_.close(std::current_exception());
-  }
 }
 
 }  // namespace ballast::train

@@ -1,19 +1,18 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
-#include <thread>
 #include <vector>
 
-#include "ballast/core/units.h"
+#include "ballast/aio/queue.h"
+#include "ballast/core/mapping.h"
 #include "ballast/text/files.h"
-
-#include "src/train/buffer_ring.h"
 
 namespace ballast::train {
 
-/// A large text::ReplacedFile that is written on threads of its own, in buffers of 8 MiB. It takes
-/// its space on the disk at once and bypasses the page cache where the file system allows it.
+/// A large text::ReplacedFile, written while the caller goes on. It takes its space on the disk at
+/// once and bypasses the page cache where the file system allows it. Takes 64 MiB of memory.
 class WriteBehind {
  public:
   /// A file of `size` bytes. Throws like ReplacedFile, and Error(io) if the disk lacks the space.
@@ -29,15 +28,22 @@ class WriteBehind {
   void commit();
 
  private:
-  void run();
-  void pass_on();
-  void end();
+  struct Buffer {
+    HostBytes memory;
+    std::optional<aio::Ticket> ticket;
+  };
+  void submit_current();
+  void finish(Buffer& buffer);
 
+  std::filesystem::path path_;
   text::ReplacedFile file_;
-  BufferRing ring_;
-  std::optional<BufferRing::Empty> buffer_;  ///< being filled
-  Bytes used_ = 0;                           ///< bytes of it
-  std::vector<std::thread> threads_;
+  aio::File direct_;
+  Mapping memory_;
+  std::vector<Buffer> buffers_;
+  std::size_t current_ = 0;  ///< buffer that is being filled
+  Bytes used_ = 0;           ///< bytes of it
+  Bytes written_ = 0;        ///< bytes of the file in front of it
+  std::unique_ptr<aio::Queue> queue_;
 };
 
 }  // namespace ballast::train

@@ -17,10 +17,6 @@ namespace ballast::text {
 Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory category,
                      unsigned mode = 0666);
 
-/// The open file `file` once more, for reads that bypass the page cache (O_DIRECT). Not open if the
-/// file system has none.
-Descriptor reopen_direct(const Descriptor& file) noexcept;
-
 /// Size of an open regular file in bytes. Throws Error(`category`) when it is not one.
 Bytes regular_file_size(const Descriptor& file, const std::filesystem::path& path,
                         ErrorCategory category);
@@ -52,15 +48,10 @@ class ReplacedFile {
 
   /// Path of the content until commit().
   [[nodiscard]] const std::filesystem::path& temporary() const { return temporary_; }
-  /// Takes the space of `size` bytes on the disk, where the file system can. All of them must be
-  /// written. Throws Error(io) naming the file if the disk lacks it.
+  /// Makes the file `size` bytes long and takes its space on the disk, where the file system can.
+  /// Throws Error(io) naming the file if the disk lacks it.
   void reserve(Bytes size);
-  /// Later write_at() bypass the page cache (O_DIRECT) where the file system allows it, as long as
-  /// offset, memory and size are multiples of kPage. The first other one, such as the end of the
-  /// file, and all that follow it go through the cache.
-  void bypass_page_cache() noexcept;
-  /// Writes all of `bytes` from byte `offset`; from several threads at a time, if they want. Throws
-  /// Error(io) naming the file.
+  /// Writes all of `bytes` from byte `offset`. Throws Error(io) naming the file.
   void write_at(Bytes offset, std::span<const std::byte> bytes);
   /// Appends. Throws Error(io) naming the file.
   void write(std::span<const std::byte> bytes);

@@ -70,7 +70,7 @@ struct TensorToStore {
   std::vector<std::uint64_t> shape;
 };
 
-/// Writes a safetensors file tensor by tensor, in the given order, on a thread of its own. The data
+/// Writes a safetensors file tensor by tensor, in the given order, behind the caller. The data
 /// begin at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it
 /// fill whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames
 /// it. Takes 64 MiB of memory.

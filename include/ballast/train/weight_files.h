@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/train/safetensors.h"
 
@@ -54,5 +55,8 @@ class WeightFiles {
   std::vector<Place> places_;
   std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
 };
+
+/// Throws Error(data) naming file and tensor if the dtype is not one of weights.
+DType type_of(const WeightFiles::Place& place);
 
 }  // namespace ballast::train

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -21,8 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using test::expect_error;
 
-/// More than a ring of buffers holds.
-constexpr Bytes kLarge = 11 * ReadAhead::kPiece + 12345;
+/// More than all buffers hold; not whole pages.
+constexpr Bytes kLarge = 88 * kMiB + 12345;
 
 std::string pattern(Bytes size) {
   std::string bytes(size, '\0');
@@ -52,10 +54,10 @@ TEST(WriteBehind, WritesAllBytesInOrder) {
   EXPECT_TRUE(read_small_file(dir.path() / "a") == wanted);
 }
 
-TEST(WriteBehind, ReportsAFailureOfItsThread) {
+TEST(WriteBehind, ReportsAFailureBehindTheCaller) {
   const test::TempDir dir;
   const std::string bytes = pattern(kLarge);
-  for (const Bytes limit : {ReadAhead::kPiece + 1, kLarge - 1}) {
+  for (const Bytes limit : {8 * kMiB + 1, kLarge - 1}) {
     WriteBehind file(dir.path() / "a", bytes.size());
     const test::FileSizeLimit smaller(limit);
     expect_error(ErrorCategory::io, {"cannot write", (dir.path() / "a: File too large").native()},
@@ -86,48 +88,73 @@ struct OneTensor {
     std::memcpy(prefix.data(), &length, sizeof(length));
     path = dir.write("model.safetensors", prefix + header + bytes);
   }
-  [[nodiscard]] static std::vector<StoredPiece> cut(const WeightFiles& files) {
-    std::vector<StoredPiece> pieces;
-    const WeightFiles::Place& place = files.tensors().front();
-    for (Bytes at = 0; at < place.tensor->bytes; at += ReadAhead::kPiece) {
-      pieces.push_back({&place, at, std::min(ReadAhead::kPiece, place.tensor->bytes - at)});
-    }
-    return pieces;
-  }
   test::TempDir dir;
   std::string bytes;
   fs::path path;
 };
 
-TEST(ReadAhead, DeliversPiecesInOrder) {
+/// Reads [first, last) in parts of several sizes, as one thread does.
+void read_and_compare(ReadAhead& reader, const WeightFiles& files, const std::string& expected,
+                      Bytes first, Bytes last) {
+  std::vector<std::byte> part;
+  for (Bytes size = 1; first < last; size = std::min(size * 5 + 1, 9 * kMiB)) {
+    part.resize(std::min(size, last - first));
+    reader.read(files.tensors().front(), first, part);
+    ASSERT_EQ(std::memcmp(part.data(), expected.data() + first, part.size()), 0) << first;
+    first += part.size();
+  }
+}
+
+TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  const auto pieces = OneTensor::cut(files);
-  ASSERT_GT(pieces.size(), BufferRing::kBuffers);
-  ReadAhead reader(pieces);
-  for (const StoredPiece& piece : pieces) {
-    const ConstHostBytes read = reader.next();
-    ASSERT_EQ(read.size(), piece.bytes);
-    EXPECT_EQ(std::memcmp(read.data(), file.bytes.data() + piece.first, read.size()), 0);
+  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  read_and_compare(reader, files, file.bytes, 0, kLarge);
+  // Back, forward by less and by more than what is read ahead, and the last byte.
+  for (const Bytes first : {3 * kMiB, 3 * kMiB + 5, 9 * kMiB, 60 * kMiB, Bytes{0}, kLarge - 1}) {
+    read_and_compare(reader, files, file.bytes, first, std::min(first + 100, kLarge));
   }
+}
+
+TEST(ReadAhead, ServesSeveralThreads) {
+  const OneTensor file;
+  const WeightFiles files(file.path);
+  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  std::vector<std::thread> threads;
+  constexpr std::size_t kThreads = 3;
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      read_and_compare(reader, files, file.bytes, kLarge * t / kThreads,
+                       kLarge * (t + 1) / kThreads);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(ReadAhead, NamesAFileThatWasCutOff) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  fs::resize_file(file.path, fs::file_size(file.path) - 1);
-  const auto pieces = OneTensor::cut(files);
-  ReadAhead reader(pieces);
-  expect_error(ErrorCategory::data, {file.path.native(), "1 bytes too early", "truncated"}, [&] {
-    for (std::size_t i = 0; i < pieces.size(); ++i) reader.next();
-  });
+  std::vector<std::byte> all(kLarge);
+  const auto cut = [&](Bytes from_end) {
+    fs::resize_file(file.path, fs::file_size(file.path) - from_end);
+  };
+  const auto expect_cut = [&](ReadAhead& reader) {
+    expect_error(ErrorCategory::data, {file.path.native(), "too early", "truncated"},
+                 [&] { reader.read(files.tensors().front(), 0, all); });
+  };
+  ReadAhead opened_before(files, ReadAhead::Extent::file);
+  cut(1);
+  ReadAhead opened_after(files, ReadAhead::Extent::tensor);
+  expect_cut(opened_after);
+  cut(20 * kMiB);
+  expect_cut(opened_before);
 }
 
 TEST(ReadAhead, StopsEarly) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(OneTensor::cut(files));
-  EXPECT_FALSE(reader.next().empty());
+  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  read_and_compare(reader, files, file.bytes, 0, 1);
 }
 
 }  // namespace

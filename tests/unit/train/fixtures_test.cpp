@@ -171,11 +171,12 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
     const config::Config config = config_of("llama", path);
     check_initial_weights(config);
     const WeightFiles files(path);
+    ReadAhead reader(files, ReadAhead::Extent::tensor);
     for (const auto& block : model::build_architecture(config.model).blocks) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
         std::vector<float> expected(tensor.size);
-        read_initial_weights(files, tensor, 0, values);
+        read_initial_weights(files, reader, tensor, 0, values);
         whole.read(tensor.name, expected);
         EXPECT_EQ(values, expected) << tensor.name;
       }
