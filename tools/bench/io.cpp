@@ -75,6 +75,9 @@ void check_load(const IoLoad& load, Bytes size) {
                        format_bytes(size), size / load.block, block, load.depth,
                        format_bytes(load.buffer_bytes())));
   }
+  if (load.check && load.pattern == IoPattern::copy) {
+    refuse("--check: a copy is not read back; leave out --pattern copy");
+  }
   if (load.check && moves_nothing(load)) {
     refuse("--check: the null backend moves no data to check");
   }
@@ -189,7 +192,7 @@ void print_row(const IoLoad& load, const IoResult& result) {
 
 void print_foot(const Sweep& sweep) {
   fmt::print(
-      "GB/s: 10^9 bytes per second{}; mixed counts both reads and writes.\n"
+      "GB/s: 10^9 bytes per second{}; mixed and copy count both reads and writes.\n"
       "blocks: mean number per submission to the backend.\n",
       sweep.paths.size() > 1 ? ", all paths together" : "");
 }
@@ -256,7 +259,8 @@ void add_options(Command command, BenchIoArguments& a) {
       "Folder on the disk to measure; several are measured at once, with a queue each",
       {.single_argument = true});
   command.add_option("--pattern", &a.patterns,
-                     "read, write, or mixed: each block is read and written back",
+                     "read, write, mixed: each block is read and written back; or copy: it is "
+                     "written to a new file",
                      {.commas = true, .single_argument = true});
   command.add_option("--block", &a.blocks, "Size of a request",
                      {.commas = true, .single_argument = true, .shown_default = "1MiB"});

@@ -24,7 +24,7 @@ namespace {
 
 using Clock = IoProducer::Clock;
 
-constexpr std::array<std::string_view, 3> kPatterns = {"read", "write", "mixed"};
+constexpr std::array<std::string_view, 4> kPatterns = {"read", "write", "mixed", "copy"};
 
 double seconds_of(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
@@ -67,7 +67,7 @@ IoPattern parse_io_pattern(const std::string& name) {
   if (found != kPatterns.end()) return static_cast<IoPattern>(found - kPatterns.begin());
   const std::vector<std::string> names(kPatterns.begin(), kPatterns.end());
   throw Error(ErrorCategory::usage,
-              fmt::format("unknown pattern '{}'{}; choose read, write or mixed", name,
+              fmt::format("unknown pattern '{}'{}; choose read, write, mixed or copy", name,
                           did_you_mean(name, names)));
 }
 

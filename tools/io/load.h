@@ -16,8 +16,9 @@
 namespace ballast::tools {
 
 /// `read` and `write` go through the file in order. `mixed` reads a block and writes the buffer
-/// back to the same place, as an optimizer step does.
-enum class IoPattern { read, write, mixed };
+/// back to the same place, as an optimizer step does. `copy` writes it to a new file, as an export
+/// does: file systems take longer for the first write of a block.
+enum class IoPattern { read, write, mixed, copy };
 
 std::string_view to_string(IoPattern pattern);
 /// Throws Error(usage) with a suggestion.

@@ -1,6 +1,7 @@
 #include "tools/io/producer.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,6 +27,22 @@ aio::QueueOptions queue_options(const IoLoad& load) {
   return options;
 }
 
+bool reads_and_writes(IoPattern pattern) {
+  return pattern == IoPattern::mixed || pattern == IoPattern::copy;
+}
+
+/// A new file beside `original`, of its size.
+aio::File make_copy(const aio::File& original) {
+  const std::filesystem::path directory = original.name();
+  if (!std::filesystem::is_directory(directory)) {
+    return aio::File::create_in_memory(original.size());
+  }
+  const bool buffered = original.alignment() == 1;
+  return aio::File::create_anonymous(
+      directory, original.size(),
+      buffered ? aio::File::Access::buffered : aio::File::Access::direct);
+}
+
 }  // namespace
 
 IoProducer::IoProducer(const IoLoad& load, IoRegion& region, std::string task,
@@ -46,7 +63,9 @@ IoProducer::IoProducer(const IoLoad& load, IoRegion& region, std::string task,
     region_.content().fill(slot.memory, 0);
     free_.push_back(&slot);
   }
-  queue_ = aio::make_queue(queue_options(load_), {{&region_.file()}, {buffers_.bytes()}});
+  std::vector<const aio::File*> files = {&region_.file()};
+  if (load_.pattern == IoPattern::copy) files.push_back(&copy_.emplace(make_copy(region_.file())));
+  queue_ = aio::make_queue(queue_options(load_), {files, {buffers_.bytes()}});
 }
 
 bool IoProducer::stopped() const {
@@ -74,7 +93,7 @@ void IoProducer::refill(Clock::time_point start) {
       load_.seconds && Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
   // Start a mix with half of the requests, so that reads and writes are balanced.
   std::size_t room = free_.size();
-  if (load_.pattern == IoPattern::mixed && begun_ == 0) room = (room + 1) / 2;
+  if (reads_and_writes(load_.pattern) && begun_ == 0) room = (room + 1) / 2;
   requests_.clear();
   submitted_.clear();
   std::erase_if(free_, [&](Slot* slot) {
@@ -115,7 +134,9 @@ void IoProducer::prepare(Slot& slot) {
   }
   slot.returned.store(false, std::memory_order_relaxed);
   const auto mark = [&slot] { slot.returned.store(true, std::memory_order_release); };
-  requests_.push_back({slot.direction, &region_.file(), offset, bytes, false, mark});
+  const bool copied = copy_ && slot.direction == aio::Direction::write;
+  requests_.push_back(
+      {slot.direction, copied ? &*copy_ : &region_.file(), offset, bytes, false, mark});
   submitted_.push_back(&slot);
 }
 
@@ -140,7 +161,7 @@ void IoProducer::complete(Slot& slot) {
   completion.check(task_);
   latencies_.push_back(static_cast<float>(completion.seconds));
   if (slot.direction == aio::Direction::write) return;
-  slot.read_back = load_.pattern == IoPattern::mixed;
+  slot.read_back = reads_and_writes(load_.pattern);
   if (!load_.check) return;
   const std::string mistake = region_.content().mistake(slot.memory, slot.block * load_.block);
   if (mistake.empty()) return;

@@ -36,7 +36,7 @@ class IoProducer {
     aio::Ticket ticket;
     std::uint64_t block = 0;
     aio::Direction direction = aio::Direction::read;
-    bool read_back = false;              ///< holds a block to write back
+    bool read_back = false;              ///< holds a block to write
     std::atomic<bool> returned = false;  ///< by the queue's thread
   };
 
@@ -56,6 +56,7 @@ class IoProducer {
   const std::uint64_t blocks_;  ///< of the region
   const std::size_t batch_;
 
+  std::optional<aio::File> copy_;  ///< pattern copy: the new file
   std::vector<Slot> slots_;
   Mapping buffers_;  ///< one of whole pages for each slot
   std::vector<Slot*> free_;
