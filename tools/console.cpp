@@ -111,11 +111,12 @@ std::string ending_of(const train::RunSummary& summary) {
 }  // namespace
 
 Console::Console(std::string title, std::uint64_t steps_per_print, bool launched,
-                 std::vector<std::string> ending)
+                 std::vector<std::string> ending, std::string resuming)
     : title_(std::move(title)),
       steps_per_print_(std::max<std::uint64_t>(1, steps_per_print)),
       launched_(launched),
       ending_(std::move(ending)),
+      resuming_(std::move(resuming)),
       terminal_(!launched && isatty(STDOUT_FILENO) == 1) {}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
@@ -159,8 +160,12 @@ void Console::started(const train::RunStart& start) {
                              start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend));
   const std::string written =
       start.filled_on_nvme > 0 ? ", " + format_bytes(start.filled_on_nvme) + " to NVMe" : "";
+  const std::string states =
+      start.resumed.empty()
+          ? "initial states"
+          : fmt::format("states of step {} from {}", start.resumed_step, start.resumed.string());
   terminal_.show(
-      fmt::format("start  initial states in {}{}", format_seconds(start.fill_seconds), written));
+      fmt::format("start  {} in {}{}", states, format_seconds(start.fill_seconds), written));
   std::fflush(stdout);
   terminal_.live(fmt::format("step 1/{} running", start.steps));
 }
@@ -216,7 +221,8 @@ void Console::show_memory(const train::RunSummary& summary) {
 
 void Console::finished(const train::RunSummary& summary) {
   // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
-  if (summary.interrupted && launched_ && interrupt_signal() != SIGINT) return;
+  const bool resumable = !summary.checkpoint.empty();
+  if (summary.interrupted && launched_ && !resumable && interrupt_signal() != SIGINT) return;
   const auto& blueprint = summary.blueprint;
   const std::uint32_t world = blueprint.workload.world;
   terminal_.show(fmt::format("{}, {} tok/s, {:.0f}% of GEMM peak", ending_of(summary),
@@ -264,6 +270,8 @@ void Console::finished(const train::RunSummary& summary) {
   if (!summary.weights.empty()) {
     terminal_.show(fmt::format("weights in {}", summary.weights.string()));
   }
+  if (resumable) terminal_.show(fmt::format("checkpoint in {}", summary.checkpoint.string()));
+  if (summary.interrupted && resumable) terminal_.show("to go on: " + resuming_);
   std::fflush(stdout);
   summarized_ = true;
 }

@@ -14,9 +14,9 @@ namespace ballast::tools {
 /// every `steps_per_print` steps and, on a terminal, a live line below them.
 class Console final : public train::Observer {
  public:
-  /// `ending`: lines after the summary.
+  /// `ending`: lines after the summary. `resuming`: the command that goes on with the run.
   Console(std::string title, std::uint64_t steps_per_print, bool launched,
-          std::vector<std::string> ending);
+          std::vector<std::string> ending, std::string resuming);
 
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
   void started(const train::RunStart& start) override;
@@ -35,6 +35,7 @@ class Console final : public train::Observer {
   std::uint64_t steps_per_print_;
   bool launched_;
   std::vector<std::string> ending_;
+  std::string resuming_;
   Terminal terminal_;
   std::string header_;  ///< the last one shown
   bool summarized_ = false;

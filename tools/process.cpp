@@ -10,6 +10,11 @@ std::atomic<bool>& interrupt_flag() {
   return flag;
 }
 
+std::atomic<bool>& checkpoint_flag() {
+  static std::atomic<bool> flag = false;
+  return flag;
+}
+
 std::atomic<int>& first_signal() {
   static std::atomic<int> number = 0;
   return number;
@@ -26,6 +31,10 @@ extern "C" void on_signal(int number) {
   interrupt_flag().store(true);
 }
 
+extern "C" void on_checkpoint_signal(int /*number*/) {
+  checkpoint_flag().store(true);
+}
+
 }  // namespace
 
 void install_signal_handlers() {
@@ -35,6 +44,9 @@ void install_signal_handlers() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = on_checkpoint_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, nullptr);
   // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
@@ -42,6 +54,10 @@ void install_signal_handlers() {
 
 const std::atomic<bool>& interrupted() {
   return interrupt_flag();
+}
+
+std::atomic<bool>& checkpoint_wanted() {
+  return checkpoint_flag();
 }
 
 int interrupt_signal() {

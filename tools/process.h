@@ -12,6 +12,8 @@ void install_signal_handlers();
 
 /// Set by SIGINT and SIGTERM.
 const std::atomic<bool>& interrupted();
+/// Set by SIGUSR1.
+std::atomic<bool>& checkpoint_wanted();
 /// The first of these signals; 0 before any.
 int interrupt_signal();
 

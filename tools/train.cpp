@@ -36,6 +36,7 @@ struct TrainArguments {
   train::TraceRequest trace;
   bool serial = false;
   bool overwrite = false;
+  bool resume = false;
   bool print_config = false;
 };
 
@@ -54,7 +55,12 @@ void check_run(const TrainArguments& arguments, const config::Config& config) {
         arguments.config.string() + ": ballast.steps is missing or 0: set it or give --steps N");
   }
   const std::filesystem::path& out = config.ballast.out;
+  if (arguments.resume && out.empty()) {
+    throw Error(ErrorCategory::usage,
+                "--resume: name the directory of the run with --out DIR or ballast.out");
+  }
   if (out.empty()) return;
+  if (arguments.resume) return;
   if (!arguments.overwrite) train::refuse_used_directory(out);
   std::error_code ignored;
   if (std::filesystem::equivalent(arguments.config, out / "config.json", ignored)) {
@@ -63,6 +69,25 @@ void check_run(const TrainArguments& arguments, const config::Config& config) {
                             "directory with --out",
                             arguments.config.string()));
   }
+}
+
+train::RunDirectory directory_of(const TrainArguments& arguments) {
+  if (arguments.resume) return train::RunDirectory::continued;
+  return arguments.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
+}
+
+/// The command that goes on with the run.
+std::string resuming_command(const config::Config& config) {
+  std::string line;
+  bool resumes = false;
+  bool names_directory = false;
+  for (const std::string& word : command_line()) {
+    line += (line.empty() ? "" : " ") + word;
+    resumes = resumes || word == "--resume";
+    names_directory = names_directory || word.starts_with("--out");
+  }
+  if (!names_directory) line += fmt::format(" --out {}", config.ballast.out.string());
+  return resumes ? line : line + " --resume";
 }
 
 /// Lines that say where the files of a run are.
@@ -87,12 +112,14 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   }
   Console console(fmt::format("ballast train {}", arguments.config.string()),
                   config.steps_per_print, !comm::read_launch().launcher.empty(),
-                  places_of(arguments, config));
+                  places_of(arguments, config), resuming_command(config));
   try {
-    train::train(
-        config, console, &interrupted(),
-        {.trace = arguments.trace, .overwrite = arguments.overwrite, .command = command_line()},
-        ranks);
+    train::train(config, console, &interrupted(),
+                 {.trace = arguments.trace,
+                  .directory = directory_of(arguments),
+                  .command = command_line(),
+                  .checkpoint_now = &checkpoint_wanted()},
+                 ranks);
   } catch (const Error& error) {
     // Removes nothing if the run has written to it.
     std::error_code ignored;
@@ -116,6 +143,8 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
     mistake = std::current_exception();
   }
   comm::JoinOptions options = {.interrupted = &interrupted()};
+  // A signal then ends the run after the step, so no collective is given up.
+  if (config && config->ballast.checkpoint_every > 0) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
     comm::together(&ranks, [&] {
@@ -161,6 +190,10 @@ void add_train(Command program) {
                    "Run one operation at a time, for debugging; results are the same");
   command.add_flag("--overwrite", &a.overwrite,
                    "Replace the files of another run in the run directory");
+  command.add_flag("--resume", &a.resume,
+                   "Go on with the run of --out from its newest whole checkpoint "
+                   "(ballast.checkpoint_every)",
+                   "--overwrite");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

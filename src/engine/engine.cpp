@@ -14,6 +14,7 @@
 #include "ballast/core/error.h"
 
 #include "src/device/profiler_range.h"
+#include "src/engine/saved_states.h"
 #include "src/engine/states.h"
 #include "src/engine/step.h"
 #include "src/engine/warm_up.h"
@@ -79,6 +80,26 @@ class Engine::Impl {
   ~Impl() { executor_.reset(); }
 
   void start(const WeightSource& source) {
+    start_with([&] { fill_states(blueprint_, source, options_.seed, updater_, perform()); });
+  }
+
+  void resume(const StateSource& source, std::uint64_t updates) {
+    expect_training();
+    start_with([&] { restore_states(blueprint_, source, perform()); });
+    updates_ = updates;
+  }
+
+  void save_states(const StateSink& sink) {
+    expect_training();
+    finish();
+    engine::save_states(blueprint_, sink, perform());
+  }
+
+  [[nodiscard]] std::vector<StateRange> saved_ranges() const {
+    return engine::saved_ranges(blueprint_);
+  }
+
+  void start_with(const std::function<void()>& fill) {
     expects(!executor_, "engine: start() was called twice");
     // Collectives follow, so all ranks must know when one cannot allocate.
     comm::together(ranks_, [&] {
@@ -100,7 +121,7 @@ class Engine::Impl {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
     const auto begin = std::chrono::steady_clock::now();
-    fill_states(blueprint_, source, options_.seed, updater_, perform());
+    fill();
     fill_time_ = std::chrono::steady_clock::now() - begin;
     if (device_->kind() != "host") warm_up(*lanes_);
     executor_ = make_executor([this](const schedule::Span& span) {
@@ -344,6 +365,15 @@ void Engine::record(schedule::Timeline* timeline) {
 }
 void Engine::start(const WeightSource& source) {
   impl_->start(source);
+}
+void Engine::resume(const StateSource& source, std::uint64_t updates) {
+  impl_->resume(source, updates);
+}
+std::vector<StateRange> Engine::saved_ranges() const {
+  return impl_->saved_ranges();
+}
+void Engine::save_states(const StateSink& sink) {
+  impl_->save_states(sink);
 }
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate) {
   return impl_->train_step(batch, learning_rate);

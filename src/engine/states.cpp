@@ -15,7 +15,7 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
 
-#include "src/engine/state_layout.h"
+#include "src/engine/saved_states.h"
 
 namespace ballast::engine {
 namespace {
@@ -39,66 +39,6 @@ class Hash {
 };
 
 using Masters = std::span<const float>;
-
-/// The elements of an array that are in a piece. The array begins at `offset` of this rank's part;
-/// each element has `width` bytes. No piece ends within an element.
-struct Overlap {
-  Overlap(const HomePiece& piece, Bytes offset, Bytes width, Elems elements) {
-    const Bytes begin = std::max(piece.offset, offset);
-    const Bytes end = std::min(piece.offset + piece.bytes.size(), offset + elements * width);
-    if (begin >= end) return;
-    first = (begin - offset) / width;
-    count = (end - begin) / width;
-    bytes = piece.bytes.subspan(begin - piece.offset, end - begin);
-  }
-  template <class T>
-  [[nodiscard]] T get(Elems i) const {
-    T value;
-    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    return value;
-  }
-  /// Writes part(master) of each, from element `at` of the overlap on.
-  template <class Part>
-  void put(Elems at, Masters masters, Part part) const {
-    using T = decltype(part(0.0F));
-    std::byte* const out = bytes.data() + at * sizeof(T);
-    for (Elems i = 0; i < masters.size(); ++i) {
-      const T value = part(masters[i]);
-      std::memcpy(out + i * sizeof(T), &value, sizeof(T));
-    }
-  }
-
-  Elems first = 0;  ///< index of the first one in the array
-  Elems count = 0;
-  HostBytes bytes;
-};
-
-/// This rank's part of a block.
-struct HeldBlock {
-  HeldBlock(const Blueprint& blueprint, std::size_t block)
-      : sizes(blueprint.workload),
-        splits_weights(sizes.splits_weights(static_cast<std::uint32_t>(block))),
-        width(size_of(blueprint.type)),
-        layout(state_layout(blueprint, block)),
-        shard(rank_shard(blueprint, block)),
-        weights(weights_here(blueprint, block)) {}
-
-  /// The elements whose weights are here; they include `shard`.
-  [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
-    const Elems whole = blueprint.model.blocks[block].elements;
-    if (!splits_weights) return {0, whole, whole};
-    const Elems room = sizes.weights(static_cast<std::uint32_t>(block)) / width;
-    const Elems first = std::min(whole, blueprint.rank % sizes.group() * room);
-    return {first, std::min(room, whole - first), room};
-  }
-
-  schedule::RankSizes sizes;
-  bool splits_weights;
-  Bytes width;  ///< of a weight
-  StateLayout layout;
-  ShardRange shard;    ///< elements whose states are here
-  ShardRange weights;  ///< elements whose weights are here
-};
 
 /// Makes initial values with the threads of the update. Memory arrives zeroed, so only what was
 /// filled before is cleared.
@@ -239,26 +179,9 @@ class StateHash {
 
   void add(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block);
-    // This rank's shard when states are split: the same bytes in every stage.
-    const ShardRange own = even_shard(blueprint_, piece.block);
-    if (!piece.states) {
-      const Bytes at = (own.first - held.weights.first) * held.width;
-      own_.add(Overlap(piece, at, held.width, own.elements).bytes);
-      if (!held.splits_weights) common_.add(piece.bytes);
-      return;
-    }
-    const StateLayout& layout = held.layout;
-    const Elems skipped = own.first - held.shard.first;
-    for (const StateArray* array : {&layout.remainder, &layout.first, &layout.second}) {
-      const Bytes each = array->bytes / std::max<Elems>(layout.elements, 1);
-      own_.add(Overlap(piece, array->offset + skipped * each, each, own.elements).bytes);
-    }
-    for (const StateArray* array : {&layout.first_exponents, &layout.second_exponents}) {
-      if (array->bytes == 0) continue;
-      own_.add(Overlap(piece, array->offset + cpu_adam::Codes::exponents_of(skipped), 1,
-                       cpu_adam::Codes::exponents_of(own.elements))
-                   .bytes);
-    }
+    for_own_entries(blueprint_, held, piece,
+                    [this](const StateRange&, ConstHostBytes bytes) { own_.add(bytes); });
+    if (!piece.states && !held.splits_weights) common_.add(piece.bytes);
   }
 
   /// Digests of this rank's shard and of the weights that every rank has.

@@ -1,16 +1,14 @@
 #include "src/state/swap_space.h"
 
-#include <fmt/format.h>
-
-#define XXH_INLINE_ALL
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
 
-#include <xxhash.h>
+#include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
 
 namespace ballast::state {
 namespace {
@@ -33,10 +31,6 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
 bool is_zero(ConstHostBytes bytes) {
   return bytes[0] == std::byte{0} &&
          std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
-}
-
-std::uint64_t checksum(ConstHostBytes chunk) {
-  return XXH3_64bits(chunk.data(), chunk.size());
 }
 
 std::uint64_t checksum_of_zeros(Bytes size) {

@@ -1,5 +1,6 @@
 #include "ballast/train/metrics.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <span>
@@ -68,9 +69,28 @@ MetricsWriter::~MetricsWriter() {
 void MetricsWriter::drop_old_lines() {
   struct stat status = {};
   if (::fstat(descriptor_.number(), &status) == 0 && status.st_size == 0) return;
-  if (::ftruncate(descriptor_.number(), 0) == 0) return;
+  cut(0);
+}
+
+void MetricsWriter::cut(Bytes size) {
+  if (::ftruncate(descriptor_.number(), static_cast<off_t>(size)) == 0) return;
   const int error_number = errno;
-  throw Error(ErrorCategory::io, fmt::format("cannot empty {}", path_.string()), error_number);
+  throw Error(ErrorCategory::io, fmt::format("cannot shorten {}", path_.string()), error_number);
+}
+
+void MetricsWriter::continue_after(Bytes bytes) {
+  size_ = std::min(bytes, text::regular_file_size(descriptor_, path_, ErrorCategory::io));
+  cut(size_);
+  rows_ = 1;
+}
+
+Bytes MetricsWriter::sync() {
+  if (::fsync(descriptor_.number()) != 0) {
+    const int error_number = errno;
+    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", path_.string()),
+                error_number);
+  }
+  return size_;
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {

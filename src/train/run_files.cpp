@@ -15,6 +15,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/train/checkpoint.h"
 #include "src/train/saved_weights.h"
 
 namespace ballast::train {
@@ -39,10 +40,18 @@ void refuse_if_there(const fs::path& file) {
   if (fs::exists(file, ignored)) refuse(file);
 }
 
-MetricsWriter take(const fs::path& file, bool overwrite) {
+MetricsWriter take(const fs::path& file, RunDirectory use) {
   using enum MetricsWriter::Existing;
   try {
-    return MetricsWriter(file, overwrite ? replaced : refused);
+    switch (use) {
+      case RunDirectory::fresh:
+        break;
+      case RunDirectory::overwritten:
+        return MetricsWriter(file, replaced);
+      case RunDirectory::continued:
+        return MetricsWriter(file, continued);
+    }
+    return MetricsWriter(file, refused);
   } catch (const Error& error) {
     if (error.error_number() == EEXIST) refuse(file);
     throw;
@@ -87,24 +96,34 @@ MadeDirectory::~MadeDirectory() {
 }
 
 void refuse_used_directory(const fs::path& directory) {
-  for (const char* name : {kMetrics, kConfig, kRun, kRunWeights}) refuse_if_there(directory / name);
+  for (const char* name : {kMetrics, kConfig, kRun, kRunWeights, kCheckpoints}) {
+    refuse_if_there(directory / name);
+  }
 }
 
-RunFiles::RunFiles(fs::path directory, bool overwrite)
+RunFiles::RunFiles(fs::path directory, RunDirectory use)
     : directory_(std::move(directory)),
+      use_(use),
       made_(directory_),
-      metrics_(take(directory_ / kMetrics, overwrite)) {
-  if (overwrite) {
+      metrics_(take(directory_ / kMetrics, use)) {
+  if (use != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
     return;
   }
-  for (const char* name : {kConfig, kRun, kRunWeights}) refuse_if_there(directory_ / name);
+  for (const char* name : {kConfig, kRun, kRunWeights, kCheckpoints}) {
+    refuse_if_there(directory_ / name);
+  }
 }
 
 RunFiles::~RunFiles() {
   if (metrics_.rows() > 0) return;
   std::error_code ignored;
   for (const fs::path& file : added_) fs::remove(file, ignored);
+}
+
+void RunFiles::continue_after(Bytes bytes) {
+  check_removable(directory_ / kRunWeights);
+  metrics_.continue_after(bytes);
 }
 
 void RunFiles::describe(std::string config, std::string run) {
@@ -123,8 +142,10 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 }
 
 void RunFiles::write(const StepMetrics& metrics) {
-  if (metrics_.rows() == 0) {
-    remove_model_folder(directory_ / kRunWeights);  // they are of another run
+  if (!std::exchange(described_, true)) {
+    remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
+    std::error_code ignored;
+    if (use_ != RunDirectory::continued) fs::remove_all(directory_ / kCheckpoints, ignored);
     write_new(kConfig, config_);
     write_new(kRun, run_);
   }

@@ -28,13 +28,17 @@ class MadeDirectory {
 /// the run was made. A run that fails before its first row leaves none of them.
 class RunFiles {
  public:
-  /// Takes `directory` for this run; no other run can take it then. Unless `overwrite`, throws like
+  /// Takes `directory` for this run; no other run can take it then. A new run throws like
   /// refuse_used_directory(). Throws Error(io).
-  RunFiles(std::filesystem::path directory, bool overwrite);
+  RunFiles(std::filesystem::path directory, RunDirectory use);
   ~RunFiles();
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
 
+  /// The run goes on after the first `bytes` of metrics.jsonl. Throws Error(io).
+  void continue_after(Bytes bytes);
+  /// Returns the size of metrics.jsonl, which is then on the disk. Throws Error(io).
+  Bytes sync() { return metrics_.sync(); }
   /// Content of config.json and run.json.
   void describe(std::string config, std::string run);
   /// Appends a row to metrics.jsonl. The first one writes the other files before. Throws Error(io).
@@ -44,10 +48,12 @@ class RunFiles {
   void write_new(const char* name, const std::string& text);
 
   std::filesystem::path directory_;
+  RunDirectory use_;
   MadeDirectory made_;
   MetricsWriter metrics_;
   std::string config_;
   std::string run_;
+  bool described_ = false;
   std::vector<std::filesystem::path> added_;  ///< written by this run where there was no file
 };
 

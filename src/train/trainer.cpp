@@ -25,6 +25,7 @@
 
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
+#include "src/train/run_checkpoints.h"
 #include "src/train/run_files.h"
 #include "src/train/saved_weights.h"
 #include "src/train/training_data.h"
@@ -63,14 +64,16 @@ class Trainer {
         inputs_(inputs),
         observer_(observer),
         options_(options),
+        ranks_(ranks),
         rank_(ranks == nullptr ? 0 : ranks->rank()),
         world_(ranks == nullptr ? 1 : ranks->world()),
         local_world_(ranks == nullptr ? 1 : ranks->launch().local_world),
         engine_(
             std::move(plan_.decision.blueprint),
             planning::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
-            interrupted, ranks),
-        rates_(config_.scheduler, config_.optimizer.lr) {}
+            RunCheckpoints::wanted(config_) ? nullptr : interrupted, ranks),
+        rates_(config_.scheduler, config_.optimizer.lr),
+        checkpoints_(engine_, config_, ranks, interrupted, options.checkpoint_now) {}
 
   /// Allocates everything for the first step.
   void prepare() {
@@ -80,10 +83,14 @@ class Trainer {
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
-    start_engine();
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
+    if (first() && RunCheckpoints::wanted(config_)) {
+      check_room_for_checkpoints(engine_, config_.ballast.out, config_.ballast.checkpoint_keep,
+                                 static_cast<std::uint32_t>(world_));
+    }
+    start_engine();
     loader_ =
         std::make_unique<Loader>(inputs_.data.training, inputs_.data.evaluation, loader_options());
     if (first()) warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
@@ -97,10 +104,10 @@ class Trainer {
     watch_ = CpuWatch();
     if (first() && !options_.trace.file.empty()) engine_.record(&timeline_);
     try {
-      for (std::uint64_t step = 1; step <= config_.ballast.steps; ++step) run_step(step);
+      stopped_ = !run_steps();
       engine_.finish();
       ended_ = Clock::now();
-      save();
+      if (!stopped_) save();
     } catch (const Error& error) {
       save_what_was_traced();
       const bool interrupted = error.category() == ErrorCategory::interrupted;
@@ -110,7 +117,7 @@ class Trainer {
       save_what_was_traced();
       throw;
     }
-    if (first()) summarize(false);
+    if (first()) summarize(stopped_);
   }
 
  private:
@@ -146,11 +153,39 @@ class Trainer {
     return {.micro_batches = config_.batch.accumulation,
             .sequences = config_.batch.micro_batch,
             .length = config_.data.sequence_length,
+            .first_step = resumed_.facts.step + 1,
             .rank = rank_,
             .world = world_};
   }
 
+  /// False if a signal has ended the run after a checkpoint.
+  bool run_steps() {
+    for (std::uint64_t step = resumed_.facts.step + 1; step <= config_.ballast.steps; ++step) {
+      run_step(step);
+      const std::uint64_t before = checkpoints_.written();
+      if (checkpoints_.after_step(step, [&] { return facts(step); })) return false;
+      if (checkpoints_.written() > before) settled_steps_ = 0;
+      last_step_end_ = Clock::now();
+    }
+    return true;
+  }
+
+  [[nodiscard]] CheckpointFacts facts(std::uint64_t step) {
+    return {.step = step,
+            .updates = engine_.updates(),
+            .skipped_in_a_row = skipped_in_a_row_,
+            .batch = config_.batch.train_batch,
+            .length = config_.data.sequence_length,
+            .metrics_bytes = first() ? inputs_.files->sync() : 0};
+  }
+
   void start_engine() {
+    if (options_.directory == RunDirectory::continued) {
+      resumed_ = resume_run(engine_, config_, ranks_);
+      skipped_in_a_row_ = resumed_.facts.skipped_in_a_row;
+      if (first()) inputs_.files->continue_after(resumed_.facts.metrics_bytes);
+      return;
+    }
     start_from_weights(engine_, config_.initial_weights, [this](Bytes done, Bytes total) {
       if (first()) observer_.reading(done, total);
     });
@@ -186,7 +221,9 @@ class Trainer {
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),
                             .data = inputs_.data.summary,
-                            .steps = config_.ballast.steps};
+                            .steps = config_.ballast.steps,
+                            .resumed = resumed_.folder,
+                            .resumed_step = resumed_.facts.step};
     inputs_.files->describe(print_for_another_run(asked_),
                             describe_run(start, options_.command, world_));
     observer_.started(start);
@@ -230,7 +267,7 @@ class Trainer {
 
   void report(const StepMetrics& metrics) {
     inputs_.files->write(metrics);
-    const double pace = training_seconds_ / static_cast<double>(metrics.step);
+    const double pace = training_seconds_ / static_cast<double>(metrics.step - resumed_.facts.step);
     const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
     observer_.stepped({.metrics = metrics,
                        .steps = config_.ballast.steps,
@@ -327,7 +364,7 @@ class Trainer {
   }
 
   void summarize(bool interrupted) {
-    const double steps = static_cast<double>(done_);
+    const double steps = static_cast<double>(done_ - resumed_.facts.step);
     const engine::EngineTotals totals = engine_.totals();
     const double seconds = seconds_between(started_, ended_.value_or(Clock::now()));
     const auto typical = planning::typical_step(steps_);
@@ -355,6 +392,7 @@ class Trainer {
          .wear = planning::estimate_wear(written_by_steps(totals), seconds),
          .peak_resident = memory::peak_resident_bytes(),
          .weights = saved_,
+         .checkpoint = checkpoints_.newest(),
          .advice = advice(totals.lanes, interrupted)});
   }
 
@@ -366,11 +404,15 @@ class Trainer {
   const RunOptions& options_;
   schedule::Timeline timeline_;  ///< of the steps to trace
   bool trace_written_ = false;
+  comm::Ranks* ranks_;
   std::uint64_t rank_;
   std::uint64_t world_;
   std::uint32_t local_world_;  ///< ranks on this machine
   engine::Engine engine_;
   LrSchedule rates_;
+  RunCheckpoints checkpoints_;
+  Resumed resumed_;       ///< the part of the run that was before
+  bool stopped_ = false;  ///< by a signal, after a checkpoint
   std::unique_ptr<Loader> loader_;
   std::optional<MadeDirectory> run_directory_;  ///< on other ranks than 0
   double gemm_peak_ = 0.0;
@@ -409,7 +451,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   // Before planning, which may measure the machine for a minute.
   comm::together(ranks, [&] {
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (first) inputs.files = std::make_unique<RunFiles>(config.ballast.out, options.overwrite);
+    if (first) inputs.files = std::make_unique<RunFiles>(config.ballast.out, options.directory);
   });
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;

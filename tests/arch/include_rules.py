@@ -30,8 +30,8 @@ MODULES = {
                "update"],
     "planning": ["core", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
                  "schedule", "state", "text", "update"],
-    "train": ["core", "comm", "config", "engine", "memory", "model", "planning", "schedule",
-              "text"],
+    "train": ["aio", "core", "comm", "config", "engine", "memory", "model", "planning", "schedule",
+              "state", "text"],
     "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
               "planning", "schedule", "state", "text", "train"],
 }

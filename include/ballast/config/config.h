@@ -181,6 +181,8 @@ struct BallastSection {
   std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
   std::uint64_t eval_batches = 8;        ///< micro-batches per evaluation
   bool save_weights = true;              ///< write them to the run directory at the end
+  std::uint64_t checkpoint_every = 0;    ///< steps between checkpoints; 0: none
+  std::uint64_t checkpoint_keep = 2;     ///< the newest ones
   std::uint64_t max_skipped_steps = 10;  ///< non-finite steps in a row before the run stops
   double comm_timeout_seconds = 300.0;   ///< how long a rank waits for the others
   std::filesystem::path out;             ///< run directory

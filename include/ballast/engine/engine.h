@@ -15,6 +15,7 @@
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/engine/saved_states.h"
 #include "ballast/model/compute.h"
 #include "ballast/schedule/executor.h"
 #include "ballast/schedule/timeline.h"
@@ -112,6 +113,17 @@ class Engine {
 
   /// Allocates everything and writes the initial states: from `source`. Before any step.
   void start(const WeightSource& source = {});
+  /// Instead of start(): allocates everything and takes weights and states from `source`, which is
+  /// asked for this rank's entries of every array, in parts. `updates`: see updates(). What follows
+  /// has the same bits as if training had never stopped. Throws the errors of `source`.
+  void resume(const StateSource& source, std::uint64_t updates);
+
+  /// What save_states() passes on: this rank's part of weights and states. The parts of all ranks
+  /// are the whole.
+  [[nodiscard]] std::vector<StateRange> saved_ranges() const;
+  /// Waits for all updates, then passes the ranges of saved_ranges() to `sink` in this order, each
+  /// in one or several parts in ascending order.
+  void save_states(const StateSink& sink);
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next
   /// call; nullptr stops it. Read it after the next call of record() or when nothing runs.

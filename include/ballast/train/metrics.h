@@ -44,7 +44,8 @@ class MetricsWriter {
   /// What happens to a file that is there already.
   enum class Existing {
     replaced,  ///< by the first line
-    refused
+    refused,
+    continued  ///< lines are added; see continue_after()
   };
 
   /// Creates `path`, so that no other writer can, or opens it. Throws Error(io), with EEXIST when
@@ -59,9 +60,14 @@ class MetricsWriter {
   /// and throws Error(io).
   void write(const StepMetrics& metrics);
   [[nodiscard]] std::uint64_t rows() const { return rows_; }
+  /// Drops what follows the first `bytes` of a continued file. Throws Error(io).
+  void continue_after(Bytes bytes);
+  /// Returns the size of the file, which is then on the disk. Throws Error(io).
+  Bytes sync();
 
  private:
   void drop_old_lines();
+  void cut(Bytes size);
 
   std::filesystem::path path_;
   bool created_ = true;

@@ -36,6 +36,8 @@ struct RunStart {
   Bytes filled_on_nvme = 0;   ///< the bytes of them that were written to NVMe
   DataSummary data;
   std::uint64_t steps = 0;
+  std::filesystem::path resumed;   ///< the checkpoint from which the run goes on; "" if it begins
+  std::uint64_t resumed_step = 0;  ///< its last step
 };
 
 /// One finished step for the progress display.
@@ -69,6 +71,7 @@ struct RunSummary {
   std::optional<planning::Wear> wear;  ///< empty if no step wrote to NVMe
   Bytes peak_resident = 0;             ///< of the process
   std::filesystem::path weights;       ///< the folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint;    ///< the newest one that this run has written; "" if none
   std::string advice;                  ///< bottleneck and best improvement, one or two sentences
 };
 
@@ -95,11 +98,20 @@ struct TraceRequest {
   std::uint64_t steps = 10;    ///< the first ones, their updates included
 };
 
+/// What a run does with the files in its run directory.
+enum class RunDirectory : std::uint8_t {
+  fresh,        ///< there must be none
+  overwritten,  ///< they are of another run
+  continued     ///< the run goes on from its newest whole checkpoint
+};
+
 /// Options of a run that are not part of its config.
 struct RunOptions {
   TraceRequest trace;
-  bool overwrite = false;            ///< replace the files of another run in the run directory
+  RunDirectory directory = RunDirectory::fresh;
   std::vector<std::string> command;  ///< the command line, for run.json
+  /// When true, a checkpoint is written after the step that is running, and this is set to false.
+  std::atomic<bool>* checkpoint_now = nullptr;
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,

@@ -123,6 +123,8 @@ Config unusual() {
                .eval_every = 23,
                .eval_batches = 24,
                .save_weights = false,
+               .checkpoint_every = 50,
+               .checkpoint_keep = 3,
                .max_skipped_steps = 25,
                .comm_timeout_seconds = 27.5,
                .out = "/o"};
@@ -223,6 +225,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.eval_every, b.eval_every);
   EXPECT_EQ(a.eval_batches, b.eval_batches);
   EXPECT_EQ(a.save_weights, b.save_weights);
+  EXPECT_EQ(a.checkpoint_every, b.checkpoint_every);
+  EXPECT_EQ(a.checkpoint_keep, b.checkpoint_keep);
   EXPECT_EQ(a.max_skipped_steps, b.max_skipped_steps);
   EXPECT_EQ(a.comm_timeout_seconds, b.comm_timeout_seconds);
   EXPECT_EQ(a.out, b.out);

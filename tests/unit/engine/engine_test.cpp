@@ -1,5 +1,6 @@
 #include "ballast/engine/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -191,6 +192,52 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
         EXPECT_EQ(engine.read_weights(b, tensor), expected) << tier << ": " << tensor.name;
         EXPECT_EQ(elements_read[tensor.name], (is_bf16(tensor) ? 1 : 2) * tensor.size);
       }
+    }
+  }
+}
+
+/// The bytes of every entry, by block and kind.
+using Saved = std::map<std::pair<std::size_t, StateKind>, std::vector<std::byte>>;
+
+Saved save(Engine& engine) {
+  Saved saved;
+  engine.save_states([&](const StateRange& range, ConstHostBytes bytes) {
+    auto& array = saved[{range.block, range.kind}];
+    EXPECT_EQ(array.size(), range.first * range.width);  // one rank: without gaps
+    array.insert(array.end(), bytes.begin(), bytes.end());
+  });
+  for (const StateRange& range : engine.saved_ranges()) {
+    EXPECT_EQ((saved[{range.block, range.kind}].size()), range.bytes());
+  }
+  EXPECT_EQ(engine.saved_ranges(), whole_ranges(engine.blueprint()));
+  return saved;
+}
+
+TEST_F(EngineTest, GoesOnFromSavedStatesInAnyPlacement) {
+  for (const char* format : {"fp32", "bf16_first", "8bit"}) {
+    const std::string states = std::string("ballast.optimizer_states=") + format;
+    Engine before = planning::make_engine(config({states, kOptimizer + "nvme"}));
+    before.start();
+    for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
+    const Saved saved = save(before);
+    const std::uint64_t hash = before.state_hash();
+    const double loss = before.train_step({ids(before, 3), ids(before, 4)}, 0.1).loss;
+    const std::uint64_t next_hash = before.state_hash();
+    for (const auto& [weights, optimizer] : {std::pair{"none", "none"}, std::pair{"nvme", "nvme"},
+                                             std::pair{"cpu", "cpu"}, std::pair{"none", "nvme"}}) {
+      Engine after =
+          planning::make_engine(config({states, kWeights + weights, kOptimizer + optimizer}));
+      after.resume(
+          [&](const StateRange& range, HostBytes bytes) {
+            const auto& array = saved.at({range.block, range.kind});
+            ASSERT_LE(range.first * range.width + bytes.size(), array.size());
+            std::copy_n(array.begin() + static_cast<std::ptrdiff_t>(range.first * range.width),
+                        bytes.size(), bytes.begin());
+          },
+          before.updates() - 1);
+      EXPECT_EQ(after.state_hash(), hash) << format << ", " << weights << ", " << optimizer;
+      EXPECT_EQ(after.train_step({ids(after, 3), ids(after, 4)}, 0.1).loss, loss);
+      EXPECT_EQ(after.state_hash(), next_hash) << format << ", " << weights << ", " << optimizer;
     }
   }
 }

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "ballast/core/units.h"
+#include "ballast/core/view.h"
+#include "ballast/engine/blueprint.h"
+
+namespace ballast::engine {
+
+/// The arrays that training keeps of a block.
+enum class StateKind : std::uint8_t {
+  weights,     ///< in the training type
+  remainders,  ///< low halves of the fp32 masters of bf16 weights
+  first_moments,
+  second_moments,
+  first_exponents,  ///< of 8-bit moments, one for cpu_adam::Codes::kBlock of them
+  second_exponents
+};
+
+/// "weights", "remainders", "first_moments", ...
+std::string_view to_string(StateKind kind) noexcept;
+
+/// Entries [first, first + count) of an array of a block. The same entries have the same bytes in
+/// every placement, stage and number of ranks.
+struct StateRange {
+  std::size_t block = 0;
+  StateKind kind = StateKind::weights;
+  Elems first = 0;
+  Elems count = 0;
+  Bytes width = 0;  ///< bytes of an entry
+
+  [[nodiscard]] Bytes bytes() const { return count * width; }
+  bool operator==(const StateRange&) const = default;
+};
+
+/// All arrays of all blocks, whole, as the ranks together keep them.
+std::vector<StateRange> whole_ranges(const Blueprint& blueprint);
+
+/// Receives the bytes of a range. May throw.
+using StateSink = std::function<void(const StateRange& range, ConstHostBytes bytes)>;
+/// Writes the bytes of a range to `bytes`. Throws Error when it has none.
+using StateSource = std::function<void(const StateRange& range, HostBytes bytes)>;
+
+}  // namespace ballast::engine

@@ -1,0 +1,127 @@
+#include "src/engine/saved_states.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "ballast/core/error.h"
+
+namespace ballast::engine {
+namespace {
+
+constexpr std::array<std::string_view, 6> kNames = {"weights",         "remainders",
+                                                    "first_moments",   "second_moments",
+                                                    "first_exponents", "second_exponents"};
+
+/// Those that are kept, in ascending order.
+std::vector<std::pair<StateKind, StateArray>> state_arrays(const StateLayout& layout) {
+  std::vector<std::pair<StateKind, StateArray>> arrays;
+  for (const auto& entry : {std::pair{StateKind::remainders, layout.remainder},
+                            std::pair{StateKind::first_moments, layout.first},
+                            std::pair{StateKind::second_moments, layout.second},
+                            std::pair{StateKind::first_exponents, layout.first_exponents},
+                            std::pair{StateKind::second_exponents, layout.second_exponents}}) {
+    if (entry.second.bytes > 0) arrays.push_back(entry);
+  }
+  return arrays;
+}
+
+bool is_exponents(StateKind kind) {
+  return kind == StateKind::first_exponents || kind == StateKind::second_exponents;
+}
+
+}  // namespace
+
+std::string_view to_string(StateKind kind) noexcept {
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+ShardRange entries_of(StateKind kind, const ShardRange& elements) {
+  using cpu_adam::Codes;
+  if (!is_exponents(kind)) return elements;
+  return {Codes::exponents_of(elements.first), Codes::exponents_of(elements.elements),
+          Codes::exponents_of(elements.room)};
+}
+
+std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
+  if (!states) {
+    return {{StateKind::weights, 0, held.width, held.weights.first, held.weights.elements}};
+  }
+  std::vector<HeldArray> arrays;
+  for (const auto& [kind, array] : state_arrays(held.layout)) {
+    const ShardRange entries = entries_of(kind, held.shard);
+    if (entries.elements == 0) continue;
+    arrays.push_back(
+        {kind, array.offset, array.bytes / entries.room, entries.first, entries.elements});
+  }
+  return arrays;
+}
+
+std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
+  std::vector<StateRange> ranges;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    const Elems all = blueprint.model.blocks[b].elements;
+    ranges.push_back({b, StateKind::weights, 0, all, size_of(blueprint.type)});
+    for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, all})) {
+      const Elems entries = entries_of(kind, {0, all, all}).elements;
+      ranges.push_back({b, kind, 0, entries, array.bytes / entries});
+    }
+  }
+  return ranges;
+}
+
+void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const HomePiece& piece,
+                     const StateSink& take) {
+  const ShardRange own = even_shard(blueprint, piece.block);
+  for (const HeldArray& array : held_arrays(held, piece.states)) {
+    const ShardRange entries = entries_of(array.kind, own);
+    const Bytes skipped = (entries.first - array.first) * array.width;
+    const Overlap here(piece, array.offset + skipped, array.width, entries.elements);
+    if (here.count == 0) continue;
+    take({piece.block, array.kind, entries.first + here.first, here.count, array.width},
+         here.bytes);
+  }
+}
+
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint) {
+  std::vector<StateRange> ranges;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    const HeldBlock held(blueprint, b);
+    const ShardRange own = even_shard(blueprint, b);
+    for (const bool states : {false, true}) {
+      for (const HeldArray& array : held_arrays(held, states)) {
+        const ShardRange entries = entries_of(array.kind, own);
+        if (entries.elements == 0) continue;
+        ranges.push_back({b, array.kind, entries.first, entries.elements, array.width});
+      }
+    }
+  }
+  return ranges;
+}
+
+void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform) {
+  const auto blocks = static_cast<std::uint32_t>(blueprint.model.blocks.size());
+  perform(
+      schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0, blocks),
+      [&](const HomePiece& piece) {
+        for_own_entries(blueprint, HeldBlock(blueprint, piece.block), piece, sink);
+      });
+}
+
+void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform) {
+  schedule::Workload work = blueprint.workload;
+  for (schedule::BlockWork& block : work.blocks) block.initial_state_bytes = block.state_bytes;
+  perform(schedule::build_fill(work, blueprint.placement, blueprint.options),
+          [&](const HomePiece& piece) {
+            std::memset(piece.bytes.data(), 0, piece.bytes.size());
+            for (const HeldArray& array :
+                 held_arrays(HeldBlock(blueprint, piece.block), piece.states)) {
+              const Overlap here(piece, array.offset, array.width, array.count);
+              if (here.count == 0) continue;
+              source({piece.block, array.kind, array.first + here.first, here.count, array.width},
+                     here.bytes);
+            }
+          });
+}
+
+}  // namespace ballast::engine

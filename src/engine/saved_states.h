@@ -1,0 +1,28 @@
+#pragma once
+
+#include <vector>
+
+#include "ballast/engine/saved_states.h"
+
+#include "src/engine/held_block.h"
+#include "src/engine/states.h"
+
+namespace ballast::engine {
+
+/// Calls `take` with those entries in `piece` that are of this rank's shard when states are split:
+/// the same bytes in every stage.
+void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const HomePiece& piece,
+                     const StateSink& take);
+
+/// What save_states() passes on: the shards of all arrays, in the order of blocks, weights first.
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint);
+
+/// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
+/// ascending order.
+void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform);
+
+/// Writes weights and states of every block to their homes like fill_states(), all of them from
+/// `source`: it is asked for this rank's entries of each array, in parts.
+void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform);
+
+}  // namespace ballast::engine

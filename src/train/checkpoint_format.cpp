@@ -1,0 +1,109 @@
+#include "src/train/checkpoint_format.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
+#include "ballast/train/model_folder.h"
+
+#include "src/train/checkpoint.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+constexpr std::string_view kPrefix = "step-";
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
+  throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
+}
+
+std::optional<std::uint64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::uint64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
+}
+
+}  // namespace
+
+std::string checksum_text(ConstHostBytes bytes) {
+  return fmt::format("{:016x}", state::checksum(bytes));
+}
+
+std::string checksum_text(const std::string& text) {
+  return checksum_text(std::as_bytes(std::span(text)));
+}
+
+std::string seal(const Json& content) {
+  return Json::object({{"checksum", checksum_text(content.compact())}, {"content", content}})
+             .compact() +
+         "\n";
+}
+
+Json read_sealed(const fs::path& path) {
+  const std::string text = read_small_file(path);
+  const Json json = text::parse_json(text, path.string(), {.category = ErrorCategory::data});
+  const Json* const content = json.find("content");
+  const Json* const checksum = json.find("checksum");
+  if (content == nullptr || checksum == nullptr ||
+      !(*checksum == checksum_text(content->compact()))) {
+    refuse(path, "damaged: its checksum is not that of its content");
+  }
+  const std::uint64_t version = whole_of(*content, "version", path);
+  if (version > kCheckpointVersion) {
+    refuse(path, fmt::format("of version {}, but this program reads versions up to {}", version,
+                             kCheckpointVersion));
+  }
+  return *content;
+}
+
+std::uint64_t whole_of(const Json& object, std::string_view key, const fs::path& path) {
+  const Json* const value = object.find(key);
+  const auto number = value == nullptr || !value->is_number() ? std::nullopt : value->whole();
+  if (!number) refuse(path, fmt::format("has no whole number '{}'", key));
+  return *number;
+}
+
+fs::path states_file(const fs::path& folder, std::uint32_t rank) {
+  return folder / fmt::format("rank-{}.states", rank);
+}
+
+fs::path ranges_file(const fs::path& folder, std::uint32_t rank) {
+  return folder / fmt::format("rank-{}.json", rank);
+}
+
+fs::path facts_file(const fs::path& folder) {
+  return folder / "checkpoint.json";
+}
+
+fs::path checkpoint_folder(const fs::path& run, std::uint64_t step) {
+  return run / kCheckpoints / fmt::format("{}{}", kPrefix, step);
+}
+
+std::vector<fs::path> checkpoints_of(const fs::path& run) {
+  std::vector<std::pair<std::uint64_t, fs::path>> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(run / kCheckpoints, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (const auto step = step_of(entry->path())) found.emplace_back(*step, entry->path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<fs::path> folders;
+  for (auto& [step, folder] : found) folders.push_back(std::move(folder));
+  return folders;
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "ballast/core/view.h"
+#include "ballast/text/json.h"
+
+namespace ballast::train {
+
+inline constexpr std::uint64_t kCheckpointVersion = 1;
+/// Bytes of a state file with one checksum.
+inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
+
+/// XXH3 as 16 hexadecimal digits.
+std::string checksum_text(ConstHostBytes bytes);
+std::string checksum_text(const std::string& text);
+
+/// The text of a file with `content` and its checksum.
+std::string seal(const text::Json& content);
+/// The content of such a file. Throws Error(data) naming it if it is missing, damaged, or of a
+/// newer version.
+text::Json read_sealed(const std::filesystem::path& path);
+
+/// Whole number `key` of `object`. Throws Error(data) naming `path`.
+std::uint64_t whole_of(const text::Json& object, std::string_view key,
+                       const std::filesystem::path& path);
+
+std::filesystem::path states_file(const std::filesystem::path& folder, std::uint32_t rank);
+std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint32_t rank);
+std::filesystem::path facts_file(const std::filesystem::path& folder);
+
+/// The folders step-N of a run, the newest first; incomplete ones have other names.
+std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& run);
+std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
+
+}  // namespace ballast::train

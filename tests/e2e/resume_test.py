@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Stops `ballast train` in every way and goes on from its checkpoints.
+
+    resume_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
+
+However often a run is stopped, its losses and weights have the bits of a run that was not.
+"""
+
+import hashlib
+import os
+import pathlib
+import random
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import runs
+
+MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
+# BALLAST_TEST_KILLS=200 kills more often.
+KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "5"))
+STEPS = 20
+BALLAST = {**runs.TINY["ballast"], "steps": STEPS, "eval_every": 5, "checkpoint_every": 2,
+           "save_weights": True}
+SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
+
+
+class ResumeTest(runs.RunTest):
+    def results(self, out="run"):
+        rows = [{key: row.get(key) for key in SAME} for row in self.rows(out)]
+        weights = (self.path / out / "weights" / "model.safetensors").read_bytes()
+        return rows, hashlib.sha256(weights).hexdigest()  # a difference would be very long
+
+    def reference(self, **sections):
+        done = self.train("--out", "reference", **{"ballast": BALLAST, **sections})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return self.results("reference")
+
+    def checkpoints(self, out="run"):
+        return sorted(entry.name for entry in (self.path / out / "checkpoints").glob("*"))
+
+    def part_of_run(self, *arguments, steps=10, **sections):
+        """The first steps of a run that the other calls go on with."""
+        done = self.train("--steps", steps, *arguments, **{"ballast": BALLAST, **sections})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def resume(self, *arguments, **sections):
+        return self.train("--resume", *arguments, **{"ballast": BALLAST, **sections})
+
+    def start(self, *arguments):
+        return subprocess.Popen([self.ballast, "train", "config.json", *arguments], cwd=self.path,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def wait_for_row(self, process, rows):
+        metrics = self.path / "run/metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") >= rows:
+                return
+            time.sleep(0.005)
+
+    def test_killed_at_random_moments(self):
+        expected = self.reference()
+        seed = random.randrange(1 << 30)
+        dice = random.Random(seed)
+        whole = self.time_of_a_run()
+        killed = resumed = 0
+        while killed < KILLS:
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            while True:
+                arguments = ("--resume",) if self.checkpoints() else ("--overwrite",)
+                process = self.start(*arguments)
+                try:
+                    process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.communicate()
+                    killed += 1
+                    continue
+                self.assertEqual(process.returncode, 0, f"seed {seed}")
+                resumed += arguments == ("--resume",)
+                break
+            self.assertEqual(self.results(), expected, f"seed {seed}")
+            self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
+        self.assertGreater(resumed, 0)
+
+    def time_of_a_run(self):
+        started = time.monotonic()
+        self.part_of_run(steps=STEPS)
+        return time.monotonic() - started
+
+    def test_a_signal_ends_it_after_a_checkpoint_and_names_the_command(self):
+        expected = self.reference(ballast={**BALLAST, "checkpoint_every": 1000})
+        for number in (signal.SIGTERM, signal.SIGINT):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            process = self.start()
+            self.wait_for_row(process, 3)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=120)
+            self.assertEqual((process.returncode, err), (0, ""))
+            lines = out.splitlines()
+            if not lines[-1].startswith("to go on: "):  # it had ended before
+                continue
+            self.assertTrue(any(line.startswith("interrupted after step ") for line in lines))
+            words = shlex.split(lines[-1].removeprefix("to go on: "))
+            done = subprocess.run(words, cwd=self.path, capture_output=True, text=True,
+                                  timeout=240, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.results(), expected)
+
+    def test_sigusr1_writes_a_checkpoint(self):
+        self.config(ballast={**BALLAST, "checkpoint_every": 1 << 30, "steps": 100000,
+                             "eval_every": 0})
+        process = self.start()
+        self.wait_for_row(process, 2)
+        process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + 120
+        while not self.checkpoints() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(len(self.checkpoints()), 2)
+
+    def test_other_placements_and_splits_give_the_same_bits(self):
+        expected = self.reference()
+        for arguments in (("zero_optimization.offload_optimizer.device=cpu",),
+                          ("zero_optimization.offload_optimizer.device=none",),
+                          ("zero_optimization.offload_optimizer.device=none",
+                           "zero_optimization.offload_param.device=nvme",
+                           "zero_optimization.stage=3"),
+                          ("ballast.update_threads=3", "ballast.order=micro_batch_major")):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            self.part_of_run()
+            done = self.resume(*[word for each in arguments for word in ("--set", each)])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.results(), expected, arguments)
+
+    def test_other_formats_of_states(self):
+        for optimizer in ("8bit", "bf16_first"):
+            sections = {"ballast": {**BALLAST, "optimizer_states": optimizer}}
+            expected = self.reference(**sections)
+            self.part_of_run(**sections)
+            self.assertEqual(self.resume(**sections).returncode, 0)
+            self.assertEqual(self.results(), expected, optimizer)
+            for out in ("run", "reference"):
+                shutil.rmtree(self.path / out)
+
+    def damage(self, name, change):
+        file = self.path / "run/checkpoints" / name
+        content = bytearray(file.read_bytes())
+        change(content)
+        file.write_bytes(content)
+
+    def test_a_damaged_checkpoint_is_named_and_skipped(self):
+        expected = self.reference()
+        def flip(content):
+            content[len(content) // 2] ^= 4
+        for name, change in (("rank-0.states", flip), ("rank-0.states", lambda c: c.pop()),
+                             ("rank-0.json", flip), ("checkpoint.json", flip),
+                             ("checkpoint.json", lambda c: c.clear())):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            self.part_of_run()
+            self.damage("step-10/" + name, change)
+            done = self.resume()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("warning: skipped a checkpoint: ", done.stderr)
+            self.assertIn("step-10/" + name, done.stderr)
+            self.assertIn("states of step 8 from ", done.stdout)
+            self.assertEqual(self.results(), expected, name)
+
+    def test_without_a_whole_one_nothing_is_lost(self):
+        self.part_of_run()
+        for step in ("step-8", "step-10"):
+            (self.path / "run/checkpoints" / step / "rank-0.json").unlink()
+        before = (self.path / "run/metrics.jsonl").read_bytes()
+        done = self.resume()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("has no whole checkpoint to resume from", done.stderr)
+        self.assertEqual((self.path / "run/metrics.jsonl").read_bytes(), before)
+
+    def test_what_does_not_fit_is_refused(self):
+        self.part_of_run()
+        before = {file: file.read_bytes() for file in (self.path / "run").rglob("*.*")
+                  if file.is_file()}
+        for arguments, words in (
+                (("--set", "model.num_layers=3"), ("step-10", "another model")),
+                (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
+                (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
+                (("--steps", "10"), ("has finished its 10 steps", "--steps")),
+                (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
+                (("--overwrite",), ("--overwrite", "--resume"))):
+            done = self.resume(*arguments)
+            self.assertNotEqual(done.returncode, 0, arguments)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr)
+        self.assertFalse((self.path / "elsewhere").exists())
+        for file, content in before.items():
+            self.assertTrue(file.read_bytes() == content, file)
+
+    def test_another_run_does_not_find_old_checkpoints(self):
+        self.part_of_run()
+        done = self.train(ballast={**BALLAST, "checkpoint_every": 0})
+        self.assertIn("exists", done.stderr)
+        done = self.train("--overwrite", ballast={**BALLAST, "checkpoint_every": 0})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.checkpoints(), [])
+
+    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
+        in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
+                     "ballast": {**BALLAST, "save_weights": False}}
+        done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
+                                                            (300_000, 300_000)), **in_memory)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        warnings = done.stderr.splitlines()
+        # Of ten checkpoints the first, the second, the fourth and the eighth.
+        self.assertEqual([line.split()[3] for line in warnings], ["2:", "4:", "8:", "16:"])
+        for line in warnings:
+            self.assertIn("rank-0.states: File too large", line)
+            self.assertIn("training goes on", line)
+        self.assertEqual(self.checkpoints(), [])
+        self.assertEqual(self.steps(), list(range(1, STEPS + 1)))
+
+    def ranks(self, count, *arguments):
+        done = subprocess.run([MPIRUN, "-n", str(count), self.ballast, "train", "config.json",
+                               *arguments], cwd=self.path, capture_output=True, text=True,
+                              timeout=240, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_other_numbers_of_ranks(self):
+        losses = {}
+        for stage in (1, 3) if KILLS < 200 else (0, 1, 2, 3):
+            self.config(ballast={**BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
+                        train_batch_size=4, train_micro_batch_size_per_gpu=1,
+                        gradient_accumulation_steps="auto",
+                        zero_optimization={"stage": stage,
+                                           "offload_optimizer": {"device": "nvme"}})
+            for worlds in ((1, 2, 4), (4, 2, 1), (2, 2, 2)):
+                shutil.rmtree(self.path / "run", ignore_errors=True)
+                for world, steps in zip(worlds, ("4", "6", "8")):
+                    self.ranks(world, "--steps", steps, *(("--resume",) if steps != "4" else ()))
+                losses[stage, worlds] = [row["loss"] for row in self.rows()]
+            shutil.rmtree(self.path / "run")
+            self.ranks(2)
+            self.assertEqual(losses[stage, (2, 2, 2)], [row["loss"] for row in self.rows()])
+            shutil.rmtree(self.path / "run")
+        expected = losses[3, (2, 2, 2)]
+        for run, found in losses.items():
+            self.assertEqual(len(found), 8)
+            for one, other in zip(found, expected):
+                self.assertAlmostEqual(one / other, 1.0, delta=1e-5, msg=str(run))
+
+
+if __name__ == "__main__":
+    runs.main()
