@@ -105,6 +105,10 @@ void write_fully(const Descriptor& file, const std::filesystem::path& path,
   }
 }
 
+void sync_folder(const std::filesystem::path& folder) {
+  sync(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
+}
+
 std::string read_settings(const std::filesystem::path& path, std::string_view kind) {
   constexpr Bytes kLongest = kMiB;
   const auto refuse = [&](const std::string& reason, int error_number = 0) {
@@ -195,8 +199,7 @@ void ReplacedFile::commit() {
     throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
   }
   committed_ = true;
-  const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-  sync(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
+  sync_folder(path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."));
 }
 
 }  // namespace ballast::text

@@ -24,10 +24,6 @@ using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
-}
-
 std::optional<std::uint64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -38,6 +34,10 @@ std::optional<std::uint64_t> step_of(const fs::path& folder) {
 }
 
 }  // namespace
+
+void refuse_checkpoint(const fs::path& path, const std::string& what) {
+  throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
+}
 
 std::string checksum_text(ConstHostBytes bytes) {
   return fmt::format("{:016x}", state::checksum(bytes));
@@ -60,12 +60,12 @@ Json read_sealed(const fs::path& path) {
   const Json* const checksum = json.find("checksum");
   if (content == nullptr || checksum == nullptr ||
       !(*checksum == checksum_text(content->compact()))) {
-    refuse(path, "damaged: its checksum is not that of its content");
+    refuse_checkpoint(path, "damaged: its checksum is not that of its content");
   }
   const std::uint64_t version = whole_of(*content, "version", path);
   if (version > kCheckpointVersion) {
-    refuse(path, fmt::format("of version {}, but this program reads versions up to {}", version,
-                             kCheckpointVersion));
+    refuse_checkpoint(path, fmt::format("of version {}, but this program reads versions up to {}",
+                                        version, kCheckpointVersion));
   }
   return *content;
 }
@@ -73,7 +73,7 @@ Json read_sealed(const fs::path& path) {
 std::uint64_t whole_of(const Json& object, std::string_view key, const fs::path& path) {
   const Json* const value = object.find(key);
   const auto number = value == nullptr || !value->is_number() ? std::nullopt : value->whole();
-  if (!number) refuse(path, fmt::format("has no whole number '{}'", key));
+  if (!number) refuse_checkpoint(path, fmt::format("has no whole number '{}'", key));
   return *number;
 }
 

@@ -13,6 +13,9 @@ inline constexpr std::uint64_t kCheckpointVersion = 1;
 /// Bytes of a state file with one checksum.
 inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
 
+/// Throws Error(data) that names `path` and says what is wrong with it.
+[[noreturn]] void refuse_checkpoint(const std::filesystem::path& path, const std::string& what);
+
 /// XXH3 as 16 hexadecimal digits.
 std::string checksum_text(ConstHostBytes bytes);
 std::string checksum_text(const std::string& text);

@@ -27,13 +27,10 @@ constexpr std::array kKinds = {StateKind::weights,         StateKind::remainders
                                StateKind::first_moments,   StateKind::second_moments,
                                StateKind::first_exponents, StateKind::second_exponents};
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", path.string(), what));
-}
-
 const std::vector<Json>& array_of(const Json& object, std::string_view key, const fs::path& path) {
   const Json* const value = object.find(key);
-  if (value == nullptr || !value->is_array()) refuse(path, fmt::format("has no array '{}'", key));
+  if (value == nullptr || !value->is_array())
+    refuse_checkpoint(path, fmt::format("has no array '{}'", key));
   return value->elements();
 }
 
@@ -41,13 +38,13 @@ StateRange range_of(const Json& json, const fs::path& path) {
   const auto& parts = json.elements();
   const auto whole = [&](std::size_t i) {
     const auto number = parts[i].is_number() ? parts[i].whole() : std::nullopt;
-    if (!number) refuse(path, "a range is not as it should be");
+    if (!number) refuse_checkpoint(path, "a range is not as it should be");
     return *number;
   };
-  if (parts.size() != 5) refuse(path, "a range is not as it should be");
+  if (parts.size() != 5) refuse_checkpoint(path, "a range is not as it should be");
   const auto* const kind = std::find_if(
       kKinds.begin(), kKinds.end(), [&](StateKind known) { return parts[1] == to_string(known); });
-  if (kind == kKinds.end()) refuse(path, "a range is of an unknown kind");
+  if (kind == kKinds.end()) refuse_checkpoint(path, "a range is of an unknown kind");
   return {whole(0), *kind, whole(2), whole(3), whole(4)};
 }
 
@@ -71,7 +68,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
             .length = whole("sequence_length"),
             .metrics_bytes = whole("metrics_bytes")};
   for (const Json& block : array_of(json, "blocks", path)) {
-    if (block.elements().size() != 2) refuse(path, "a block is not as it should be");
+    if (block.elements().size() != 2) refuse_checkpoint(path, "a block is not as it should be");
     blocks_.emplace_back(block.elements()[0].text(), block.elements()[1].text());
   }
   for (const Json& checksum : array_of(json, "ranks", path)) add_file(checksum.text());
@@ -84,18 +81,19 @@ void Checkpoint::add_file(const std::string& checksum) {
   const auto rank = static_cast<std::uint32_t>(files_.size());
   const fs::path path = ranges_file(folder_, rank);
   const Json json = read_sealed(path);
-  if (checksum_text(seal(json)) != checksum) refuse(path, "belongs to another checkpoint");
+  if (checksum_text(seal(json)) != checksum)
+    refuse_checkpoint(path, "belongs to another checkpoint");
   StateFile file = {.path = states_file(folder_, rank)};
   file.descriptor = text::open_file(file.path, O_RDONLY, ErrorCategory::data);
   file.bytes = whole_of(json, "bytes", path);
   if (whole_of(json, "chunk_bytes", path) != kCheckpointChunk) {
-    refuse(path, "its chunks have another size than this program's");
+    refuse_checkpoint(path, "its chunks have another size than this program's");
   }
   for (const Json& chunk : array_of(json, "chunks", path)) file.checksums.push_back(chunk.text());
   const Bytes size = text::regular_file_size(file.descriptor, file.path, ErrorCategory::data);
   const Bytes chunks = (file.bytes + kCheckpointChunk - 1) / kCheckpointChunk;
   if (size != file.bytes || file.checksums.size() != chunks) {
-    refuse(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
+    refuse_checkpoint(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
   }
   Bytes offset = 0;
   for (const Json& json_range : array_of(json, "ranges", path)) {
@@ -103,7 +101,7 @@ void Checkpoint::add_file(const std::string& checksum) {
     pieces_[{range.block, range.kind}].push_back({range, files_.size(), offset});
     offset += range.bytes();
   }
-  if (offset != file.bytes) refuse(path, "its ranges do not add up to its file");
+  if (offset != file.bytes) refuse_checkpoint(path, "its ranges do not add up to its file");
   files_.push_back(std::move(file));
 }
 
@@ -116,7 +114,8 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of) const {
       chunk.resize(std::min(kCheckpointChunk, file.bytes - offset));
       text::read_fully(file.descriptor, file.path, offset, chunk);
       if (checksum_text(chunk) != checksum) {
-        refuse(file.path, fmt::format("damaged: the checksum of {} bytes at offset {} differs",
+        refuse_checkpoint(file.path,
+                          fmt::format("damaged: the checksum of {} bytes at offset {} differs",
                                       chunk.size(), offset));
       }
       offset += chunk.size();
@@ -130,26 +129,27 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
     same = blocks_[b] == std::pair(blocks[b].name, std::to_string(blocks[b].elements));
   }
-  if (!same) refuse(folder_, "is of another model than the config's");
+  if (!same) refuse_checkpoint(folder_, "is of another model than the config's");
   for (const StateRange& range : engine::whole_ranges(blueprint)) {
     const auto found = pieces_.find({range.block, range.kind});
     const std::string what =
         fmt::format("{} of block '{}'", to_string(range.kind), blocks[range.block].name);
     if (found == pieces_.end()) {
-      refuse(folder_, fmt::format("has no {}: the config has another optimizer, "
-                                  "ballast.optimizer_states or bf16.enabled",
-                                  what));
+      refuse_checkpoint(folder_, fmt::format("has no {}: the config has another optimizer, "
+                                             "ballast.optimizer_states or bf16.enabled",
+                                             what));
     }
     Elems covered = 0;
     for (const Piece& piece : found->second) {
       covered += piece.range.count;
       if (piece.range.width != range.width) {
-        refuse(folder_, fmt::format("has {} of another format: the config has another "
-                                    "ballast.optimizer_states or bf16.enabled",
-                                    what));
+        refuse_checkpoint(folder_, fmt::format("has {} of another format: the config has another "
+                                               "ballast.optimizer_states or bf16.enabled",
+                                               what));
       }
     }
-    if (covered < range.count) refuse(folder_, fmt::format("lacks a part of the {}", what));
+    if (covered < range.count)
+      refuse_checkpoint(folder_, fmt::format("lacks a part of the {}", what));
   }
 }
 
@@ -166,8 +166,8 @@ void Checkpoint::read(const StateRange& range, HostBytes bytes) const {
     done += end - begin;
   }
   if (done != range.count) {
-    refuse(folder_,
-           fmt::format("lacks a part of the {} of block {}", to_string(range.kind), range.block));
+    refuse_checkpoint(folder_, fmt::format("lacks a part of the {} of block {}",
+                                           to_string(range.kind), range.block));
   }
 }
 

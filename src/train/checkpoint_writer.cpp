@@ -5,12 +5,11 @@
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
@@ -26,19 +25,16 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-Bytes bytes_of(const std::vector<engine::StateRange>& ranges) {
+constexpr std::string_view kIncomplete = ".incomplete-";
+
+Bytes bytes_of_ranges(const std::vector<engine::StateRange>& ranges) {
   return std::accumulate(
       ranges.begin(), ranges.end(), Bytes{0},
       [](Bytes sum, const engine::StateRange& range) { return sum + range.bytes(); });
 }
 
-[[noreturn]] void fail(const fs::path& path, int error_number) {
+[[noreturn]] void fail_to_write(const fs::path& path, int error_number) {
   throw Error(ErrorCategory::io, fmt::format("cannot write {}", path.string()), error_number);
-}
-
-void sync_folder(const fs::path& folder) {
-  const auto opened = text::open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io);
-  if (::fsync(opened.number()) != 0) fail(folder, errno);
 }
 
 void write_small(const fs::path& path, const std::string& text) {
@@ -104,12 +100,12 @@ Json describe(const engine::Blueprint& blueprint) {
 std::uint64_t write_rank(engine::Engine& engine, const fs::path& folder) {
   const std::uint32_t rank = engine.blueprint().rank;
   const std::vector<engine::StateRange> ranges = engine.saved_ranges();
-  StatesWriter states(states_file(folder, rank), bytes_of(ranges));
+  StatesWriter states(states_file(folder, rank), bytes_of_ranges(ranges));
   engine.save_states(
       [&states](const engine::StateRange&, ConstHostBytes bytes) { states.write(bytes); });
   const std::string text = seal(Json::object({{"version", kCheckpointVersion},
                                               {"ranges", json_of(ranges)},
-                                              {"bytes", bytes_of(ranges)},
+                                              {"bytes", bytes_of_ranges(ranges)},
                                               {"chunk_bytes", kCheckpointChunk},
                                               {"chunks", states.finish()}}));
   write_small(ranges_file(folder, rank), text);
@@ -133,17 +129,34 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
 
 /// Gives the complete folder its name.
 void publish(const fs::path& temporary, const fs::path& folder) {
-  sync_folder(temporary);
+  text::sync_folder(temporary);
   std::error_code ignored;
   fs::remove_all(folder, ignored);  // of the same step, before the run was resumed
-  if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail(folder, errno);
-  sync_folder(folder.parent_path());
+  if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail_to_write(folder, errno);
+  text::sync_folder(folder.parent_path());
 }
 
-void remove_oldest(const fs::path& run, std::uint64_t keep) {
+/// Keeps `newest` and those before it, `keep` in all. Later ones are of a time that the run has
+/// gone back behind, because they were damaged.
+void remove_others(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
   const std::vector<fs::path> folders = checkpoints_of(run);
+  const auto first =
+      static_cast<std::size_t>(std::find(folders.begin(), folders.end(), newest) - folders.begin());
   std::error_code ignored;
-  for (std::size_t i = keep; i < folders.size(); ++i) fs::remove_all(folders[i], ignored);
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    if (i < first || i >= first + keep) fs::remove_all(folders[i], ignored);
+  }
+}
+
+/// Removes what a killed process has left.
+void remove_incomplete(const fs::path& checkpoints) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (fs::directory_iterator entry(checkpoints, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(kIncomplete)) found.push_back(entry->path());
+  }
+  for (const fs::path& folder : found) fs::remove_all(folder, error);
 }
 
 }  // namespace
@@ -152,17 +165,18 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
                           std::uint64_t keep, comm::Ranks* ranks) {
   const bool first = ranks == nullptr || ranks->rank() == 0;
   const fs::path folder = checkpoint_folder(run, facts.step);
-  const fs::path temporary = folder.parent_path() / fmt::format(".{}", folder.filename().string());
+  const fs::path temporary =
+      folder.parent_path() / fmt::format("{}{}", kIncomplete, folder.filename().string());
   const auto discard = [&] {
-    std::error_code ignored;
-    if (first) fs::remove_all(temporary, ignored);
+    if (first) remove_incomplete(folder.parent_path());
   };
   engine.finish();
   try {
     comm::together(ranks, [&] {
       discard();
       std::error_code error;
-      if (first && !fs::create_directories(temporary, error)) fail(temporary, error.value());
+      if (first && !fs::create_directories(temporary, error))
+        fail_to_write(temporary, error.value());
     });
     std::uint64_t own = 0;
     comm::together(ranks, [&] { own = write_rank(engine, temporary); });
@@ -174,7 +188,7 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
       if (!first) return;
       write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
       publish(temporary, folder);
-      remove_oldest(run, keep);
+      remove_others(run, folder, keep);
     });
   } catch (...) {
     discard();
@@ -187,7 +201,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& ru
                                 std::uint64_t keep, std::uint32_t world) {
   std::error_code error;
   const fs::space_info space = fs::space(run, error);
-  const Bytes each = world * bytes_of(engine.saved_ranges());
+  const Bytes each = world * bytes_of_ranges(engine.saved_ranges());
   const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
   if (error || space.available / more >= each) return;
   throw Error(

@@ -71,13 +71,6 @@ void check_space(const fs::path& folder, Bytes needed) {
                   folder.string(), format_bytes(needed), format_bytes(space.available)));
 }
 
-void sync_folder(const fs::path& folder) {
-  const auto opened = text::open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io);
-  if (::fsync(opened.number()) == 0) return;
-  const int error_number = errno;
-  fail(fmt::format("cannot flush {} to disk", folder.string()), error_number);
-}
-
 }  // namespace
 
 std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
@@ -226,13 +219,13 @@ void ModelFolderWriter::finish() {
   expects(!s.writer || s.left == 0, "a model was finished before its last tensor");
   if (s.writer) s.next_file();
   if (s.files.size() > 1) add(kWeightsIndex, s.index());
-  sync_folder(s.temporary);
+  text::sync_folder(s.temporary);
   if (std::rename(s.temporary.c_str(), s.folder.c_str()) != 0) {
     const int error_number = errno;
     fail(fmt::format("cannot create {}", s.folder.string()), error_number);
   }
   s.committed = true;
-  sync_folder(parent_of(s.folder));
+  text::sync_folder(parent_of(s.folder));
 }
 
 void check_removable(const fs::path& folder) {

@@ -174,6 +174,19 @@ class ResumeTest(runs.RunTest):
             self.assertIn("states of step 8 from ", done.stdout)
             self.assertEqual(self.results(), expected, name)
 
+    def test_a_damaged_one_does_not_displace_a_whole_one(self):
+        self.part_of_run()
+        def flip(content):
+            content[0] ^= 1
+        self.damage("step-10/rank-0.states", flip)
+        left = self.path / "run/checkpoints/.incomplete-step-12"  # by a killed process
+        left.mkdir()
+        (left / "rank-0.states").write_bytes(b"0")
+        done = self.resume("--steps", "9", "--set", "ballast.checkpoint_keep=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.checkpoints(), ["step-9"])
+        self.assertIn("states of step 9", self.resume().stdout)
+
     def test_without_a_whole_one_nothing_is_lost(self):
         self.part_of_run()
         for step in ("step-8", "step-10"):

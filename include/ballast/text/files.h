@@ -31,6 +31,9 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
 void write_fully(const Descriptor& file, const std::filesystem::path& path,
                  std::span<const std::byte> bytes);
 
+/// Makes names that were added to a folder or changed in it durable. Throws Error(io) naming it.
+void sync_folder(const std::filesystem::path& folder);
+
 /// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
 /// messages. Throws Error(config).
 std::string read_settings(const std::filesystem::path& path, std::string_view kind);
