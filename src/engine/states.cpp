@@ -50,9 +50,10 @@ class Filler {
 
   void fill(const HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block);
-    clear(piece.bytes);
-    if (piece.states && !held.layout.split) return;
     const bool weights = !piece.states;
+    const bool zero = !weights && (!held.layout.split || !has_remainders(piece.block));
+    clear(piece.bytes, !zero);
+    if (zero) return;
     const ShardRange& own = weights ? held.weights : held.shard;
     const Overlap here(piece, weights ? 0 : held.layout.remainder.offset,
                        weights ? held.width : sizeof(std::uint16_t), own.elements);
@@ -66,14 +67,13 @@ class Filler {
         here.put(at, masters, [](float master) { return split_master(master).remainder; });
       }
     });
-    if (here.count > 0 && (weights || has_remainders(piece.block))) {
-      remember(piece.bytes, here.bytes);
-    }
+    if (here.count > 0) remember(piece.bytes, here.bytes);
   }
 
  private:
-  /// Zeroes what an earlier piece has left here, and makes all pages resident.
-  void clear(HostBytes bytes) {
+  /// Zeroes what an earlier piece has left here. Makes all pages resident if they will be filled:
+  /// others read as zeros without memory.
+  void clear(HostBytes bytes, bool will_be_filled) {
     const auto found = filled_.find(bytes.data());
     const Bytes used = found == filled_.end() ? 0 : std::min(found->second, bytes.size());
     constexpr Bytes kUnit = 256 * kKiB;
@@ -81,7 +81,7 @@ class Filler {
       const Bytes begin = first * kUnit;
       const Bytes end = std::min(bytes.size(), last * kUnit);
       if (begin < used) std::memset(bytes.data() + begin, 0, std::min(used, end) - begin);
-      if (found != filled_.end()) return;
+      if (found != filled_.end() || !will_be_filled) return;
       for (Bytes page = begin; page < end; page += kPage) bytes[page] = std::byte{0};
     });
   }

@@ -147,11 +147,13 @@ void read_initial_weights(const WeightFiles& files, ReadAhead& reader,
   check_shape(files, tensor);
   const WeightFiles::Place& place = *files.find(tensor.name);
   const DType type = type_of(place);
-  std::vector<std::byte> stored;
+  thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size());
-    stored.resize(count * size_of(type));
+    const Bytes bytes = count * size_of(type);
+    buffer.resize(std::max<std::size_t>(buffer.size(), bytes));
+    const HostBytes stored = HostBytes(buffer).first(bytes);
     reader.read(place, run.first * size_of(type), stored);
     decode(stored, type, out.first(count));
     out = out.subspan(count);

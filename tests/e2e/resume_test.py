@@ -23,7 +23,7 @@ import runs
 
 MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
 # BALLAST_TEST_KILLS=200 kills more often.
-KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 STEPS = 20
 BALLAST = {**runs.TINY["ballast"], "steps": STEPS, "eval_every": 5, "checkpoint_every": 2,
            "save_weights": True}
@@ -142,7 +142,7 @@ class ResumeTest(runs.RunTest):
             self.assertEqual(self.results(), expected, arguments)
 
     def test_other_formats_of_states(self):
-        for optimizer in ("8bit", "bf16_first"):
+        for optimizer in ("8bit",) if KILLS < 200 else ("8bit", "bf16_first"):
             sections = {"ballast": {**BALLAST, "optimizer_states": optimizer}}
             expected = self.reference(**sections)
             self.part_of_run(**sections)
@@ -255,7 +255,7 @@ class ResumeTest(runs.RunTest):
                         gradient_accumulation_steps="auto",
                         zero_optimization={"stage": stage,
                                            "offload_optimizer": {"device": "nvme"}})
-            for worlds in ((1, 2, 4), (4, 2, 1), (2, 2, 2)):
+            for worlds in ((1, 4, 2), (2, 2, 2)):
                 shutil.rmtree(self.path / "run", ignore_errors=True)
                 for world, steps in zip(worlds, ("4", "6", "8")):
                     self.ranks(world, "--steps", steps, *(("--resume",) if steps != "4" else ()))
