@@ -112,7 +112,11 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
 void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
           ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
   constexpr Elems kAtATime = Elems{1} << 15;
-  ReadAhead reader(weights, ReadAhead::Extent::file);
+  std::vector<const WeightFiles::Place*> order;
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) order.push_back(weights.find(tensor.name));
+  }
+  ReadAhead reader(weights, order);
   std::vector<std::byte> stored;
   std::vector<float> values;
   Bytes done = 0;

@@ -165,7 +165,11 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
                         const std::function<void(Bytes done, Bytes total)>& reading) {
   if (weights.empty()) return engine.start();
   const WeightFiles files(weights);
-  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  std::vector<const WeightFiles::Place*> order;
+  for (const model::BlockSpec& block : engine.blueprint().model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) order.push_back(files.find(tensor.name));
+  }
+  ReadAhead reader(files, order);
   const Bytes total = files.bytes();
   Bytes done = 0;
   std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders

@@ -31,30 +31,28 @@ aio::File open_for_reading(const SafetensorsReader& reader) {
 
 }  // namespace
 
-/// The windows of a file that one thread reads.
+/// The windows that one thread reads.
 class ReadAhead::Stream {
  public:
   explicit Stream(aio::Queue& queue)
       : queue_(queue), memory_(kWindows * kWindow, "weights that are read ahead") {}
-  ~Stream() { restart(0); }
+  ~Stream() {
+    while (!open_.empty()) drop_front();
+  }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Bytes [begin, begin + out.size()); the caller may go on until `end`.
-  void read(const aio::File& file, const SafetensorsReader& reader, Bytes begin, Bytes end,
-            HostBytes out) {
+  /// Bytes [begin, begin + out.size()) of the file, which are part of `tensor`. The caller will
+  /// probably go on until its end, and then with `following`.
+  void read(const Range& tensor, const Range& following, Bytes begin, HostBytes out) {
     while (!out.empty()) {
-      const Bytes start = open_.empty() ? next_ : open_.front().begin;
-      if (file_ != &file || begin < start || begin > next_) {
-        file_ = &file;
-        restart(begin / kPage * kPage);
+      while (!open_.empty() && !contains(open_.front(), tensor.file, begin)) drop_front();
+      if (open_.empty() && !(source_.file == tensor.file && next_ == begin)) {
+        continue_in(tensor, begin);
+        most_ = kFirstWindows;
       }
-      while (!open_.empty() && open_.front().end <= begin) {
-        drop_front();
-        most_ = std::min(most_ + 1, kWindows);
-      }
-      while (open_.size() < most_ && next_ < end) submit(end);
-      const HostBytes here = finish_front(reader).subspan(begin - open_.front().begin);
+      submit_ahead(tensor, following);
+      const HostBytes here = finish_front().subspan(begin - open_.front().begin);
       const Bytes count = std::min(out.size(), here.size());
       std::memcpy(out.data(), here.data(), count);
       out = out.subspan(count);
@@ -64,6 +62,8 @@ class ReadAhead::Stream {
 
  private:
   struct Window {
+    const SafetensorsReader* reader;
+    const aio::File* file;
     Bytes begin;
     Bytes end;
     HostBytes memory;
@@ -71,18 +71,40 @@ class ReadAhead::Stream {
     bool read = false;
   };
 
+  static bool contains(const Window& window, const aio::File* file, Bytes at) {
+    return window.file == file && window.begin <= at && at < window.end;
+  }
+
+  void continue_in(const Range& range, Bytes at) {
+    source_ = range;
+    next_ = at / kPage * kPage;
+  }
+
+  void submit_ahead(const Range& tensor, const Range& following) {
+    while (open_.size() < most_) {
+      if (next_ >= source_.end) {
+        if (!(source_ == tensor) || following.file == nullptr) return;
+        continue_in(following, following.begin);
+      }
+      submit();
+    }
+  }
+
   /// Requests consist of whole pages; what remains of the file behind them has no request.
-  void submit(Bytes end) {
-    const Bytes pages = file_->size() / kPage * kPage;
+  void submit() {
+    const Bytes pages = source_.file->size() / kPage * kPage;
+    const bool whole = next_ < pages;
     const Bytes stop =
-        next_ < pages ? std::min({next_ + kWindow, round_up(end, kPage), pages}) : end;
-    Window window = {.begin = next_,
+        whole ? std::min({next_ + kWindow, round_up(source_.end, kPage), pages}) : source_.end;
+    Window window = {.reader = source_.reader,
+                     .file = source_.file,
+                     .begin = next_,
                      .end = stop,
                      .memory = memory_.bytes().subspan(slot_ * kWindow, stop - next_),
                      .ticket = std::nullopt};
-    if (next_ < pages) {
+    if (whole) {
       window.ticket = queue_.submit({.direction = aio::Direction::read,
-                                     .file = file_,
+                                     .file = window.file,
                                      .offset = window.begin,
                                      .memory = window.memory,
                                      .ahead = true});
@@ -92,14 +114,15 @@ class ReadAhead::Stream {
     next_ = stop;
   }
 
-  HostBytes finish_front(const SafetensorsReader& reader) {
+  HostBytes finish_front() {
     Window& window = open_.front();
     if (!window.read) {
       const bool here = window.ticket && queue_.wait(*window.ticket).ok();
       window.ticket.reset();
       // Says what is wrong, too.
       if (!here) {
-        text::read_fully(reader.descriptor(), reader.path(), window.begin, window.memory);
+        text::read_fully(window.reader->descriptor(), window.reader->path(), window.begin,
+                         window.memory);
       }
       window.read = true;
     }
@@ -109,31 +132,37 @@ class ReadAhead::Stream {
   void drop_front() {
     if (open_.front().ticket) static_cast<void>(queue_.wait(*open_.front().ticket));
     open_.pop_front();
-  }
-
-  void restart(Bytes at) {
-    while (!open_.empty()) drop_front();
-    next_ = at;
-    most_ = kFirstWindows;
+    most_ = std::min(most_ + 1, kWindows);
   }
 
   aio::Queue& queue_;
   Mapping memory_;
-  const aio::File* file_ = nullptr;
-  std::deque<Window> open_;  ///< being read or read; consecutive
+  std::deque<Window> open_;  ///< being read or read
   std::size_t slot_ = 0;     ///< of the next window
-  Bytes next_ = 0;           ///< where it begins
+  Range source_;             ///< where it will be
+  Bytes next_ = 0;           ///< its first byte
   std::size_t most_ = kFirstWindows;
 };
 
-ReadAhead::ReadAhead(const WeightFiles& files, Extent extent)
-    : extent_(extent), queue_(aio::make_queue({})) {
+ReadAhead::ReadAhead(const WeightFiles& files, const std::vector<const WeightFiles::Place*>& order)
+    : queue_(aio::make_queue({})) {
   for (const SafetensorsReader& reader : files.files()) {
     files_.emplace(&reader, open_for_reading(reader));
+  }
+  const WeightFiles::Place* before = nullptr;
+  for (const WeightFiles::Place* const place : order) {
+    if (place == nullptr || place->tensor->bytes < kSmall) continue;
+    if (before != nullptr) following_.emplace(before, range_of(*place));
+    before = place;
   }
 }
 
 ReadAhead::~ReadAhead() = default;
+
+ReadAhead::Range ReadAhead::range_of(const WeightFiles::Place& place) const {
+  const StoredTensor& tensor = *place.tensor;
+  return {place.file, &files_.at(place.file), tensor.offset, tensor.offset + tensor.bytes};
+}
 
 void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out) {
   const StoredTensor& tensor = *place.tensor;
@@ -141,9 +170,9 @@ void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out
   if (tensor.bytes < kSmall) {
     return text::read_fully(place.file->descriptor(), place.file->path(), begin, out);
   }
-  const aio::File& file = files_.at(place.file);
-  const Bytes end = extent_ == Extent::file ? file.size() : tensor.offset + tensor.bytes;
-  stream().read(file, *place.file, begin, end, out);
+  const auto following = following_.find(&place);
+  stream().read(range_of(place), following == following_.end() ? Range() : following->second, begin,
+                out);
 }
 
 ReadAhead::Stream& ReadAhead::stream() {

@@ -279,6 +279,7 @@ TEST_F(SwapSpaceTest, ASubmitThatThrowsLeavesNoTransferBehind) {
     };
   }
   const Memory memory(extents[2]);
+  memory.fill(9);
   EXPECT_THROW(swap->write(2, memory.view(), 1)->finish(), Error);
   EXPECT_EQ(submitted, 3);
   EXPECT_EQ(waited, 2);

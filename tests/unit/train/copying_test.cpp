@@ -108,7 +108,7 @@ void read_and_compare(ReadAhead& reader, const WeightFiles& files, const std::st
 TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  ReadAhead reader(files, {});
   read_and_compare(reader, files, file.bytes, 0, kLarge);
   // Back, forward by less and by more than what is read ahead, and the last byte.
   for (const Bytes first : {3 * kMiB, 3 * kMiB + 5, 9 * kMiB, 60 * kMiB, Bytes{0}, kLarge - 1}) {
@@ -116,10 +116,50 @@ TEST(ReadAhead, DeliversAnyPartsInAnyOrder) {
   }
 }
 
+/// Tensors of all sizes that begin anywhere.
+TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
+  const test::TempDir dir;
+  const std::vector<Bytes> sizes = {5 * kMiB + 3, 300 * kKiB, 7, 13 * kMiB, 4 * kMiB + 1, kMiB};
+  std::string header = "{";
+  Bytes end = 0;
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    header += (t == 0 ? "\"" : ",\"") + std::to_string(t) + R"(":{"dtype":"U8","shape":[)" +
+              std::to_string(sizes[t]) + R"(],"data_offsets":[)" + std::to_string(end) + "," +
+              std::to_string(end + sizes[t]) + "]}";
+    end += sizes[t];
+  }
+  header += "}";
+  const std::uint64_t length = header.size();
+  std::string prefix(sizeof(length), '\0');
+  std::memcpy(prefix.data(), &length, sizeof(length));
+  const std::string bytes = pattern(end);
+  const WeightFiles files(dir.write("model.safetensors", prefix + header + bytes));
+  const Bytes data = sizeof(length) + header.size();
+  for (const std::vector<const char*>& names :
+       {std::vector{"0", "1", "2", "3", "4", "5"}, std::vector{"3", "0", "5", "2", "4", "1"}}) {
+    std::vector<const WeightFiles::Place*> order;
+    for (const char* name : names) order.push_back(files.find(name));
+    ReadAhead reader(files, order);
+    std::vector<const WeightFiles::Place*> reads = order;
+    reads.insert(reads.end(), {order[4], order[1], order[0]});  // not in the order
+    for (const WeightFiles::Place* const place : reads) {
+      std::vector<std::byte> part;
+      for (Bytes at = 0; at < place->tensor->bytes; at += part.size()) {
+        part.resize(std::min<Bytes>(100'003, place->tensor->bytes - at));
+        reader.read(*place, at, part);
+        ASSERT_EQ(
+            std::memcmp(part.data(), bytes.data() + place->tensor->offset - data + at, part.size()),
+            0)
+            << place->tensor->name << " at " << at;
+      }
+    }
+  }
+}
+
 TEST(ReadAhead, ServesSeveralThreads) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  ReadAhead reader(files, {});
   std::vector<std::thread> threads;
   constexpr std::size_t kThreads = 3;
   for (std::size_t t = 0; t < kThreads; ++t) {
@@ -142,9 +182,9 @@ TEST(ReadAhead, NamesAFileThatWasCutOff) {
     expect_error(ErrorCategory::data, {file.path.native(), "too early", "truncated"},
                  [&] { reader.read(files.tensors().front(), 0, all); });
   };
-  ReadAhead opened_before(files, ReadAhead::Extent::file);
+  ReadAhead opened_before(files, {});
   cut(1);
-  ReadAhead opened_after(files, ReadAhead::Extent::tensor);
+  ReadAhead opened_after(files, {});
   expect_cut(opened_after);
   cut(20 * kMiB);
   expect_cut(opened_before);
@@ -153,7 +193,7 @@ TEST(ReadAhead, NamesAFileThatWasCutOff) {
 TEST(ReadAhead, StopsEarly) {
   const OneTensor file;
   const WeightFiles files(file.path);
-  ReadAhead reader(files, ReadAhead::Extent::tensor);
+  ReadAhead reader(files, {});
   read_and_compare(reader, files, file.bytes, 0, 1);
 }
 
