@@ -102,6 +102,7 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<fs::path> folders;
+  folders.reserve(found.size());
   for (auto& [step, folder] : found) folders.push_back(std::move(folder));
   return folders;
 }
