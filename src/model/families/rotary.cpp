@@ -224,7 +224,9 @@ Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse
   const double given_part =
       c.details.contains("partial_rotary_factor") ? c.number("partial_rotary_factor") : 1.0;
   const double part = scaling.number("partial_rotary_factor", given_part);
-  const auto dims = static_cast<std::uint64_t>(static_cast<double>(c.head_dim) * part);
+  const double exact = static_cast<double>(c.head_dim) * part;
+  const bool fits = exact >= 0.0 && exact <= static_cast<double>(c.head_dim) && exact < 0x1p63;
+  const auto dims = fits ? static_cast<std::uint64_t>(exact) : 0;
   if (dims == 0 || dims > c.head_dim || dims % 2 != 0) {
     if (part == 1.0) {
       refuse("head_dim", fmt::format("{} is odd; rotary positions need an even one", c.head_dim));
@@ -232,7 +234,7 @@ Rotary rotary_positions(const ModelConfig& c, std::uint64_t length, const Refuse
     refuse("partial_rotary_factor",
            fmt::format("{} of head_dim {} is {} values; rotary positions need an even number of at "
                        "most head_dim",
-                       part, c.head_dim, dims));
+                       part, c.head_dim, fits ? static_cast<double>(dims) : exact));
   }
   Rotary rotary = scaled({theta, dims / 2, static_cast<double>(length)}, scaling);
   scaling.check_unknown();

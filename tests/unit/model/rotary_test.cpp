@@ -68,6 +68,8 @@ TEST(Rotary, WhatItDoesNotKnowIsRefused) {
   EXPECT_TRUE(has(refusal("null", 7), "head_dim: 7 is odd"));
   EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "partial_rotary_factor": 0.02})"),
                   "partial_rotary_factor: 0.02 of head_dim 64 is 1 values"));
+  EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "partial_rotary_factor": 1e18})"),
+                  "partial_rotary_factor: 1e+18 of head_dim 64 is 6.4e+19 values"));
 }
 
 }  // namespace
