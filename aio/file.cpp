@@ -186,4 +186,14 @@ File File::open(const std::filesystem::path& path, bool writable, Access access)
   return {std::move(file), place, static_cast<Bytes>(status.st_size), alignment};
 }
 
+File File::open_for_pages(const std::filesystem::path& path, bool writable) {
+  try {
+    File file = open(path, writable);
+    if (kPage % file.alignment() == 0) return file;
+  } catch (const Error&) {
+    // The file system has no direct I/O.
+  }
+  return open(path, writable, Access::buffered);
+}
+
 }  // namespace ballast::aio

@@ -19,14 +19,6 @@ namespace {
 // Linux transfers at most 2 GiB less a page per call.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
-void sync(const Descriptor& file, const std::filesystem::path& path) {
-  if (::fsync(file.number()) != 0) {
-    const int error_number = errno;
-    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", path.string()),
-                error_number);
-  }
-}
-
 /// Runs `action`; errors name `path` instead of the temporary file.
 template <class Action>
 auto naming(const std::filesystem::path& path, Action&& action) {
@@ -105,8 +97,16 @@ void write_fully(const Descriptor& file, const std::filesystem::path& path,
   }
 }
 
+void sync_file(const Descriptor& file, const std::filesystem::path& path) {
+  if (::fsync(file.number()) != 0) {
+    const int error_number = errno;
+    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", path.string()),
+                error_number);
+  }
+}
+
 void sync_folder(const std::filesystem::path& folder) {
-  sync(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
+  sync_file(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
 }
 
 std::string read_settings(const std::filesystem::path& path, std::string_view kind) {
@@ -193,7 +193,7 @@ void ReplacedFile::write(std::span<const std::byte> bytes) {
 }
 
 void ReplacedFile::commit() {
-  naming(path_, [&] { sync(descriptor_, temporary_); });
+  naming(path_, [&] { sync_file(descriptor_, temporary_); });
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int error_number = errno;
     throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);

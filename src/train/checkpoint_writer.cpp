@@ -13,6 +13,7 @@
 
 #include "ballast/comm/together.h"
 #include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
 
 #include "src/train/checkpoint.h"
@@ -109,7 +110,7 @@ std::uint64_t write_rank(engine::Engine& engine, const fs::path& folder) {
                                               {"chunk_bytes", kCheckpointChunk},
                                               {"chunks", states.finish()}}));
   write_small(ranges_file(folder, rank), text);
-  return std::stoull(checksum_text(text), nullptr, 16);
+  return state::checksum(std::as_bytes(std::span(text)));
 }
 
 std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& blueprint,

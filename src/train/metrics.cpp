@@ -85,11 +85,7 @@ void MetricsWriter::continue_after(Bytes bytes) {
 }
 
 Bytes MetricsWriter::sync() {
-  if (::fsync(descriptor_.number()) != 0) {
-    const int error_number = errno;
-    throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", path_.string()),
-                error_number);
-  }
+  text::sync_file(descriptor_, path_);
   return size_;
 }
 

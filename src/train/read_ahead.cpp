@@ -5,7 +5,6 @@
 #include <deque>
 #include <optional>
 
-#include "ballast/core/error.h"
 #include "ballast/core/mapping.h"
 #include "ballast/text/files.h"
 
@@ -18,16 +17,6 @@ constexpr std::size_t kWindows = 8;
 constexpr std::size_t kFirstWindows = 2;
 /// Smaller tensors do not interrupt the order of the others.
 constexpr Bytes kSmall = 256 * kKiB;
-
-aio::File open_for_reading(const SafetensorsReader& reader) {
-  try {
-    aio::File file = aio::File::open(reader.path(), false);
-    if (kPage % file.alignment() == 0) return file;
-  } catch (const Error&) {
-    // The file system has no direct I/O.
-  }
-  return aio::File::open(reader.path(), false, aio::File::Access::buffered);
-}
 
 }  // namespace
 
@@ -147,7 +136,7 @@ class ReadAhead::Stream {
 ReadAhead::ReadAhead(const WeightFiles& files, const std::vector<const WeightFiles::Place*>& order)
     : queue_(aio::make_queue({})) {
   for (const SafetensorsReader& reader : files.files()) {
-    files_.emplace(&reader, open_for_reading(reader));
+    files_.emplace(&reader, aio::File::open_for_pages(reader.path(), false));
   }
   const WeightFiles::Place* before = nullptr;
   for (const WeightFiles::Place* const place : order) {

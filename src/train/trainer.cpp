@@ -248,7 +248,6 @@ class Trainer {
     if (!stuck && (last || (every > 0 && step % every == 0))) evaluate_after(metrics);
     if (first()) report(metrics);
     if (stuck) give_up(step);
-    last_step_end_ = Clock::now();
   }
 
   /// An interrupted evaluation does not lose the step.

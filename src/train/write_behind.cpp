@@ -16,13 +16,7 @@ constexpr std::size_t kBuffers = 16;
 
 aio::File open_for_writing(text::ReplacedFile& file, Bytes size) {
   file.reserve(size);
-  try {
-    aio::File direct = aio::File::open(file.temporary(), true);
-    if (kPage % direct.alignment() == 0) return direct;
-  } catch (const Error&) {
-    // The file system has no direct I/O.
-  }
-  return aio::File::open(file.temporary(), true, aio::File::Access::buffered);
+  return aio::File::open_for_pages(file.temporary(), true);
 }
 
 }  // namespace

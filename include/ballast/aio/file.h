@@ -36,6 +36,8 @@ class File {
   /// An existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);
+  /// The same: direct if the file system allows it for whole pages, otherwise buffered.
+  static File open_for_pages(const std::filesystem::path& path, bool writable);
 
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.number(); }
   /// Path of the file, or of the directory that holds the nameless file; for messages.

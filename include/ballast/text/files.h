@@ -31,6 +31,8 @@ void read_fully(const Descriptor& file, const std::filesystem::path& path, Bytes
 void write_fully(const Descriptor& file, const std::filesystem::path& path,
                  std::span<const std::byte> bytes);
 
+/// Makes the content of an open file durable. Throws Error(io) naming it.
+void sync_file(const Descriptor& file, const std::filesystem::path& path);
 /// Makes names that were added to a folder or changed in it durable. Throws Error(io) naming it.
 void sync_folder(const std::filesystem::path& folder);
 
