@@ -59,7 +59,7 @@ sanitized="-Doptimization=1 -Db_lundef=false -Dunity=on -Dunity_size=8"
 
 step "address and undefined-behaviour sanitizers: clang"
 CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
-check build-asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
+check build-asan --setup asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
   --timeout-multiplier 4
 
 step "thread sanitizer: clang"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <new>
 
 #include "ballast/core/random.h"
@@ -22,12 +24,13 @@ class Memory {
 
   [[nodiscard]] HostBytes view() const { return {data_, bytes_}; }
   void fill(std::uint64_t seed) const {
-    for (std::size_t i = 0; i < bytes_; ++i) {
-      data_[i] = static_cast<std::byte>(random_u64(seed, i / 8) >> (i % 8 * 8));
+    for (std::size_t i = 0; i < bytes_; i += 8) {
+      const std::uint64_t value = random_u64(seed, i / 8);
+      std::memcpy(data_ + i, &value, std::min<std::size_t>(8, bytes_ - i));
     }
   }
   bool operator==(const Memory& other) const {
-    return bytes_ == other.bytes_ && std::equal(data_, data_ + bytes_, other.data_);
+    return bytes_ == other.bytes_ && std::memcmp(data_, other.data_, bytes_) == 0;
   }
 
  private:
