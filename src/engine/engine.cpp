@@ -238,6 +238,7 @@ class Engine::Impl {
       const auto executor = make_executor(nullptr);
       executor->submit(plan, 0);
       executor->drain();
+      lanes_->set_visitor(nullptr);
     };
   }
 

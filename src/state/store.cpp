@@ -109,10 +109,11 @@ std::unique_ptr<Transfer> Store::fetch(schedule::BufferId home, HostBytes data, 
   return swap_->read(*at.extent, data, at.version, ahead);
 }
 
-std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data) {
+std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data,
+                                           Bytes zeros_from) {
   Allocation& at = allocations_.at(home);
   expects(at.extent.has_value(), "store: not an NVMe buffer");
-  return swap_->write(*at.extent, data, ++at.version);
+  return swap_->write(*at.extent, data, ++at.version, zeros_from);
 }
 
 void Store::exchange(schedule::BufferId home, schedule::BufferId other) {

@@ -1,7 +1,6 @@
 #include "src/state/swap_space.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -26,11 +25,6 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
     devices.push_back(std::move(device));
   }
   return devices;
-}
-
-bool is_zero(ConstHostBytes bytes) {
-  return bytes[0] == std::byte{0} &&
-         std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
 }
 
 std::uint64_t checksum_of_zeros(Bytes size) {
@@ -143,9 +137,9 @@ class SwapSpace::Writing final : public ExtentTransfer {
   using ExtentTransfer::ExtentTransfer;
 
   /// Submits each segment at once, so that the disk works while the next checksum is computed.
-  void start() {
+  void start(Bytes zeros_from) {
     for (const Segment& segment : segments()) {
-      const bool there = is_untouched(segment) && is_zero(bytes_of(segment));
+      const bool there = segment.start >= zeros_from && is_untouched(segment);
       seal(segment, there);
       if (!there) submit({&segment, 1}, aio::Direction::write, false);
     }
@@ -242,9 +236,9 @@ SwapSpace::~SwapSpace() {
 }
 
 std::unique_ptr<Transfer> SwapSpace::write(std::size_t extent, HostBytes data,
-                                           std::uint64_t version) {
+                                           std::uint64_t version, Bytes zeros_from) {
   auto writing = std::make_unique<Writing>(*this, extent, data, version);
-  writing->start();
+  writing->start(zeros_from);
   return writing;
 }
 

@@ -26,8 +26,8 @@ struct SwapDevice {
 /// threads, each of another extent.
 ///
 /// Blocks of the files are allocated at creation, so writes cannot run out of space. Until a
-/// segment is written it reads as zeros, so a first write of zeros moves nothing: the moments of an
-/// optimizer begin as such.
+/// segment is written it reads as zeros, so its first write moves nothing if the caller knows that
+/// all of it is zero: the moments of an optimizer begin as such.
 class SwapSpace {
  public:
   /// Creates the files. `staging` is the memory that most transfers will use; it is registered with
@@ -41,10 +41,11 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   /// Starts to write a whole extent (page-aligned `data` of its size) as `version`. `data` must not
-  /// change until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
+  /// change until the transfer has ended. All bytes from `zeros_from` on are zero.
+  /// Transfer::finish() throws Error(io) for a failed request;
   /// reading the extent then fails. Throws Error(state) for another size.
   [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
-                                                std::uint64_t version);
+                                                std::uint64_t version, Bytes zeros_from = kNoZeros);
 
   /// Starts to read the last write, which must have ended. `ahead`: see aio::Request.
   /// Transfer::finish() throws Error(io) for a failed request and Error(state) when a checksum or

@@ -15,6 +15,9 @@ namespace ballast::state {
 
 class SwapSpace;
 
+/// Instead of the first byte of zeros: the caller knows of none.
+inline constexpr Bytes kNoZeros = ~Bytes{0};
+
 /// A running transfer between host memory and NVMe. Its memory must not be used until it has ended.
 /// The destructor waits for all requests and ignores their errors.
 class Transfer {
@@ -46,8 +49,10 @@ class Store {
   /// `ahead`: no operation waits for it yet. The home's last writeback must have ended.
   [[nodiscard]] std::unique_ptr<Transfer> fetch(schedule::BufferId home, HostBytes data,
                                                 bool ahead = false);
-  /// Starts to write `data` to a whole NVMe home as the next version.
-  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data);
+  /// Starts to write `data` to a whole NVMe home as the next version. From byte `zeros_from` on all
+  /// are zero, as far as the caller knows: they need not be written to a new home.
+  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data,
+                                                    Bytes zeros_from = kNoZeros);
 
   /// Exchanges the places of two NVMe homes of equal size, each with its content and version. No
   /// transfer of either may be running.
