@@ -18,8 +18,10 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
   for (std::size_t p = 0; p < plan.stripe.paths(); ++p) {
     const SwapPath& path = plan.options.paths.at(p);
     auto device = std::make_unique<SwapDevice>(SwapDevice{
-        aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p), plan.options.access),
-        nullptr});
+        plan.files.empty() ? aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p),
+                                                         plan.options.access)
+                           : aio::File::open(plan.files.at(p), true, plan.options.access),
+        nullptr, path.directory});
     device->queue = aio::make_queue(
         path.io, {.files = {&device->file}, .memory = {staging.begin(), staging.end()}});
     devices.push_back(std::move(device));
@@ -254,6 +256,51 @@ std::vector<aio::QueueCounters> SwapSpace::counters() const {
   found.reserve(devices_.size());
   for (const auto& device : devices_) found.push_back(device->queue->counters());
   return found;
+}
+
+std::vector<std::uint64_t> SwapSpace::checksums(std::size_t extent) const {
+  std::vector<std::uint64_t> found;
+  for (const Seal& seal : seals(extent)) {
+    expects(seal.written, "swap space: the extent was not written");
+    found.push_back(seal.checksum);
+  }
+  return found;
+}
+
+void SwapSpace::restore(std::size_t extent, std::span<const std::uint64_t> checksums,
+                        std::uint64_t version) {
+  const std::size_t first = stripe_.first_chunk(extent);
+  expects(checksums.size() == seals(extent).size(), "swap space: wrong number of checksums");
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    seals_[first + i] = {checksums[i], version, true, true};
+  }
+}
+
+void SwapSpace::sync() const {
+  for (const auto& device : devices_) device->file.sync();
+}
+
+std::vector<std::filesystem::path> SwapSpace::link(const std::filesystem::path& folder,
+                                                   const std::string& name,
+                                                   const std::string& elsewhere) const {
+  std::vector<std::filesystem::path> names;
+  for (std::size_t p = 0; p < devices_.size(); ++p) {
+    const auto named = [&](const std::filesystem::path& path) {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+      const bool linked = devices_[p]->file.link(path);
+      if (linked) names.push_back(path);
+      return linked;
+    };
+    if (named(folder / fmt::format("{}-{}", name, p))) continue;
+    if (!named(devices_[p]->directory / fmt::format("{}-{}", elsewhere, p))) return {};
+  }
+  return names;
+}
+
+std::span<const SwapSpace::Seal> SwapSpace::seals(std::size_t extent) const {
+  const Bytes chunks = (stripe_.extent_bytes(extent) + kChunk - 1) / kChunk;
+  return std::span(seals_).subspan(stripe_.first_chunk(extent), chunks);
 }
 
 std::span<SwapSpace::Seal> SwapSpace::seals(std::size_t extent, const Segment& segment) {

@@ -11,12 +11,14 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/descriptor.h"
 #include "ballast/engine/engine.h"
+#include "ballast/text/json.h"
 
 namespace ballast::train {
 
 // A checkpoint is a folder `step-N` in the folder `checkpoints` of a run:
 //   rank-R.states    rank R's ranges (engine::StateRange), one after the other, without gaps
-//   rank-R.json      where they are, and the XXH3 of each MiB of the file
+//   rank-R.swap-P    rank R's swap file of path P, with the ranges on NVMe (checkpoint_swap.h)
+//   rank-R.json      where they are, and the XXH3 of each MiB
 //   checkpoint.json  what else the run needs to go on, and the XXH3 of each rank-R.json
 // Both JSON files hold their own checksum. The folder is complete on the disk before it gets its
 // name, so there is never a part of one.
@@ -69,23 +71,36 @@ class Checkpoint {
   /// Throws Error(data) naming the first difference if the states do not fit `blueprint`.
   void check_fits(const engine::Blueprint& blueprint) const;
 
+  /// How many ranks have written it.
+  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(kept_.size()); }
+  /// What is in the swap files of a rank, if anything.
+  [[nodiscard]] const engine::KeptStates& kept_by(std::uint32_t rank) const;
+  /// What the checkpoints of `run` up to this one keep in the same swap files.
+  [[nodiscard]] state::KeptExtents kept_beside(const std::filesystem::path& run,
+                                               std::uint32_t rank) const;
+
   /// The bytes of a range, from whichever ranks have written them: a source for Engine::resume().
   /// Throws Error(data), Error(io).
   void read(const engine::StateRange& range, HostBytes bytes) const;
 
  private:
-  struct StateFile;
+  struct StatePart;
   struct Piece {
     engine::StateRange range;
-    std::size_t file = 0;
-    Bytes offset = 0;
+    std::size_t part = 0;
+    Bytes offset = 0;  ///< in the part
   };
-  void add_file(const std::string& checksum);
+  void add_rank(const std::string& checksum);
+  void add_states(const text::Json& json, const std::filesystem::path& path,
+                  const std::filesystem::path& states);
+  void add_kept(const engine::KeptStates& kept);
+  void add_pieces(const engine::KeptHome& home, const state::Segment& segment);
 
   std::filesystem::path folder_;
   CheckpointFacts facts_;
   std::vector<std::pair<std::string, std::string>> blocks_;  ///< name and number of elements
-  std::vector<StateFile> files_;                             ///< by rank
+  std::vector<StatePart> parts_;
+  std::vector<engine::KeptStates> kept_;  ///< by rank
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;
 };
 

@@ -1,6 +1,7 @@
 #include "src/train/checkpoint_format.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -20,6 +21,8 @@ namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
+using engine::StateKind;
+using engine::StateRange;
 using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
@@ -32,6 +35,10 @@ std::optional<std::uint64_t> step_of(const fs::path& folder) {
   const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
   return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
 }
+
+constexpr std::array kKinds = {StateKind::weights,         StateKind::remainders,
+                               StateKind::first_moments,   StateKind::second_moments,
+                               StateKind::first_exponents, StateKind::second_exponents};
 
 }  // namespace
 
@@ -75,6 +82,32 @@ std::uint64_t whole_of(const Json& object, std::string_view key, const fs::path&
   const auto number = value == nullptr || !value->is_number() ? std::nullopt : value->whole();
   if (!number) refuse_checkpoint(path, fmt::format("has no whole number '{}'", key));
   return *number;
+}
+
+const std::vector<Json>& array_of(const Json& object, std::string_view key, const fs::path& path) {
+  const Json* const value = object.find(key);
+  if (value == nullptr || !value->is_array()) {
+    refuse_checkpoint(path, fmt::format("has no array '{}'", key));
+  }
+  return value->elements();
+}
+
+Json json_of(const StateRange& range) {
+  return Json::array({range.block, to_string(range.kind), range.first, range.count, range.width});
+}
+
+StateRange range_of(const Json& json, const fs::path& path) {
+  const auto& parts = json.elements();
+  const auto whole = [&](std::size_t i) {
+    const auto number = parts[i].is_number() ? parts[i].whole() : std::nullopt;
+    if (!number) refuse_checkpoint(path, "a range is not as it should be");
+    return *number;
+  };
+  if (parts.size() < 5) refuse_checkpoint(path, "a range is not as it should be");
+  const auto* const kind = std::find_if(
+      kKinds.begin(), kKinds.end(), [&](StateKind known) { return parts[1] == to_string(known); });
+  if (kind == kKinds.end()) refuse_checkpoint(path, "a range is of an unknown kind");
+  return {whole(0), *kind, whole(2), whole(3), whole(4)};
 }
 
 fs::path states_file(const fs::path& folder, std::uint32_t rank) {

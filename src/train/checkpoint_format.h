@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ballast/core/view.h"
+#include "ballast/engine/saved_states.h"
 #include "ballast/text/json.h"
 
 namespace ballast::train {
@@ -29,6 +30,15 @@ text::Json read_sealed(const std::filesystem::path& path);
 /// Whole number `key` of `object`. Throws Error(data) naming `path`.
 std::uint64_t whole_of(const text::Json& object, std::string_view key,
                        const std::filesystem::path& path);
+
+/// The elements of array `key` of `object`. Throws Error(data) naming `path`.
+const std::vector<text::Json>& array_of(const text::Json& object, std::string_view key,
+                                        const std::filesystem::path& path);
+
+/// [block, kind, first, count, width]
+text::Json json_of(const engine::StateRange& range);
+/// The same from the first elements of `json`. Throws Error(data) naming `path`.
+engine::StateRange range_of(const text::Json& json, const std::filesystem::path& path);
 
 std::filesystem::path states_file(const std::filesystem::path& folder, std::uint32_t rank);
 std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint32_t rank);

@@ -10,6 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
+#include "src/train/saved_weights.h"
+
 namespace ballast::train {
 namespace {
 
@@ -27,7 +29,11 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  if (facts.step >= config.ballast.steps) {
+  // A run that was killed after its last checkpoint has yet to save its weights.
+  std::error_code ignored;
+  const bool complete = facts.step > config.ballast.steps || !config.ballast.save_weights ||
+                        std::filesystem::exists(config.ballast.out / kRunWeights, ignored);
+  if (facts.step >= config.ballast.steps && complete) {
     refuse(fmt::format("the run has finished its {} steps; give more with --steps",
                        config.ballast.steps));
   }
@@ -38,9 +44,19 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
 Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks) {
   const Checkpoint from = Checkpoint::find(config.ballast.out, engine.blueprint(), ranks);
   check_resumable(from, config);
-  engine.resume(
+  const std::uint32_t rank = engine.blueprint().rank;
+  const bool same_world = from.ranks() == engine.blueprint().workload.world;
+  const engine::KeptStates here = same_world ? from.kept_by(rank) : engine::KeptStates{};
+  const bool reused = engine.resume(
       [&from](const engine::StateRange& range, HostBytes bytes) { from.read(range, bytes); },
-      from.facts().updates);
+      from.facts().updates, here,
+      same_world ? from.kept_beside(config.ballast.out, rank) : state::KeptExtents{});
+  if (rank == 0 && !reused && !from.kept_by(0).homes.empty()) {
+    log(LogLevel::info,
+        fmt::format("{}: its states on NVMe were copied to new swap files, since ranks, placement, "
+                    "nvme_path or ballast.checkpoint_keep differ",
+                    from.folder().string()));
+  }
   return {from.facts(), from.folder()};
 }
 

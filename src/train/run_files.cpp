@@ -16,6 +16,7 @@
 #include "ballast/text/json.h"
 
 #include "src/train/checkpoint.h"
+#include "src/train/checkpoint_swap.h"
 #include "src/train/saved_weights.h"
 
 namespace ballast::train {
@@ -144,8 +145,7 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 void RunFiles::write(const StepMetrics& metrics) {
   if (!std::exchange(described_, true)) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
-    std::error_code ignored;
-    if (use_ != RunDirectory::continued) fs::remove_all(directory_ / kCheckpoints, ignored);
+    if (use_ != RunDirectory::continued) remove_checkpoints(directory_);
     write_new(kConfig, config_);
     write_new(kRun, run_);
   }

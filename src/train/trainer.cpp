@@ -183,6 +183,7 @@ class Trainer {
     if (options_.directory == RunDirectory::continued) {
       resumed_ = resume_run(engine_, config_, ranks_);
       skipped_in_a_row_ = resumed_.facts.skipped_in_a_row;
+      done_ = resumed_.facts.step;
       if (first()) inputs_.files->continue_after(resumed_.facts.metrics_bytes);
       return;
     }

@@ -7,6 +7,8 @@ However often a run is stopped, its losses and weights have the bits of a run th
 """
 
 import hashlib
+import itertools
+import json
 import os
 import pathlib
 import random
@@ -16,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -174,6 +177,77 @@ class ResumeTest(runs.RunTest):
             self.assertIn("states of step 8 from ", done.stdout)
             self.assertEqual(self.results(), expected, name)
 
+    def extents(self, step, out="run"):
+        """Begin and size of the extents that a checkpoint keeps in its only swap file."""
+        path = self.path / out / f"checkpoints/step-{step}/rank-0.json"
+        swap = json.loads(path.read_text())["content"]["swap"]
+        begins = list(itertools.accumulate(swap["extents"], initial=0))
+        return [(begins[home["extent"]], swap["extents"][home["extent"]])
+                for home in swap["homes"]]
+
+    def test_states_on_nvme_stay_where_they_are(self):
+        expected = self.reference()
+        self.part_of_run()
+        newest = self.path / "run/checkpoints/step-10"
+        older = self.path / "run/checkpoints/step-8"
+        self.assertEqual(os.stat(newest / "rank-0.swap-0").st_ino,
+                         os.stat(older / "rank-0.swap-0").st_ino)
+        kept = {begin for begin, _ in self.extents(10)}
+        self.assertFalse(kept & {begin for begin, _ in self.extents(8)})
+        content = json.loads((newest / "rank-0.json").read_text())["content"]
+        self.assertEqual({kind for _, kind, *_ in content["ranges"]}, {"weights"})  # copied
+        self.assertEqual((newest / "rank-0.states").stat().st_size, content["bytes"])
+        inode = os.stat(newest / "rank-0.swap-0").st_ino
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("copied", done.stderr)
+        self.assertEqual(self.results(), expected)
+        last = self.path / "run/checkpoints/step-20/rank-0.swap-0"
+        self.assertEqual(os.stat(last).st_ino, inode)
+        self.assertEqual(os.stat(last).st_nlink, 2)  # names in step-18 and step-20
+
+    def test_damaged_states_on_nvme_are_skipped(self):
+        expected = self.reference()
+        self.part_of_run()
+        begin, size = self.extents(10)[-1]
+        name = self.path / "run/checkpoints/step-10/rank-0.swap-0"
+        with name.open("r+b") as file:
+            file.seek(begin + size // 2)
+            byte = file.read(1)
+            file.seek(begin + size // 2)
+            file.write(bytes([byte[0] ^ 1]))
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("step-10/rank-0.swap-0: damaged: ", done.stderr)
+        self.assertIn("states of step 8 from ", done.stdout)
+        self.assertEqual(self.results(), expected)
+
+    def test_another_number_of_checkpoints_copies_into_new_swap_files(self):
+        expected = self.reference()
+        self.part_of_run()
+        done = self.resume("--set", "ballast.checkpoint_keep=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("were copied to new swap files", done.stdout + done.stderr)
+        self.assertEqual(self.results(), expected)
+        self.assertEqual(self.checkpoints(), ["step-20"])
+
+    def test_swap_files_on_another_file_system_go_with_their_checkpoints(self):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+            if os.stat(other).st_dev == os.stat(self.path).st_dev:
+                self.skipTest("one file system")
+            there = {"zero_optimization": {"offload_optimizer": {"device": "nvme",
+                                                                 "nvme_path": other}},
+                     "aio": {"buffered": True, "any_file_system": True}}
+            expected = self.reference(**there)
+            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)
+            self.part_of_run(**there)
+            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 4)
+            done = self.resume(**there)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.results(), expected)
+            self.part_of_run("--overwrite", "--set", "ballast.checkpoint_every=0", **there)
+            self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)  # of the reference
+
     def test_a_damaged_one_does_not_displace_a_whole_one(self):
         self.part_of_run()
         def flip(content):
@@ -216,6 +290,15 @@ class ResumeTest(runs.RunTest):
         self.assertFalse((self.path / "elsewhere").exists())
         for file, content in before.items():
             self.assertTrue(file.read_bytes() == content, file)
+
+    def test_a_run_that_has_yet_to_save_its_weights_does(self):
+        expected = self.reference()
+        self.part_of_run(steps=STEPS)
+        shutil.rmtree(self.path / "run/weights")
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+        self.assertIn("has finished its 20 steps", self.resume().stderr)
 
     def test_another_run_does_not_find_old_checkpoints(self):
         self.part_of_run()
