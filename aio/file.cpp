@@ -119,6 +119,14 @@ Anonymous start_anonymous(const std::filesystem::path& directory, Bytes size, bo
   return result;
 }
 
+void sync_name(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.parent_path();
+  const char* const place = folder.empty() ? "." : folder.c_str();
+  const Descriptor file(::open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (file.is_open() && fsync(file.number()) == 0) return;
+  throw Error(ErrorCategory::io, fmt::format("cannot flush {} to disk", place), errno);
+}
+
 }  // namespace
 
 File::File(Descriptor descriptor, std::string name, Bytes size, Bytes alignment)
@@ -198,7 +206,10 @@ File File::open_for_pages(const std::filesystem::path& path, bool writable) {
 
 bool File::link(const std::filesystem::path& path) const {
   const std::string self = fmt::format("/proc/self/fd/{}", descriptor());
-  if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+  if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+    sync_name(path);
+    return true;
+  }
   if (errno == EXDEV || errno == ENOENT) return false;
   throw Error(ErrorCategory::io, fmt::format("cannot name a swap file {}", path.string()), errno);
 }

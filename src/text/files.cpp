@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ballast/core/log.h"
 #include "ballast/text/json.h"
 
 namespace ballast::text {
@@ -109,6 +111,18 @@ void sync_folder(const std::filesystem::path& folder) {
   sync_file(open_file(folder, O_RDONLY | O_DIRECTORY, ErrorCategory::io), folder);
 }
 
+void sync_name(const std::filesystem::path& path) {
+  sync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
+}
+
+void try_to_sync_name(const std::filesystem::path& path) {
+  try {
+    sync_name(path);
+  } catch (const std::exception& error) {
+    log(LogLevel::debug, error.what());
+  }
+}
+
 std::string read_settings(const std::filesystem::path& path, std::string_view kind) {
   constexpr Bytes kLongest = kMiB;
   const auto refuse = [&](const std::string& reason, int error_number = 0) {
@@ -199,7 +213,7 @@ void ReplacedFile::commit() {
     throw Error(ErrorCategory::io, fmt::format("cannot write {}", path_.string()), error_number);
   }
   committed_ = true;
-  sync_folder(path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."));
+  sync_name(path_);
 }
 
 }  // namespace ballast::text

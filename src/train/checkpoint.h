@@ -42,6 +42,12 @@ std::filesystem::path write_checkpoint(engine::Engine& engine, const std::filesy
                                        const CheckpointFacts& facts, std::uint64_t keep,
                                        comm::Ranks* ranks);
 
+/// Before the first step of a run that goes on from `newest`: removes incomplete checkpoints and
+/// the older ones beyond `keep` in all, which a run has left that ended between writing and
+/// removing. Swap space has room for `keep` and the current states. Collective. Throws Error(io).
+void trim_checkpoints(engine::Engine& engine, const std::filesystem::path& run,
+                      const std::filesystem::path& newest, std::uint64_t keep, comm::Ranks* ranks);
+
 /// Throws Error(io) if the file system of `run` lacks the space for `keep` checkpoints and one that
 /// is being written.
 void check_room_for_checkpoints(const engine::Engine& engine, const std::filesystem::path& run,

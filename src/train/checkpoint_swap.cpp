@@ -116,10 +116,15 @@ fs::path renamed(std::string_view prefix, const fs::path& folder) {
   return folder.parent_path() / fmt::format("{}{}", prefix, folder.filename().string());
 }
 
+/// The folder goes last: only its files say which there are elsewhere. Flushed, because nothing
+/// looks for leftovers of a run that has ended.
 void remove_with_files(const fs::path& folder) {
-  std::error_code ignored;
-  for (const fs::path& file : files_elsewhere(folder)) fs::remove(file, ignored);
-  fs::remove_all(folder, ignored);
+  std::error_code error;
+  for (const fs::path& file : files_elsewhere(folder)) {
+    if (fs::remove(file, error)) text::try_to_sync_name(file);
+  }
+  const auto removed = fs::remove_all(folder, error);
+  if (!error && removed > 0) text::try_to_sync_name(folder);
 }
 
 }  // namespace

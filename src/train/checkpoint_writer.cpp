@@ -144,22 +144,29 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
                             {"ranks", ranks}}));
 }
 
-/// Gives the complete folder its name.
+/// Gives the complete folder its name. When this returns, a power cut takes nothing of it away: all
+/// files are on the disk, and the names from the run directory down to them.
 void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_folder(temporary);
-  remove_checkpoint(folder);  // of the same step, before the run was resumed
   if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail_to_write(folder, errno);
   text::sync_folder(folder.parent_path());
+  text::sync_name(folder.parent_path());  // the first checkpoint of a run has made it
 }
 
-/// Keeps `newest` and those before it, `keep` in all. Later ones are of a time that the run has
-/// gone back behind, because they were damaged.
-void remove_others(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
+/// Removes those before the `keep` newest that end with `newest`.
+void remove_older(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
   const std::vector<fs::path> folders = checkpoints_of(run);
-  const auto first =
-      static_cast<std::size_t>(std::find(folders.begin(), folders.end(), newest) - folders.begin());
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    if (i < first || i >= first + keep) remove_checkpoint(folders[i]);
+  const auto found = std::find(folders.begin(), folders.end(), newest);
+  for (auto folder = found; folder != folders.end(); ++folder) {
+    if (folder - found >= static_cast<std::ptrdiff_t>(keep)) remove_checkpoint(*folder);
+  }
+}
+
+/// Removes checkpoints of a time that the run has gone back behind, because they were damaged.
+void remove_newer(const fs::path& run, const fs::path& newest) {
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (folder == newest) return;
+    remove_checkpoint(folder);
   }
 }
 
@@ -186,6 +193,9 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
   try {
     comm::together(ranks, [&] {
       discard();
+      // One of the same step is from before the run was resumed, and damaged. Its files elsewhere
+      // have the names that the new ones get.
+      if (first) remove_checkpoint(folder);
       std::error_code error;
       if (first && !fs::create_directories(temporary, error))
         fail_to_write(temporary, error.value());
@@ -200,7 +210,8 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
       if (!first) return;
       write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
       publish(temporary, folder);
-      remove_others(run, folder, keep);
+      remove_newer(run, folder);
+      remove_older(run, folder, keep);
     });
   } catch (...) {
     std::error_code ignored;
@@ -210,6 +221,16 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
   }
   release_removed(engine, run);
   return folder;
+}
+
+void trim_checkpoints(engine::Engine& engine, const fs::path& run, const fs::path& newest,
+                      std::uint64_t keep, comm::Ranks* ranks) {
+  comm::together(ranks, [&] {
+    if (ranks != nullptr && ranks->rank() != 0) return;
+    remove_incomplete(newest.parent_path());
+    remove_older(run, newest, keep);
+  });
+  release_removed(engine, run);
 }
 
 void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& run,

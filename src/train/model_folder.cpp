@@ -225,7 +225,7 @@ void ModelFolderWriter::finish() {
     fail(fmt::format("cannot create {}", s.folder.string()), error_number);
   }
   s.committed = true;
-  text::sync_folder(parent_of(s.folder));
+  text::sync_name(s.folder);
 }
 
 void check_removable(const fs::path& folder) {

@@ -57,6 +57,8 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::R
                     "nvme_path or ballast.checkpoint_keep differ",
                     from.folder().string()));
   }
+  trim_checkpoints(engine, config.ballast.out, from.folder(), config.ballast.checkpoint_keep,
+                   ranks);
   return {from.facts(), from.folder()};
 }
 

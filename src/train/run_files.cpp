@@ -73,6 +73,25 @@ Bytes machine_memory() {
   return pages > 0 && page > 0 ? static_cast<Bytes>(pages) * static_cast<Bytes>(page) : 0;
 }
 
+/// Removes what processes have left that were killed while they wrote a file of a run or its
+/// weights. Best effort.
+void remove_unfinished(const fs::path& directory) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    for (const char* finished : {kConfig, kRun, kRunWeights}) {
+      const std::string prefix = fmt::format("{}.tmp-", finished);
+      if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
+      if (name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
+        found.push_back(entry->path());
+      }
+    }
+  }
+  for (const fs::path& path : found) fs::remove_all(path, error);
+}
+
 }  // namespace
 
 MadeDirectory::MadeDirectory(const fs::path& directory) {
@@ -82,11 +101,14 @@ MadeDirectory::MadeDirectory(const fs::path& directory) {
     made_.push_back(place);
   }
   fs::create_directories(directory, error);
-  if (!error) return;
-  throw Error(ErrorCategory::io,
-              fmt::format("cannot create the run directory {}; choose another with --out",
-                          directory.string()),
-              error.value());
+  if (error) {
+    throw Error(ErrorCategory::io,
+                fmt::format("cannot create the run directory {}; choose another with --out",
+                            directory.string()),
+                error.value());
+  }
+  text::try_to_sync_name(directory);
+  for (const fs::path& place : made_) text::try_to_sync_name(place);
 }
 
 MadeDirectory::~MadeDirectory() {
@@ -124,6 +146,7 @@ RunFiles::~RunFiles() {
 
 void RunFiles::continue_after(Bytes bytes) {
   check_removable(directory_ / kRunWeights);
+  remove_unfinished(directory_);
   metrics_.continue_after(bytes);
 }
 
@@ -145,7 +168,10 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 void RunFiles::write(const StepMetrics& metrics) {
   if (!std::exchange(described_, true)) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
-    if (use_ != RunDirectory::continued) remove_checkpoints(directory_);
+    if (use_ != RunDirectory::continued) {
+      remove_unfinished(directory_);
+      remove_checkpoints(directory_);
+    }
     write_new(kConfig, config_);
     write_new(kRun, run_);
   }

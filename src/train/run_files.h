@@ -11,7 +11,8 @@
 namespace ballast::train {
 
 /// A directory that is made when it is missing, with its parents, and removed at the end of this
-/// object if it is still empty.
+/// object if it is still empty. Its name and those of new parents are flushed to the disk, unless
+/// the directories above cannot be read.
 class MadeDirectory {
  public:
   /// Throws Error(io).

@@ -242,7 +242,11 @@ class ResumeTest(runs.RunTest):
             self.assertEqual(len(list(pathlib.Path(other).iterdir())), 2)
             self.part_of_run(**there)
             self.assertEqual(len(list(pathlib.Path(other).iterdir())), 4)
+            self.damage("step-10/rank-0.states", lambda content: content.clear())
+            done = self.resume("--steps", 10, **there)  # its files get the names of the damaged one's
+            self.assertIn("states of step 8 from ", done.stdout)
             done = self.resume(**there)
+            self.assertIn("states of step 10 from ", done.stdout)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected)
             self.part_of_run("--overwrite", "--set", "ballast.checkpoint_every=0", **there)

@@ -41,7 +41,8 @@ class File {
 
   /// Gives the file another name, or its first one if create_anonymous() has made it: from then on
   /// it outlives its descriptor. False if `path` is on another file system, or if the file system
-  /// has no O_TMPFILE and the file no name. Throws Error(io), for example if `path` exists.
+  /// has no O_TMPFILE and the file no name. The name is on the disk when this returns. Throws
+  /// Error(io), for example if `path` exists.
   [[nodiscard]] bool link(const std::filesystem::path& path) const;
   /// Returns when all that was written is on the disk. Throws Error(io).
   void sync() const;

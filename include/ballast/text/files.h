@@ -35,6 +35,10 @@ void write_fully(const Descriptor& file, const std::filesystem::path& path,
 void sync_file(const Descriptor& file, const std::filesystem::path& path);
 /// Makes names that were added to a folder or changed in it durable. Throws Error(io) naming it.
 void sync_folder(const std::filesystem::path& folder);
+/// The same for the folder that has the name `path`.
+void sync_name(const std::filesystem::path& path);
+/// The same, best effort: some folders cannot be opened for reading. Logs errors at level debug.
+void try_to_sync_name(const std::filesystem::path& path);
 
 /// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
 /// messages. Throws Error(config).
