@@ -24,6 +24,14 @@ using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
 
+/// `path` without "." and without a slash at its end, so that it ends in a name.
+fs::path absolute_of(const fs::path& path) {
+  std::error_code ignored;
+  fs::path whole = fs::weakly_canonical(path, ignored);
+  if (ignored) whole = path.lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
 std::optional<std::uint64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -77,6 +85,33 @@ std::uint64_t whole_of(const Json& object, std::string_view key, const fs::path&
   return *number;
 }
 
+const std::vector<Json>& array_of(const Json& object, std::string_view key, const fs::path& path) {
+  const Json* const value = object.find(key);
+  if (value == nullptr || !value->is_array())
+    refuse_checkpoint(path, fmt::format("has no array '{}'", key));
+  return value->elements();
+}
+
+Json json_of(const CheckpointFacts& facts) {
+  return Json::object({{"version", kCheckpointVersion},
+                       {"step", facts.step},
+                       {"updates", facts.updates},
+                       {"skipped_in_a_row", facts.skipped_in_a_row},
+                       {"batch", facts.batch},
+                       {"sequence_length", facts.length},
+                       {"metrics_bytes", facts.metrics_bytes}});
+}
+
+CheckpointFacts facts_of(const Json& content, const fs::path& path) {
+  const auto whole = [&](std::string_view key) { return whole_of(content, key, path); };
+  return {.step = whole("step"),
+          .updates = whole("updates"),
+          .skipped_in_a_row = whole("skipped_in_a_row"),
+          .batch = whole("batch"),
+          .length = whole("sequence_length"),
+          .metrics_bytes = whole("metrics_bytes")};
+}
+
 fs::path states_file(const fs::path& folder, std::uint32_t rank) {
   return folder / fmt::format("rank-{}.states", rank);
 }
@@ -105,6 +140,49 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
   folders.reserve(found.size());
   for (auto& [step, folder] : found) folders.push_back(std::move(folder));
   return folders;
+}
+
+void remove_checkpoints_after(const fs::path& run, std::uint64_t step) {
+  std::error_code ignored;
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (*step_of(folder) > step) fs::remove_all(folder, ignored);
+  }
+}
+
+bool names_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  return step_of(absolute_of(path)) || fs::exists(facts_file(path), ignored);
+}
+
+bool is_of_run(const fs::path& path, const fs::path& run) {
+  const fs::path whole = absolute_of(path);
+  const fs::path directory = absolute_of(run);
+  return whole == directory || (step_of(whole) && whole.parent_path() == directory / kCheckpoints);
+}
+
+void check_names_states(const fs::path& path) {
+  if (names_checkpoint(path) || !checkpoints_of(path).empty()) return;
+  std::error_code ignored;
+  refuse_checkpoint(
+      path, fs::exists(path, ignored)
+                ? "neither a checkpoint nor a run directory with checkpoints; a run writes them "
+                  "with ballast.checkpoint_every"
+                : "there is no such checkpoint or run directory");
+}
+
+std::string advice_after_damage(const fs::path& folder) {
+  const fs::path whole = absolute_of(folder);
+  if (!step_of(whole)) return "; write it again with ballast export --states";
+  for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {
+    if (other == whole) continue;
+    try {
+      const Checkpoint readable(other);
+      return fmt::format("; another checkpoint of this run is {}", other.string());
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return "; its run has no other checkpoint";
 }
 
 }  // namespace ballast::train

@@ -6,6 +6,7 @@
 
 #include "ballast/core/view.h"
 #include "ballast/text/json.h"
+#include "ballast/train/checkpoints.h"
 
 namespace ballast::train {
 
@@ -30,12 +31,20 @@ text::Json read_sealed(const std::filesystem::path& path);
 std::uint64_t whole_of(const text::Json& object, std::string_view key,
                        const std::filesystem::path& path);
 
+/// Array `key` of `object`. Throws like whole_of().
+const std::vector<text::Json>& array_of(const text::Json& object, std::string_view key,
+                                        const std::filesystem::path& path);
+
+/// The beginning of the content of checkpoint.json, and back. Throws like whole_of().
+text::Json json_of(const CheckpointFacts& facts);
+CheckpointFacts facts_of(const text::Json& content, const std::filesystem::path& path);
+
 std::filesystem::path states_file(const std::filesystem::path& folder, std::uint32_t rank);
 std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint32_t rank);
 std::filesystem::path facts_file(const std::filesystem::path& folder);
 
-/// The folders step-N of a run, the newest first; incomplete ones have other names.
-std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& run);
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
+/// Removes the checkpoints of later steps: the run has gone back behind them.
+void remove_checkpoints_after(const std::filesystem::path& run, std::uint64_t step);
 
 }  // namespace ballast::train

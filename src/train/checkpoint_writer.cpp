@@ -18,7 +18,7 @@
 
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
-#include "src/train/write_behind.h"
+#include "src/train/states_writer.h"
 
 namespace ballast::train {
 namespace {
@@ -43,42 +43,6 @@ void write_small(const fs::path& path, const std::string& text) {
   file.write(text);
   file.commit();
 }
-
-/// A file of states, written in order, and the checksums of its chunks.
-class StatesWriter {
- public:
-  StatesWriter(const fs::path& path, Bytes size) : file_(path, size) {
-    chunk_.reserve(kCheckpointChunk);
-  }
-
-  void write(ConstHostBytes bytes) {
-    while (!bytes.empty()) {
-      const Bytes count = std::min(bytes.size(), kCheckpointChunk - chunk_.size());
-      chunk_.insert(chunk_.end(), bytes.begin(),
-                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
-      bytes = bytes.subspan(count);
-      if (chunk_.size() == kCheckpointChunk) pass_on();
-    }
-  }
-
-  /// The checksums, after all is on the disk.
-  Json finish() {
-    if (!chunk_.empty()) pass_on();
-    file_.commit();
-    return std::move(checksums_);
-  }
-
- private:
-  void pass_on() {
-    checksums_.push_back(checksum_text(chunk_));
-    file_.write(chunk_);
-    chunk_.clear();
-  }
-
-  WriteBehind file_;
-  std::vector<std::byte> chunk_;
-  Json checksums_ = Json::array();
-};
 
 Json json_of(const std::vector<engine::StateRange>& ranges) {
   Json json = Json::array();
@@ -117,15 +81,10 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
                        std::span<const std::uint64_t> checksums) {
   Json ranks = Json::array();
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
-  return seal(Json::object({{"version", kCheckpointVersion},
-                            {"step", facts.step},
-                            {"updates", facts.updates},
-                            {"skipped_in_a_row", facts.skipped_in_a_row},
-                            {"batch", facts.batch},
-                            {"sequence_length", facts.length},
-                            {"metrics_bytes", facts.metrics_bytes},
-                            {"blocks", describe(blueprint)},
-                            {"ranks", ranks}}));
+  Json content = json_of(facts);
+  content["blocks"] = describe(blueprint);
+  content["ranks"] = ranks;
+  return seal(content);
 }
 
 /// Gives the complete folder its name.

@@ -35,13 +35,16 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
 
 }  // namespace
 
-Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks) {
-  const Checkpoint from = Checkpoint::find(config.ballast.out, engine.blueprint(), ranks);
-  check_resumable(from, config);
+Resumed resume_run(engine::Engine& engine, const config::Config& config,
+                   const std::filesystem::path& from, comm::Ranks* ranks) {
+  const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks);
+  check_resumable(states, config);
   engine.resume(
-      [&from](const engine::StateRange& range, HostBytes bytes) { from.read(range, bytes); },
-      from.facts().updates);
-  return {from.facts(), from.folder()};
+      [&states](const engine::StateRange& range, HostBytes bytes) {
+        advising(states.folder(), [&] { states.read(range, bytes); });
+      },
+      states.facts().updates);
+  return {states.facts(), states.folder()};
 }
 
 /// Ranks may get a signal before and after the same step, so they agree.

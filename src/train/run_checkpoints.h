@@ -19,10 +19,11 @@ struct Resumed {
   std::filesystem::path folder;  ///< of the checkpoint; "" for a run that begins
 };
 
-/// Starts `engine` with the newest whole checkpoint of the config's run directory. Collective.
-/// Throws Error(data) if there is none or it is of another model, Error(config) if the config has
-/// another batch or no more steps.
-Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks);
+/// Starts `engine` with the states of `from`, a checkpoint or a run directory (its newest whole
+/// one). Collective. Throws Error(data) if there is none or it is of another model, Error(config)
+/// if the config has another batch or no more steps.
+Resumed resume_run(engine::Engine& engine, const config::Config& config,
+                   const std::filesystem::path& from, comm::Ranks* ranks);
 
 /// When a run writes checkpoints, and when signals end it.
 class RunCheckpoints {

@@ -16,6 +16,7 @@
 #include "ballast/text/json.h"
 
 #include "src/train/checkpoint.h"
+#include "src/train/checkpoint_format.h"
 #include "src/train/saved_weights.h"
 
 namespace ballast::train {
@@ -121,9 +122,10 @@ RunFiles::~RunFiles() {
   for (const fs::path& file : added_) fs::remove(file, ignored);
 }
 
-void RunFiles::continue_after(Bytes bytes) {
+void RunFiles::continue_after(const CheckpointFacts& facts) {
   check_removable(directory_ / kRunWeights);
-  metrics_.continue_after(bytes);
+  metrics_.continue_after(facts.metrics_bytes);
+  continued_step_ = facts.step;
 }
 
 void RunFiles::describe(std::string config, std::string run) {
@@ -145,7 +147,11 @@ void RunFiles::write(const StepMetrics& metrics) {
   if (!std::exchange(described_, true)) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
     std::error_code ignored;
-    if (use_ != RunDirectory::continued) fs::remove_all(directory_ / kCheckpoints, ignored);
+    if (use_ == RunDirectory::continued) {
+      remove_checkpoints_after(directory_, continued_step_);
+    } else {
+      fs::remove_all(directory_ / kCheckpoints, ignored);
+    }
     write_new(kConfig, config_);
     write_new(kRun, run_);
   }

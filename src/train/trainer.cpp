@@ -19,6 +19,7 @@
 #include "ballast/planning/forecast.h"
 #include "ballast/planning/machine_rates.h"
 #include "ballast/planning/run_plan.h"
+#include "ballast/train/checkpoints.h"
 #include "ballast/train/loader.h"
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/trace.h"
@@ -180,10 +181,12 @@ class Trainer {
   }
 
   void start_engine() {
-    if (options_.directory == RunDirectory::continued) {
-      resumed_ = resume_run(engine_, config_, ranks_);
+    const bool own = options_.directory == RunDirectory::continued;
+    const auto& from = own && options_.resume.empty() ? config_.ballast.out : options_.resume;
+    if (!from.empty()) {
+      resumed_ = resume_run(engine_, config_, from, ranks_);
       skipped_in_a_row_ = resumed_.facts.skipped_in_a_row;
-      if (first()) inputs_.files->continue_after(resumed_.facts.metrics_bytes);
+      if (first() && own) inputs_.files->continue_after(resumed_.facts);
       return;
     }
     start_from_weights(engine_, config_.initial_weights, [this](Bytes done, Bytes total) {
@@ -449,6 +452,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   Inputs inputs;
   // Before planning, which may measure the machine for a minute.
   comm::together(ranks, [&] {
+    if (!options.resume.empty()) check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
     if (first) inputs.files = std::make_unique<RunFiles>(config.ballast.out, options.directory);
   });

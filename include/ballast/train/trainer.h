@@ -102,13 +102,16 @@ struct TraceRequest {
 enum class RunDirectory : std::uint8_t {
   fresh,        ///< there must be none
   overwritten,  ///< they are of another run
-  continued     ///< the run goes on from its newest whole checkpoint
+  continued     ///< the run goes on from one of its checkpoints
 };
 
 /// Options of a run that are not part of its config.
 struct RunOptions {
   TraceRequest trace;
   RunDirectory directory = RunDirectory::fresh;
+  /// A checkpoint, or a run directory with checkpoints (its newest whole one), from which the run
+  /// goes on. "": the run directory if that is continued, otherwise the run begins.
+  std::filesystem::path resume = {};
   std::vector<std::string> command;  ///< the command line, for run.json
   /// When true, a checkpoint is written after the step that is running, and this is set to false.
   std::atomic<bool>* checkpoint_now = nullptr;
