@@ -167,7 +167,7 @@ void Console::started(const train::RunStart& start) {
   terminal_.show(
       fmt::format("start  {} in {}{}", states, format_seconds(start.fill_seconds), written));
   std::fflush(stdout);
-  terminal_.live(fmt::format("step 1/{} running", start.steps));
+  terminal_.live(fmt::format("step {}/{} running", start.resumed_step + 1, start.steps));
 }
 
 /// A terminal that has changed its width may show other columns, so the header again.
