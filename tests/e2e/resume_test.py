@@ -52,6 +52,14 @@ class ResumeTest(runs.RunTest):
         done = self.train("--steps", steps, *arguments, **{"ballast": BALLAST, **sections})
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def copied_run(self):
+        """The first steps of a run, calculated once and copied for each test of them."""
+        if not (self.path / "part").exists():
+            self.part_of_run()
+            (self.path / "run").rename(self.path / "part")
+        shutil.rmtree(self.path / "run", ignore_errors=True)
+        shutil.copytree(self.path / "part", self.path / "run")
+
     def resume(self, *arguments, **sections):
         return self.train("--resume", *arguments, **{"ballast": BALLAST, **sections})
 
@@ -76,16 +84,17 @@ class ResumeTest(runs.RunTest):
         while killed < KILLS:
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                arguments = ("--resume",) if self.checkpoints() else ("--overwrite",)
+                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
+                arguments = ("--resume",) if whole_ones else ("--overwrite",)
                 process = self.start(*arguments)
                 try:
-                    process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
                     killed += 1
                     continue
-                self.assertEqual(process.returncode, 0, f"seed {seed}")
+                self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
                 resumed += arguments == ("--resume",)
                 break
             self.assertEqual(self.results(), expected, f"seed {seed}")
@@ -138,8 +147,7 @@ class ResumeTest(runs.RunTest):
                            "zero_optimization.offload_param.device=nvme",
                            "zero_optimization.stage=3"),
                           ("ballast.update_threads=3", "ballast.order=micro_batch_major")):
-            shutil.rmtree(self.path / "run", ignore_errors=True)
-            self.part_of_run()
+            self.copied_run()
             done = self.resume(*[word for each in arguments for word in ("--set", each)])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected, arguments)
@@ -167,8 +175,7 @@ class ResumeTest(runs.RunTest):
         for name, change in (("rank-0.states", flip), ("rank-0.states", lambda c: c.pop()),
                              ("rank-0.json", flip), ("checkpoint.json", flip),
                              ("checkpoint.json", lambda c: c.clear())):
-            shutil.rmtree(self.path / "run", ignore_errors=True)
-            self.part_of_run()
+            self.copied_run()
             self.damage("step-10/" + name, change)
             done = self.resume()
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -332,7 +339,7 @@ class ResumeTest(runs.RunTest):
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_other_numbers_of_ranks(self):
         losses = {}
-        for stage in (1, 3) if KILLS < 200 else (0, 1, 2, 3):
+        for stage in (3,) if KILLS < 200 else (0, 1, 2, 3):
             self.config(ballast={**BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
                         train_batch_size=4, train_micro_batch_size_per_gpu=1,
                         gradient_accumulation_steps="auto",
