@@ -229,8 +229,10 @@ void Console::finished(const train::RunSummary& summary) {
                              format_count(summary.tokens_per_second), 100.0 * summary.gemm_share));
   const std::string skipped =
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
-  terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
-                             summary.skipped > 0 ? skipped : ""));
+  if (summary.training_seconds > 0.0) {
+    terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
+                               summary.skipped > 0 ? skipped : ""));
+  }
   const auto& blocks = blueprint.placement.blocks;
   if (std::any_of(blocks.begin(), blocks.end(),
                   [](const auto& block) { return block.speculates; })) {

@@ -10,8 +10,6 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
-#include "src/train/saved_weights.h"
-
 namespace ballast::train {
 namespace {
 
@@ -29,13 +27,10 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  // A run that was killed after its last checkpoint has yet to save its weights.
-  std::error_code ignored;
-  const bool complete = facts.step > config.ballast.steps || !config.ballast.save_weights ||
-                        std::filesystem::exists(config.ballast.out / kRunWeights, ignored);
-  if (facts.step >= config.ballast.steps && complete) {
-    refuse(fmt::format("the run has finished its {} steps; give more with --steps",
-                       config.ballast.steps));
+  // Of the last step: a run that was killed then has yet to save its weights.
+  if (facts.step > config.ballast.steps) {
+    refuse(
+        fmt::format("is beyond the run's {} steps; give more with --steps", config.ballast.steps));
   }
 }
 

@@ -286,7 +286,7 @@ class ResumeTest(runs.RunTest):
                 (("--set", "model.num_layers=3"), ("step-10", "another model")),
                 (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
                 (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
-                (("--steps", "10"), ("has finished its 10 steps", "--steps")),
+                (("--steps", "9"), ("beyond the run's 9 steps", "--steps")),
                 (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
                 (("--overwrite",), ("--overwrite", "--resume"))):
             done = self.resume(*arguments)
@@ -305,7 +305,8 @@ class ResumeTest(runs.RunTest):
         done = self.resume()
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
-        self.assertIn("has finished its 20 steps", self.resume().stderr)
+        self.assertEqual(self.resume().returncode, 0)
+        self.assertEqual(self.results(), expected)
 
     def test_another_run_does_not_find_old_checkpoints(self):
         self.part_of_run()
@@ -335,6 +336,52 @@ class ResumeTest(runs.RunTest):
                                *arguments], cwd=self.path, capture_output=True, text=True,
                               timeout=240, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def processes_of(self, rank):
+        wanted = {f"BALLAST_RESUME_TEST={self.path}", f"OMPI_COMM_WORLD_RANK={rank}"}
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                environment = (entry / "environ").read_text(errors="replace").split("\0")
+            except OSError:
+                continue
+            if wanted <= set(environment):
+                yield int(entry.name)
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_ranks_killed_at_random_moments(self):
+        self.config(ballast={**BALLAST, "save_weights": False, "comm_timeout_seconds": 20},
+                    train_batch_size=4, train_micro_batch_size_per_gpu=1,
+                    gradient_accumulation_steps="auto",
+                    zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme"}})
+        started = time.monotonic()
+        self.ranks(2, "--out", "reference")
+        whole = time.monotonic() - started
+        expected = [{key: row.get(key) for key in SAME} for row in self.rows("reference")]
+        seed = random.randrange(1 << 30)
+        dice = random.Random(seed)
+        killed = 0
+        while killed < max(KILLS // 4, 1):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            while True:
+                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
+                process = subprocess.Popen(
+                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json",
+                     "--resume" if whole_ones else "--overwrite"],
+                    cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env={**os.environ, "BALLAST_RESUME_TEST": str(self.path)})
+                try:
+                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                except subprocess.TimeoutExpired:
+                    for rank in dice.choice(((0,), (1,), (0, 1))):
+                        for pid in self.processes_of(rank):
+                            os.kill(pid, signal.SIGKILL)
+                            killed += 1
+                    process.communicate(timeout=120)
+                    continue
+                self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
+                break
+            found = [{key: row.get(key) for key in SAME} for row in self.rows()]
+            self.assertEqual(found, expected, f"seed {seed}")
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_other_numbers_of_ranks(self):
