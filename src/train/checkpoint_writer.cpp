@@ -152,14 +152,11 @@ void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_folder(folder.parent_path());
 }
 
-/// Keeps `newest` and those before it, `keep` in all. Later ones are of a time that the run has
-/// gone back behind, because they were damaged.
-void remove_others(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
-  const std::vector<fs::path> folders = checkpoints_of(run);
-  const auto first =
-      static_cast<std::size_t>(std::find(folders.begin(), folders.end(), newest) - folders.begin());
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    if (i < first || i >= first + keep) remove_checkpoint(folders[i]);
+/// Later ones are of a time that the run has gone back behind, because they were damaged.
+void remove_later(const fs::path& run, const fs::path& newest) {
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (folder == newest) return;
+    remove_checkpoint(folder);
   }
 }
 
@@ -200,7 +197,8 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
       if (!first) return;
       write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
       publish(temporary, folder);
-      remove_others(run, folder, keep);
+      remove_later(run, folder);
+      remove_older(run, folder, keep);
     });
   } catch (...) {
     std::error_code ignored;

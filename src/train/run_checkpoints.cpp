@@ -7,8 +7,11 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+
+#include "src/train/checkpoint_swap.h"
 
 namespace ballast::train {
 namespace {
@@ -40,6 +43,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::R
   const Checkpoint from = Checkpoint::find(config.ballast.out, engine.blueprint(), ranks);
   check_resumable(from, config);
   const std::uint32_t rank = engine.blueprint().rank;
+  // A run that was killed before it could has left one more than there are extents for.
+  comm::together(ranks, [&] {
+    if (rank != 0) return;
+    remove_older(config.ballast.out, from.folder(), config.ballast.checkpoint_keep);
+  });
   const bool same_world = from.ranks() == engine.blueprint().workload.world;
   const engine::KeptStates here = same_world ? from.kept_by(rank) : engine::KeptStates{};
   const bool reused = engine.resume(

@@ -194,6 +194,10 @@ class Trainer {
 
   void save() {
     if (!config_.ballast.save_weights) return;
+    std::error_code ignored;
+    const bool done_before = done_ == resumed_.facts.step &&
+                             std::filesystem::exists(config_.ballast.out / kRunWeights, ignored);
+    if (done_before) return;
     save_weights(engine_, config_, first(),
                  [this](Bytes done, Bytes total) { observer_.saving(done, total); });
     saved_ = config_.ballast.out / kRunWeights;
