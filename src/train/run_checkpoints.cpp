@@ -43,9 +43,10 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::R
   const Checkpoint from = Checkpoint::find(config.ballast.out, engine.blueprint(), ranks);
   check_resumable(from, config);
   const std::uint32_t rank = engine.blueprint().rank;
-  // A run that was killed before it could has left one more than there are extents for.
+  // A run that was killed may have left parts of one, and one more than there are extents for.
   comm::together(ranks, [&] {
     if (rank != 0) return;
+    remove_incomplete(config.ballast.out / kCheckpoints);
     remove_older(config.ballast.out, from.folder(), config.ballast.checkpoint_keep);
   });
   const bool same_world = from.ranks() == engine.blueprint().workload.world;
