@@ -82,7 +82,8 @@ class Trainer {
     if (first()) observer_.planned(engine_.blueprint(), engine_.device().description());
     prediction_ = planning::RunPrediction::find(asked_, engine_.blueprint());
     // The other ranks measure at the same time. The matrices are freed before the engine allocates.
-    gemm_peak_ = model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, 0.3);
+    gemm_peak_ =
+        model::measure_gemm_peak(engine_.device(), engine_.blueprint().type, seconds_to_measure());
     if (first() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
     }
@@ -147,6 +148,14 @@ class Trainer {
     } catch (const Error& error) {
       log(LogLevel::warning, error.what());
     }
+  }
+
+  /// A measurement of the peak must not take longer than the training of a tiny model.
+  [[nodiscard]] double seconds_to_measure() const {
+    constexpr double kSlowDevice = 1e12;  // FLOP/s
+    const double flops =
+        engine_.blueprint().flops_per_step() * static_cast<double>(config_.ballast.steps);
+    return std::clamp(flops / kSlowDevice, 0.02, 0.3);
   }
 
   [[nodiscard]] LoaderOptions loader_options() const {
