@@ -231,6 +231,10 @@ void Console::finished(const train::RunSummary& summary) {
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
   terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
                              summary.skipped > 0 ? skipped : ""));
+  if (summary.went_back > 0) {
+    terminal_.show(fmt::format("went back to a checkpoint {} time{}", summary.went_back,
+                               summary.went_back == 1 ? "" : "s"));
+  }
   const auto& blocks = blueprint.placement.blocks;
   if (std::any_of(blocks.begin(), blocks.end(),
                   [](const auto& block) { return block.speculates; })) {
