@@ -54,7 +54,8 @@ std::string Recovery::after_spike(std::uint64_t step, const std::string& what) {
 
 void Recovery::rethrow(const Error& error) const {
   std::string line = error.what();
-  if (!newest_.empty() && newest_step_ < config_.ballast.steps) {
+  const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
+  if (!newest_.empty() && resumable) {
     line += command_.empty() ? fmt::format("; the newest checkpoint is {}", newest_.string())
                              : fmt::format("; to go on from {}: {}", newest_.string(), command_);
   }

@@ -4,12 +4,15 @@
 #include <bit>
 #include <new>
 #include <span>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+
+#include "src/train/saved_weights.h"
 
 namespace ballast::train {
 namespace {
@@ -28,7 +31,12 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  if (facts.step >= config.ballast.steps) {
+  // A run that was killed after its last step may lack its weights.
+  std::error_code ignored;
+  const bool lacks_weights = config.ballast.save_weights &&
+                             !std::filesystem::exists(config.ballast.out / kRunWeights, ignored);
+  const std::uint64_t steps = config.ballast.steps;
+  if (facts.step > steps || (facts.step == steps && !lacks_weights)) {
     refuse(fmt::format("the run has finished its {} steps; give more with --steps",
                        config.ballast.steps));
   }

@@ -50,6 +50,17 @@ class ResumeTest(runs.CheckpointTest):
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
+    def test_weights_that_were_not_saved_are_saved_later(self):
+        expected = self.reference()
+        self.part_of_run(steps=self.STEPS)
+        shutil.rmtree(self.path / "run/weights")
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+        done = self.resume()
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("has finished its 20 steps", done.stderr)
+
     def time_of_a_run(self):
         started = time.monotonic()
         self.part_of_run(steps=self.STEPS)
