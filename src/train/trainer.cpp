@@ -173,7 +173,6 @@ class Trainer {
         go_back(recovery_.after_spike(step_, spike), step_, true);
         continue;
       }
-      done_ = step_;
       const std::uint64_t before = checkpoints_.written();
       if (checkpoints_.after_step(done_, [&] { return facts(); })) return false;
       if (checkpoints_.written() > before) {
@@ -291,6 +290,7 @@ class Trainer {
         by_engine([&] { return engine_->train_step(of_engine(batch), rate); });
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
+    done_ = step_;
     end_trace();
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
     std::string spike = spikes_.add(result.loss);
