@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,6 +34,9 @@ struct CheckpointFacts {
   std::uint64_t batch = 0;          ///< sequences of a step, all ranks
   std::uint64_t length = 0;         ///< tokens of a sequence
   std::uint64_t metrics_bytes = 0;  ///< of metrics.jsonl
+  /// Batches that were left out so far: step k takes batch k + skipped_batches of the data.
+  std::uint64_t skipped_batches = 0;
+  std::vector<double> losses;  ///< of the last steps, for ballast.spike (Spikes::losses())
 };
 
 /// Writes a checkpoint of `engine` to the run directory `run` and removes the oldest ones, so that
@@ -58,9 +62,10 @@ class Checkpoint {
 
   /// The newest whole checkpoint of `run`, for `engine`. Names damaged ones in warnings and skips
   /// them. Collective. Throws Error(data) if there is none, or if the newest is of another model or
-  /// other formats than the engine's.
+  /// other formats than the engine's. Takes only those of fewer than `before` steps.
   static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
-                         comm::Ranks* ranks);
+                         comm::Ranks* ranks,
+                         std::uint64_t before = std::numeric_limits<std::uint64_t>::max());
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }

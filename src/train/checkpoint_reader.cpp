@@ -48,7 +48,9 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
             .skipped_in_a_row = whole("skipped_in_a_row"),
             .batch = whole("batch"),
             .length = whole("sequence_length"),
-            .metrics_bytes = whole("metrics_bytes")};
+            .metrics_bytes = whole("metrics_bytes"),
+            .skipped_batches = whole("skipped_batches")};
+  for (const Json& loss : array_of(json, "losses", path)) facts_.losses.push_back(loss.number());
   for (const Json& block : array_of(json, "blocks", path)) {
     if (block.elements().size() != 2) refuse_checkpoint(path, "a block is not as it should be");
     blocks_.emplace_back(block.elements()[0].text(), block.elements()[1].text());
@@ -230,7 +232,7 @@ state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t ra
 }
 
 Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks) {
+                            comm::Ranks* ranks, std::uint64_t before) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   for (const fs::path& folder : checkpoints_of(run)) {
@@ -248,6 +250,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
       if (rank == 0) log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
       continue;
     }
+    if (found->facts().step >= before) continue;
     comm::together(ranks, [&] { found->check_fits(blueprint); });
     return std::move(*found);
   }

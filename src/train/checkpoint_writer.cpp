@@ -133,6 +133,8 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
                        std::span<const std::uint64_t> checksums) {
   Json ranks = Json::array();
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
+  Json losses = Json::array();
+  for (const double loss : facts.losses) losses.push_back(loss);
   return seal(Json::object({{"version", kCheckpointVersion},
                             {"step", facts.step},
                             {"updates", facts.updates},
@@ -140,6 +142,8 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
                             {"batch", facts.batch},
                             {"sequence_length", facts.length},
                             {"metrics_bytes", facts.metrics_bytes},
+                            {"skipped_batches", facts.skipped_batches},
+                            {"losses", losses},
                             {"blocks", describe(blueprint)},
                             {"ranks", ranks}}));
 }

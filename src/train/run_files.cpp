@@ -107,6 +107,12 @@ RunFiles::RunFiles(fs::path directory, RunDirectory use)
       use_(use),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
+  if (!metrics_.lock()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("another process trains in {} now; wait for its end, or choose another "
+                            "run directory with --out",
+                            directory_.string()));
+  }
   if (use != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
     return;

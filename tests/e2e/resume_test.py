@@ -6,14 +6,12 @@
 However often a run is stopped, its losses and weights have the bits of a run that was not.
 """
 
-import hashlib
 import itertools
 import json
 import os
 import pathlib
 import random
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -27,30 +25,10 @@ import runs
 MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
 # BALLAST_TEST_KILLS=200 kills more often.
 KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
-STEPS = 20
-BALLAST = {**runs.TINY["ballast"], "steps": STEPS, "eval_every": 5, "checkpoint_every": 2,
-           "save_weights": True}
-SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
 
 
-class ResumeTest(runs.RunTest):
-    def results(self, out="run"):
-        rows = [{key: row.get(key) for key in SAME} for row in self.rows(out)]
-        weights = (self.path / out / "weights" / "model.safetensors").read_bytes()
-        return rows, hashlib.sha256(weights).hexdigest()  # a difference would be very long
-
-    def reference(self, **sections):
-        done = self.train("--out", "reference", **{"ballast": BALLAST, **sections})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return self.results("reference")
-
-    def checkpoints(self, out="run"):
-        return sorted(entry.name for entry in (self.path / out / "checkpoints").glob("*"))
-
-    def part_of_run(self, *arguments, steps=10, **sections):
-        """The first steps of a run that the other calls go on with."""
-        done = self.train("--steps", steps, *arguments, **{"ballast": BALLAST, **sections})
-        self.assertEqual(done.returncode, 0, done.stderr)
+class ResumeTest(runs.CheckpointTest):
+    BALLAST = {**runs.CheckpointTest.BALLAST, "eval_every": 5}
 
     def copied_run(self):
         """The first steps of a run, calculated once and copied for each test of them."""
@@ -59,21 +37,6 @@ class ResumeTest(runs.RunTest):
             (self.path / "run").rename(self.path / "part")
         shutil.rmtree(self.path / "run", ignore_errors=True)
         shutil.copytree(self.path / "part", self.path / "run")
-
-    def resume(self, *arguments, **sections):
-        return self.train("--resume", *arguments, **{"ballast": BALLAST, **sections})
-
-    def start(self, *arguments):
-        return subprocess.Popen([self.ballast, "train", "config.json", *arguments], cwd=self.path,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def wait_for_row(self, process, rows):
-        metrics = self.path / "run/metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            if metrics.exists() and metrics.read_text().count("\n") >= rows:
-                return
-            time.sleep(0.005)
 
     def test_killed_at_random_moments(self):
         expected = self.reference()
@@ -101,13 +64,24 @@ class ResumeTest(runs.RunTest):
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
+    def test_weights_that_were_not_saved_are_saved_later(self):
+        expected = self.reference()
+        self.part_of_run(steps=self.STEPS)
+        shutil.rmtree(self.path / "run/weights")
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+        done = self.resume()
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("has finished its 20 steps", done.stderr)
+
     def time_of_a_run(self):
         started = time.monotonic()
-        self.part_of_run(steps=STEPS)
+        self.part_of_run(steps=self.STEPS)
         return time.monotonic() - started
 
     def test_a_signal_ends_it_after_a_checkpoint_and_names_the_command(self):
-        expected = self.reference(ballast={**BALLAST, "checkpoint_every": 1000})
+        expected = self.reference(ballast={**self.BALLAST, "checkpoint_every": 1000})
         for number in (signal.SIGTERM, signal.SIGINT):
             shutil.rmtree(self.path / "run", ignore_errors=True)
             process = self.start()
@@ -119,14 +93,12 @@ class ResumeTest(runs.RunTest):
             if not lines[-1].startswith("to go on: "):  # it had ended before
                 continue
             self.assertTrue(any(line.startswith("interrupted after step ") for line in lines))
-            words = shlex.split(lines[-1].removeprefix("to go on: "))
-            done = subprocess.run(words, cwd=self.path, capture_output=True, text=True,
-                                  timeout=240, check=False)
+            done = self.go_on_with(lines[-1])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected)
 
     def test_sigusr1_writes_a_checkpoint(self):
-        self.config(ballast={**BALLAST, "checkpoint_every": 1 << 30, "steps": 100000,
+        self.config(ballast={**self.BALLAST, "checkpoint_every": 1 << 30, "steps": 100000,
                              "eval_every": 0})
         process = self.start()
         self.wait_for_row(process, 2)
@@ -154,7 +126,7 @@ class ResumeTest(runs.RunTest):
 
     def test_other_formats_of_states(self):
         for optimizer in ("8bit",) if KILLS < 200 else ("8bit", "bf16_first"):
-            sections = {"ballast": {**BALLAST, "optimizer_states": optimizer}}
+            sections = {"ballast": {**self.BALLAST, "optimizer_states": optimizer}}
             expected = self.reference(**sections)
             self.part_of_run(**sections)
             self.assertEqual(self.resume(**sections).returncode, 0)
@@ -298,27 +270,17 @@ class ResumeTest(runs.RunTest):
         for file, content in before.items():
             self.assertTrue(file.read_bytes() == content, file)
 
-    def test_a_run_that_has_yet_to_save_its_weights_does(self):
-        expected = self.reference()
-        self.part_of_run(steps=STEPS)
-        shutil.rmtree(self.path / "run/weights")
-        done = self.resume()
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.results(), expected)
-        self.assertEqual(self.resume().returncode, 0)
-        self.assertEqual(self.results(), expected)
-
     def test_another_run_does_not_find_old_checkpoints(self):
         self.part_of_run()
-        done = self.train(ballast={**BALLAST, "checkpoint_every": 0})
+        done = self.train(ballast={**self.BALLAST, "checkpoint_every": 0})
         self.assertIn("exists", done.stderr)
-        done = self.train("--overwrite", ballast={**BALLAST, "checkpoint_every": 0})
+        done = self.train("--overwrite", ballast={**self.BALLAST, "checkpoint_every": 0})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.checkpoints(), [])
 
     def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
         in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
-                     "ballast": {**BALLAST, "save_weights": False}}
+                     "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
                                                             (300_000, 300_000)), **in_memory)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -329,7 +291,7 @@ class ResumeTest(runs.RunTest):
             self.assertIn("rank-0.states: File too large", line)
             self.assertIn("training goes on", line)
         self.assertEqual(self.checkpoints(), [])
-        self.assertEqual(self.steps(), list(range(1, STEPS + 1)))
+        self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
     def ranks(self, count, *arguments):
         done = subprocess.run([MPIRUN, "-n", str(count), self.ballast, "train", "config.json",
@@ -349,14 +311,14 @@ class ResumeTest(runs.RunTest):
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_ranks_killed_at_random_moments(self):
-        self.config(ballast={**BALLAST, "save_weights": False, "comm_timeout_seconds": 20},
+        self.config(ballast={**self.BALLAST, "save_weights": False, "comm_timeout_seconds": 20},
                     train_batch_size=4, train_micro_batch_size_per_gpu=1,
                     gradient_accumulation_steps="auto",
                     zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme"}})
         started = time.monotonic()
         self.ranks(2, "--out", "reference")
         whole = time.monotonic() - started
-        expected = [{key: row.get(key) for key in SAME} for row in self.rows("reference")]
+        expected = [{key: row.get(key) for key in self.SAME} for row in self.rows("reference")]
         seed = random.randrange(1 << 30)
         dice = random.Random(seed)
         killed = 0
@@ -380,14 +342,14 @@ class ResumeTest(runs.RunTest):
                     continue
                 self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
                 break
-            found = [{key: row.get(key) for key in SAME} for row in self.rows()]
+            found = [{key: row.get(key) for key in self.SAME} for row in self.rows()]
             self.assertEqual(found, expected, f"seed {seed}")
 
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_other_numbers_of_ranks(self):
         losses = {}
         for stage in (3,) if KILLS < 200 else (0, 1, 2, 3):
-            self.config(ballast={**BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
+            self.config(ballast={**self.BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
                         train_batch_size=4, train_micro_batch_size_per_gpu=1,
                         gradient_accumulation_steps="auto",
                         zero_optimization={"stage": stage,
