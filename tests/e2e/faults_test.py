@@ -78,9 +78,9 @@ class Spikes(FaultTest):
         return {"data": {"text": ["text.txt"], "sequence_length": 32, "shuffle": False},
                 "ballast": {**self.BALLAST, **({"spike": spike} if spike else {}), **more}}
 
-    def text(self, *bad_steps, bytes_of_step=128):
-        period = b"sphinx of black quartz, judge my vow while 5 wizards jump high. "
-        self.assertEqual(len(period), 64)
+    PERIOD = b"sphinx of black quartz, judge my vow while 5 wizards jump high. "
+
+    def text(self, *bad_steps, bytes_of_step=128, period=PERIOD):
         text = bytearray(period * 400)
         for step in bad_steps:
             for i in range((step - 1) * bytes_of_step + 1, step * bytes_of_step):
@@ -128,13 +128,15 @@ class Spikes(FaultTest):
         self.assertEqual(skipped, [0] * 40 + [4] * 20)
 
     def test_resuming_after_a_rollback_has_the_same_bits(self):
-        expected = self.expected()
+        self.text(self.BAD_STEP, period=runs.TEXT[:45].encode())  # no two batches are equal
+        self.assertIn("rollback", self.train("--out", "reference", **self.sections()).stderr)
         for steps in ("47", "50"):
-            done = self.noisy("--steps", steps)
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            done = self.train("--steps", steps, **self.sections())
             self.assertEqual(done.returncode, 0, done.stderr)
             done = self.train("--resume", **self.sections())
             self.assertEqual(self.warnings(done), [])
-            self.assertEqual(self.results(), expected)
+            self.assertEqual(self.results(), self.results("reference"))
 
     def test_the_window_outlives_the_process(self):
         expected = self.expected()
