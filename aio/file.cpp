@@ -196,4 +196,16 @@ File File::open_for_pages(const std::filesystem::path& path, bool writable) {
   return open(path, writable, Access::buffered);
 }
 
+bool File::link(const std::filesystem::path& path) const {
+  const std::string self = fmt::format("/proc/self/fd/{}", descriptor());
+  if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+  if (errno == EXDEV || errno == ENOENT) return false;
+  throw Error(ErrorCategory::io, fmt::format("cannot name a swap file {}", path.string()), errno);
+}
+
+void File::sync() const {
+  if (fdatasync(descriptor()) == 0) return;
+  throw Error(ErrorCategory::io, fmt::format("{}: cannot write all to the disk", name_), errno);
+}
+
 }  // namespace ballast::aio

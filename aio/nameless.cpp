@@ -102,8 +102,8 @@ NamedFile create_named(const std::string& directory, int flags) {
 
 Descriptor open_nameless(const std::string& directory, int flags) {
   if (!named_files_are_forced) {
-    Descriptor file(
-        ::open(directory.c_str(), O_RDWR | O_TMPFILE | O_EXCL | O_CLOEXEC | flags, 0600));
+    // Without O_EXCL, which would forbid File::link().
+    Descriptor file(::open(directory.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC | flags, 0600));
     // Errors of kernels and file systems without O_TMPFILE.
     const bool absent = errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT;
     if (file.is_open() || !absent) return file;

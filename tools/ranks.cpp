@@ -40,8 +40,8 @@ Error as_error(const std::exception_ptr& failure) {
 /// Ranks that wait for a lost rank do not notice it at the same time.
 void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
   using namespace std::chrono_literals;
-  // A launcher needs half a second to end the others, and longer if one of them stands still.
-  const auto turn = category == ErrorCategory::comm ? 4000ms : 1000ms;
+  // A launcher needs up to a second to end the others, and longer if one of them stands still.
+  const auto turn = category == ErrorCategory::comm ? 4000ms : 2000ms;
   const auto end = std::chrono::steady_clock::now() + turn * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);

@@ -22,11 +22,11 @@ configure() {
   }
   rm -f "$folder.log"
 }
-# Builds what the chosen tests need, and runs them.
+# Builds what the chosen tests need, and runs them: one more than there are cores, since many wait.
 check() {
   folder=$1
   shift
-  meson test -C "$folder" --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+  meson test -C "$folder" --num-processes $(($(nproc) + 1)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
     grep -E -A20 'FAILED|error' "$folder/test.log" | head -n 80 >&2
     tail -n 100 "$folder/test.log" >&2
     exit 1

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cctype>
 #include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -101,16 +103,28 @@ train::RunDirectory directory_of(const TrainArguments& arguments, const config::
   return arguments.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
 }
 
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-+=./,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain && !word.empty()) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
 /// The command that goes on with the run.
 std::string resuming_command(const config::Config& config) {
   std::string line;
   bool names_directory = false;
   for (const std::string& word : command_line()) {
     if (word == "--overwrite" || word.starts_with("--resume")) continue;
-    line += (line.empty() ? "" : " ") + word;
+    line += (line.empty() ? "" : " ") + quoted(word);
     names_directory = names_directory || word.starts_with("--out");
   }
-  if (!names_directory) line += fmt::format(" --out {}", config.ballast.out.string());
+  if (!names_directory) line += fmt::format(" --out {}", quoted(config.ballast.out.string()));
   return line + " --resume";
 }
 
@@ -143,7 +157,8 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
                   .directory = directory_of(arguments, config),
                   .resume = resumed_path(arguments),
                   .command = command_line(),
-                  .checkpoint_now = &checkpoint_wanted()},
+                  .checkpoint_now = &checkpoint_wanted(),
+                  .resuming = resuming_command(config)},
                  ranks);
   } catch (const Error& error) {
     // Removes nothing if the run has written to it.
@@ -169,7 +184,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
   }
   comm::JoinOptions options = {.interrupted = &interrupted()};
   // A signal then ends the run after the step, so no collective is given up.
-  if (config && config->ballast.checkpoint_every > 0) options.interrupted = nullptr;
+  if (config && config->ballast.writes_checkpoints()) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
     comm::together(&ranks, [&] {

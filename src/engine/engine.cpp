@@ -22,12 +22,31 @@
 namespace ballast::engine {
 namespace {
 
-/// No plan when nothing is on NVMe.
+/// No plan when nothing is on NVMe. `kept`: checkpoints. `here`: files to go on with if they fit;
+/// `reused` says whether.
 std::optional<state::SwapPlan> plan_swapping(const state::SwapOptions& options,
-                                             const schedule::Schedule& schedule) {
+                                             const schedule::Schedule& schedule, std::uint32_t kept,
+                                             const state::SwapImage& here, bool& reused) {
   const std::vector<Bytes> extents = state::swap_extents(schedule);
   if (extents.empty()) return std::nullopt;
-  return state::plan_swap(options, extents);
+  if (auto plan = state::reuse_swap(options, extents, here)) {
+    reused = true;
+    return plan;
+  }
+  try {
+    return state::plan_swap(options, extents);
+  } catch (const Error& error) {
+    if (kept == 0) throw;
+    throw error.with_context(fmt::format(
+        "with {} checkpoints (ballast.checkpoint_keep) that keep states on NVMe", kept));
+  }
+}
+
+bool same_homes(const std::vector<KeptHome>& a, const std::vector<KeptHome>& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [](const KeptHome& one, const KeptHome& other) {
+        return one.block == other.block && one.states == other.states && one.ranges == other.ranges;
+      });
 }
 
 /// Positions that reach outside their sequence would be read from other memory.
@@ -59,7 +78,6 @@ class Engine::Impl {
         device_(device::make_device(device_options())),
         compute_(model::make_compute(*device_, blueprint_.model, blueprint_.type, blueprint_.shape,
                                      options_.kernels)),
-        swap_plan_(plan_swapping(options_.swap, blueprint_.schedule)),
         updater_(options_.update),
         device_update_(update::make_device_update(*device_, updater_)) {
     if (options_.nvtx && !device::profiler_refusal().empty()) {
@@ -75,35 +93,68 @@ class Engine::Impl {
       enough = enough && work.blocks[b].intermediate_bytes >= needed.intermediates[b];
     }
     expects(enough, "engine: the blueprint reserves too little memory for the device's kernels");
+    if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
   }
 
   ~Impl() { executor_.reset(); }
 
   void start(const WeightSource& source) {
-    start_with([&] { fill_states(blueprint_, source, options_.seed, updater_, perform()); });
+    start_with({},
+               [&](bool) { fill_states(blueprint_, source, options_.seed, updater_, perform()); });
   }
 
-  void resume(const StateSource& source, std::uint64_t updates) {
+  bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
+              const state::KeptExtents& kept) {
+    using schedule::Homes;
     expect_training();
-    start_with([&] { restore_states(blueprint_, source, perform()); });
+    const bool same = same_homes(here.homes, homes_on_nvme(blueprint_));
+    bool reused = false;
+    start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
+      if (reuses) restore_homes(here.homes, kept);
+      restore_states(blueprint_, source, perform(), reuses ? Homes::in_memory : Homes::all);
+      reused = reuses;
+    });
     updates_ = updates;
+    return reused;
   }
 
-  void save_states(const StateSink& sink) {
+  void save_states(const StateSink& sink, schedule::Homes homes) {
     expect_training();
     finish();
-    engine::save_states(blueprint_, sink, perform());
+    engine::save_states(blueprint_, sink, perform(), homes);
   }
 
-  [[nodiscard]] std::vector<StateRange> saved_ranges() const {
-    return engine::saved_ranges(blueprint_);
+  [[nodiscard]] std::vector<StateRange> saved_ranges(schedule::Homes homes) const {
+    return engine::saved_ranges(blueprint_, homes);
   }
 
-  void start_with(const std::function<void()>& fill) {
+  KeptStates keep_states(std::uint64_t checkpoint) {
+    expect_training();
+    finish();
+    KeptStates kept = {.homes = homes_on_nvme(blueprint_)};
+    if (blueprint_.options.kept_checkpoints == 0) kept.homes.clear();
+    if (kept.homes.empty()) return kept;
+    std::vector<schedule::BufferId> ids;
+    for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(home));
+    std::vector<state::KeptExtent> contents = store_->keep(checkpoint, ids);
+    for (std::size_t h = 0; h < contents.size(); ++h) {
+      kept.homes[h].content = std::move(contents[h]);
+    }
+    kept.image = store_->image();
+    return kept;
+  }
+
+  [[nodiscard]] state::Store& store() { return *store_; }
+
+  /// `here`: swap files to go on with. `fill` is told whether they are used.
+  void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill) {
     expects(!executor_, "engine: start() was called twice");
+    bool reuses = false;
     // Collectives follow, so all ranks must know when one cannot allocate.
     comm::together(ranks_, [&] {
-      store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, swap_plan_);
+      const auto plan = plan_swapping(options_.swap, blueprint_.schedule,
+                                      blueprint_.options.kept_checkpoints, here, reuses);
+      store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
     });
     lanes_.emplace(Modules{.blueprint = blueprint_,
                            .device = *device_,
@@ -121,7 +172,7 @@ class Engine::Impl {
       batches_.push_back(store_->host(id, blueprint_.workload.batch_bytes));
     }
     const auto begin = std::chrono::steady_clock::now();
-    fill();
+    fill(reuses);
     fill_time_ = std::chrono::steady_clock::now() - begin;
     if (device_->kind() != "host") warm_up(*lanes_);
     executor_ = make_executor([this](const schedule::Span& span) {
@@ -238,7 +289,19 @@ class Engine::Impl {
       const auto executor = make_executor(nullptr);
       executor->submit(plan, 0);
       executor->drain();
+      lanes_->set_visitor(nullptr);
     };
+  }
+
+  [[nodiscard]] schedule::BufferId buffer_of(const KeptHome& home) const {
+    const schedule::Schedule& schedule = blueprint_.schedule;
+    return (home.states ? schedule.state_home : schedule.weight_home).at(home.block);
+  }
+
+  void restore_homes(const std::vector<KeptHome>& homes, const state::KeptExtents& kept) {
+    std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
+    for (const KeptHome& home : homes) contents.emplace_back(buffer_of(home), home.content);
+    store_->restore(contents, kept);
   }
 
   /// Steps and master weights need the states.
@@ -327,7 +390,6 @@ class Engine::Impl {
   comm::Ranks* ranks_;  ///< nullptr for one rank
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<model::Compute> compute_;
-  std::optional<state::SwapPlan> swap_plan_;
   cpu_adam::Updater updater_;
   std::unique_ptr<update::DeviceUpdate> device_update_;
   std::unique_ptr<state::Store> store_;
@@ -366,14 +428,29 @@ void Engine::record(schedule::Timeline* timeline) {
 void Engine::start(const WeightSource& source) {
   impl_->start(source);
 }
-void Engine::resume(const StateSource& source, std::uint64_t updates) {
-  impl_->resume(source, updates);
+bool Engine::resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
+                    const state::KeptExtents& kept) {
+  return impl_->resume(source, updates, here, kept);
 }
-std::vector<StateRange> Engine::saved_ranges() const {
-  return impl_->saved_ranges();
+std::vector<StateRange> Engine::saved_ranges(schedule::Homes homes) const {
+  return impl_->saved_ranges(homes);
 }
-void Engine::save_states(const StateSink& sink) {
-  impl_->save_states(sink);
+void Engine::save_states(const StateSink& sink, schedule::Homes homes) {
+  impl_->save_states(sink, homes);
+}
+KeptStates Engine::keep_states(std::uint64_t checkpoint) {
+  return impl_->keep_states(checkpoint);
+}
+void Engine::release_states(std::uint64_t checkpoint) {
+  impl_->store().release(checkpoint);
+}
+std::vector<std::uint64_t> Engine::kept_checkpoints() const {
+  return impl_->store().kept();
+}
+std::vector<std::filesystem::path> Engine::link_swap_files(const std::filesystem::path& folder,
+                                                           const std::string& name,
+                                                           const std::string& elsewhere) const {
+  return impl_->store().link(folder, name, elsewhere);
 }
 StepResult Engine::train_step(const TokenBatch& batch, double learning_rate) {
   return impl_->train_step(batch, learning_rate);

@@ -31,6 +31,27 @@ bool is_exponents(StateKind kind) {
   return kind == StateKind::first_exponents || kind == StateKind::second_exponents;
 }
 
+/// This rank's part of the arrays of a home when states are split, each with the offset of its
+/// first byte in the home.
+std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
+                                                     const HeldBlock& held, std::size_t block,
+                                                     bool states) {
+  const ShardRange own = even_shard(blueprint, block);
+  std::vector<std::pair<StateRange, Bytes>> arrays;
+  for (const HeldArray& array : held_arrays(held, states)) {
+    const ShardRange entries = entries_of(array.kind, own);
+    if (entries.elements == 0) continue;
+    arrays.emplace_back(StateRange{block, array.kind, entries.first, entries.elements, array.width},
+                        array.offset + (entries.first - array.first) * array.width);
+  }
+  return arrays;
+}
+
+bool is_on_nvme(const Blueprint& blueprint, std::size_t block, bool states) {
+  const schedule::BlockPlacement& place = blueprint.placement.blocks[block];
+  return (states ? place.optimizer : place.weights) == Tier::nvme;
+}
+
 }  // namespace
 
 std::string_view to_string(StateKind kind) noexcept {
@@ -79,46 +100,53 @@ std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
 
 void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const HomePiece& piece,
                      const StateSink& take) {
-  const ShardRange own = even_shard(blueprint, piece.block);
-  for (const HeldArray& array : held_arrays(held, piece.states)) {
-    const ShardRange entries = entries_of(array.kind, own);
-    const Bytes skipped = (entries.first - array.first) * array.width;
-    const Overlap here(piece, array.offset + skipped, array.width, entries.elements);
+  for (const auto& [range, offset] : own_arrays(blueprint, held, piece.block, piece.states)) {
+    const Overlap here(piece, offset, range.width, range.count);
     if (here.count == 0) continue;
-    take({piece.block, array.kind, entries.first + here.first, here.count, array.width},
-         here.bytes);
+    take({range.block, range.kind, range.first + here.first, here.count, range.width}, here.bytes);
   }
 }
 
-std::vector<StateRange> saved_ranges(const Blueprint& blueprint) {
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const HeldBlock held(blueprint, b);
-    const ShardRange own = even_shard(blueprint, b);
     for (const bool states : {false, true}) {
-      for (const HeldArray& array : held_arrays(held, states)) {
-        const ShardRange entries = entries_of(array.kind, own);
-        if (entries.elements == 0) continue;
-        ranges.push_back({b, array.kind, entries.first, entries.elements, array.width});
+      if (homes == schedule::Homes::in_memory && is_on_nvme(blueprint, b, states)) continue;
+      for (const auto& [range, offset] : own_arrays(blueprint, held, b, states)) {
+        ranges.push_back(range);
       }
     }
   }
   return ranges;
 }
 
-void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform) {
-  const auto blocks = static_cast<std::uint32_t>(blueprint.model.blocks.size());
-  perform(
-      schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0, blocks),
-      [&](const HomePiece& piece) {
-        for_own_entries(blueprint, HeldBlock(blueprint, piece.block), piece, sink);
-      });
+std::vector<KeptHome> homes_on_nvme(const Blueprint& blueprint) {
+  std::vector<KeptHome> homes;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    for (const bool states : {false, true}) {
+      if (!is_on_nvme(blueprint, b, states)) continue;
+      homes.push_back({b, states, {}, own_arrays(blueprint, HeldBlock(blueprint, b), b, states)});
+    }
+  }
+  return homes;
 }
 
-void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform) {
+void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
+                 schedule::Homes homes) {
+  const auto blocks = static_cast<std::uint32_t>(blueprint.model.blocks.size());
+  perform(schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0,
+                               blocks, homes),
+          [&](const HomePiece& piece) {
+            for_own_entries(blueprint, HeldBlock(blueprint, piece.block), piece, sink);
+          });
+}
+
+void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
+                    schedule::Homes homes) {
   schedule::Workload work = blueprint.workload;
   for (schedule::BlockWork& block : work.blocks) block.initial_state_bytes = block.state_bytes;
-  perform(schedule::build_fill(work, blueprint.placement, blueprint.options),
+  perform(schedule::build_fill(work, blueprint.placement, blueprint.options, homes),
           [&](const HomePiece& piece) {
             std::memset(piece.bytes.data(), 0, piece.bytes.size());
             for (const HeldArray& array :

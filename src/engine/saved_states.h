@@ -15,14 +15,19 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
                      const StateSink& take);
 
 /// What save_states() passes on: the shards of all arrays, in the order of blocks, weights first.
-std::vector<StateRange> saved_ranges(const Blueprint& blueprint);
+std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes);
+
+/// The homes on NVMe, without their content, in the order of blocks, weights first.
+std::vector<KeptHome> homes_on_nvme(const Blueprint& blueprint);
 
 /// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
 /// ascending order.
-void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform);
+void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
+                 schedule::Homes homes);
 
-/// Writes weights and states of every block to their homes like fill_states(), all of them from
+/// Writes weights and states of every block to these homes like fill_states(), all of them from
 /// `source`: it is asked for this rank's entries of each array, in parts.
-void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform);
+void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
+                    schedule::Homes homes);
 
 }  // namespace ballast::engine

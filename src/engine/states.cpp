@@ -30,11 +30,12 @@ class Filler {
          const cpu_adam::Updater& team)
       : blueprint_(blueprint), source_(source), seed_(seed), team_(team) {}
 
-  void fill(const HomePiece& piece) {
+  void fill(HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block);
     const bool weights = !piece.states;
     const bool zero = !weights && (!held.layout.split || !has_remainders(piece.block));
     clear(piece.bytes, !zero);
+    piece.zeros_from = 0;
     if (zero) return;
     const ShardRange& own = weights ? held.weights : held.shard;
     const Overlap here(piece, weights ? 0 : held.layout.remainder.offset,
@@ -49,7 +50,10 @@ class Filler {
         here.put(at, masters, [](float master) { return split_master(master).remainder; });
       }
     });
-    if (here.count > 0) remember(piece.bytes, here.bytes);
+    if (here.count == 0) return;
+    piece.zeros_from =
+        static_cast<Bytes>(here.bytes.data() + here.bytes.size() - piece.bytes.data());
+    filled_[piece.bytes.data()] = std::max(filled_[piece.bytes.data()], piece.zeros_from);
   }
 
  private:
@@ -66,11 +70,6 @@ class Filler {
       if (found != filled_.end() || !will_be_filled) return;
       for (Bytes page = begin; page < end; page += kPage) bytes[page] = std::byte{0};
     });
-  }
-
-  void remember(HostBytes place, HostBytes filled) {
-    Bytes& end = filled_[place.data()];
-    end = std::max(end, static_cast<Bytes>(filled.data() + filled.size() - place.data()));
   }
 
   [[nodiscard]] bool has_remainders(const model::TensorSpec& tensor) const {
@@ -188,7 +187,7 @@ void fill_states(const Blueprint& blueprint, const WeightSource& source, std::ui
                  const cpu_adam::Updater& team, const Perform& perform) {
   Filler filler(blueprint, source, seed, team);
   perform(schedule::build_fill(blueprint.workload, blueprint.placement, blueprint.options),
-          [&filler](const HomePiece& piece) { filler.fill(piece); });
+          [&filler](HomePiece& piece) { filler.fill(piece); });
 }
 
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,

@@ -56,7 +56,8 @@ class Lanes::Step {
       case Lane::writeback:
         keep_old_slot();
         return lanes_.writebacks_.add(
-            modules_.store.writeback(target().buffer, host(source(), operation_.bytes)));
+            modules_.store.writeback(target().buffer, host(source(), operation_.bytes),
+                                     lanes_.zeros_from_[source().buffer]));
     }
   }
 
@@ -266,11 +267,14 @@ class Lanes::Step {
   void visit() {
     const Use& use = operation_.uses.front();
     const HostBytes bytes = modules_.store.host(use.buffer, operation_.bytes);
+    HomePiece piece = {operation_.block, use.role == Role::states, operation_.offset, bytes};
     if (use.role == Role::output) {
       std::memset(bytes.data(), 0, bytes.size());
+      piece.zeros_from = 0;
     } else {
-      lanes_.visitor_({operation_.block, use.role == Role::states, operation_.offset, bytes});
+      lanes_.visitor_(piece);
     }
+    lanes_.zeros_from_[use.buffer] = piece.zeros_from;
   }
 
   [[nodiscard]] device::Stream& stream() const { return lanes_.queue_of(operation_).stream(); }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/cpu_adam/optimizer.h"
@@ -46,11 +48,14 @@ struct HomePiece {
   bool states = false;  ///< states or weights
   Bytes offset = 0;     ///< first byte within this rank's part
   HostBytes bytes;
+  /// Set by who fills it: from this one of `bytes` on, all are zero. NVMe need not be written
+  /// there.
+  Bytes zeros_from = bytes.size();
 };
 
 /// Fills or reads pieces. Those of a plan come one at a time, in the order of blocks, a block's
 /// weights before its states, each in ascending order.
-using Visitor = std::function<void(const HomePiece&)>;
+using Visitor = std::function<void(HomePiece&)>;
 
 /// Performs operations. Owns the device streams, the channels between ranks and the pending
 /// transfers. Lanes run concurrently; the plan's edges synchronize them.
@@ -71,7 +76,10 @@ class Lanes {
   }
   void clear_contexts() { contexts_ = {}; }
   /// Sets the function that operations `initialize` and `read` call. Call it when none runs.
-  void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
+  void set_visitor(Visitor visitor) {
+    visitor_ = std::move(visitor);
+    zeros_from_.assign(modules_.blueprint.schedule.buffers.size(), state::kNoZeros);
+  }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
 
@@ -102,6 +110,8 @@ class Lanes {
   TransferQueue writebacks_;
   Channels channels_;  ///< empty with one rank
   Visitor visitor_;
+  /// By buffer: from where on the visitor has left zeros in it.
+  std::vector<Bytes> zeros_from_;
   std::array<StepContext, 4> contexts_;
 };
 

@@ -94,14 +94,14 @@ class StepBuilder {
     return plan;
   }
 
-  Plan fill() {
-    for (std::uint32_t b = 0; b < blocks(); ++b) move_.fill(b);
+  Plan fill(Homes homes) {
+    for (std::uint32_t b = 0; b < blocks(); ++b) move_.fill(b, homes);
     move_.fill_activations();
     return move_.finish();
   }
 
-  Plan read(std::uint32_t first, std::uint32_t count) {
-    for (std::uint32_t b = first; b < first + count; ++b) move_.read(b);
+  Plan read(std::uint32_t first, std::uint32_t count, Homes homes) {
+    for (std::uint32_t b = first; b < first + count; ++b) move_.read(b, homes);
     return move_.finish();
   }
 
@@ -397,21 +397,22 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
       .training_step(applies_updates);
 }
 
-Plan build_fill(const Workload& workload, const Placement& placement, const Options& options) {
+Plan build_fill(const Workload& workload, const Placement& placement, const Options& options,
+                Homes homes) {
   check_arguments(workload, placement, options);
   const Layout layout = make_layout(workload, placement, options);
-  return StepBuilder("initial fill", workload, placement, options, layout, 0).fill();
+  return StepBuilder("initial fill", workload, placement, options, layout, 0).fill(homes);
 }
 
 Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
-                std::uint32_t first, std::uint32_t count) {
+                std::uint32_t first, std::uint32_t count, Homes homes) {
   check_arguments(workload, placement, options);
   if (first > workload.blocks.size() || count > workload.blocks.size() - first) {
     refuse(fmt::format("the model has {} blocks; cannot read {} from block {} on",
                        workload.blocks.size(), count, first));
   }
   const Layout layout = make_layout(workload, placement, options);
-  return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count);
+  return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count, homes);
 }
 
 }  // namespace ballast::schedule

@@ -39,9 +39,19 @@ void Movements::in_pieces(Bytes all, Move move) const {
   }
 }
 
-void Movements::fill(std::uint32_t block) {
-  fill_home(block, weight_home(block));
-  if (has_states()) fill_home(block, state_home(block));
+/// Calls `handle(home)` for the block's weights and, for training, its states.
+template <class Handle>
+void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
+  const auto wanted = [homes](const Home& home) {
+    return homes == Homes::all || home.tier != Tier::nvme;
+  };
+  if (const Home weights = weight_home(block); wanted(weights)) handle(weights);
+  if (!has_states()) return;
+  if (const Home states = state_home(block); wanted(states)) handle(states);
+}
+
+void Movements::fill(std::uint32_t block, Homes homes) {
+  for_homes(block, homes, [&](const Home& home) { fill_home(block, home); });
 }
 
 void Movements::fill_home(std::uint32_t block, const Home& home) {
@@ -98,9 +108,8 @@ void Movements::fill_activations() {
   }
 }
 
-void Movements::read(std::uint32_t block) {
-  read_home(block, weight_home(block));
-  if (has_states()) read_home(block, state_home(block));
+void Movements::read(std::uint32_t block, Homes homes) {
+  for_homes(block, homes, [&](const Home& home) { read_home(block, home); });
 }
 
 void Movements::read_home(std::uint32_t block, const Home& home) {

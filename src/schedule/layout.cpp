@@ -34,6 +34,7 @@ class LayoutMaker {
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
+    if (trains()) checkpoints();
     return std::move(layout_);
   }
 
@@ -86,6 +87,20 @@ class LayoutMaker {
       layout_.state_home.push_back(
           add(name + " states", at(b).optimizer, Kind::states, rank_.states(b)));
       undo(b, name);
+    }
+  }
+
+  /// No plan uses these: a home and such a buffer change places (state/slots.h).
+  void checkpoints() {
+    for (const auto* homes : {&layout_.weight_home, &layout_.state_home}) {
+      for (const BufferId home : *homes) {
+        const Buffer kept = layout_.buffers[home];
+        if (kept.tier != Tier::nvme) continue;
+        for (std::uint32_t c = 0; c < options_.kept_checkpoints; ++c) {
+          add(fmt::format("{} of checkpoint {}", kept.name, c), Tier::nvme, Kind::checkpoints,
+              kept.bytes);
+        }
+      }
     }
   }
 

@@ -67,11 +67,11 @@ class Movements {
 
   /// Initializes the weights and, for training, the states of `block` on the host and moves them to
   /// their homes.
-  void fill(std::uint32_t block);
+  void fill(std::uint32_t block, Homes homes);
   /// Writes zeros to the NVMe homes of activations, so that later writes only overwrite.
   void fill_activations();
   /// Copies the same to the host and reads it there.
-  void read(std::uint32_t block);
+  void read(std::uint32_t block, Homes homes);
 
  private:
   struct Home;
@@ -116,6 +116,8 @@ class Movements {
   [[nodiscard]] Home state_home(std::uint32_t block) const;
   template <class Move>
   void in_pieces(Bytes all, Move move) const;
+  template <class Handle>
+  void for_homes(std::uint32_t block, Homes homes, Handle handle) const;
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 

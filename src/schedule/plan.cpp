@@ -87,9 +87,10 @@ bool grows_with_batch(Action action) noexcept {
 }
 
 std::string_view to_string(Kind kind) noexcept {
-  constexpr std::array<std::string_view, 10> kNames = {
+  constexpr std::array<std::string_view, 11> kNames = {
       "weights",       "optimizer states", "gradients", "accumulators", "activations",
-      "intermediates", "staging",          "batch",     "workspace",    "undo"};
+      "intermediates", "staging",          "batch",     "workspace",    "undo",
+      "checkpoints"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

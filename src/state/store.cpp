@@ -6,6 +6,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/state/slots.h"
 #include "src/state/swap_space.h"
 
 namespace ballast::state {
@@ -18,6 +19,10 @@ Bytes paged_bytes(const schedule::Schedule& schedule, Tier tier) {
     if (buffer.tier == tier) sum += round_up(buffer.bytes, kPage);
   }
   return sum;
+}
+
+bool is_kept(const schedule::Buffer& buffer) {
+  return buffer.kind == schedule::Kind::checkpoints;
 }
 
 bool moves_to_or_from_nvme(const schedule::Operation& operation) {
@@ -53,8 +58,11 @@ std::vector<HostBytes> staging_memory(const schedule::Schedule& schedule,
 
 std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
   std::vector<Bytes> extents;
-  for (const auto& buffer : schedule.buffers) {
-    if (buffer.tier == Tier::nvme) extents.push_back(round_up(buffer.bytes, kPage));
+  for (const bool kept : {false, true}) {
+    for (const auto& buffer : schedule.buffers) {
+      if (buffer.tier != Tier::nvme || is_kept(buffer) != kept) continue;
+      extents.push_back(round_up(buffer.bytes, kPage));
+    }
   }
   return extents;
 }
@@ -64,7 +72,7 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
     : device_(device),
       pool_(paged_bytes(schedule, Tier::host)),
       pin_(device.pin(pool_.memory(), "ballast.host_bytes")) {
-  std::size_t extents = 0;
+  std::size_t homes = 0;
   allocations_.reserve(schedule.buffers.size());
   for (const auto& buffer : schedule.buffers) {
     Allocation allocation;
@@ -76,17 +84,18 @@ Store::Store(const schedule::Schedule& schedule, device::Device& device,
         allocation.host = pool_.allocate(buffer.bytes, buffer.name);
         break;
       case Tier::nvme:
-        allocation.extent = extents++;
+        if (!is_kept(buffer)) allocation.home = homes++;
         break;
     }
     allocations_.push_back(allocation);
   }
-  if (extents == 0) return;
-  expects(swap && swap->stripe.extents() == extents,
+  if (homes == 0) return;
+  expects(swap && swap->stripe.extents() >= homes,
           "store: the swap plan does not match the schedule");
   const auto staging =
       staging_memory(schedule, [this](schedule::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
+  slots_ = std::make_unique<Slots>(image().extents, homes);
 }
 
 Store::~Store() = default;
@@ -105,22 +114,72 @@ DeviceBytes Store::device(schedule::BufferId id, Bytes bytes) const {
 
 std::unique_ptr<Transfer> Store::fetch(schedule::BufferId home, HostBytes data, bool ahead) {
   const Allocation& at = allocations_.at(home);
-  expects(at.extent.has_value(), "store: not an NVMe buffer");
-  return swap_->read(*at.extent, data, at.version, ahead);
+  expects(at.home.has_value(), "store: not an NVMe buffer");
+  return swap_->read(slots_->extent(*at.home), data, at.version, ahead);
 }
 
-std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data) {
+std::unique_ptr<Transfer> Store::writeback(schedule::BufferId home, HostBytes data,
+                                           Bytes zeros_from) {
   Allocation& at = allocations_.at(home);
-  expects(at.extent.has_value(), "store: not an NVMe buffer");
-  return swap_->write(*at.extent, data, ++at.version);
+  expects(at.home.has_value(), "store: not an NVMe buffer");
+  return swap_->write(slots_->for_writing(*at.home), data, ++at.version, zeros_from);
 }
 
 void Store::exchange(schedule::BufferId home, schedule::BufferId other) {
   Allocation& current = allocations_.at(home);
   Allocation& before = allocations_.at(other);
-  expects(current.extent && before.extent, "store: not NVMe buffers");
-  std::swap(current.extent, before.extent);
+  expects(current.home && before.home, "store: not NVMe buffers");
+  slots_->exchange(*current.home, *before.home);
   std::swap(current.version, before.version);
+}
+
+std::vector<KeptExtent> Store::keep(std::uint64_t checkpoint,
+                                    std::span<const schedule::BufferId> homes) {
+  std::vector<std::size_t> numbers;
+  std::vector<KeptExtent> kept;
+  for (const schedule::BufferId id : homes) {
+    const std::size_t home = allocations_.at(id).home.value();
+    const std::size_t extent = slots_->extent(home);
+    numbers.push_back(home);
+    kept.push_back({extent, swap_->checksums(extent)});
+  }
+  swap_->sync();
+  slots_->keep(checkpoint, numbers);
+  return kept;
+}
+
+void Store::release(std::uint64_t checkpoint) {
+  if (slots_) slots_->release(checkpoint);
+}
+
+std::vector<std::uint64_t> Store::kept() const {
+  return slots_ ? slots_->checkpoints() : std::vector<std::uint64_t>{};
+}
+
+SwapImage Store::image() const {
+  const Stripe& stripe = swap_->stripe();
+  SwapImage image = {.weights = stripe.weights(), .segment_bytes = stripe.segment_bytes()};
+  for (std::size_t e = 0; e < stripe.extents(); ++e) {
+    image.extents.push_back(stripe.extent_bytes(e));
+  }
+  return image;
+}
+
+std::vector<std::filesystem::path> Store::link(const std::filesystem::path& folder,
+                                               const std::string& name,
+                                               const std::string& elsewhere) const {
+  return swap_->link(folder, name, elsewhere);
+}
+
+void Store::restore(std::span<const std::pair<schedule::BufferId, KeptExtent>> homes,
+                    const KeptExtents& kept) {
+  std::vector<std::pair<std::size_t, std::size_t>> places;
+  for (const auto& [id, held] : homes) {
+    Allocation& at = allocations_.at(id);
+    places.emplace_back(at.home.value(), held.extent);
+    swap_->restore(held.extent, held.checksums, at.version);
+  }
+  slots_->restore(places, kept);
 }
 
 Bytes Store::allocated(Tier tier) const {

@@ -9,7 +9,9 @@
 namespace ballast::state {
 
 Stripe::Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes)
-    : file_bytes_(weights.size(), 0) {
+    : weights_(weights.begin(), weights.end()),
+      segment_bytes_(segment_bytes),
+      file_bytes_(weights.size(), 0) {
   expects(!weights.empty(), "stripe: at least 1 path is needed");
   for (const double weight : weights) {
     expects(weight > 0.0 && std::isfinite(weight), "stripe: weights must be finite and above 0");

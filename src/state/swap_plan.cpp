@@ -178,4 +178,14 @@ SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents) {
   return plan;
 }
 
+std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> extents,
+                                   const SwapImage& image) {
+  const bool same =
+      std::equal(extents.begin(), extents.end(), image.extents.begin(), image.extents.end()) &&
+      options.paths.size() == image.files.size();
+  if (!same) return std::nullopt;
+  check_paths(options);
+  return SwapPlan{std::move(options), image.stripe(), image.files};
+}
+
 }  // namespace ballast::state

@@ -1,7 +1,6 @@
 #include "src/state/swap_space.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -19,18 +18,15 @@ std::vector<std::unique_ptr<SwapDevice>> make_devices(const SwapPlan& plan,
   for (std::size_t p = 0; p < plan.stripe.paths(); ++p) {
     const SwapPath& path = plan.options.paths.at(p);
     auto device = std::make_unique<SwapDevice>(SwapDevice{
-        aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p), plan.options.access),
-        nullptr});
+        plan.files.empty() ? aio::File::create_anonymous(path.directory, plan.stripe.file_bytes(p),
+                                                         plan.options.access)
+                           : aio::File::open(plan.files.at(p), true, plan.options.access),
+        nullptr, path.directory});
     device->queue = aio::make_queue(
         path.io, {.files = {&device->file}, .memory = {staging.begin(), staging.end()}});
     devices.push_back(std::move(device));
   }
   return devices;
-}
-
-bool is_zero(ConstHostBytes bytes) {
-  return bytes[0] == std::byte{0} &&
-         std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
 }
 
 std::uint64_t checksum_of_zeros(Bytes size) {
@@ -143,9 +139,9 @@ class SwapSpace::Writing final : public ExtentTransfer {
   using ExtentTransfer::ExtentTransfer;
 
   /// Submits each segment at once, so that the disk works while the next checksum is computed.
-  void start() {
+  void start(Bytes zeros_from) {
     for (const Segment& segment : segments()) {
-      const bool there = is_untouched(segment) && is_zero(bytes_of(segment));
+      const bool there = segment.start >= zeros_from && is_untouched(segment);
       seal(segment, there);
       if (!there) submit({&segment, 1}, aio::Direction::write, false);
     }
@@ -242,9 +238,9 @@ SwapSpace::~SwapSpace() {
 }
 
 std::unique_ptr<Transfer> SwapSpace::write(std::size_t extent, HostBytes data,
-                                           std::uint64_t version) {
+                                           std::uint64_t version, Bytes zeros_from) {
   auto writing = std::make_unique<Writing>(*this, extent, data, version);
-  writing->start();
+  writing->start(zeros_from);
   return writing;
 }
 
@@ -260,6 +256,51 @@ std::vector<aio::QueueCounters> SwapSpace::counters() const {
   found.reserve(devices_.size());
   for (const auto& device : devices_) found.push_back(device->queue->counters());
   return found;
+}
+
+std::vector<std::uint64_t> SwapSpace::checksums(std::size_t extent) const {
+  std::vector<std::uint64_t> found;
+  for (const Seal& seal : seals(extent)) {
+    expects(seal.written, "swap space: the extent was not written");
+    found.push_back(seal.checksum);
+  }
+  return found;
+}
+
+void SwapSpace::restore(std::size_t extent, std::span<const std::uint64_t> checksums,
+                        std::uint64_t version) {
+  const std::size_t first = stripe_.first_chunk(extent);
+  expects(checksums.size() == seals(extent).size(), "swap space: wrong number of checksums");
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    seals_[first + i] = {checksums[i], version, true, true};
+  }
+}
+
+void SwapSpace::sync() const {
+  for (const auto& device : devices_) device->file.sync();
+}
+
+std::vector<std::filesystem::path> SwapSpace::link(const std::filesystem::path& folder,
+                                                   const std::string& name,
+                                                   const std::string& elsewhere) const {
+  std::vector<std::filesystem::path> names;
+  for (std::size_t p = 0; p < devices_.size(); ++p) {
+    const auto named = [&](const std::filesystem::path& path) {
+      std::error_code ignored;
+      std::filesystem::remove(path, ignored);
+      const bool linked = devices_[p]->file.link(path);
+      if (linked) names.push_back(path);
+      return linked;
+    };
+    if (named(folder / fmt::format("{}-{}", name, p))) continue;
+    if (!named(devices_[p]->directory / fmt::format("{}-{}", elsewhere, p))) return {};
+  }
+  return names;
+}
+
+std::span<const SwapSpace::Seal> SwapSpace::seals(std::size_t extent) const {
+  const Bytes chunks = (stripe_.extent_bytes(extent) + kChunk - 1) / kChunk;
+  return std::span(seals_).subspan(stripe_.first_chunk(extent), chunks);
 }
 
 std::span<SwapSpace::Seal> SwapSpace::seals(std::size_t extent, const Segment& segment) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@ namespace ballast::state {
 struct SwapDevice {
   aio::File file;
   std::unique_ptr<aio::Queue> queue;  ///< declared after the file, which must outlive it
+  std::filesystem::path directory = {};
 };
 
 /// Extents on disks: one preallocated, unnamed file and one queue per path. The XXH3 checksum and
@@ -26,8 +28,8 @@ struct SwapDevice {
 /// threads, each of another extent.
 ///
 /// Blocks of the files are allocated at creation, so writes cannot run out of space. Until a
-/// segment is written it reads as zeros, so a first write of zeros moves nothing: the moments of an
-/// optimizer begin as such.
+/// segment is written it reads as zeros, so its first write moves nothing if the caller knows that
+/// all of it is zero: the moments of an optimizer begin as such.
 class SwapSpace {
  public:
   /// Creates the files. `staging` is the memory that most transfers will use; it is registered with
@@ -41,16 +43,31 @@ class SwapSpace {
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   /// Starts to write a whole extent (page-aligned `data` of its size) as `version`. `data` must not
-  /// change until the transfer has ended. Transfer::finish() throws Error(io) for a failed request;
+  /// change until the transfer has ended. All bytes from `zeros_from` on are zero.
+  /// Transfer::finish() throws Error(io) for a failed request;
   /// reading the extent then fails. Throws Error(state) for another size.
   [[nodiscard]] std::unique_ptr<Transfer> write(std::size_t extent, HostBytes data,
-                                                std::uint64_t version);
+                                                std::uint64_t version, Bytes zeros_from = kNoZeros);
 
   /// Starts to read the last write, which must have ended. `ahead`: see aio::Request.
   /// Transfer::finish() throws Error(io) for a failed request and Error(state) when a checksum or
   /// the version differs from the write; `data` is then invalid.
   [[nodiscard]] std::unique_ptr<Transfer> read(std::size_t extent, HostBytes data,
                                                std::uint64_t version, bool ahead = false);
+
+  /// XXH3 of each chunk of the extent as it was last written. Throws Error(state) if it was not.
+  [[nodiscard]] std::vector<std::uint64_t> checksums(std::size_t extent) const;
+  /// Says what an extent of an existing file holds: what checksums() has returned for it.
+  void restore(std::size_t extent, std::span<const std::uint64_t> checksums, std::uint64_t version);
+
+  /// Returns when all finished writes are on the disks. Throws Error(io).
+  void sync() const;
+  /// Gives the file of path P the name `folder`/`name`-P, so that it outlives this, or
+  /// `elsewhere`-P in its own directory if that is on another file system. Replaces files of that
+  /// name. Returns the names by path, or none if the files cannot be named. Throws Error(io).
+  [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
+                                                        const std::string& name,
+                                                        const std::string& elsewhere) const;
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
   /// One entry per path.
@@ -70,6 +87,7 @@ class SwapSpace {
   class Writing;
 
   [[nodiscard]] std::span<Seal> seals(std::size_t extent, const Segment& segment);
+  [[nodiscard]] std::span<const Seal> seals(std::size_t extent) const;
 
   Stripe stripe_;
   std::vector<std::unique_ptr<SwapDevice>> devices_;  ///< by path; addresses are registered

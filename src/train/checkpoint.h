@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,7 +24,8 @@ namespace ballast::train {
 
 // A checkpoint is a folder `step-N` in the folder `checkpoints` of a run:
 //   rank-R.states    rank R's ranges (engine::StateRange), one after the other, without gaps
-//   rank-R.json      where they are, and the XXH3 of each MiB of the file
+//   rank-R.swap-P    rank R's swap file of path P, with the ranges on NVMe (checkpoint_swap.h)
+//   rank-R.json      where they are, and the XXH3 of each MiB
 //   checkpoint.json  what else the run needs to go on, and the XXH3 of each rank-R.json
 // Both JSON files hold their own checksum. The folder is complete on the disk before it gets its
 // name, so there is never a part of one.
@@ -61,11 +64,12 @@ class Checkpoint {
   Checkpoint(Checkpoint&&) noexcept;
 
   /// The checkpoint `from`, verified, or the newest whole one of the run directory `from`, for a
-  /// run with `blueprint`. Names damaged ones of a run in warnings and skips them. Collective.
-  /// Throws Error(data) if there is none, or if it is of another model or other formats than the
-  /// blueprint's.
+  /// run with `blueprint`; of a run only those of fewer than `before` steps. Names damaged ones of
+  /// a run in warnings and skips them. Collective. Throws Error(data) if there is none, or if it is
+  /// of another model or other formats than the blueprint's.
   static Checkpoint open(const std::filesystem::path& from, const engine::Blueprint& blueprint,
-                         comm::Ranks* ranks);
+                         comm::Ranks* ranks,
+                         std::uint64_t before = std::numeric_limits<std::uint64_t>::max());
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
@@ -85,40 +89,50 @@ class Checkpoint {
   /// Throws Error(data) naming the first difference if the states do not fit `blueprint`.
   void check_fits(const engine::Blueprint& blueprint) const;
 
+  /// What is in the swap files of a rank, if anything.
+  [[nodiscard]] const engine::KeptStates& kept_by(std::uint32_t rank) const;
+  /// What the checkpoints of `run` up to this one keep in the same swap files.
+  [[nodiscard]] state::KeptExtents kept_beside(const std::filesystem::path& run,
+                                               std::uint32_t rank) const;
+
   /// The bytes of a range, from whichever ranks have written them: a source for Engine::resume().
   /// Throws Error(data), Error(io).
   void read(const engine::StateRange& range, HostBytes bytes) const;
 
  private:
   friend class CheckedStates;
+  /// A file of states, or a segment of a swap file.
   struct StateFile {
     std::filesystem::path path;
-    Descriptor descriptor;
+    std::shared_ptr<const Descriptor> descriptor;
+    Bytes begin = 0;  ///< in the file
     Bytes bytes = 0;
     std::vector<std::string> checksums;
   };
   struct Piece {
     engine::StateRange range;
     std::size_t file = 0;
-    Bytes offset = 0;
+    Bytes offset = 0;  ///< after its begin
   };
-  void add_file(const std::string& checksum);
+  void add_rank(const std::string& checksum);
+  void add_kept(const engine::KeptStates& kept);
   void add_portable_file(const text::Json& described);
-  void open_states(std::filesystem::path path, const text::Json& described,
+  void open_states(const std::filesystem::path& path, const text::Json& described,
                    const std::filesystem::path& at);
   void add_piece(const engine::StateRange& range, Bytes offset, const std::filesystem::path& at);
   void check_complete();
   void check_head(const StateFile& file) const;
   void read_chunk(const StateFile& file, std::size_t index, std::vector<std::byte>& chunk) const;
   static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
-                         comm::Ranks* ranks);
+                         comm::Ranks* ranks, std::uint64_t before);
 
   std::filesystem::path folder_;
   CheckpointFacts facts_;
   bool portable_ = false;
+  std::vector<engine::KeptStates> kept_;  ///< by rank
   std::uint64_t ranks_ = 0;
   std::vector<Block> blocks_;
-  std::vector<StateFile> files_;  ///< by rank or, if it is portable, by block
+  std::vector<StateFile> files_;  ///< by rank and segment or, if it is portable, by block
   /// By first entry, without gaps.
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;
 };

@@ -20,6 +20,7 @@ namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
+using engine::StateRange;
 using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
@@ -30,15 +31,6 @@ fs::path absolute_of(const fs::path& path) {
   fs::path whole = fs::weakly_canonical(path, ignored);
   if (ignored) whole = path.lexically_normal();
   return whole.has_filename() ? whole : whole.parent_path();
-}
-
-std::optional<std::uint64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  std::uint64_t step = 0;
-  const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
 }
 
 }  // namespace
@@ -87,29 +79,57 @@ std::uint64_t whole_of(const Json& object, std::string_view key, const fs::path&
 
 const std::vector<Json>& array_of(const Json& object, std::string_view key, const fs::path& path) {
   const Json* const value = object.find(key);
-  if (value == nullptr || !value->is_array())
+  if (value == nullptr || !value->is_array()) {
     refuse_checkpoint(path, fmt::format("has no array '{}'", key));
+  }
   return value->elements();
 }
 
+Json json_of(const StateRange& range) {
+  return Json::array({range.block, to_string(range.kind), range.first, range.count, range.width});
+}
+
+StateRange range_of(const Json& json, const fs::path& path) {
+  const auto& parts = json.elements();
+  const auto whole = [&](std::size_t i) {
+    const auto number = parts[i].is_number() ? parts[i].whole() : std::nullopt;
+    if (!number) refuse_checkpoint(path, "a range is not as it should be");
+    return *number;
+  };
+  if (parts.size() < 5) refuse_checkpoint(path, "a range is not as it should be");
+  const auto kind = engine::state_kind(parts[1].is_string() ? parts[1].text() : "");
+  if (!kind) refuse_checkpoint(path, "a range is of an unknown kind");
+  return {whole(0), *kind, whole(2), whole(3), whole(4)};
+}
+
 Json json_of(const CheckpointFacts& facts) {
+  Json losses = Json::array();
+  for (const double loss : facts.losses) losses.push_back(loss);
   return Json::object({{"version", kCheckpointVersion},
                        {"step", facts.step},
                        {"updates", facts.updates},
                        {"skipped_in_a_row", facts.skipped_in_a_row},
                        {"batch", facts.batch},
                        {"sequence_length", facts.length},
-                       {"metrics_bytes", facts.metrics_bytes}});
+                       {"metrics_bytes", facts.metrics_bytes},
+                       {"skipped_batches", facts.skipped_batches},
+                       {"losses", losses}});
 }
 
 CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   const auto whole = [&](std::string_view key) { return whole_of(content, key, path); };
-  return {.step = whole("step"),
-          .updates = whole("updates"),
-          .skipped_in_a_row = whole("skipped_in_a_row"),
-          .batch = whole("batch"),
-          .length = whole("sequence_length"),
-          .metrics_bytes = whole("metrics_bytes")};
+  CheckpointFacts facts = {.step = whole("step"),
+                           .updates = whole("updates"),
+                           .skipped_in_a_row = whole("skipped_in_a_row"),
+                           .batch = whole("batch"),
+                           .length = whole("sequence_length"),
+                           .metrics_bytes = whole("metrics_bytes"),
+                           .skipped_batches = whole("skipped_batches")};
+  for (const Json& loss : array_of(content, "losses", path)) {
+    if (!loss.is_number()) refuse_checkpoint(path, "a loss is not a number");
+    facts.losses.push_back(loss.number());
+  }
+  return facts;
 }
 
 fs::path states_file(const fs::path& folder, std::uint32_t rank) {
@@ -122,6 +142,15 @@ fs::path ranges_file(const fs::path& folder, std::uint32_t rank) {
 
 fs::path facts_file(const fs::path& folder) {
   return folder / "checkpoint.json";
+}
+
+std::optional<std::uint64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::uint64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
 }
 
 fs::path checkpoint_folder(const fs::path& run, std::uint64_t step) {
@@ -140,13 +169,6 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
   folders.reserve(found.size());
   for (auto& [step, folder] : found) folders.push_back(std::move(folder));
   return folders;
-}
-
-void remove_checkpoints_after(const fs::path& run, std::uint64_t step) {
-  std::error_code ignored;
-  for (const fs::path& folder : checkpoints_of(run)) {
-    if (*step_of(folder) > step) fs::remove_all(folder, ignored);
-  }
 }
 
 bool names_checkpoint(const fs::path& path) {

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ballast/core/view.h"
+#include "ballast/engine/saved_states.h"
 #include "ballast/text/json.h"
 #include "ballast/train/checkpoints.h"
 
@@ -31,10 +33,14 @@ text::Json read_sealed(const std::filesystem::path& path);
 std::uint64_t whole_of(const text::Json& object, std::string_view key,
                        const std::filesystem::path& path);
 
-/// Array `key` of `object`. Throws like whole_of().
+/// The elements of array `key` of `object`. Throws Error(data) naming `path`.
 const std::vector<text::Json>& array_of(const text::Json& object, std::string_view key,
                                         const std::filesystem::path& path);
 
+/// [block, kind, first, count, width]
+text::Json json_of(const engine::StateRange& range);
+/// The same from the first elements of `json`. Throws Error(data) naming `path`.
+engine::StateRange range_of(const text::Json& json, const std::filesystem::path& path);
 /// The beginning of the content of checkpoint.json, and back. Throws like whole_of().
 text::Json json_of(const CheckpointFacts& facts);
 CheckpointFacts facts_of(const text::Json& content, const std::filesystem::path& path);
@@ -44,7 +50,7 @@ std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint
 std::filesystem::path facts_file(const std::filesystem::path& folder);
 
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
-/// Removes the checkpoints of later steps: the run has gone back behind them.
-void remove_checkpoints_after(const std::filesystem::path& run, std::uint64_t step);
+/// N of a folder step-N.
+std::optional<std::uint64_t> step_of(const std::filesystem::path& folder);
 
 }  // namespace ballast::train

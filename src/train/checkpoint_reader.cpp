@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_swap.h"
 #include "src/train/portable.h"
 
 namespace ballast::train {
@@ -23,19 +25,6 @@ using engine::StateKind;
 using engine::StateRange;
 using text::Json;
 
-StateRange range_of(const Json& json, const fs::path& path) {
-  const auto& parts = json.elements();
-  const auto whole = [&](std::size_t i) {
-    const auto number = parts[i].is_number() ? parts[i].whole() : std::nullopt;
-    if (!number) refuse_checkpoint(path, "a range is not as it should be");
-    return *number;
-  };
-  if (parts.size() != 5) refuse_checkpoint(path, "a range is not as it should be");
-  const auto kind = engine::state_kind(parts[1].is_string() ? parts[1].text() : "");
-  if (!kind) refuse_checkpoint(path, "a range is of an unknown kind");
-  return {whole(0), *kind, whole(2), whole(3), whole(4)};
-}
-
 Checkpoint::Block block_of(const Json& json, const fs::path& path) {
   const auto& parts = json.elements();
   const auto elements = parts.size() == 2 && parts[1].is_number() ? parts[1].whole() : std::nullopt;
@@ -43,6 +32,10 @@ Checkpoint::Block block_of(const Json& json, const fs::path& path) {
     refuse_checkpoint(path, "a block is not as it should be");
   }
   return {parts[0].text(), *elements};
+}
+
+std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
+  return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
 }
 
 /// Of the pieces of an array.
@@ -69,8 +62,8 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     if (files.size() != blocks_.size()) refuse_checkpoint(path, "has not one file for each block");
     for (const Json& file : files) add_portable_file(file);
   } else {
-    for (const Json& checksum : array_of(json, "ranks", path)) add_file(checksum.text());
-    ranks_ = files_.size();
+    for (const Json& checksum : array_of(json, "ranks", path)) add_rank(checksum.text());
+    ranks_ = kept_.size();
   }
   check_complete();
 }
@@ -78,8 +71,8 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
 Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 
-void Checkpoint::add_file(const std::string& checksum) {
-  const auto rank = static_cast<std::uint32_t>(files_.size());
+void Checkpoint::add_rank(const std::string& checksum) {
+  const auto rank = static_cast<std::uint32_t>(kept_.size());
   const fs::path path = ranges_file(folder_, rank);
   const Json json = read_sealed(path);
   if (checksum_text(seal(json)) != checksum)
@@ -94,12 +87,47 @@ void Checkpoint::add_file(const std::string& checksum) {
   if (offset != files_.back().bytes) {
     refuse_checkpoint(path, "its ranges do not add up to its file");
   }
+  const Json* const swap = json.find("swap");
+  kept_.push_back(swap == nullptr ? engine::KeptStates{} : kept_states_of(*swap, path));
+  if (swap != nullptr) add_kept(kept_.back());
+}
+
+/// Each segment of the homes' extents is a file with the parts of ranges that are in it.
+void Checkpoint::add_kept(const engine::KeptStates& kept) {
+  std::vector<std::shared_ptr<const Descriptor>> files;
+  std::vector<Bytes> sizes;
+  for (const fs::path& file : kept.image.files) {
+    files.push_back(open_shared(file));
+    sizes.push_back(text::regular_file_size(*files.back(), file, ErrorCategory::data));
+  }
+  const state::Stripe stripe = kept.image.stripe();
+  for (const engine::KeptHome& home : kept.homes) {
+    for (const state::Segment& segment : stripe.segments(home.content.extent)) {
+      const fs::path& path = kept.image.files[segment.path];
+      if (segment.offset + segment.bytes > sizes[segment.path]) {
+        refuse_checkpoint(path, fmt::format("has {} bytes, too few", sizes[segment.path]));
+      }
+      StateFile part = {path, files[segment.path], segment.offset, segment.bytes, {}};
+      for (Bytes at = 0; at < segment.bytes; at += state::kChunk) {
+        part.checksums.push_back(
+            fmt::format("{:016x}", home.content.checksums[(segment.start + at) / state::kChunk]));
+      }
+      files_.push_back(std::move(part));
+      for (const auto& [range, offset] : home.ranges) {
+        const Bytes begin = std::max(offset, segment.start);
+        const Bytes end = std::min(offset + range.bytes(), segment.start + segment.bytes);
+        if (begin >= end) continue;
+        add_piece({range.block, range.kind, range.first + (begin - offset) / range.width,
+                   (end - begin) / range.width, range.width},
+                  begin - segment.start, path);
+      }
+    }
+  }
 }
 
 /// Opens a file that an object of the file `at` describes.
-void Checkpoint::open_states(fs::path path, const Json& described, const fs::path& at) {
-  StateFile file = {.path = std::move(path)};
-  file.descriptor = text::open_file(file.path, O_RDONLY, ErrorCategory::data);
+void Checkpoint::open_states(const fs::path& path, const Json& described, const fs::path& at) {
+  StateFile file = {.path = path, .descriptor = open_shared(path)};
   file.bytes = whole_of(described, "bytes", at);
   if (whole_of(described, "chunk_bytes", at) != kCheckpointChunk) {
     refuse_checkpoint(at, "its chunks have another size than this program's");
@@ -107,7 +135,7 @@ void Checkpoint::open_states(fs::path path, const Json& described, const fs::pat
   for (const Json& chunk : array_of(described, "chunks", at)) {
     file.checksums.push_back(chunk.text());
   }
-  const Bytes size = text::regular_file_size(file.descriptor, file.path, ErrorCategory::data);
+  const Bytes size = text::regular_file_size(*file.descriptor, file.path, ErrorCategory::data);
   if (size != file.bytes) {
     refuse_checkpoint(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
   }
@@ -164,9 +192,11 @@ std::vector<StateRange> Checkpoint::whole_ranges() const {
 
 std::vector<fs::path> Checkpoint::files() const {
   std::vector<fs::path> paths = {facts_file(folder_)};
-  for (std::uint32_t f = 0; f < files_.size(); ++f) {
-    if (!portable_) paths.push_back(ranges_file(folder_, f));
-    paths.push_back(files_[f].path);
+  if (!portable_) {
+    for (std::uint32_t r = 0; r < ranks_; ++r) paths.push_back(ranges_file(folder_, r));
+  }
+  for (const StateFile& file : files_) {
+    if (std::find(paths.begin(), paths.end(), file.path) == paths.end()) paths.push_back(file.path);
   }
   return paths;
 }
@@ -176,13 +206,13 @@ void Checkpoint::read_chunk(const StateFile& file, std::size_t index,
   const Bytes offset = index * kCheckpointChunk;
   chunk.resize(std::min(kCheckpointChunk, file.bytes - offset));
   try {
-    text::read_fully(file.descriptor, file.path, offset, chunk);
+    text::read_fully(*file.descriptor, file.path, file.begin + offset, chunk);
   } catch (const Error& error) {
     throw Error(ErrorCategory::data, error.what());
   }
   if (checksum_text(chunk) == file.checksums[index]) return;
   refuse_checkpoint(file.path, fmt::format("damaged: the checksum of {} bytes at offset {} differs",
-                                           chunk.size(), offset));
+                                           chunk.size(), file.begin + offset));
 }
 
 void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
@@ -230,7 +260,8 @@ void Checkpoint::read(const StateRange& range, HostBytes bytes) const {
     if (begin >= end) continue;
     const StateFile& file = files_[piece.file];
     text::read_fully(
-        file.descriptor, file.path, piece.offset + (begin - piece.range.first) * range.width,
+        *file.descriptor, file.path,
+        file.begin + piece.offset + (begin - piece.range.first) * range.width,
         bytes.subspan((begin - range.first) * range.width, (end - begin) * range.width));
     done += end - begin;
   }
@@ -269,8 +300,8 @@ void advising(const fs::path& folder, const std::function<void()>& work) {
 }
 
 Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks) {
-  if (!names_checkpoint(from)) return find(from, blueprint, ranks);
+                            comm::Ranks* ranks, std::uint64_t before) {
+  if (!names_checkpoint(from)) return find(from, blueprint, ranks, before);
   std::optional<Checkpoint> found;
   comm::together(ranks, [&] {
     advising(from, [&] {
@@ -282,8 +313,40 @@ Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& bluep
   return std::move(*found);
 }
 
+const engine::KeptStates& Checkpoint::kept_by(std::uint32_t rank) const {
+  static const engine::KeptStates kNothing;
+  return rank < kept_.size() ? kept_[rank] : kNothing;
+}
+
+state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t rank) const {
+  state::KeptExtents all;
+  const engine::KeptStates& here = kept_by(rank);
+  if (here.homes.empty()) return all;
+  const auto same_file = [](const fs::path& a, const fs::path& b) {
+    std::error_code error;
+    return fs::equivalent(a, b, error);
+  };
+  for (const fs::path& folder : checkpoints_of(run)) {
+    try {
+      const Checkpoint other(folder);
+      if (other.facts_.step > facts_.step || rank >= other.kept_.size()) continue;
+      const engine::KeptStates& kept = other.kept_by(rank);
+      const bool same = !kept.homes.empty() &&
+                        std::equal(kept.image.files.begin(), kept.image.files.end(),
+                                   here.image.files.begin(), here.image.files.end(), same_file);
+      if (!same) continue;
+      for (const engine::KeptHome& home : kept.homes) {
+        all[other.facts_.step].push_back(home.content.extent);
+      }
+    } catch (const Error&) {
+      // A damaged checkpoint keeps nothing.
+    }
+  }
+  return all;
+}
+
 Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks) {
+                            comm::Ranks* ranks, std::uint64_t before) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   for (const fs::path& folder : checkpoints_of(run)) {
@@ -301,6 +364,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
       if (rank == 0) log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
       continue;
     }
+    if (found->facts().step >= before) continue;
     comm::together(ranks, [&] { found->check_fits(blueprint); });
     return std::move(*found);
   }

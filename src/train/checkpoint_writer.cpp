@@ -18,6 +18,7 @@
 
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_swap.h"
 #include "src/train/states_writer.h"
 
 namespace ballast::train {
@@ -25,8 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using text::Json;
-
-constexpr std::string_view kIncomplete = ".incomplete-";
 
 Bytes bytes_of_ranges(const std::vector<engine::StateRange>& ranges) {
   return std::accumulate(
@@ -44,12 +43,9 @@ void write_small(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
-Json json_of(const std::vector<engine::StateRange>& ranges) {
+Json json_of_all(const std::vector<engine::StateRange>& ranges) {
   Json json = Json::array();
-  for (const engine::StateRange& range : ranges) {
-    json.push_back(
-        Json::array({range.block, to_string(range.kind), range.first, range.count, range.width}));
-  }
+  for (const engine::StateRange& range : ranges) json.push_back(json_of(range));
   return json;
 }
 
@@ -61,19 +57,39 @@ Json describe(const engine::Blueprint& blueprint) {
   return blocks;
 }
 
-/// This rank's files. Returns the checksum of the one that names the ranges.
-std::uint64_t write_rank(engine::Engine& engine, const fs::path& folder) {
+/// Keeps what is on NVMe for the checkpoint `folder` of `step`. Empty if nothing is, or if the file
+/// system cannot name the swap files: then all is copied.
+engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
+                                std::uint64_t step) {
+  engine::KeptStates kept = engine.keep_states(step);
+  if (kept.homes.empty()) return kept;
   const std::uint32_t rank = engine.blueprint().rank;
-  const std::vector<engine::StateRange> ranges = engine.saved_ranges();
-  StatesWriter states(states_file(folder, rank), bytes_of_ranges(ranges));
+  kept.image.files = engine.link_swap_files(incomplete(folder), swap_name(rank),
+                                            swap_name_elsewhere(folder, rank));
+  if (!kept.image.files.empty()) return kept;
+  engine.release_states(step);
+  return {};
+}
+
+/// This rank's files of the checkpoint `folder`. Returns the checksum of the one that names the
+/// ranges.
+std::uint64_t write_rank(engine::Engine& engine, const fs::path& folder, std::uint64_t step) {
+  using schedule::Homes;
+  const std::uint32_t rank = engine.blueprint().rank;
+  const engine::KeptStates kept = keep_on_nvme(engine, folder, step);
+  const Homes homes = kept.homes.empty() ? Homes::all : Homes::in_memory;
+  const std::vector<engine::StateRange> ranges = engine.saved_ranges(homes);
+  StatesWriter states(states_file(incomplete(folder), rank), bytes_of_ranges(ranges));
   engine.save_states(
-      [&states](const engine::StateRange&, ConstHostBytes bytes) { states.write(bytes); });
-  const std::string text = seal(Json::object({{"version", kCheckpointVersion},
-                                              {"ranges", json_of(ranges)},
-                                              {"bytes", bytes_of_ranges(ranges)},
-                                              {"chunk_bytes", kCheckpointChunk},
-                                              {"chunks", states.finish()}}));
-  write_small(ranges_file(folder, rank), text);
+      [&states](const engine::StateRange&, ConstHostBytes bytes) { states.write(bytes); }, homes);
+  Json json = Json::object({{"version", kCheckpointVersion},
+                            {"ranges", json_of_all(ranges)},
+                            {"bytes", bytes_of_ranges(ranges)},
+                            {"chunk_bytes", kCheckpointChunk},
+                            {"chunks", states.finish()}});
+  if (!kept.homes.empty()) json.add("swap", json_of(kept));
+  const std::string text = seal(json);
+  write_small(ranges_file(incomplete(folder), rank), text);
   return state::checksum(std::as_bytes(std::span(text)));
 }
 
@@ -90,33 +106,18 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
 /// Gives the complete folder its name.
 void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_folder(temporary);
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);  // of the same step, before the run was resumed
+  remove_checkpoint(folder);  // of the same step, before the run was resumed
   if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail_to_write(folder, errno);
   text::sync_folder(folder.parent_path());
 }
 
-/// Keeps `newest` and those before it, `keep` in all. Later ones are of a time that the run has
-/// gone back behind, because they were damaged.
-void remove_others(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
-  const std::vector<fs::path> folders = checkpoints_of(run);
-  const auto first =
-      static_cast<std::size_t>(std::find(folders.begin(), folders.end(), newest) - folders.begin());
-  std::error_code ignored;
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    if (i < first || i >= first + keep) fs::remove_all(folders[i], ignored);
+/// The engine may write again to what only removed checkpoints have kept.
+void release_removed(engine::Engine& engine, const fs::path& run) {
+  const std::vector<fs::path> left = checkpoints_of(run);
+  for (const std::uint64_t step : engine.kept_checkpoints()) {
+    const fs::path folder = checkpoint_folder(run, step);
+    if (std::find(left.begin(), left.end(), folder) == left.end()) engine.release_states(step);
   }
-}
-
-/// Removes what a killed process has left.
-void remove_incomplete(const fs::path& checkpoints) {
-  std::error_code error;
-  std::vector<fs::path> found;
-  for (fs::directory_iterator entry(checkpoints, error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (entry->path().filename().string().starts_with(kIncomplete)) found.push_back(entry->path());
-  }
-  for (const fs::path& folder : found) fs::remove_all(folder, error);
 }
 
 }  // namespace
@@ -125,8 +126,7 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
                           std::uint64_t keep, comm::Ranks* ranks) {
   const bool first = ranks == nullptr || ranks->rank() == 0;
   const fs::path folder = checkpoint_folder(run, facts.step);
-  const fs::path temporary =
-      folder.parent_path() / fmt::format("{}{}", kIncomplete, folder.filename().string());
+  const fs::path temporary = incomplete(folder);
   const auto discard = [&] {
     if (first) remove_incomplete(folder.parent_path());
   };
@@ -139,7 +139,7 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
         fail_to_write(temporary, error.value());
     });
     std::uint64_t own = 0;
-    comm::together(ranks, [&] { own = write_rank(engine, temporary); });
+    comm::together(ranks, [&] { own = write_rank(engine, folder, facts.step); });
     std::vector<std::uint64_t> all(ranks == nullptr ? 1 : ranks->world(), own);
     if (ranks != nullptr) {
       ranks->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
@@ -148,12 +148,16 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
       if (!first) return;
       write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
       publish(temporary, folder);
-      remove_others(run, folder, keep);
+      remove_later(run, facts.step);
+      remove_older(run, folder, keep);
     });
   } catch (...) {
+    std::error_code ignored;
+    if (!fs::exists(folder, ignored)) engine.release_states(facts.step);
     discard();
     throw;
   }
+  release_removed(engine, run);
   return folder;
 }
 
@@ -161,7 +165,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& ru
                                 std::uint64_t keep, std::uint32_t world) {
   std::error_code error;
   const fs::space_info space = fs::space(run, error);
-  const Bytes each = world * bytes_of_ranges(engine.saved_ranges());
+  const Bytes each = world * bytes_of_ranges(engine.saved_ranges(schedule::Homes::in_memory));
   const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
   if (error || space.available / more >= each) return;
   throw Error(

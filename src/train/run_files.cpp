@@ -16,7 +16,7 @@
 #include "ballast/text/json.h"
 
 #include "src/train/checkpoint.h"
-#include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_swap.h"
 #include "src/train/saved_weights.h"
 
 namespace ballast::train {
@@ -107,6 +107,12 @@ RunFiles::RunFiles(fs::path directory, RunDirectory use)
       use_(use),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
+  if (!metrics_.lock()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("another process trains in {} now; wait for its end, or choose another "
+                            "run directory with --out",
+                            directory_.string()));
+  }
   if (use != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
     return;
@@ -146,11 +152,10 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 void RunFiles::write(const StepMetrics& metrics) {
   if (!std::exchange(described_, true)) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
-    std::error_code ignored;
     if (use_ == RunDirectory::continued) {
-      remove_checkpoints_after(directory_, continued_step_);
+      remove_later(directory_, continued_step_);
     } else {
-      fs::remove_all(directory_ / kCheckpoints, ignored);
+      remove_checkpoints(directory_);
     }
     write_new(kConfig, config_);
     write_new(kRun, run_);

@@ -29,8 +29,9 @@ class MadeDirectory {
 /// the run was made. A run that fails before its first row leaves none of them.
 class RunFiles {
  public:
-  /// Takes `directory` for this run; no other run can take it then. A new run throws like
-  /// refuse_used_directory(). Throws Error(io).
+  /// Takes `directory` for this run; no other run can take it as long as this process lives. Throws
+  /// Error(usage) if another one has it; a new run throws like refuse_used_directory(). Throws
+  /// Error(io).
   RunFiles(std::filesystem::path directory, RunDirectory use);
   ~RunFiles();
   RunFiles(const RunFiles&) = delete;

@@ -39,6 +39,13 @@ class File {
   /// The same: direct if the file system allows it for whole pages, otherwise buffered.
   static File open_for_pages(const std::filesystem::path& path, bool writable);
 
+  /// Gives the file another name, or its first one if create_anonymous() has made it: from then on
+  /// it outlives its descriptor. False if `path` is on another file system, or if the file system
+  /// has no O_TMPFILE and the file no name. Throws Error(io), for example if `path` exists.
+  [[nodiscard]] bool link(const std::filesystem::path& path) const;
+  /// Returns when all that was written is on the disk. Throws Error(io).
+  void sync() const;
+
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.number(); }
   /// Path of the file, or of the directory that holds the nameless file; for messages.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }

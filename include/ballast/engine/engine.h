@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -93,11 +94,11 @@ struct WeightSource {
 /// state_hash() throw Error(state).
 class Engine {
  public:
-  /// Makes the device and its kernels and plans the swap paths (state::plan_swap). `blueprint` is
-  /// sized and placed. When `*interrupted` becomes true, a running step ends with
-  /// Error(interrupted). `ranks`: the run's processes, as many as the blueprint's world; must
-  /// outlive the engine; nullptr: one process. Blueprints differ only in the rank. Throws
-  /// Error(config), Error(io), Error(device) or Error(comm).
+  /// Makes the device and its kernels and checks the swap paths. `blueprint` is sized and placed.
+  /// When `*interrupted` becomes true, a running step ends with Error(interrupted). `ranks`: the
+  /// run's processes, as many as the blueprint's world; must outlive the engine; nullptr: one
+  /// process. Blueprints differ only in the rank. Throws Error(config), Error(io), Error(device) or
+  /// Error(comm).
   explicit Engine(Blueprint blueprint, EngineOptions options = {},
                   const std::atomic<bool>* interrupted = nullptr, comm::Ranks* ranks = nullptr);
   ~Engine();
@@ -111,19 +112,40 @@ class Engine {
   /// Instruction set of the host update.
   [[nodiscard]] std::string_view update_isa() const;
 
-  /// Allocates everything and writes the initial states: from `source`. Before any step.
+  /// Allocates everything and writes the initial states: from `source`. Before any step. Throws
+  /// Error(io) for swap files that do not fit (state::plan_swap), among others.
   void start(const WeightSource& source = {});
   /// Instead of start(): allocates everything and takes weights and states from `source`, which is
   /// asked for this rank's entries of every array, in parts. `updates`: see updates(). What follows
-  /// has the same bits as if training had never stopped. Throws the errors of `source`.
-  void resume(const StateSource& source, std::uint64_t updates);
+  /// has the same bits as if training had never stopped. `here`: what the checkpoint has kept in
+  /// this rank's swap files; if this engine places the same states there, it goes on with these
+  /// files, does not ask for what is in them, and returns true. `kept`: all that checkpoints keep
+  /// in these files. Throws the errors of `source`.
+  bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here = {},
+              const state::KeptExtents& kept = {});
 
   /// What save_states() passes on: this rank's part of weights and states. The parts of all ranks
   /// are the whole.
-  [[nodiscard]] std::vector<StateRange> saved_ranges() const;
+  [[nodiscard]] std::vector<StateRange> saved_ranges(
+      schedule::Homes homes = schedule::Homes::all) const;
   /// Waits for all updates, then passes the ranges of saved_ranges() to `sink` in this order, each
   /// in one or several parts in ascending order.
-  void save_states(const StateSink& sink);
+  void save_states(const StateSink& sink, schedule::Homes homes = schedule::Homes::all);
+
+  /// Waits for all updates. Weights and states on NVMe stay as they are then, for `checkpoint`:
+  /// later updates are written elsewhere (schedule::Options::kept_checkpoints at a time). Nothing
+  /// is copied. Returns when they are on the disks. Throws Error(io).
+  KeptStates keep_states(std::uint64_t checkpoint);
+  /// The checkpoint needs them no more. Does nothing for an unknown one.
+  void release_states(std::uint64_t checkpoint);
+  /// The checkpoints for which states are kept.
+  [[nodiscard]] std::vector<std::uint64_t> kept_checkpoints() const;
+  /// Gives the swap files names, so that they outlive the process: `folder`/`name`-P for path P, or
+  /// `elsewhere`-P in its directory if that is on another file system. Returns them by path, or
+  /// none where that is impossible (no O_TMPFILE). Throws Error(io).
+  [[nodiscard]] std::vector<std::filesystem::path> link_swap_files(
+      const std::filesystem::path& folder, const std::string& name,
+      const std::string& elsewhere) const;
 
   /// From now on appends every operation to `timeline`, which must outlive the engine or the next
   /// call; nullptr stops it. Read it after the next call of record() or when nothing runs.

@@ -5,11 +5,14 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/state/store.h"
+#include "ballast/state/swap_plan.h"
 
 namespace ballast::engine {
 
@@ -39,6 +42,21 @@ struct StateRange {
 
   [[nodiscard]] Bytes bytes() const { return count * width; }
   bool operator==(const StateRange&) const = default;
+};
+
+/// A home on NVMe that a checkpoint keeps where it is.
+struct KeptHome {
+  std::size_t block = 0;
+  bool states = false;  ///< states or weights
+  state::KeptExtent content;
+  /// This rank's part of the arrays in it, each with the offset of its first byte in the home.
+  std::vector<std::pair<StateRange, Bytes>> ranges;
+};
+
+/// What a checkpoint keeps in the swap files of a rank.
+struct KeptStates {
+  state::SwapImage image;
+  std::vector<KeptHome> homes;
 };
 
 /// All arrays of all blocks, whole, as the ranks together keep them.

@@ -112,7 +112,8 @@ enum class Kind : std::uint8_t {
   staging,        ///< buffers for weights and states in transit
   batch,          ///< tokens, targets, positions, losses, statistics
   workspace,      ///< intermediates of one block's kernels
-  undo            ///< weights and states as they were before a speculative update
+  undo,           ///< weights and states as they were before a speculative update
+  checkpoints     ///< NVMe that checkpoints keep, or will
 };
 
 std::string_view to_string(Kind kind) noexcept;
@@ -341,6 +342,8 @@ struct Options {
   std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1
   std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
   std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
+  /// Checkpoints that keep weights and states where they are on NVMe, at a time.
+  std::uint32_t kept_checkpoints = 0;
   friend bool operator==(const Options&, const Options&) = default;
 };
 
@@ -389,15 +392,22 @@ std::vector<Buffer> list_buffers(const Workload& workload, const Placement& plac
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates);
 
+/// Homes of weights and states.
+enum class Homes : std::uint8_t {
+  all,
+  in_memory  ///< those that are not on NVMe
+};
+
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
 /// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
 /// all NVMe homes, including those of activations.
-Plan build_fill(const Workload& workload, const Placement& placement, const Options& options);
+Plan build_fill(const Workload& workload, const Placement& placement, const Options& options,
+                Homes homes = Homes::all);
 
 /// Copies weights and states of `count` blocks, starting with block `first`, to the host for the
 /// operation `read`: a block's weights, then its states, each in pieces in ascending order.
 Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
-                std::uint32_t first, std::uint32_t count);
+                std::uint32_t first, std::uint32_t count, Homes homes = Homes::all);
 
 /// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
 /// any two operations that use a buffer, one of them writing, are ordered by edges, seams or a

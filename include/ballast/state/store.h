@@ -1,9 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ballast/device/device.h"
@@ -13,7 +18,11 @@
 
 namespace ballast::state {
 
+class Slots;
 class SwapSpace;
+
+/// Instead of the first byte of zeros: the caller knows of none.
+inline constexpr Bytes kNoZeros = ~Bytes{0};
 
 /// A running transfer between host memory and NVMe. Its memory must not be used until it has ended.
 /// The destructor waits for all requests and ignores their errors.
@@ -25,15 +34,24 @@ class Transfer {
   virtual void finish() = 0;
 };
 
-/// Sizes of a schedule's NVMe buffers in order, for plan_swap().
+/// Sizes of a schedule's NVMe buffers, for plan_swap(): first those that plans use, in order, then
+/// those for checkpoints.
 std::vector<Bytes> swap_extents(const schedule::Schedule& schedule);
+
+/// What an extent of the swap space holds.
+struct KeptExtent {
+  std::size_t extent = 0;
+  std::vector<std::uint64_t> checksums;  ///< XXH3 of each kChunk
+};
+/// By checkpoint: the extents that it keeps.
+using KeptExtents = std::map<std::uint64_t, std::vector<std::size_t>>;
 
 /// Allocates every buffer of a schedule (device, pinned host pool, swap space) and moves whole
 /// buffers between host memory and the swap space. The device must outlive it.
 class Store {
  public:
-  /// `swap` is laid out for swap_extents(schedule); not needed if that is empty. Throws the Error
-  /// of the tier that cannot allocate.
+  /// `swap` is laid out for swap_extents(schedule); not needed if that is empty. Throws the
+  /// Error of the tier that cannot allocate.
   Store(const schedule::Schedule& schedule, device::Device& device,
         const std::optional<SwapPlan>& swap);
   ~Store();
@@ -46,12 +64,33 @@ class Store {
   /// `ahead`: no operation waits for it yet. The home's last writeback must have ended.
   [[nodiscard]] std::unique_ptr<Transfer> fetch(schedule::BufferId home, HostBytes data,
                                                 bool ahead = false);
-  /// Starts to write `data` to a whole NVMe home as the next version.
-  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data);
+  /// Starts to write `data` to a whole NVMe home as the next version. From byte `zeros_from` on all
+  /// are zero, as far as the caller knows: they need not be written to a new home.
+  [[nodiscard]] std::unique_ptr<Transfer> writeback(schedule::BufferId home, HostBytes data,
+                                                    Bytes zeros_from = kNoZeros);
 
   /// Exchanges the places of two NVMe homes of equal size, each with its content and version. No
   /// transfer of either may be running.
   void exchange(schedule::BufferId home, schedule::BufferId other);
+
+  /// From now on the content of these NVMe homes stays where it is, for `checkpoint`: later writes
+  /// of a home go to another extent. No transfer may be running. Returns when it is on the disks.
+  /// Throws Error(io).
+  std::vector<KeptExtent> keep(std::uint64_t checkpoint, std::span<const schedule::BufferId> homes);
+  /// The checkpoint needs its extents no more. Does nothing for an unknown one.
+  void release(std::uint64_t checkpoint);
+  /// Checkpoints that keep extents.
+  [[nodiscard]] std::vector<std::uint64_t> kept() const;
+  /// The layout of the swap files, without their names. Only with NVMe buffers.
+  [[nodiscard]] SwapImage image() const;
+  /// Gives the swap files names: see SwapSpace::link().
+  [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
+                                                        const std::string& name,
+                                                        const std::string& elsewhere) const;
+  /// Says what existing swap files hold: these homes, and what checkpoints keep. Before any
+  /// transfer.
+  void restore(std::span<const std::pair<schedule::BufferId, KeptExtent>> homes,
+               const KeptExtents& kept);
 
   [[nodiscard]] Bytes allocated(Tier tier) const;
   /// Bytes written to each NVMe path since the start, initial fill included.
@@ -63,14 +102,15 @@ class Store {
   struct Allocation {
     HostBytes host;
     DeviceBytes device;
-    std::optional<std::size_t> extent;  ///< NVMe buffers only
-    std::uint64_t version = 0;          ///< NVMe buffers: number of writebacks
+    std::optional<std::size_t> home;  ///< NVMe buffers only: their number
+    std::uint64_t version = 0;        ///< NVMe buffers: number of writebacks
   };
 
   device::Device& device_;
   memory::HostPool pool_;
   std::unique_ptr<device::Pin> pin_;  ///< of the whole pool; destroyed before it
   std::vector<Allocation> allocations_;
+  std::unique_ptr<Slots> slots_;     ///< of the homes
   std::unique_ptr<SwapSpace> swap_;  ///< refers to the pool; destroyed first
 };
 

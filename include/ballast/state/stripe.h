@@ -31,6 +31,9 @@ class Stripe {
   Stripe(std::span<const Bytes> extents, std::span<const double> weights, Bytes segment_bytes);
 
   [[nodiscard]] std::size_t extents() const { return extents_.size(); }
+  /// The arguments of the constructor.
+  [[nodiscard]] const std::vector<double>& weights() const { return weights_; }
+  [[nodiscard]] Bytes segment_bytes() const { return segment_bytes_; }
   [[nodiscard]] std::size_t paths() const { return file_bytes_.size(); }
   /// All parts of an extent in order.
   [[nodiscard]] std::span<const Segment> segments(std::size_t extent) const;
@@ -49,6 +52,8 @@ class Stripe {
     std::size_t first_segment = 0;
     std::size_t segments = 0;
   };
+  std::vector<double> weights_;
+  Bytes segment_bytes_ = 0;
   std::vector<Extent> extents_;
   std::vector<Segment> segments_;
   std::vector<Bytes> file_bytes_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,17 @@ struct SwapOptions {
 struct SwapPlan {
   SwapOptions options;
   Stripe stripe;
+  std::vector<std::filesystem::path> files = {};  ///< existing ones, by path; empty: new ones
+};
+
+/// The swap files of a run, for another run that goes on with what is in them.
+struct SwapImage {
+  std::vector<std::filesystem::path> files;  ///< by path
+  std::vector<Bytes> extents;                ///< sizes; this and the rest: see Stripe
+  std::vector<double> weights;
+  Bytes segment_bytes = 0;
+
+  [[nodiscard]] Stripe stripe() const { return {extents, weights, segment_bytes}; }
 };
 
 /// Checks that every path is a directory that takes swap files. Throws Error(io) naming the key and
@@ -44,5 +56,10 @@ void check_paths(const SwapOptions& options);
 /// Throws like check_paths(), and Error(io) naming the path, the need, the available space and a
 /// remedy when a file system lacks space for the files of its paths. Nothing stays allocated.
 SwapPlan plan_swap(SwapOptions options, std::span<const Bytes> extents);
+
+/// A plan that uses the files of `image` again; nothing if it has other extents or paths. Throws
+/// like check_paths().
+std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> extents,
+                                   const SwapImage& image);
 
 }  // namespace ballast::state

@@ -20,6 +20,9 @@ struct CheckpointFacts {
   std::uint64_t batch = 0;          ///< sequences of a step, all ranks
   std::uint64_t length = 0;         ///< tokens of a sequence
   std::uint64_t metrics_bytes = 0;  ///< of metrics.jsonl
+  /// Batches that were left out so far: step k takes batch k + skipped_batches of the data.
+  std::uint64_t skipped_batches = 0;
+  std::vector<double> losses;  ///< of the last steps, for ballast.spike
 };
 
 /// Whether `path` is meant as a checkpoint, whole or not: it has the name of one of a run or a

@@ -242,6 +242,46 @@ TEST_F(EngineTest, GoesOnFromSavedStatesInAnyPlacement) {
   }
 }
 
+/// What is on NVMe stays where it is while training goes on, and another engine continues there.
+TEST_F(EngineTest, GoesOnFromStatesThatStayOnNvme) {
+  const auto engine_of = [this] {
+    auto config =
+        this->config({kOptimizer + "nvme", kWeights + "nvme", "ballast.checkpoint_every=1"});
+    return planning::make_engine(config);
+  };
+  Engine before = engine_of();
+  before.start();
+  before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
+  KeptStates kept = before.keep_states(1);
+  const std::uint64_t hash = before.state_hash();
+  const std::uint64_t updates = before.updates();
+  const test::TempDir folder;
+  kept.image.files = before.link_swap_files(folder.path(), "swap", "swap");
+  ASSERT_EQ(kept.image.files.size(), 1U);
+  ASSERT_TRUE(before.saved_ranges(schedule::Homes::in_memory).empty());
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    losses.push_back(before.train_step({ids(before, 3 + step), ids(before, 4)}, 0.1).loss);
+  }
+  const std::uint64_t last_hash = before.state_hash();
+  EXPECT_EQ(before.kept_checkpoints(), std::vector<std::uint64_t>{1});
+
+  std::vector<std::size_t> extents;
+  for (const KeptHome& home : kept.homes) extents.push_back(home.content.extent);
+  // Twice from the same files: the first engine has not changed what the checkpoint keeps.
+  for (int time = 0; time < 2; ++time) {
+    Engine after = engine_of();
+    const StateSource unused = [](const StateRange&, HostBytes) { FAIL() << "nothing is copied"; };
+    EXPECT_TRUE(after.resume(unused, updates, kept, {{1, extents}}));
+    EXPECT_EQ(after.state_hash(), hash);
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(after.train_step({ids(after, 3 + step), ids(after, 4)}, 0.1).loss,
+                losses[static_cast<std::size_t>(step)]);
+    }
+    EXPECT_EQ(after.state_hash(), last_hash);
+  }
+}
+
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
   Engine engine = planning::make_engine(config({"ballast.update_threads=3"}));
   try {

@@ -169,18 +169,18 @@ TEST_F(SwapSpaceTest, AFirstWriteOfZerosMovesNothing) {
     EXPECT_TRUE(found == *wanted);
   };
   const auto first = zeros(extents[0]);
-  swap->write(0, first->view(), 1)->finish();
+  swap->write(0, first->view(), 1, 0)->finish();
   EXPECT_EQ(bytes_written(), 0U);
   expect_zeros(1, 0);
-  // Only the segment with another byte.
+  // Only the segments up to the last byte that is another one.
   const Bytes used = segment(0, 1).start + segment(0, 1).bytes;
   first->view()[used - 1] = std::byte{1};
-  swap->write(0, first->view(), 2)->finish();
-  EXPECT_EQ(bytes_written(), segment(0, 1).bytes);
+  swap->write(0, first->view(), 2, used)->finish();
+  EXPECT_EQ(bytes_written(), used);
   expect_zeros(2, used);
-  // Zeros that replace other bytes are written.
-  swap->write(0, zeros(extents[0])->view(), 3)->finish();
-  EXPECT_EQ(bytes_written(), 2 * segment(0, 1).bytes);
+  // Zeros that replace other bytes are written; the last segment is still new.
+  swap->write(0, zeros(extents[0])->view(), 3, 0)->finish();
+  EXPECT_EQ(bytes_written(), 2 * used);
   expect_zeros(3, 0);
 }
 
@@ -191,7 +191,7 @@ TEST_F(SwapSpaceTest, ZerosAfterAFailedWriteAreWritten) {
   faults[segment(1, 0).path]->after_wait = nullptr;
   const Memory zeros(extents[1]);
   std::fill(zeros.view().begin(), zeros.view().end(), std::byte{0});
-  swap->write(1, zeros.view(), 3)->finish();
+  swap->write(1, zeros.view(), 3, 0)->finish();
   const Memory found(extents[1]);
   swap->read(1, found.view(), 3)->finish();
   EXPECT_TRUE(found == zeros);
