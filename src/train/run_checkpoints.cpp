@@ -18,8 +18,8 @@
 namespace ballast::train {
 namespace {
 
-/// The position in the data follows from the step and the batch.
-void check_resumable(const Checkpoint& from, const config::Config& config) {
+/// `own`: of the run that is resumed. The position in the data follows from the step and the batch.
+void check_resumable(const Checkpoint& from, const config::Config& config, bool own) {
   const CheckpointFacts& facts = from.facts();
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCategory::config, fmt::format("{}: {}", from.folder().string(), what));
@@ -32,10 +32,11 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  // Of the last step: a run that was killed then has yet to save its weights.
-  if (facts.step > config.ballast.steps) {
-    refuse(
-        fmt::format("is beyond the run's {} steps; give more with --steps", config.ballast.steps));
+  // A run that was killed after its last step may have yet to save its weights.
+  const std::uint64_t steps = config.ballast.steps;
+  if (facts.step > steps || (facts.step == steps && !own)) {
+    refuse(fmt::format("has {} finished steps, but the run only {}; give more with --steps",
+                       facts.step, steps));
   }
 }
 
@@ -45,11 +46,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
                    const std::function<void(const Resumed&)>& found) {
   const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks, before);
-  check_resumable(states, config);
+  const bool own = is_of_run(states.folder(), config.ballast.out);
+  check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder()};
   if (found) found(resumed);
   const std::uint32_t rank = engine.blueprint().rank;
-  const bool own = is_of_run(states.folder(), config.ballast.out);
   // A run that was killed may have left parts of one, and one more than there are extents for.
   comm::together(ranks, [&] {
     if (rank != 0 || !own) return;
