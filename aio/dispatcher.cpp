@@ -96,7 +96,7 @@ bool Dispatcher::run(Transport& transport) {
     if (!table_.may_sleep(has_room() || cancelled_)) continue;
     finished.clear();
     transport.reap(finished, wanted(), idle() ? kForever : tick_);
-    now_ = Clock::now();
+    look_at_the_clock();
     for (Block* block : finished) finish(static_cast<Piece&>(*block), transport);
     watch();
   }
@@ -246,6 +246,17 @@ void Dispatcher::retire(Piece& piece) {
 void Dispatcher::fail(Transfer& transfer, int error_number) {
   if (transfer.completion.error_number == 0) transfer.completion.error_number = error_number;
   remove_from_backlog(transfer);
+}
+
+/// A gap of more than two ticks is one in which this process itself stood still (SIGSTOP, Ctrl-Z):
+/// the device may have answered, and it does not count as waiting.
+void Dispatcher::look_at_the_clock() {
+  const Clock::time_point before = std::exchange(now_, Clock::now());
+  const Clock::duration gap = now_ - before;
+  if (gap <= 2 * tick_) return;
+  for (Piece& piece : pieces_) {
+    if (piece.transfer != nullptr) piece.started += gap - tick_;
+  }
 }
 
 void Dispatcher::watch() {

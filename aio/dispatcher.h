@@ -44,6 +44,7 @@ class Dispatcher {
   void restart(Piece& piece, Transport& transport);
   void retire(Piece& piece);
   void fail(Transfer& transfer, int error_number);
+  void look_at_the_clock();
   void watch();
   void abandon(Piece& piece);
   void settle();

@@ -225,6 +225,11 @@ void Command::add_flag(const std::string& name, bool* target, const std::string&
   if (!excludes.empty()) flag->excludes(excludes);
 }
 
+void Command::add_flag(const std::string& name, std::string* target, const std::string& description,
+                       const std::string& shown) {
+  app_->add_flag(name, *target, description)->option_text("[=" + shown + "]");
+}
+
 void Command::set_action(const Action& action) {
   app_->callback([chosen = chosen_, action] { *chosen = action; });
 }

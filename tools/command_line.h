@@ -44,6 +44,9 @@ struct OptionRules {
   const char* shown_default = nullptr;  ///< instead of the value
 };
 
+/// Value of a flag that may have one, but has none.
+inline constexpr const char* kFlagAlone = "true";
+
 /// Refers to the program or one of its subcommands; valid as long as its CommandLine.
 class Command {
  public:
@@ -58,6 +61,10 @@ class Command {
   /// `excludes`: an option added before, or "".
   void add_flag(const std::string& name, bool* target, const std::string& description,
                 const std::string& excludes = "");
+  /// A flag that may have a value, given as --NAME=VALUE; `shown` stands for it in --help. Sets
+  /// `target` to the value, or to kFlagAlone.
+  void add_flag(const std::string& name, std::string* target, const std::string& description,
+                const std::string& shown);
   /// What CommandLine::action() returns if this command is chosen.
   void set_action(const Action& action);
 

@@ -167,7 +167,7 @@ void Console::started(const train::RunStart& start) {
   terminal_.show(
       fmt::format("start  {} in {}{}", states, format_seconds(start.fill_seconds), written));
   std::fflush(stdout);
-  terminal_.live(fmt::format("step 1/{} running", start.steps));
+  terminal_.live(fmt::format("step {}/{} running", start.resumed_step + 1, start.steps));
 }
 
 /// A terminal that has changed its width may show other columns, so the header again.
@@ -229,15 +229,22 @@ void Console::finished(const train::RunSummary& summary) {
                              format_count(summary.tokens_per_second), 100.0 * summary.gemm_share));
   const std::string skipped =
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
-  terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
-                             summary.skipped > 0 ? skipped : ""));
+  const bool only_saved = summary.training_seconds == 0.0;
+  if (!only_saved) {
+    terminal_.show(fmt::format("last loss {:.4f}{}", without_nan_sign(summary.last_loss),
+                               summary.skipped > 0 ? skipped : ""));
+  }
+  if (summary.went_back > 0) {
+    terminal_.show(fmt::format("went back to a checkpoint {} time{}", summary.went_back,
+                               summary.went_back == 1 ? "" : "s"));
+  }
   const auto& blocks = blueprint.placement.blocks;
   if (std::any_of(blocks.begin(), blocks.end(),
                   [](const auto& block) { return block.speculates; })) {
-    terminal_.show(fmt::format(
-        "speculative updates were repeated in {} of {} steps ({:.1f}%)", summary.rolled_back,
-        summary.steps,
-        100.0 * static_cast<double>(summary.rolled_back) / static_cast<double>(summary.steps)));
+    terminal_.show(fmt::format("speculative updates were repeated in {} of {} steps ({:.1f}%)",
+                               summary.rolled_back, summary.steps,
+                               100.0 * static_cast<double>(summary.rolled_back) /
+                                   std::max(1.0, static_cast<double>(summary.steps))));
   }
   if (summary.predicted_seconds) {
     terminal_.show(fmt::format(

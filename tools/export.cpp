@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/train/checkpoints.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -24,6 +25,7 @@ struct ExportArguments {
   std::filesystem::path out;
   std::string type;
   std::string shard_size = "5GB";
+  bool states = false;
 };
 
 train::ExportOptions options_of(const ExportArguments& arguments) {
@@ -37,11 +39,13 @@ train::ExportOptions options_of(const ExportArguments& arguments) {
 void run_export(const ExportArguments& arguments) {
   const Terminal terminal(isatty(STDOUT_FILENO) == 1);
   const train::ExportOptions options = options_of(arguments);
-  const auto summary =
-      train::export_model(arguments.from, arguments.out, options, [&](Bytes done, Bytes total) {
-        if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
-        terminal.live(fmt::format("exporting, {} of {}", format_bytes(done), format_bytes(total)));
-      });
+  const auto progress = [&](Bytes done, Bytes total) {
+    if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");
+    terminal.live(fmt::format("exporting, {} of {}", format_bytes(done), format_bytes(total)));
+  };
+  const auto summary = arguments.states
+                           ? train::export_states(arguments.from, arguments.out, progress)
+                           : train::export_model(arguments.from, arguments.out, options, progress);
   terminal.show(fmt::format("{}: {} tensors, {} in {} file{}", arguments.out.string(),
                             summary.tensors, format_bytes(summary.bytes), summary.files,
                             summary.files == 1 ? "" : "s"));
@@ -55,8 +59,11 @@ void add_export(Command program) {
   auto arguments = std::make_shared<ExportArguments>();
   auto& a = *arguments;
   Command command =
-      program.add_command("export", "Write the model of a run as a folder of Hugging Face");
-  command.add_option("RUN", &a.from, "Run directory, or a folder of Hugging Face",
+      program.add_command("export",
+                          "Write the model of a run as a folder of Hugging Face, or a checkpoint "
+                          "as a portable one");
+  command.add_option("RUN", &a.from,
+                     "Run directory, or a folder of Hugging Face; with --states, or a checkpoint",
                      {.required = true});
   command.add_option("--out", &a.out, "Folder to make", {.required = true});
   command.add_option("--dtype", &a.type,
@@ -64,7 +71,19 @@ void add_export(Command program) {
                      {.choices = {"bf16", "fp16", "fp32"}});
   command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
                      {.show_default = true});
-  command.set_action([arguments] { run_export(*arguments); });
+  command.add_flag("--states", &a.states,
+                   "Write weights and optimizer states of the newest whole checkpoint, or of the "
+                   "one that is named, as safetensors from which a run can go on");
+  command.set_action([arguments, command] {
+    for (const char* option : {"dtype", "shard-size"}) {
+      if (!arguments->states || !command.given(option)) continue;
+      throw Error(ErrorCategory::usage,
+                  fmt::format("--{} is for weights; --states writes all bits as they are, a file "
+                              "for each block",
+                              option));
+    }
+    run_export(*arguments);
+  });
 }
 
 }  // namespace ballast::tools

@@ -2,15 +2,20 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/text/json.h"
+#include "ballast/train/checkpoints.h"
 #include "ballast/train/export.h"
 #include "ballast/train/weight_files.h"
 
+#include "tools/checkpoints.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 
@@ -21,6 +26,7 @@ using text::Json;
 
 struct InspectArguments {
   std::filesystem::path path;
+  train::CheckpointQuestions questions;
   bool json = false;
 };
 
@@ -46,7 +52,7 @@ Json shape_of(const train::StoredTensor& tensor) {
   return shape;
 }
 
-void print_json(const train::WeightFiles& weights, const Totals& totals) {
+Json weights_json(const train::WeightFiles& weights, const Totals& totals) {
   Json tensors = Json::array();
   for (const auto& [tensor, file] : weights.tensors()) {
     tensors.push_back(Json::object({{"name", tensor->name},
@@ -56,11 +62,14 @@ void print_json(const train::WeightFiles& weights, const Totals& totals) {
                                     {"file", file->path().filename().string()},
                                     {"offset", tensor->offset}}));
   }
-  const Json out = Json::object({{"path", weights.path().string()},
-                                 {"files", weights.files().size()},
-                                 {"elements", totals.elements},
-                                 {"bytes", totals.bytes},
-                                 {"tensors", tensors}});
+  return Json::object({{"path", weights.path().string()},
+                       {"files", weights.files().size()},
+                       {"elements", totals.elements},
+                       {"bytes", totals.bytes},
+                       {"tensors", tensors}});
+}
+
+void print_json(const Json& out) {
   constexpr unsigned kLevels = 2;  // a line for each tensor
   fmt::print("{}\n", out.pretty(kLevels));
 }
@@ -87,11 +96,63 @@ void print_table(const train::WeightFiles& weights, const Totals& totals) {
              format_bytes(totals.bytes), types.empty() ? "" : " (" + types + ")");
 }
 
+void inspect_checkpoint(const InspectArguments& arguments) {
+  const auto reports = examine({arguments.path}, arguments.questions);
+  if (arguments.json) {
+    print_json(report_json(reports.front(), arguments.questions));
+  } else {
+    print_checkpoint(reports.front(), arguments.questions);
+  }
+  refuse_damage(arguments.path, reports);
+}
+
+/// The weights of a run that has checkpoints too, if there are any.
+std::optional<train::WeightFiles> weights_beside_checkpoints(const std::filesystem::path& run) {
+  std::filesystem::path found;
+  try {
+    found = train::weights_at(run);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  std::optional<train::WeightFiles> weights;
+  if (found != run) weights.emplace(found);
+  return weights;
+}
+
+void inspect_run(const InspectArguments& arguments,
+                 const std::vector<std::filesystem::path>& checkpoints) {
+  const auto weights = weights_beside_checkpoints(arguments.path);
+  if (weights && !arguments.json) print_table(*weights, totals_of(*weights));
+  const auto reports = examine(checkpoints, arguments.questions);
+  if (arguments.json) {
+    Json out = weights ? weights_json(*weights, totals_of(*weights))
+                       : Json::object({{"path", arguments.path.string()}});
+    Json list = Json::array();
+    for (const auto& report : reports) list.push_back(report_json(report, arguments.questions));
+    out["checkpoints"] = list;
+    out["resume"] = resumed_one(reports);
+    print_json(out);
+  } else {
+    fmt::print("{} in {}\n", reports.size() == 1 ? "checkpoint" : "checkpoints",
+               arguments.path.string());
+    print_checkpoints(reports, arguments.questions);
+  }
+  refuse_damage(arguments.path, reports);
+}
+
 void run_inspect(const InspectArguments& arguments) {
+  if (train::names_checkpoint(arguments.path)) return inspect_checkpoint(arguments);
+  const auto checkpoints = train::checkpoints_of(arguments.path);
+  if (!checkpoints.empty()) return inspect_run(arguments, checkpoints);
+  if (arguments.questions.whole || arguments.questions.hash) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} has no checkpoints to {}", arguments.path.string(),
+                            arguments.questions.whole ? "--verify" : "--hash"));
+  }
   const train::WeightFiles weights(train::weights_at(arguments.path));
   const Totals totals = totals_of(weights);
   if (arguments.json) {
-    print_json(weights, totals);
+    print_json(weights_json(weights, totals));
   } else {
     print_table(weights, totals);
   }
@@ -101,10 +162,16 @@ void run_inspect(const InspectArguments& arguments) {
 
 void add_inspect(Command program) {
   auto arguments = std::make_shared<InspectArguments>();
-  Command command = program.add_command("inspect", "List the tensors of a model");
+  Command command =
+      program.add_command("inspect", "List the tensors of a model, or what checkpoints hold");
   command.add_option("PATH", &arguments->path,
-                     "Run directory, folder of Hugging Face, index or safetensors file",
+                     "Run directory, checkpoint, folder of Hugging Face, index or safetensors file",
                      {.required = true});
+  command.add_flag("--verify", &arguments->questions.whole,
+                   "Read checkpoints whole and compare them with their checksums");
+  command.add_flag("--hash", &arguments->questions.hash,
+                   "Print an XXH3 of all weights and states of a checkpoint: the same for every "
+                   "number of ranks that can write it");
   command.add_flag("--json", &arguments->json, "Print a JSON object");
   command.set_action([arguments] { run_inspect(*arguments); });
 }

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <cctype>
 #include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/train/checkpoints.h"
 #include "ballast/train/trainer.h"
 
 #include "tools/command_line.h"
@@ -36,9 +40,23 @@ struct TrainArguments {
   train::TraceRequest trace;
   bool serial = false;
   bool overwrite = false;
-  bool resume = false;
+  std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise from where
   bool print_config = false;
 };
+
+/// Where --resume=DIR points; "" without DIR.
+std::filesystem::path resumed_path(const TrainArguments& arguments) {
+  if (arguments.resume.empty() || arguments.resume == kFlagAlone) return "";
+  return std::filesystem::absolute(arguments.resume);
+}
+
+/// Whether the run of --out goes on; --resume=DIR may also begin another one.
+bool continues(const TrainArguments& arguments, const config::Config& config) {
+  const std::filesystem::path& out = config.ballast.out;
+  const std::filesystem::path from = resumed_path(arguments);
+  if (from.empty()) return !arguments.resume.empty();
+  return !out.empty() && train::is_of_run(from, out);
+}
 
 config::Config load_config(const TrainArguments& arguments, std::uint32_t world) {
   config::Config config = config::load(arguments.config, arguments.overrides, world);
@@ -49,18 +67,27 @@ config::Config load_config(const TrainArguments& arguments, std::uint32_t world)
 }
 
 void check_run(const TrainArguments& arguments, const config::Config& config) {
+  const std::vector<std::string>& words = command_line();
+  if (std::find(words.begin(), words.end(), "--resume=") != words.end()) {
+    throw Error(ErrorCategory::usage, "--resume=: must not be empty");
+  }
   if (config.ballast.steps == 0) {
     throw Error(
         ErrorCategory::usage,
         arguments.config.string() + ": ballast.steps is missing or 0: set it or give --steps N");
   }
   const std::filesystem::path& out = config.ballast.out;
-  if (arguments.resume && out.empty()) {
+  const bool own = continues(arguments, config);
+  if (own && out.empty()) {
     throw Error(ErrorCategory::usage,
-                "--resume: name the directory of the run with --out DIR or ballast.out");
+                "--resume: name the directory of the run with --out DIR or ballast.out, or give "
+                "--resume=DIR");
   }
-  if (out.empty()) return;
-  if (arguments.resume) return;
+  if (own && arguments.overwrite) {
+    throw Error(ErrorCategory::usage,
+                "--overwrite would replace the run that --resume goes on with; give one of them");
+  }
+  if (out.empty() || own) return;
   if (!arguments.overwrite) train::refuse_used_directory(out);
   std::error_code ignored;
   if (std::filesystem::equivalent(arguments.config, out / "config.json", ignored)) {
@@ -71,23 +98,34 @@ void check_run(const TrainArguments& arguments, const config::Config& config) {
   }
 }
 
-train::RunDirectory directory_of(const TrainArguments& arguments) {
-  if (arguments.resume) return train::RunDirectory::continued;
+train::RunDirectory directory_of(const TrainArguments& arguments, const config::Config& config) {
+  if (continues(arguments, config)) return train::RunDirectory::continued;
   return arguments.overwrite ? train::RunDirectory::overwritten : train::RunDirectory::fresh;
+}
+
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_-+=./,:@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain && !word.empty()) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
 }
 
 /// The command that goes on with the run.
 std::string resuming_command(const config::Config& config) {
   std::string line;
-  bool resumes = false;
   bool names_directory = false;
   for (const std::string& word : command_line()) {
-    line += (line.empty() ? "" : " ") + word;
-    resumes = resumes || word == "--resume";
+    if (word == "--overwrite" || word.starts_with("--resume")) continue;
+    line += (line.empty() ? "" : " ") + quoted(word);
     names_directory = names_directory || word.starts_with("--out");
   }
-  if (!names_directory) line += fmt::format(" --out {}", config.ballast.out.string());
-  return resumes ? line : line + " --resume";
+  if (!names_directory) line += fmt::format(" --out {}", quoted(config.ballast.out.string()));
+  return line + " --resume";
 }
 
 /// Lines that say where the files of a run are.
@@ -116,9 +154,11 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
   try {
     train::train(config, console, &interrupted(),
                  {.trace = arguments.trace,
-                  .directory = directory_of(arguments),
+                  .directory = directory_of(arguments, config),
+                  .resume = resumed_path(arguments),
                   .command = command_line(),
-                  .checkpoint_now = &checkpoint_wanted()},
+                  .checkpoint_now = &checkpoint_wanted(),
+                  .resuming = resuming_command(config)},
                  ranks);
   } catch (const Error& error) {
     // Removes nothing if the run has written to it.
@@ -144,7 +184,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
   }
   comm::JoinOptions options = {.interrupted = &interrupted()};
   // A signal then ends the run after the step, so no collective is given up.
-  if (config && config->ballast.checkpoint_every > 0) options.interrupted = nullptr;
+  if (config && config->ballast.writes_checkpoints()) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
     comm::together(&ranks, [&] {
@@ -192,8 +232,9 @@ void add_train(Command program) {
                    "Replace the files of another run in the run directory");
   command.add_flag("--resume", &a.resume,
                    "Go on with the run of --out from its newest whole checkpoint "
-                   "(ballast.checkpoint_every)",
-                   "--overwrite");
+                   "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "
+                   "portable one (ballast export --states)",
+                   "DIR");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

@@ -274,6 +274,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_persistence(document.root(), document);
   check_update(config, document);
   check_buffers(config.ballast, document);
+  check_faults(config.ballast, document, world, config.notes);
 }
 
 }  // namespace ballast::config

@@ -298,10 +298,11 @@ Section ballast_keys(BallastSection& b) {
       whole("eval_every", b.eval_every, kSteps),
       whole("eval_batches", b.eval_batches, {1, kSteps.high}),
       also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
-      also_called(whole("checkpoint_every", b.checkpoint_every, kSteps),
-                  {"save_every", "save_steps"}),
+      also_called(checkpoint_every_key(b), {"save_every", "save_steps"}),
       also_called(whole("checkpoint_keep", b.checkpoint_keep, {1, 1024}), {"save_total_limit"}),
       whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
+      also_called(spike_key(b.spike), {"loss_spike", "on_spike"}),
+      choice("on_error", b.on_error, {"stop", "resume"}),
       real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
       also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
 }

@@ -19,6 +19,13 @@ Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& lo
 Section scheduler_keys(SchedulerSection& scheduler);
 Section zero_keys(ZeroSection& zero, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
+/// checkpoint_every: steps, or a time such as "30m".
+Key checkpoint_every_key(BallastSection& ballast);
+/// spike: an action, or an object.
+Key spike_key(SpikeSection& spike);
+/// Throws Error(config) for what needs checkpoints without them; notes what ranks cannot do.
+void check_faults(const BallastSection& ballast, const Document& document, std::uint64_t world,
+                  std::vector<std::string>& notes);
 
 /// `table` plus DeepSpeed's keys of `section` ("" is the top level) that Ballast does not
 /// implement. Keys that do not affect results are accepted and noted in `log`; others are an error

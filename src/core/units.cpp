@@ -29,6 +29,27 @@ constexpr std::array<Suffix, 10> kScales = {{{"", 1},
                                              {"Gi", 0x1p30},
                                              {"Ti", 0x1p40}}};
 
+struct TimeUnit {
+  std::string_view name;
+  double seconds;
+};
+
+constexpr std::array<TimeUnit, 15> kTimeUnits = {{{"s", 1},
+                                                  {"sec", 1},
+                                                  {"second", 1},
+                                                  {"seconds", 1},
+                                                  {"m", 60},
+                                                  {"min", 60},
+                                                  {"minute", 60},
+                                                  {"minutes", 60},
+                                                  {"h", 3600},
+                                                  {"hour", 3600},
+                                                  {"hours", 3600},
+                                                  {"d", 86400},
+                                                  {"day", 86400},
+                                                  {"days", 86400},
+                                                  {"mins", 60}}};
+
 std::string_view trim(std::string_view text) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) {
     text.remove_prefix(1);
@@ -85,6 +106,22 @@ std::uint64_t parse_count(std::string_view text) {
                 fmt::format("'{}' is not a count; write a number such as 1000 or \"256Mi\"", text));
   }
   return static_cast<std::uint64_t>(std::llround(value));
+}
+
+double parse_seconds(std::string_view text) {
+  const std::string_view all = trim(text);
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), number);
+  const std::string_view name = trim(all.substr(static_cast<std::size_t>(end - all.data())));
+  constexpr double kMost = 1000.0 * 86400.0;
+  for (const TimeUnit& unit : kTimeUnits) {
+    const double seconds = number * unit.seconds;
+    if (error == std::errc() && unit.name == name && seconds > 0.0 && seconds <= kMost) {
+      return seconds;
+    }
+  }
+  throw Error(ErrorCategory::config,
+              fmt::format("'{}' is not {}, above 0 and at most 1000 days", text, kTimeForm));
 }
 
 std::string format_bytes(Bytes bytes) {

@@ -1,5 +1,6 @@
 #include "src/engine/saved_states.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -55,6 +56,12 @@ bool is_on_nvme(const Blueprint& blueprint, std::size_t block, bool states) {
 
 std::string_view to_string(StateKind kind) noexcept {
   return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::optional<StateKind> state_kind(std::string_view name) noexcept {
+  const auto* const found = std::find(kNames.begin(), kNames.end(), name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<StateKind>(found - kNames.begin());
 }
 
 ShardRange entries_of(StateKind kind, const ShardRange& elements) {

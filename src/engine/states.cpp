@@ -1,19 +1,16 @@
 #include "src/engine/states.h"
 
-#define XXH_INLINE_ALL
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
-
-#include <xxhash.h>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 #include "ballast/schedule/rank_sizes.h"
+#include "ballast/state/checksum.h"
 
 #include "src/engine/saved_states.h"
 
@@ -22,21 +19,6 @@ namespace {
 
 /// Initial weights that a thread makes at a time: they stay in its cache.
 constexpr Elems kAtATime = Elems{1} << 14;
-
-/// Incremental XXH3.
-class Hash {
- public:
-  Hash() : state_(XXH3_createState(), &XXH3_freeState) {
-    expects(state_ != nullptr, "state hash: out of memory");
-    XXH3_64bits_reset(state_.get());
-  }
-  void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
-  void add(ConstHostBytes bytes) { add(bytes.data(), bytes.size()); }
-  [[nodiscard]] std::uint64_t digest() const { return XXH3_64bits_digest(state_.get()); }
-
- private:
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
-};
 
 using Masters = std::span<const float>;
 
@@ -190,8 +172,8 @@ class StateHash {
 
  private:
   const Blueprint& blueprint_;
-  Hash own_;
-  Hash common_;
+  state::RunningChecksum own_;
+  state::RunningChecksum common_;
 };
 
 schedule::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size_t count) {
@@ -241,11 +223,11 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
   if (ranks == nullptr) return found[0];
   std::vector<std::uint64_t> all(found.size() * ranks->world());
   ranks->all_gather(std::as_bytes(std::span(found)), std::as_writable_bytes(std::span(all)));
-  Hash together;
+  state::RunningChecksum together;
   const schedule::RankSizes sizes(blueprint.workload);
   for (std::uint32_t p = 0; p < ranks->world(); ++p) {
     const std::size_t r = sizes.owner_of(p);
-    together.add(&all[2 * r], sizeof all[0]);
+    together.add(std::as_bytes(std::span(&all[2 * r], 1)));
     if (all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,
                 "rank " + std::to_string(r) + " has different weights than this rank");

@@ -56,7 +56,7 @@ schedule::Options schedule_options(const config::Config& config) {
   options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
   options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
   options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
-  if (config.ballast.checkpoint_every > 0) {
+  if (config.ballast.writes_checkpoints()) {
     options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
   }
   return options;

@@ -7,6 +7,8 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -163,6 +165,9 @@ struct Executor::State {
       handle(operation, item.submission->number);
     } catch (const Error& error) {
       return std::make_exception_ptr(error.with_context(namer(operation)));
+    } catch (const std::bad_alloc&) {
+      return std::make_exception_ptr(
+          Error(ErrorCategory::memory, namer(operation) + ": out of memory"));
     } catch (const std::exception& error) {
       return std::make_exception_ptr(
           Error(ErrorCategory::state, namer(operation) + ": " + error.what()));
@@ -276,6 +281,32 @@ struct Executor::State {
     }
   }
 
+  void make_threads() {
+    try {
+      for (std::size_t lane = 0; lane < kLaneCount; ++lane) make_threads(lane);
+    } catch (const std::system_error& error) {
+      end();
+      throw Error(ErrorCategory::memory, "cannot start the thread of a lane", error.code().value());
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+
+  void make_threads(std::size_t lane) {
+    const std::string name(to_string(kLanes[lane]));
+    starting.emplace_back([this, lane] { start_operations(lane); });
+    pthread_setname_np(starting.back().native_handle(), name.c_str());
+    if (!queued(lane)) return;
+    finishing.emplace_back([this, lane] { finish_operations(lane); });
+    pthread_setname_np(finishing.back().native_handle(), (name + " end").c_str());
+  }
+
+  void end() {
+    join(starting, stopping);
+    join(finishing, all_enqueued);
+  }
+
   /// Ends `threads` by setting `flag`, and waits for them.
   void join(std::vector<std::thread>& threads, bool& flag) {
     {
@@ -295,21 +326,11 @@ Executor::Executor(Handler handler, Namer namer, const ExecutorOptions& options)
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
     if (mode_of(kLanes[lane]) == Mode::streamed) state_->lanes[lane].most = options.most_on_stream;
   }
-  if (options.serial) return;
-  State* const state = state_.get();
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    const std::string name(to_string(kLanes[lane]));
-    state->starting.emplace_back([state, lane] { state->start_operations(lane); });
-    pthread_setname_np(state->starting.back().native_handle(), name.c_str());
-    if (!state->queued(lane)) continue;
-    state->finishing.emplace_back([state, lane] { state->finish_operations(lane); });
-    pthread_setname_np(state->finishing.back().native_handle(), (name + " end").c_str());
-  }
+  if (!options.serial) state_->make_threads();
 }
 
 Executor::~Executor() {
-  state_->join(state_->starting, state_->stopping);
-  state_->join(state_->finishing, state_->all_enqueued);
+  state_->end();
 }
 
 void Executor::submit(const Plan& plan, std::uint64_t number) {

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +14,11 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/descriptor.h"
 #include "ballast/engine/engine.h"
-#include "ballast/text/json.h"
+#include "ballast/train/checkpoints.h"
+
+namespace ballast::text {
+class Json;
+}
 
 namespace ballast::train {
 
@@ -22,18 +29,12 @@ namespace ballast::train {
 //   checkpoint.json  what else the run needs to go on, and the XXH3 of each rank-R.json
 // Both JSON files hold their own checksum. The folder is complete on the disk before it gets its
 // name, so there is never a part of one.
+//
+// A portable checkpoint (export_states()) is a folder of any name:
+//   block-B.safetensors  the whole arrays of a block, one tensor for each kind of state
+//   checkpoint.json      the same, with "format": "portable", and the XXH3 of each MiB of the files
 
 inline constexpr const char* kCheckpoints = "checkpoints";
-
-/// What a run needs to go on, beside its states.
-struct CheckpointFacts {
-  std::uint64_t step = 0;     ///< finished steps
-  std::uint64_t updates = 0;  ///< of them, those that were not skipped
-  std::uint64_t skipped_in_a_row = 0;
-  std::uint64_t batch = 0;          ///< sequences of a step, all ranks
-  std::uint64_t length = 0;         ///< tokens of a sequence
-  std::uint64_t metrics_bytes = 0;  ///< of metrics.jsonl
-};
 
 /// Writes a checkpoint of `engine` to the run directory `run` and removes the oldest ones, so that
 /// `keep` remain. Collective: all `ranks` (nullptr: one) must see the same folder. Returns the new
@@ -42,43 +43,52 @@ std::filesystem::path write_checkpoint(engine::Engine& engine, const std::filesy
                                        const CheckpointFacts& facts, std::uint64_t keep,
                                        comm::Ranks* ranks);
 
-/// Before the first step of a run that goes on from `newest`: removes incomplete checkpoints and
-/// the older ones beyond `keep` in all, which a run has left that ended between writing and
-/// removing. Swap space has room for `keep` and the current states. Collective. Throws Error(io).
-void trim_checkpoints(engine::Engine& engine, const std::filesystem::path& run,
-                      const std::filesystem::path& newest, std::uint64_t keep, comm::Ranks* ranks);
-
 /// Throws Error(io) if the file system of `run` lacks the space for `keep` checkpoints and one that
 /// is being written.
 void check_room_for_checkpoints(const engine::Engine& engine, const std::filesystem::path& run,
                                 std::uint64_t keep, std::uint32_t world);
 
-/// A checkpoint to read.
+/// A checkpoint to read, portable or not.
 class Checkpoint {
  public:
-  /// Reads checkpoint.json and the rank-R.json. Throws Error(data) naming the file that is missing
-  /// or damaged, Error(io).
+  struct Block {
+    std::string name;
+    Elems elements = 0;
+    bool operator==(const Block&) const = default;
+  };
+
+  /// Reads checkpoint.json and the rank-R.json, or the heads of the safetensors files. Throws
+  /// Error(data) naming the file that is missing or damaged, Error(io).
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
 
-  /// The newest whole checkpoint of `run`, for `engine`. Names damaged ones in warnings and skips
-  /// them. Collective. Throws Error(data) if there is none, or if the newest is of another model or
-  /// other formats than the engine's.
-  static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
-                         comm::Ranks* ranks);
+  /// The checkpoint `from`, verified, or the newest whole one of the run directory `from`, for a
+  /// run with `blueprint`; of a run only those of fewer than `before` steps. Names damaged ones of
+  /// a run in warnings and skips them. Collective. Throws Error(data) if there is none, or if it is
+  /// of another model or other formats than the blueprint's.
+  static Checkpoint open(const std::filesystem::path& from, const engine::Blueprint& blueprint,
+                         comm::Ranks* ranks,
+                         std::uint64_t before = std::numeric_limits<std::uint64_t>::max());
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const CheckpointFacts& facts() const { return facts_; }
+  [[nodiscard]] bool portable() const { return portable_; }
+  /// How many ranks have written it or, if it is portable, its source.
+  [[nodiscard]] std::uint64_t ranks() const { return ranks_; }
+  [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
+  /// What it holds, like engine::whole_ranges().
+  [[nodiscard]] std::vector<engine::StateRange> whole_ranges() const;
+  [[nodiscard]] std::vector<std::filesystem::path> files() const;
 
-  /// Compares every `of`-th state file, from number `first` on, with its checksums. Throws
-  /// Error(data) naming the file and the offset.
-  void verify(std::uint32_t first, std::uint32_t of) const;
+  /// Compares every `of`-th state file, from number `first` on, with its checksums. Calls
+  /// `progress`, if given, with the bytes of each chunk. Throws Error(data) naming the file and the
+  /// offset.
+  void verify(std::uint32_t first, std::uint32_t of,
+              const std::function<void(Bytes)>& progress = {}) const;
   /// Throws Error(data) naming the first difference if the states do not fit `blueprint`.
   void check_fits(const engine::Blueprint& blueprint) const;
 
-  /// How many ranks have written it.
-  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(kept_.size()); }
   /// What is in the swap files of a rank, if anything.
   [[nodiscard]] const engine::KeptStates& kept_by(std::uint32_t rank) const;
   /// What the checkpoints of `run` up to this one keep in the same swap files.
@@ -90,24 +100,62 @@ class Checkpoint {
   void read(const engine::StateRange& range, HostBytes bytes) const;
 
  private:
-  struct StatePart;
+  friend class CheckedStates;
+  /// A file of states, or a segment of a swap file.
+  struct StateFile {
+    std::filesystem::path path;
+    std::shared_ptr<const Descriptor> descriptor;
+    Bytes begin = 0;  ///< in the file
+    Bytes bytes = 0;
+    std::vector<std::string> checksums;
+  };
   struct Piece {
     engine::StateRange range;
-    std::size_t part = 0;
-    Bytes offset = 0;  ///< in the part
+    std::size_t file = 0;
+    Bytes offset = 0;  ///< after its begin
   };
   void add_rank(const std::string& checksum);
-  void add_states(const text::Json& json, const std::filesystem::path& path,
-                  const std::filesystem::path& states);
   void add_kept(const engine::KeptStates& kept);
-  void add_pieces(const engine::KeptHome& home, const state::Segment& segment);
+  void add_portable_file(const text::Json& described);
+  void open_states(const std::filesystem::path& path, const text::Json& described,
+                   const std::filesystem::path& at);
+  void add_piece(const engine::StateRange& range, Bytes offset, const std::filesystem::path& at);
+  void check_complete();
+  void check_head(const StateFile& file) const;
+  void read_chunk(const StateFile& file, std::size_t index, std::vector<std::byte>& chunk) const;
+  static Checkpoint find(const std::filesystem::path& run, const engine::Blueprint& blueprint,
+                         comm::Ranks* ranks, std::uint64_t before);
 
   std::filesystem::path folder_;
   CheckpointFacts facts_;
-  std::vector<std::pair<std::string, std::string>> blocks_;  ///< name and number of elements
-  std::vector<StatePart> parts_;
+  bool portable_ = false;
   std::vector<engine::KeptStates> kept_;  ///< by rank
+  std::uint64_t ranks_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<StateFile> files_;  ///< by rank and segment or, if it is portable, by block
+  /// By first entry, without gaps.
   std::map<std::pair<std::size_t, engine::StateKind>, std::vector<Piece>> pieces_;
 };
+
+/// Reads whole arrays of a checkpoint and compares every chunk with its checksum. Keeps one chunk.
+class CheckedStates {
+ public:
+  /// `checkpoint` must outlive the object.
+  explicit CheckedStates(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  /// Passes the bytes of `range`, one of Checkpoint::whole_ranges(), to `sink` in their order, at
+  /// most a chunk at a time. Throws Error(data) naming the file and the offset, and what `sink`
+  /// throws.
+  void read(const engine::StateRange& range, const std::function<void(ConstHostBytes)>& sink);
+
+ private:
+  const Checkpoint& checkpoint_;
+  std::vector<std::byte> chunk_;
+  std::optional<std::pair<std::size_t, std::size_t>> held_;  ///< file and number of the chunk
+};
+
+/// Calls `work`, which reads the checkpoint `folder`. Errors(data) that it throws then end with
+/// advice_after_damage().
+void advising(const std::filesystem::path& folder, const std::function<void()>& work);
 
 }  // namespace ballast::train

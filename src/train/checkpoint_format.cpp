@@ -1,7 +1,6 @@
 #include "src/train/checkpoint_format.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -21,24 +20,18 @@ namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
-using engine::StateKind;
 using engine::StateRange;
 using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
 
-std::optional<std::uint64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  std::uint64_t step = 0;
-  const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
+/// `path` without "." and without a slash at its end, so that it ends in a name.
+fs::path absolute_of(const fs::path& path) {
+  std::error_code ignored;
+  fs::path whole = fs::weakly_canonical(path, ignored);
+  if (ignored) whole = path.lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
 }
-
-constexpr std::array kKinds = {StateKind::weights,         StateKind::remainders,
-                               StateKind::first_moments,   StateKind::second_moments,
-                               StateKind::first_exponents, StateKind::second_exponents};
 
 }  // namespace
 
@@ -104,10 +97,39 @@ StateRange range_of(const Json& json, const fs::path& path) {
     return *number;
   };
   if (parts.size() < 5) refuse_checkpoint(path, "a range is not as it should be");
-  const auto* const kind = std::find_if(
-      kKinds.begin(), kKinds.end(), [&](StateKind known) { return parts[1] == to_string(known); });
-  if (kind == kKinds.end()) refuse_checkpoint(path, "a range is of an unknown kind");
+  const auto kind = engine::state_kind(parts[1].is_string() ? parts[1].text() : "");
+  if (!kind) refuse_checkpoint(path, "a range is of an unknown kind");
   return {whole(0), *kind, whole(2), whole(3), whole(4)};
+}
+
+Json json_of(const CheckpointFacts& facts) {
+  Json losses = Json::array();
+  for (const double loss : facts.losses) losses.push_back(loss);
+  return Json::object({{"version", kCheckpointVersion},
+                       {"step", facts.step},
+                       {"updates", facts.updates},
+                       {"skipped_in_a_row", facts.skipped_in_a_row},
+                       {"batch", facts.batch},
+                       {"sequence_length", facts.length},
+                       {"metrics_bytes", facts.metrics_bytes},
+                       {"skipped_batches", facts.skipped_batches},
+                       {"losses", losses}});
+}
+
+CheckpointFacts facts_of(const Json& content, const fs::path& path) {
+  const auto whole = [&](std::string_view key) { return whole_of(content, key, path); };
+  CheckpointFacts facts = {.step = whole("step"),
+                           .updates = whole("updates"),
+                           .skipped_in_a_row = whole("skipped_in_a_row"),
+                           .batch = whole("batch"),
+                           .length = whole("sequence_length"),
+                           .metrics_bytes = whole("metrics_bytes"),
+                           .skipped_batches = whole("skipped_batches")};
+  for (const Json& loss : array_of(content, "losses", path)) {
+    if (!loss.is_number()) refuse_checkpoint(path, "a loss is not a number");
+    facts.losses.push_back(loss.number());
+  }
+  return facts;
 }
 
 fs::path states_file(const fs::path& folder, std::uint32_t rank) {
@@ -120,6 +142,15 @@ fs::path ranges_file(const fs::path& folder, std::uint32_t rank) {
 
 fs::path facts_file(const fs::path& folder) {
   return folder / "checkpoint.json";
+}
+
+std::optional<std::uint64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::uint64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
 }
 
 fs::path checkpoint_folder(const fs::path& run, std::uint64_t step) {
@@ -138,6 +169,42 @@ std::vector<fs::path> checkpoints_of(const fs::path& run) {
   folders.reserve(found.size());
   for (auto& [step, folder] : found) folders.push_back(std::move(folder));
   return folders;
+}
+
+bool names_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  return step_of(absolute_of(path)) || fs::exists(facts_file(path), ignored);
+}
+
+bool is_of_run(const fs::path& path, const fs::path& run) {
+  const fs::path whole = absolute_of(path);
+  const fs::path directory = absolute_of(run);
+  return whole == directory || (step_of(whole) && whole.parent_path() == directory / kCheckpoints);
+}
+
+void check_names_states(const fs::path& path) {
+  if (names_checkpoint(path) || !checkpoints_of(path).empty()) return;
+  std::error_code ignored;
+  refuse_checkpoint(
+      path, fs::exists(path, ignored)
+                ? "neither a checkpoint nor a run directory with checkpoints; a run writes them "
+                  "with ballast.checkpoint_every"
+                : "there is no such checkpoint or run directory");
+}
+
+std::string advice_after_damage(const fs::path& folder) {
+  const fs::path whole = absolute_of(folder);
+  if (!step_of(whole)) return "; write it again with ballast export --states";
+  for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {
+    if (other == whole) continue;
+    try {
+      const Checkpoint readable(other);
+      return fmt::format("; another checkpoint of this run is {}", other.string());
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return "; its run has no other checkpoint";
 }
 
 }  // namespace ballast::train

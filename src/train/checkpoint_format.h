@@ -1,12 +1,14 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ballast/core/view.h"
 #include "ballast/engine/saved_states.h"
 #include "ballast/text/json.h"
+#include "ballast/train/checkpoints.h"
 
 namespace ballast::train {
 
@@ -39,13 +41,16 @@ const std::vector<text::Json>& array_of(const text::Json& object, std::string_vi
 text::Json json_of(const engine::StateRange& range);
 /// The same from the first elements of `json`. Throws Error(data) naming `path`.
 engine::StateRange range_of(const text::Json& json, const std::filesystem::path& path);
+/// The beginning of the content of checkpoint.json, and back. Throws like whole_of().
+text::Json json_of(const CheckpointFacts& facts);
+CheckpointFacts facts_of(const text::Json& content, const std::filesystem::path& path);
 
 std::filesystem::path states_file(const std::filesystem::path& folder, std::uint32_t rank);
 std::filesystem::path ranges_file(const std::filesystem::path& folder, std::uint32_t rank);
 std::filesystem::path facts_file(const std::filesystem::path& folder);
 
-/// The folders step-N of a run, the newest first; incomplete ones have other names.
-std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& run);
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run, std::uint64_t step);
+/// N of a folder step-N.
+std::optional<std::uint64_t> step_of(const std::filesystem::path& folder);
 
 }  // namespace ballast::train

@@ -15,45 +15,57 @@
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
+#include "src/train/portable.h"
 
 namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
+using engine::StateKind;
 using engine::StateRange;
 using text::Json;
 
-std::shared_ptr<const Descriptor> open_states(const fs::path& path) {
+Checkpoint::Block block_of(const Json& json, const fs::path& path) {
+  const auto& parts = json.elements();
+  const auto elements = parts.size() == 2 && parts[1].is_number() ? parts[1].whole() : std::nullopt;
+  if (!elements || !parts[0].is_string()) {
+    refuse_checkpoint(path, "a block is not as it should be");
+  }
+  return {parts[0].text(), *elements};
+}
+
+std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
   return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
+}
+
+/// Of the pieces of an array.
+template <class Pieces>
+Elems count_of(const Pieces& pieces) {
+  return pieces.back().range.first + pieces.back().range.count;
 }
 
 }  // namespace
 
-/// A part of a file of states, with the checksums of its chunks: all of rank-R.states, or a segment
-/// of a swap file.
-struct Checkpoint::StatePart {
-  fs::path path;
-  std::shared_ptr<const Descriptor> file;
-  Bytes begin = 0;  ///< in the file
-  Bytes bytes = 0;
-  std::vector<std::string> checksums;
-};
-
 Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
   const fs::path path = facts_file(folder_);
   const Json json = read_sealed(path);
-  const auto whole = [&](std::string_view key) { return whole_of(json, key, path); };
-  facts_ = {.step = whole("step"),
-            .updates = whole("updates"),
-            .skipped_in_a_row = whole("skipped_in_a_row"),
-            .batch = whole("batch"),
-            .length = whole("sequence_length"),
-            .metrics_bytes = whole("metrics_bytes")};
-  for (const Json& block : array_of(json, "blocks", path)) {
-    if (block.elements().size() != 2) refuse_checkpoint(path, "a block is not as it should be");
-    blocks_.emplace_back(block.elements()[0].text(), block.elements()[1].text());
+  facts_ = facts_of(json, path);
+  for (const Json& block : array_of(json, "blocks", path)) blocks_.push_back(block_of(block, path));
+  const Json* const format = json.find("format");
+  if (format != nullptr && !(*format == kPortable)) {
+    refuse_checkpoint(path, "has a format that this program does not know");
   }
-  for (const Json& checksum : array_of(json, "ranks", path)) add_rank(checksum.text());
+  portable_ = format != nullptr;
+  if (portable_) {
+    ranks_ = whole_of(json, "ranks", path);
+    const auto& files = array_of(json, "files", path);
+    if (files.size() != blocks_.size()) refuse_checkpoint(path, "has not one file for each block");
+    for (const Json& file : files) add_portable_file(file);
+  } else {
+    for (const Json& checksum : array_of(json, "ranks", path)) add_rank(checksum.text());
+    ranks_ = kept_.size();
+  }
+  check_complete();
 }
 
 Checkpoint::~Checkpoint() = default;
@@ -65,40 +77,27 @@ void Checkpoint::add_rank(const std::string& checksum) {
   const Json json = read_sealed(path);
   if (checksum_text(seal(json)) != checksum)
     refuse_checkpoint(path, "belongs to another checkpoint");
-  add_states(json, path, states_file(folder_, rank));
+  open_states(states_file(folder_, rank), json, path);
+  Bytes offset = 0;
+  for (const Json& json_range : array_of(json, "ranges", path)) {
+    const StateRange range = range_of(json_range, path);
+    add_piece(range, offset, path);
+    offset += range.bytes();
+  }
+  if (offset != files_.back().bytes) {
+    refuse_checkpoint(path, "its ranges do not add up to its file");
+  }
   const Json* const swap = json.find("swap");
   kept_.push_back(swap == nullptr ? engine::KeptStates{} : kept_states_of(*swap, path));
   if (swap != nullptr) add_kept(kept_.back());
 }
 
-void Checkpoint::add_states(const Json& json, const fs::path& path, const fs::path& states) {
-  StatePart file = {.path = states, .file = open_states(states)};
-  file.bytes = whole_of(json, "bytes", path);
-  if (whole_of(json, "chunk_bytes", path) != kCheckpointChunk) {
-    refuse_checkpoint(path, "its chunks have another size than this program's");
-  }
-  for (const Json& chunk : array_of(json, "chunks", path)) file.checksums.push_back(chunk.text());
-  const Bytes size = text::regular_file_size(*file.file, file.path, ErrorCategory::data);
-  const Bytes chunks = (file.bytes + kCheckpointChunk - 1) / kCheckpointChunk;
-  if (size != file.bytes || file.checksums.size() != chunks) {
-    refuse_checkpoint(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
-  }
-  Bytes offset = 0;
-  for (const Json& json_range : array_of(json, "ranges", path)) {
-    const StateRange range = range_of(json_range, path);
-    pieces_[{range.block, range.kind}].push_back({range, parts_.size(), offset});
-    offset += range.bytes();
-  }
-  if (offset != file.bytes) refuse_checkpoint(path, "its ranges do not add up to its file");
-  parts_.push_back(std::move(file));
-}
-
-/// The segments of the homes' extents become parts, and the ranges in them pieces.
+/// Each segment of the homes' extents is a file with the parts of ranges that are in it.
 void Checkpoint::add_kept(const engine::KeptStates& kept) {
   std::vector<std::shared_ptr<const Descriptor>> files;
   std::vector<Bytes> sizes;
   for (const fs::path& file : kept.image.files) {
-    files.push_back(open_states(file));
+    files.push_back(open_shared(file));
     sizes.push_back(text::regular_file_size(*files.back(), file, ErrorCategory::data));
   }
   const state::Stripe stripe = kept.image.stripe();
@@ -108,43 +107,121 @@ void Checkpoint::add_kept(const engine::KeptStates& kept) {
       if (segment.offset + segment.bytes > sizes[segment.path]) {
         refuse_checkpoint(path, fmt::format("has {} bytes, too few", sizes[segment.path]));
       }
-      StatePart part = {path, files[segment.path], segment.offset, segment.bytes, {}};
+      StateFile part = {path, files[segment.path], segment.offset, segment.bytes, {}};
       for (Bytes at = 0; at < segment.bytes; at += state::kChunk) {
         part.checksums.push_back(
             fmt::format("{:016x}", home.content.checksums[(segment.start + at) / state::kChunk]));
       }
-      add_pieces(home, segment);
-      parts_.push_back(std::move(part));
+      files_.push_back(std::move(part));
+      for (const auto& [range, offset] : home.ranges) {
+        const Bytes begin = std::max(offset, segment.start);
+        const Bytes end = std::min(offset + range.bytes(), segment.start + segment.bytes);
+        if (begin >= end) continue;
+        add_piece({range.block, range.kind, range.first + (begin - offset) / range.width,
+                   (end - begin) / range.width, range.width},
+                  begin - segment.start, path);
+      }
     }
   }
 }
 
-/// The parts of the home's ranges that are in `segment`, which is the next part.
-void Checkpoint::add_pieces(const engine::KeptHome& home, const state::Segment& segment) {
-  for (const auto& [range, offset] : home.ranges) {
-    const Bytes begin = std::max(offset, segment.start);
-    const Bytes end = std::min(offset + range.bytes(), segment.start + segment.bytes);
-    if (begin >= end) continue;
-    const StateRange here = {range.block, range.kind, range.first + (begin - offset) / range.width,
-                             (end - begin) / range.width, range.width};
-    pieces_[{range.block, range.kind}].push_back({here, parts_.size(), begin - segment.start});
+/// Opens a file that an object of the file `at` describes.
+void Checkpoint::open_states(const fs::path& path, const Json& described, const fs::path& at) {
+  StateFile file = {.path = path, .descriptor = open_shared(path)};
+  file.bytes = whole_of(described, "bytes", at);
+  if (whole_of(described, "chunk_bytes", at) != kCheckpointChunk) {
+    refuse_checkpoint(at, "its chunks have another size than this program's");
+  }
+  for (const Json& chunk : array_of(described, "chunks", at)) {
+    file.checksums.push_back(chunk.text());
+  }
+  const Bytes size = text::regular_file_size(*file.descriptor, file.path, ErrorCategory::data);
+  if (size != file.bytes) {
+    refuse_checkpoint(file.path, fmt::format("has {} bytes instead of {}", size, file.bytes));
+  }
+  if (file.checksums.size() != size / kCheckpointChunk + (size % kCheckpointChunk > 0 ? 1 : 0)) {
+    refuse_checkpoint(at, fmt::format("has not one checksum for each chunk of {}",
+                                      file.path.filename().string()));
+  }
+  files_.push_back(std::move(file));
+}
+
+/// A range in the file that was opened last.
+void Checkpoint::add_piece(const StateRange& range, Bytes offset, const fs::path& at) {
+  const Bytes file = files_.back().bytes;
+  const bool fits = range.block < blocks_.size() && !state_dtype(range.kind, range.width).empty() &&
+                    range.count > 0 && offset <= file &&
+                    range.count <= (file - offset) / range.width;
+  if (!fits) refuse_checkpoint(at, "a range is not as it should be");
+  pieces_[{range.block, range.kind}].push_back({range, files_.size() - 1, offset});
+}
+
+/// The pieces of each array must be all of it, and every block must have its weights.
+void Checkpoint::check_complete() {
+  const fs::path path = facts_file(folder_);
+  const auto refuse = [&](StateKind kind, std::size_t block) {
+    refuse_checkpoint(path, fmt::format("its files have not all {} of block '{}'", to_string(kind),
+                                        text::printable(blocks_[block].name)));
+  };
+  for (auto& [array, pieces] : pieces_) {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.range.first < b.range.first; });
+    Elems end = 0;
+    for (const Piece& piece : pieces) {
+      if (piece.range.first != end || piece.range.width != pieces.front().range.width) {
+        refuse(array.second, array.first);
+      }
+      end += piece.range.count;
+    }
+  }
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    const auto weights = pieces_.find({b, StateKind::weights});
+    if (weights == pieces_.end() || count_of(weights->second) != blocks_[b].elements) {
+      refuse(StateKind::weights, b);
+    }
   }
 }
 
-void Checkpoint::verify(std::uint32_t first, std::uint32_t of) const {
+std::vector<StateRange> Checkpoint::whole_ranges() const {
+  std::vector<StateRange> ranges;
+  for (const auto& [array, pieces] : pieces_) {
+    ranges.push_back({array.first, array.second, 0, count_of(pieces), pieces.front().range.width});
+  }
+  return ranges;
+}
+
+std::vector<fs::path> Checkpoint::files() const {
+  std::vector<fs::path> paths = {facts_file(folder_)};
+  if (!portable_) {
+    for (std::uint32_t r = 0; r < ranks_; ++r) paths.push_back(ranges_file(folder_, r));
+  }
+  for (const StateFile& file : files_) {
+    if (std::find(paths.begin(), paths.end(), file.path) == paths.end()) paths.push_back(file.path);
+  }
+  return paths;
+}
+
+void Checkpoint::read_chunk(const StateFile& file, std::size_t index,
+                            std::vector<std::byte>& chunk) const {
+  const Bytes offset = index * kCheckpointChunk;
+  chunk.resize(std::min(kCheckpointChunk, file.bytes - offset));
+  try {
+    text::read_fully(*file.descriptor, file.path, file.begin + offset, chunk);
+  } catch (const Error& error) {
+    throw Error(ErrorCategory::data, error.what());
+  }
+  if (checksum_text(chunk) == file.checksums[index]) return;
+  refuse_checkpoint(file.path, fmt::format("damaged: the checksum of {} bytes at offset {} differs",
+                                           chunk.size(), file.begin + offset));
+}
+
+void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
+                        const std::function<void(Bytes)>& progress) const {
   std::vector<std::byte> chunk;
-  for (std::size_t f = first; f < parts_.size(); f += of) {
-    const StatePart& file = parts_[f];
-    Bytes offset = 0;
-    for (const std::string& checksum : file.checksums) {
-      chunk.resize(std::min(kCheckpointChunk, file.bytes - offset));
-      text::read_fully(*file.file, file.path, file.begin + offset, chunk);
-      if (checksum_text(chunk) != checksum) {
-        refuse_checkpoint(file.path,
-                          fmt::format("damaged: the checksum of {} bytes at offset {} differs",
-                                      chunk.size(), file.begin + offset));
-      }
-      offset += chunk.size();
+  for (std::size_t f = first; f < files_.size(); f += of) {
+    for (std::size_t c = 0; c < files_[f].checksums.size(); ++c) {
+      read_chunk(files_[f], c, chunk);
+      if (progress) progress(chunk.size());
     }
   }
 }
@@ -153,7 +230,7 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
   const auto& blocks = blueprint.model.blocks;
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
-    same = blocks_[b] == std::pair(blocks[b].name, std::to_string(blocks[b].elements));
+    same = blocks_[b] == Block{blocks[b].name, blocks[b].elements};
   }
   if (!same) refuse_checkpoint(folder_, "is of another model than the config's");
   for (const StateRange& range : engine::whole_ranges(blueprint)) {
@@ -165,16 +242,12 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
                                              "ballast.optimizer_states or bf16.enabled",
                                              what));
     }
-    Elems covered = 0;
-    for (const Piece& piece : found->second) {
-      covered += piece.range.count;
-      if (piece.range.width != range.width) {
-        refuse_checkpoint(folder_, fmt::format("has {} of another format: the config has another "
-                                               "ballast.optimizer_states or bf16.enabled",
-                                               what));
-      }
+    if (found->second.front().range.width != range.width) {
+      refuse_checkpoint(folder_, fmt::format("has {} of another format: the config has another "
+                                             "ballast.optimizer_states or bf16.enabled",
+                                             what));
     }
-    if (covered < range.count)
+    if (count_of(found->second) != range.count)
       refuse_checkpoint(folder_, fmt::format("lacks a part of the {}", what));
   }
 }
@@ -185,10 +258,10 @@ void Checkpoint::read(const StateRange& range, HostBytes bytes) const {
     const Elems begin = std::max(range.first, piece.range.first);
     const Elems end = std::min(range.first + range.count, piece.range.first + piece.range.count);
     if (begin >= end) continue;
-    const StatePart& part = parts_[piece.part];
+    const StateFile& file = files_[piece.file];
     text::read_fully(
-        *part.file, part.path,
-        part.begin + piece.offset + (begin - piece.range.first) * range.width,
+        *file.descriptor, file.path,
+        file.begin + piece.offset + (begin - piece.range.first) * range.width,
         bytes.subspan((begin - range.first) * range.width, (end - begin) * range.width));
     done += end - begin;
   }
@@ -198,8 +271,51 @@ void Checkpoint::read(const StateRange& range, HostBytes bytes) const {
   }
 }
 
+void CheckedStates::read(const StateRange& range, const std::function<void(ConstHostBytes)>& sink) {
+  for (const auto& piece : checkpoint_.pieces_.at({range.block, range.kind})) {
+    const auto& file = checkpoint_.files_[piece.file];
+    const Bytes end = piece.offset + piece.range.bytes();
+    for (Bytes at = piece.offset; at < end;) {
+      const std::size_t index = at / kCheckpointChunk;
+      if (held_ != std::pair(piece.file, index)) {
+        held_.reset();
+        checkpoint_.read_chunk(file, index, chunk_);
+        held_ = {piece.file, index};
+      }
+      const Bytes first = at % kCheckpointChunk;
+      const Bytes count = std::min(end - at, chunk_.size() - first);
+      sink(std::span(chunk_).subspan(first, count));
+      at += count;
+    }
+  }
+}
+
+void advising(const fs::path& folder, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.category() != ErrorCategory::data) throw;
+    throw Error(ErrorCategory::data, error.what() + advice_after_damage(folder));
+  }
+}
+
+Checkpoint Checkpoint::open(const fs::path& from, const engine::Blueprint& blueprint,
+                            comm::Ranks* ranks, std::uint64_t before) {
+  if (!names_checkpoint(from)) return find(from, blueprint, ranks, before);
+  std::optional<Checkpoint> found;
+  comm::together(ranks, [&] {
+    advising(from, [&] {
+      found.emplace(from);
+      found->verify(ranks == nullptr ? 0 : ranks->rank(), ranks == nullptr ? 1 : ranks->world());
+    });
+    found->check_fits(blueprint);
+  });
+  return std::move(*found);
+}
+
 const engine::KeptStates& Checkpoint::kept_by(std::uint32_t rank) const {
-  return kept_.at(rank);
+  static const engine::KeptStates kNothing;
+  return rank < kept_.size() ? kept_[rank] : kNothing;
 }
 
 state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t rank) const {
@@ -230,7 +346,7 @@ state::KeptExtents Checkpoint::kept_beside(const fs::path& run, std::uint32_t ra
 }
 
 Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& blueprint,
-                            comm::Ranks* ranks) {
+                            comm::Ranks* ranks, std::uint64_t before) {
   const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
   const std::uint32_t world = ranks == nullptr ? 1 : ranks->world();
   for (const fs::path& folder : checkpoints_of(run)) {
@@ -248,6 +364,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
       if (rank == 0) log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
       continue;
     }
+    if (found->facts().step >= before) continue;
     comm::together(ranks, [&] { found->check_fits(blueprint); });
     return std::move(*found);
   }

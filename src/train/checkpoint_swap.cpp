@@ -200,6 +200,19 @@ void remove_checkpoint(const fs::path& folder) {
   remove_with_files(gone);
 }
 
+void remove_later(const fs::path& run, std::uint64_t step) {
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (step_of(folder) > step) remove_checkpoint(folder);
+  }
+}
+
+void remove_older(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
+  const std::vector<fs::path> folders = checkpoints_of(run);
+  const auto first =
+      static_cast<std::size_t>(std::find(folders.begin(), folders.end(), newest) - folders.begin());
+  for (std::size_t i = first + keep; i < folders.size(); ++i) remove_checkpoint(folders[i]);
+}
+
 void remove_checkpoints(const fs::path& run) {
   for (const fs::path& folder : checkpoints_of(run)) remove_with_files(folder);
   remove_incomplete(run / kCheckpoints);

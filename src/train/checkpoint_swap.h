@@ -28,6 +28,13 @@ engine::KeptStates kept_states_of(const text::Json& json, const std::filesystem:
 /// its files, also those elsewhere. Does nothing if there is none. Throws Error(io) if it keeps its
 /// name.
 void remove_checkpoint(const std::filesystem::path& folder);
+/// Removes checkpoints of `run` after step `step`: the run has gone back behind them. Throws
+/// Error(io).
+void remove_later(const std::filesystem::path& run, std::uint64_t step);
+/// Removes checkpoints of `run` that are older than `newest`, so that `keep` remain with it. Throws
+/// Error(io).
+void remove_older(const std::filesystem::path& run, const std::filesystem::path& newest,
+                  std::uint64_t keep);
 /// Removes all checkpoints of a run. Best effort.
 void remove_checkpoints(const std::filesystem::path& run);
 /// Removes what processes have left that were killed while they wrote or removed checkpoints.

@@ -19,7 +19,7 @@
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
-#include "src/train/write_behind.h"
+#include "src/train/states_writer.h"
 
 namespace ballast::train {
 namespace {
@@ -42,42 +42,6 @@ void write_small(const fs::path& path, const std::string& text) {
   file.write(text);
   file.commit();
 }
-
-/// A file of states, written in order, and the checksums of its chunks.
-class StatesWriter {
- public:
-  StatesWriter(const fs::path& path, Bytes size) : file_(path, size) {
-    chunk_.reserve(kCheckpointChunk);
-  }
-
-  void write(ConstHostBytes bytes) {
-    while (!bytes.empty()) {
-      const Bytes count = std::min(bytes.size(), kCheckpointChunk - chunk_.size());
-      chunk_.insert(chunk_.end(), bytes.begin(),
-                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
-      bytes = bytes.subspan(count);
-      if (chunk_.size() == kCheckpointChunk) pass_on();
-    }
-  }
-
-  /// The checksums, after all is on the disk.
-  Json finish() {
-    if (!chunk_.empty()) pass_on();
-    file_.commit();
-    return std::move(checksums_);
-  }
-
- private:
-  void pass_on() {
-    checksums_.push_back(checksum_text(chunk_));
-    file_.write(chunk_);
-    chunk_.clear();
-  }
-
-  WriteBehind file_;
-  std::vector<std::byte> chunk_;
-  Json checksums_ = Json::array();
-};
 
 Json json_of_all(const std::vector<engine::StateRange>& ranges) {
   Json json = Json::array();
@@ -133,15 +97,10 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
                        std::span<const std::uint64_t> checksums) {
   Json ranks = Json::array();
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
-  return seal(Json::object({{"version", kCheckpointVersion},
-                            {"step", facts.step},
-                            {"updates", facts.updates},
-                            {"skipped_in_a_row", facts.skipped_in_a_row},
-                            {"batch", facts.batch},
-                            {"sequence_length", facts.length},
-                            {"metrics_bytes", facts.metrics_bytes},
-                            {"blocks", describe(blueprint)},
-                            {"ranks", ranks}}));
+  Json content = json_of(facts);
+  content["blocks"] = describe(blueprint);
+  content["ranks"] = ranks;
+  return seal(content);
 }
 
 /// Gives the complete folder its name. When this returns, a power cut takes nothing of it away: all
@@ -151,23 +110,6 @@ void publish(const fs::path& temporary, const fs::path& folder) {
   if (std::rename(temporary.c_str(), folder.c_str()) != 0) fail_to_write(folder, errno);
   text::sync_folder(folder.parent_path());
   text::sync_name(folder.parent_path());  // the first checkpoint of a run has made it
-}
-
-/// Removes those before the `keep` newest that end with `newest`.
-void remove_older(const fs::path& run, const fs::path& newest, std::uint64_t keep) {
-  const std::vector<fs::path> folders = checkpoints_of(run);
-  const auto found = std::find(folders.begin(), folders.end(), newest);
-  for (auto folder = found; folder != folders.end(); ++folder) {
-    if (folder - found >= static_cast<std::ptrdiff_t>(keep)) remove_checkpoint(*folder);
-  }
-}
-
-/// Removes checkpoints of a time that the run has gone back behind, because they were damaged.
-void remove_newer(const fs::path& run, const fs::path& newest) {
-  for (const fs::path& folder : checkpoints_of(run)) {
-    if (folder == newest) return;
-    remove_checkpoint(folder);
-  }
 }
 
 /// The engine may write again to what only removed checkpoints have kept.
@@ -210,7 +152,7 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
       if (!first) return;
       write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
       publish(temporary, folder);
-      remove_newer(run, folder);
+      remove_later(run, facts.step);
       remove_older(run, folder, keep);
     });
   } catch (...) {
@@ -221,16 +163,6 @@ fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const Che
   }
   release_removed(engine, run);
   return folder;
-}
-
-void trim_checkpoints(engine::Engine& engine, const fs::path& run, const fs::path& newest,
-                      std::uint64_t keep, comm::Ranks* ranks) {
-  comm::together(ranks, [&] {
-    if (ranks != nullptr && ranks->rank() != 0) return;
-    remove_incomplete(newest.parent_path());
-    remove_older(run, newest, keep);
-  });
-  release_removed(engine, run);
 }
 
 void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& run,

@@ -109,7 +109,7 @@ Batch Loader::Worker::batch(std::uint64_t step) const {
   expects(step >= 1, "loader: the first step is 1");
   const std::uint64_t mine = options.micro_batches * options.sequences;
   const std::uint64_t all = mine * options.world;
-  const std::uint64_t first = (step - 1) * all;
+  const std::uint64_t first = (step - 1 + options.skipped) * all;
   auto batch = empty_batch(step, mine, options.length, *training);
   for (std::uint64_t sequence = 0; sequence < mine; ++sequence) {
     training->read(first + options.rank * mine + sequence,

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +43,7 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"bytes", bytes},
                             {"peak_bytes", peak_bytes},
                             {"nvme_bytes_written", metrics.nvme_bytes_written}});
+  if (metrics.skipped_batches > 0) line["skipped_batches"] = metrics.skipped_batches;
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
     line["eval_perplexity"] = std::exp(*metrics.eval_loss);
@@ -63,6 +65,12 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing)
 
 MetricsWriter::~MetricsWriter() {
   if (created_ && rows_ == 0) ::unlink(path_.c_str());
+}
+
+bool MetricsWriter::lock() {
+  if (::flock(descriptor_.number(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+  created_ = false;  // the other one writes to it
+  return false;
 }
 
 /// Of another run, whose file this one replaces.

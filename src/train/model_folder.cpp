@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <map>
 #include <optional>
 #include <system_error>
@@ -11,7 +9,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
@@ -19,6 +16,7 @@
 #include "ballast/text/json.h"
 #include "ballast/train/weight_files.h"
 
+#include "src/train/new_folder.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -56,19 +54,12 @@ bool is_written_by_us(const fs::path& file) {
          std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
 }
 
-fs::path parent_of(const fs::path& folder) {
-  return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
-}
-
-void check_space(const fs::path& folder, Bytes needed) {
-  std::error_code error;
-  const fs::space_info space = fs::space(parent_of(folder), error);
-  if (error || space.available >= needed) return;
-  throw Error(
-      ErrorCategory::io,
-      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make "
-                  "room",
-                  folder.string(), format_bytes(needed), format_bytes(space.available)));
+Bytes bytes_of(const std::vector<std::vector<TensorToStore>>& files) {
+  Bytes sum = 0;
+  for (const auto& file : files) {
+    for (const TensorToStore& tensor : file) sum += bytes_of(tensor);
+  }
+  return sum;
 }
 
 }  // namespace
@@ -90,39 +81,21 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 }
 
 struct ModelFolderWriter::State {
-  fs::path folder;
-  fs::path temporary;
+  NewFolder folder;
   std::vector<std::vector<TensorToStore>> files;
+  Bytes total = 0;
   std::optional<SafetensorsWriter> writer = {};
   std::size_t current = 0;  // file that is being written
   Elems left = 0;           // values that it lacks
-  Bytes total = 0;
-  bool committed = false;
 
   [[nodiscard]] std::string file_name(std::size_t file) const {
     if (files.size() == 1) return kSingleWeights;
     return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
   }
-  void make();
   void open_current();
   void next_file();
   [[nodiscard]] std::string index() const;
 };
-
-void ModelFolderWriter::State::make() {
-  std::error_code error;
-  const bool free = !fs::exists(folder, error) ||
-                    (fs::is_directory(folder, error) && fs::is_empty(folder, error));
-  if (!free) {
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} exists; choose a folder that does not", folder.string()));
-  }
-  fs::create_directories(parent_of(folder), error);
-  fs::remove_all(temporary, error);  // of a process with the same number that was killed
-  if (!fs::create_directory(temporary, error)) {
-    fail(fmt::format("cannot create {}", folder.string()), error.value());
-  }
-}
 
 void ModelFolderWriter::State::open_current() {
   left = 0;
@@ -131,7 +104,7 @@ void ModelFolderWriter::State::open_current() {
     count_elements(tensor.shape, elements);
     left += elements;
   }
-  writer.emplace(temporary / file_name(current), files[current],
+  writer.emplace(folder.temporary() / file_name(current), files[current],
                  std::map<std::string, std::string>{{"format", "pt"}});
 }
 
@@ -151,33 +124,14 @@ std::string ModelFolderWriter::State::index() const {
          "\n";
 }
 
-ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<TensorToStore>> files)
-    : state_(std::make_unique<State>()) {
-  State& s = *state_;
-  s.folder = std::move(folder);
-  if (s.folder.filename().empty()) s.folder = s.folder.parent_path();
-  s.temporary = fmt::format("{}.tmp-{}", s.folder.string(), ::getpid());
-  s.files = std::move(files);
-  for (const auto& file : s.files) {
-    for (const TensorToStore& tensor : file) s.total += bytes_of(tensor);
-  }
-  s.make();
-  try {
-    check_space(s.folder, s.total);
-    s.open_current();
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(s.temporary, ignored);
-    throw;
-  }
+ModelFolderWriter::ModelFolderWriter(fs::path folder,
+                                     std::vector<std::vector<TensorToStore>> files) {
+  const Bytes total = bytes_of(files);
+  state_.reset(new State{{std::move(folder), total}, std::move(files), total});
+  state_->open_current();
 }
 
-ModelFolderWriter::~ModelFolderWriter() {
-  if (state_->committed) return;
-  state_->writer.reset();
-  std::error_code ignored;
-  fs::remove_all(state_->temporary, ignored);
-}
+ModelFolderWriter::~ModelFolderWriter() = default;
 
 void ModelFolderWriter::write(std::span<const float> values) {
   State& s = *state_;
@@ -202,9 +156,7 @@ void ModelFolderWriter::write_stored(std::span<const std::byte> bytes, DType typ
 }
 
 void ModelFolderWriter::add(const std::string& name, std::string_view content) {
-  text::ReplacedFile file(state_->temporary / name);
-  file.write(content);
-  file.commit();
+  state_->folder.add(name, content);
 }
 
 void ModelFolderWriter::carry(const fs::path& from) {
@@ -219,13 +171,7 @@ void ModelFolderWriter::finish() {
   expects(!s.writer || s.left == 0, "a model was finished before its last tensor");
   if (s.writer) s.next_file();
   if (s.files.size() > 1) add(kWeightsIndex, s.index());
-  text::sync_folder(s.temporary);
-  if (std::rename(s.temporary.c_str(), s.folder.c_str()) != 0) {
-    const int error_number = errno;
-    fail(fmt::format("cannot create {}", s.folder.string()), error_number);
-  }
-  s.committed = true;
-  text::sync_name(s.folder);
+  s.folder.finish();
 }
 
 void check_removable(const fs::path& folder) {

@@ -2,21 +2,24 @@
 
 #include <array>
 #include <bit>
+#include <new>
 #include <span>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/comm/together.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
-#include "src/train/saved_weights.h"
+#include "src/train/checkpoint_swap.h"
 
 namespace ballast::train {
 namespace {
 
-/// The position in the data follows from the step and the batch.
-void check_resumable(const Checkpoint& from, const config::Config& config) {
+/// `own`: of the run that is resumed. The position in the data follows from the step and the batch.
+void check_resumable(const Checkpoint& from, const config::Config& config, bool own) {
   const CheckpointFacts& facts = from.facts();
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCategory::config, fmt::format("{}: {}", from.folder().string(), what));
@@ -29,43 +32,61 @@ void check_resumable(const Checkpoint& from, const config::Config& config) {
                     "train_batch_size and data.sequence_length to those of the checkpoint",
                     facts.batch, facts.length, batch, length));
   }
-  // A run that was killed after its last checkpoint has yet to save its weights.
-  std::error_code ignored;
-  const bool complete = facts.step > config.ballast.steps || !config.ballast.save_weights ||
-                        std::filesystem::exists(config.ballast.out / kRunWeights, ignored);
-  if (facts.step >= config.ballast.steps && complete) {
-    refuse(fmt::format("the run has finished its {} steps; give more with --steps",
-                       config.ballast.steps));
+  // A run that was killed after its last step may have yet to save its weights.
+  const std::uint64_t steps = config.ballast.steps;
+  if (facts.step > steps || (facts.step == steps && !own)) {
+    refuse(fmt::format("has {} finished steps, but the run only {}; give more with --steps",
+                       facts.step, steps));
   }
 }
 
 }  // namespace
 
-Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks) {
-  const Checkpoint from = Checkpoint::find(config.ballast.out, engine.blueprint(), ranks);
-  check_resumable(from, config);
+Resumed resume_run(engine::Engine& engine, const config::Config& config,
+                   const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
+                   const std::function<void(const Resumed&)>& found) {
+  const Checkpoint states = Checkpoint::open(from, engine.blueprint(), ranks, before);
+  const bool own = is_of_run(states.folder(), config.ballast.out);
+  check_resumable(states, config, own);
+  Resumed resumed = {states.facts(), states.folder()};
+  if (found) found(resumed);
   const std::uint32_t rank = engine.blueprint().rank;
-  const bool same_world = from.ranks() == engine.blueprint().workload.world;
-  const engine::KeptStates here = same_world ? from.kept_by(rank) : engine::KeptStates{};
+  // A run that was killed may have left parts of one, and one more than there are extents for.
+  comm::together(ranks, [&] {
+    if (rank != 0 || !own) return;
+    remove_incomplete(config.ballast.out / kCheckpoints);
+    remove_older(config.ballast.out, states.folder(), config.ballast.checkpoint_keep);
+  });
+  // The swap files of another run stay as they are.
+  const bool reusable = own && states.ranks() == engine.blueprint().workload.world;
   const bool reused = engine.resume(
-      [&from](const engine::StateRange& range, HostBytes bytes) { from.read(range, bytes); },
-      from.facts().updates, here,
-      same_world ? from.kept_beside(config.ballast.out, rank) : state::KeptExtents{});
-  if (rank == 0 && !reused && !from.kept_by(0).homes.empty()) {
+      [&states](const engine::StateRange& range, HostBytes bytes) {
+        advising(states.folder(), [&] { states.read(range, bytes); });
+      },
+      states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{},
+      reusable ? states.kept_beside(config.ballast.out, rank) : state::KeptExtents{});
+  if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {
     log(LogLevel::info,
         fmt::format("{}: its states on NVMe were copied to new swap files, since ranks, placement, "
                     "nvme_path or ballast.checkpoint_keep differ",
-                    from.folder().string()));
+                    states.folder().string()));
   }
-  trim_checkpoints(engine, config.ballast.out, from.folder(), config.ballast.checkpoint_keep,
-                   ranks);
-  return {from.facts(), from.folder()};
+  return resumed;
 }
 
-/// Ranks may get a signal before and after the same step, so they agree.
-RunCheckpoints::Requests RunCheckpoints::requests() const {
+bool RunCheckpoints::time_is_up() {
+  const double between = config_.ballast.checkpoint_seconds;
+  if (between == 0.0 || engine_.blueprint().rank != 0) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (!since_) since_ = now;
+  return std::chrono::duration<double>(now - *since_).count() >= between;
+}
+
+/// Ranks may get a signal before and after the same step, and their clocks differ, so they agree.
+RunCheckpoints::Requests RunCheckpoints::requests() {
   const bool stop = stop_ != nullptr && stop_->load();
-  const bool now = now_ != nullptr && now_->exchange(false);
+  const bool asked = now_ != nullptr && now_->exchange(false);
+  const bool now = time_is_up() || asked;
   if (ranks_ == nullptr) return {stop, now};
   const std::array own = {static_cast<std::byte>(stop), static_cast<std::byte>(now)};
   std::vector<std::byte> all(own.size() * ranks_->world());
@@ -81,26 +102,40 @@ RunCheckpoints::Requests RunCheckpoints::requests() const {
 bool RunCheckpoints::after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts) {
   if (!wanted(config_)) return false;
   const Requests asked = requests();
-  const bool due = step % config_.ballast.checkpoint_every == 0 || step == config_.ballast.steps;
-  if (due || asked.now || asked.stop) write(facts(), asked.stop);
+  const std::uint64_t every = config_.ballast.checkpoint_every;
+  const bool due = (every > 0 && step % every == 0) || step == config_.ballast.steps;
+  if (due || asked.now || asked.stop) {
+    write(facts(), asked.stop);
+    since_ = std::chrono::steady_clock::now();
+  }
   return asked.stop;
 }
 
 void RunCheckpoints::write(const CheckpointFacts& facts, bool stopping) {
+  by_engine([&] { engine_->finish(); });  // its errors are not those of the checkpoint
   try {
-    newest_ = write_checkpoint(engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep,
-                               ranks_);
+    newest_ = write_checkpoint(*engine_, config_.ballast.out, facts,
+                               config_.ballast.checkpoint_keep, ranks_);
     ++written_;
     failures_ = 0;
   } catch (const Error& error) {
-    if (error.category() != ErrorCategory::io || stopping) throw;
-    if (!std::has_single_bit(++failures_) || engine_.blueprint().rank != 0) return;
-    log(LogLevel::warning,
-        fmt::format("step {}: no checkpoint: {}; {}, and training goes on", facts.step,
-                    error.what(),
-                    newest_.empty() ? "there is none of this run yet"
-                                    : fmt::format("the newest is {}", newest_.string())));
+    const ErrorCategory category = error.category();
+    if (category == ErrorCategory::state) by_engine([&]() -> void { throw; });
+    const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
+    if (!may_go_on || stopping) throw;
+    fail(facts, error.what());
+  } catch (const std::bad_alloc&) {
+    if (stopping) throw;
+    fail(facts, "out of memory");
   }
+}
+
+void RunCheckpoints::fail(const CheckpointFacts& facts, const std::string& why) {
+  if (!std::has_single_bit(++failures_) || engine_.blueprint().rank != 0) return;
+  log(LogLevel::warning,
+      fmt::format("step {}: no checkpoint: {}; {}, and training goes on", facts.step, why,
+                  newest_.empty() ? "there is none of this run yet"
+                                  : fmt::format("the newest is {}", newest_.string())));
 }
 
 }  // namespace ballast::train

@@ -1,15 +1,20 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
+#include <optional>
+#include <string>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 
 #include "src/train/checkpoint.h"
+#include "src/train/run_engine.h"
 
 namespace ballast::train {
 
@@ -19,26 +24,30 @@ struct Resumed {
   std::filesystem::path folder;  ///< of the checkpoint; "" for a run that begins
 };
 
-/// Starts `engine` with the newest whole checkpoint of the config's run directory. Collective.
-/// Throws Error(data) if there is none or it is of another model, Error(config) if the config has
-/// another batch or no more steps.
-Resumed resume_run(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks);
+/// Starts `engine` with the states of `from`, a checkpoint or a run directory: its newest whole one
+/// that has fewer than `before` steps. `found`, if any, is called before the states are read.
+/// Collective. Throws Error(data) if there is none or it is of another model, Error(config) if the
+/// config has another batch or fewer steps.
+Resumed resume_run(engine::Engine& engine, const config::Config& config,
+                   const std::filesystem::path& from, comm::Ranks* ranks,
+                   std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
+                   const std::function<void(const Resumed&)>& found = {});
 
 /// When a run writes checkpoints, and when signals end it.
 class RunCheckpoints {
  public:
   /// `stop` and `now` (may be null): see trainer.h. Everything must outlive the object.
-  RunCheckpoints(engine::Engine& engine, const config::Config& config, comm::Ranks* ranks,
+  RunCheckpoints(RunEngine& engine, const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* stop, std::atomic<bool>* now)
       : engine_(engine), config_(config), ranks_(ranks), stop_(stop), now_(now) {}
 
   /// Whether the config asks for checkpoints. Otherwise a signal ends the run in mid step.
-  static bool wanted(const config::Config& config) { return config.ballast.checkpoint_every > 0; }
+  static bool wanted(const config::Config& config) { return config.ballast.writes_checkpoints(); }
 
   /// After a step: writes a checkpoint of `facts` if one is due or asked for, or if the run is to
-  /// stop. Returns whether it is. If the disk is full, for example, it logs a warning at the first,
-  /// second, fourth, eighth, ... failure and the run goes on; a run that is to stop throws.
-  /// Collective.
+  /// stop. Returns whether it is. If the disk is full or memory short, it logs a warning at the
+  /// first, second, fourth, eighth, ... failure and the run goes on; a run that is to stop throws.
+  /// Throws StepFailure. Collective.
   bool after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts);
 
   /// The newest one that this run has written; "" before.
@@ -51,14 +60,18 @@ class RunCheckpoints {
     bool stop = false;
     bool now = false;
   };
-  [[nodiscard]] Requests requests() const;
+  [[nodiscard]] Requests requests();
+  /// Whether the time between two checkpoints has passed. The first step starts the clock.
+  [[nodiscard]] bool time_is_up();
   void write(const CheckpointFacts& facts, bool stopping);
+  void fail(const CheckpointFacts& facts, const std::string& why);
 
-  engine::Engine& engine_;
+  RunEngine& engine_;
   const config::Config& config_;
   comm::Ranks* ranks_;
   const std::atomic<bool>* stop_;
   std::atomic<bool>* now_;
+  std::optional<std::chrono::steady_clock::time_point> since_;  ///< the last attempt
   std::filesystem::path newest_;
   std::uint64_t written_ = 0;
   std::uint64_t failures_ = 0;  ///< since the last one that was written

@@ -129,6 +129,12 @@ RunFiles::RunFiles(fs::path directory, RunDirectory use)
       use_(use),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
+  if (!metrics_.lock()) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("another process trains in {} now; wait for its end, or choose another "
+                            "run directory with --out",
+                            directory_.string()));
+  }
   if (use != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
     return;
@@ -144,10 +150,11 @@ RunFiles::~RunFiles() {
   for (const fs::path& file : added_) fs::remove(file, ignored);
 }
 
-void RunFiles::continue_after(Bytes bytes) {
+void RunFiles::continue_after(const CheckpointFacts& facts) {
   check_removable(directory_ / kRunWeights);
   remove_unfinished(directory_);
-  metrics_.continue_after(bytes);
+  metrics_.continue_after(facts.metrics_bytes);
+  continued_step_ = facts.step;
 }
 
 void RunFiles::describe(std::string config, std::string run) {
@@ -168,7 +175,9 @@ void RunFiles::write_new(const char* name, const std::string& text) {
 void RunFiles::write(const StepMetrics& metrics) {
   if (!std::exchange(described_, true)) {
     remove_model_folder(directory_ / kRunWeights);  // they are of another run, or of fewer steps
-    if (use_ != RunDirectory::continued) {
+    if (use_ == RunDirectory::continued) {
+      remove_later(directory_, continued_step_);
+    } else {
       remove_unfinished(directory_);
       remove_checkpoints(directory_);
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/train/checkpoints.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
 
@@ -29,15 +30,17 @@ class MadeDirectory {
 /// the run was made. A run that fails before its first row leaves none of them.
 class RunFiles {
  public:
-  /// Takes `directory` for this run; no other run can take it then. A new run throws like
-  /// refuse_used_directory(). Throws Error(io).
+  /// Takes `directory` for this run; no other run can take it as long as this process lives. Throws
+  /// Error(usage) if another one has it; a new run throws like refuse_used_directory(). Throws
+  /// Error(io).
   RunFiles(std::filesystem::path directory, RunDirectory use);
   ~RunFiles();
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
 
-  /// The run goes on after the first `bytes` of metrics.jsonl. Throws Error(io).
-  void continue_after(Bytes bytes);
+  /// The run goes on after this checkpoint of its own, with its part of metrics.jsonl. Later
+  /// checkpoints are removed with the first row. Throws Error(io).
+  void continue_after(const CheckpointFacts& facts);
   /// Returns the size of metrics.jsonl, which is then on the disk. Throws Error(io).
   Bytes sync() { return metrics_.sync(); }
   /// Content of config.json and run.json.
@@ -55,6 +58,7 @@ class RunFiles {
   std::string config_;
   std::string run_;
   bool described_ = false;
+  std::uint64_t continued_step_ = 0;          ///< of the checkpoint from which the run goes on
   std::vector<std::filesystem::path> added_;  ///< written by this run where there was no file
 };
 

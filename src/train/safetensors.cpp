@@ -213,19 +213,22 @@ void SafetensorsWriter::File::skip_complete() {
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
                                      const std::map<std::string, std::string>& metadata) {
-  const auto header = format_header(tensors, metadata);
+  std::vector<StoredTensor> stored;
   std::vector<Elems> sizes;
-  Bytes bytes = kLengthBytes + header.size();
+  Bytes bytes = 0;
   for (const auto& tensor : tensors) {
     expects(count_elements(tensor.shape, sizes.emplace_back()),
             "safetensors: a tensor has 2^64 or more elements");
-    bytes += sizes.back() * size_of(tensor.dtype);
+    stored.push_back({.name = tensor.name,
+                      .dtype = std::string(dtype_name(tensor.dtype)),
+                      .shape = tensor.shape,
+                      .bytes = sizes.back() * size_of(tensor.dtype)});
+    bytes += stored.back().bytes;
   }
-  file_.reset(new File{{std::move(path), bytes}, std::move(tensors), std::move(sizes)});
-  const auto length =
-      std::bit_cast<std::array<std::byte, kLengthBytes>>(static_cast<std::uint64_t>(header.size()));
-  file_->output.write(length);
-  file_->output.write(std::as_bytes(std::span(header)));
+  const std::string head = format_head(stored, metadata);
+  file_.reset(
+      new File{{std::move(path), head.size() + bytes}, std::move(tensors), std::move(sizes)});
+  file_->output.write(std::as_bytes(std::span(head)));
   file_->skip_complete();
 }
 

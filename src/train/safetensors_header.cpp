@@ -1,6 +1,7 @@
 #include "src/train/safetensors_header.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -165,28 +166,29 @@ SafetensorsHeader parse_header(std::string_view json, Bytes data_bytes, const st
   return header;
 }
 
-std::string format_header(const std::vector<TensorToStore>& tensors,
-                          const std::map<std::string, std::string>& metadata) {
+std::string format_head(const std::vector<StoredTensor>& tensors,
+                        const std::map<std::string, std::string>& metadata) {
   Json document = Json::object();
   for (const auto& [key, value] : metadata) document[kMetadata][key] = value;
   std::set<std::string> names = {kMetadata};
   Bytes offset = 0;
   for (const auto& tensor : tensors) {
     expects(names.insert(tensor.name).second, "safetensors: two tensors have the same name");
-    Elems elements = 0;
-    expects(count_elements(tensor.shape, elements),
-            "safetensors: a tensor has 2^64 or more elements");
-    const Bytes end = offset + elements * size_of(tensor.dtype);
+    const Bytes end = offset + tensor.bytes;
     Json shape = Json::array();
     for (const auto count : tensor.shape) shape.push_back(count);
-    document.add(tensor.name, Json::object({{"dtype", dtype_name(tensor.dtype)},
+    document.add(tensor.name, Json::object({{"dtype", tensor.dtype},
                                             {"shape", shape},
                                             {"data_offsets", Json::array({offset, end})}}));
     offset = end;
   }
-  auto header = document.compact();
-  header.resize(round_up(kLengthBytes + header.size(), kPage) - kLengthBytes, ' ');
-  return header;
+  const std::string header = document.compact();
+  const Bytes length = round_up(kLengthBytes + header.size(), kPage) - kLengthBytes;
+  std::string head(kLengthBytes, '\0');
+  std::memcpy(head.data(), &length, kLengthBytes);
+  head += header;
+  head.resize(kLengthBytes + length, ' ');
+  return head;
 }
 
 }  // namespace ballast::train

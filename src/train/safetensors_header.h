@@ -23,10 +23,11 @@ struct SafetensorsHeader {
 /// message starts with `file`.
 SafetensorsHeader parse_header(std::string_view text, Bytes data_bytes, const std::string& file);
 
-/// The JSON of a file with these tensors, padded with spaces so that the data begin at a multiple
-/// of 4 KiB of the file.
-std::string format_header(const std::vector<TensorToStore>& tensors,
-                          const std::map<std::string, std::string>& metadata);
+/// What precedes the data of a file with these tensors, one after the other: the length field and
+/// the JSON, padded with spaces to a multiple of 4 KiB. Takes their names, dtypes, shapes and
+/// bytes.
+std::string format_head(const std::vector<StoredTensor>& tensors,
+                        const std::map<std::string, std::string>& metadata);
 
 /// As in files: "F32", "BF16" or "F16".
 std::string_view dtype_name(DType type);

@@ -45,7 +45,7 @@ THIRD_PARTY = {
     r"omp\.h": ["src/device/host", "src/model"],
     r"nlohmann/.*": ["src/text"],
     r"CLI/.*": ["tools/command_line.cpp"],
-    r"xxhash\.h": ["src/state", "src/engine"],
+    r"xxhash\.h": ["src/state"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
     r"cublas.*": ["src/device/cuda/cublaslt"],
     r"cuda.*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda", "src/update/cuda"],

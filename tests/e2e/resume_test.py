@@ -6,14 +6,12 @@
 However often a run is stopped, its losses and weights have the bits of a run that was not.
 """
 
-import hashlib
 import itertools
 import json
 import os
 import pathlib
 import random
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -27,45 +25,18 @@ import runs
 MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
 # BALLAST_TEST_KILLS=200 kills more often.
 KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
-STEPS = 20
-BALLAST = {**runs.TINY["ballast"], "steps": STEPS, "eval_every": 5, "checkpoint_every": 2,
-           "save_weights": True}
-SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
 
 
-class ResumeTest(runs.RunTest):
-    def results(self, out="run"):
-        rows = [{key: row.get(key) for key in SAME} for row in self.rows(out)]
-        weights = (self.path / out / "weights" / "model.safetensors").read_bytes()
-        return rows, hashlib.sha256(weights).hexdigest()  # a difference would be very long
+class ResumeTest(runs.CheckpointTest):
+    BALLAST = {**runs.CheckpointTest.BALLAST, "eval_every": 5}
 
-    def reference(self, **sections):
-        done = self.train("--out", "reference", **{"ballast": BALLAST, **sections})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return self.results("reference")
-
-    def checkpoints(self, out="run"):
-        return sorted(entry.name for entry in (self.path / out / "checkpoints").glob("*"))
-
-    def part_of_run(self, *arguments, steps=10, **sections):
-        """The first steps of a run that the other calls go on with."""
-        done = self.train("--steps", steps, *arguments, **{"ballast": BALLAST, **sections})
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def resume(self, *arguments, **sections):
-        return self.train("--resume", *arguments, **{"ballast": BALLAST, **sections})
-
-    def start(self, *arguments):
-        return subprocess.Popen([self.ballast, "train", "config.json", *arguments], cwd=self.path,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def wait_for_row(self, process, rows):
-        metrics = self.path / "run/metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            if metrics.exists() and metrics.read_text().count("\n") >= rows:
-                return
-            time.sleep(0.005)
+    def copied_run(self):
+        """The first steps of a run, calculated once and copied for each test of them."""
+        if not (self.path / "part").exists():
+            self.part_of_run()
+            (self.path / "run").rename(self.path / "part")
+        shutil.rmtree(self.path / "run", ignore_errors=True)
+        shutil.copytree(self.path / "part", self.path / "run")
 
     def test_killed_at_random_moments(self):
         expected = self.reference()
@@ -76,29 +47,41 @@ class ResumeTest(runs.RunTest):
         while killed < KILLS:
             shutil.rmtree(self.path / "run", ignore_errors=True)
             while True:
-                arguments = ("--resume",) if self.checkpoints() else ("--overwrite",)
+                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
+                arguments = ("--resume",) if whole_ones else ("--overwrite",)
                 process = self.start(*arguments)
                 try:
-                    process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
                     killed += 1
                     continue
-                self.assertEqual(process.returncode, 0, f"seed {seed}")
+                self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
                 resumed += arguments == ("--resume",)
                 break
             self.assertEqual(self.results(), expected, f"seed {seed}")
             self.assertEqual(self.checkpoints(), ["step-18", "step-20"])
         self.assertGreater(resumed, 0)
 
+    def test_weights_that_were_not_saved_are_saved_later(self):
+        expected = self.reference()
+        self.part_of_run(steps=self.STEPS)
+        shutil.rmtree(self.path / "run/weights")
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+        done = self.resume()
+        self.assertEqual(done.returncode, 0, done.stderr)  # nothing is left to do
+        self.assertEqual(self.results(), expected)
+
     def time_of_a_run(self):
         started = time.monotonic()
-        self.part_of_run(steps=STEPS)
+        self.part_of_run(steps=self.STEPS)
         return time.monotonic() - started
 
     def test_a_signal_ends_it_after_a_checkpoint_and_names_the_command(self):
-        expected = self.reference(ballast={**BALLAST, "checkpoint_every": 1000})
+        expected = self.reference(ballast={**self.BALLAST, "checkpoint_every": 1000})
         for number in (signal.SIGTERM, signal.SIGINT):
             shutil.rmtree(self.path / "run", ignore_errors=True)
             process = self.start()
@@ -110,14 +93,12 @@ class ResumeTest(runs.RunTest):
             if not lines[-1].startswith("to go on: "):  # it had ended before
                 continue
             self.assertTrue(any(line.startswith("interrupted after step ") for line in lines))
-            words = shlex.split(lines[-1].removeprefix("to go on: "))
-            done = subprocess.run(words, cwd=self.path, capture_output=True, text=True,
-                                  timeout=240, check=False)
+            done = self.go_on_with(lines[-1])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected)
 
     def test_sigusr1_writes_a_checkpoint(self):
-        self.config(ballast={**BALLAST, "checkpoint_every": 1 << 30, "steps": 100000,
+        self.config(ballast={**self.BALLAST, "checkpoint_every": 1 << 30, "steps": 100000,
                              "eval_every": 0})
         process = self.start()
         self.wait_for_row(process, 2)
@@ -138,15 +119,14 @@ class ResumeTest(runs.RunTest):
                            "zero_optimization.offload_param.device=nvme",
                            "zero_optimization.stage=3"),
                           ("ballast.update_threads=3", "ballast.order=micro_batch_major")):
-            shutil.rmtree(self.path / "run", ignore_errors=True)
-            self.part_of_run()
+            self.copied_run()
             done = self.resume(*[word for each in arguments for word in ("--set", each)])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(self.results(), expected, arguments)
 
     def test_other_formats_of_states(self):
         for optimizer in ("8bit",) if KILLS < 200 else ("8bit", "bf16_first"):
-            sections = {"ballast": {**BALLAST, "optimizer_states": optimizer}}
+            sections = {"ballast": {**self.BALLAST, "optimizer_states": optimizer}}
             expected = self.reference(**sections)
             self.part_of_run(**sections)
             self.assertEqual(self.resume(**sections).returncode, 0)
@@ -167,8 +147,7 @@ class ResumeTest(runs.RunTest):
         for name, change in (("rank-0.states", flip), ("rank-0.states", lambda c: c.pop()),
                              ("rank-0.json", flip), ("checkpoint.json", flip),
                              ("checkpoint.json", lambda c: c.clear())):
-            shutil.rmtree(self.path / "run", ignore_errors=True)
-            self.part_of_run()
+            self.copied_run()
             self.damage("step-10/" + name, change)
             done = self.resume()
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -283,7 +262,7 @@ class ResumeTest(runs.RunTest):
                 (("--set", "model.num_layers=3"), ("step-10", "another model")),
                 (("--set", "ballast.optimizer_states=8bit"), ("ballast.optimizer_states",)),
                 (("--set", "gradient_accumulation_steps=4"), ("train_batch_size",)),
-                (("--steps", "10"), ("has finished its 10 steps", "--steps")),
+                (("--steps", "9"), ("has 10 finished steps, but the run only 9", "--steps")),
                 (("--out", "elsewhere"), ("has no whole checkpoint", "ballast.checkpoint_every")),
                 (("--overwrite",), ("--overwrite", "--resume"))):
             done = self.resume(*arguments)
@@ -295,26 +274,17 @@ class ResumeTest(runs.RunTest):
         for file, content in before.items():
             self.assertTrue(file.read_bytes() == content, file)
 
-    def test_a_run_that_has_yet_to_save_its_weights_does(self):
-        expected = self.reference()
-        self.part_of_run(steps=STEPS)
-        shutil.rmtree(self.path / "run/weights")
-        done = self.resume()
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.results(), expected)
-        self.assertIn("has finished its 20 steps", self.resume().stderr)
-
     def test_another_run_does_not_find_old_checkpoints(self):
         self.part_of_run()
-        done = self.train(ballast={**BALLAST, "checkpoint_every": 0})
+        done = self.train(ballast={**self.BALLAST, "checkpoint_every": 0})
         self.assertIn("exists", done.stderr)
-        done = self.train("--overwrite", ballast={**BALLAST, "checkpoint_every": 0})
+        done = self.train("--overwrite", ballast={**self.BALLAST, "checkpoint_every": 0})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.checkpoints(), [])
 
     def test_a_full_disk_costs_the_checkpoint_and_not_the_run(self):
         in_memory = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}},
-                     "ballast": {**BALLAST, "save_weights": False}}
+                     "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
                                                             (300_000, 300_000)), **in_memory)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -325,7 +295,7 @@ class ResumeTest(runs.RunTest):
             self.assertIn("rank-0.states: File too large", line)
             self.assertIn("training goes on", line)
         self.assertEqual(self.checkpoints(), [])
-        self.assertEqual(self.steps(), list(range(1, STEPS + 1)))
+        self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
     def ranks(self, count, *arguments):
         done = subprocess.run([MPIRUN, "-n", str(count), self.ballast, "train", "config.json",
@@ -333,11 +303,57 @@ class ResumeTest(runs.RunTest):
                               timeout=240, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def processes_of(self, rank):
+        wanted = {f"BALLAST_RESUME_TEST={self.path}", f"OMPI_COMM_WORLD_RANK={rank}"}
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                environment = (entry / "environ").read_text(errors="replace").split("\0")
+            except OSError:
+                continue
+            if wanted <= set(environment):
+                yield int(entry.name)
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_ranks_killed_at_random_moments(self):
+        self.config(ballast={**self.BALLAST, "save_weights": False, "comm_timeout_seconds": 20},
+                    train_batch_size=4, train_micro_batch_size_per_gpu=1,
+                    gradient_accumulation_steps="auto",
+                    zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme"}})
+        started = time.monotonic()
+        self.ranks(2, "--out", "reference")
+        whole = time.monotonic() - started
+        expected = [{key: row.get(key) for key in self.SAME} for row in self.rows("reference")]
+        seed = random.randrange(1 << 30)
+        dice = random.Random(seed)
+        killed = 0
+        while killed < max(KILLS // 4, 1):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            while True:
+                whole_ones = [name for name in self.checkpoints() if name.startswith("step-")]
+                process = subprocess.Popen(
+                    [MPIRUN, "-n", "2", self.ballast, "train", "config.json",
+                     "--resume" if whole_ones else "--overwrite"],
+                    cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env={**os.environ, "BALLAST_RESUME_TEST": str(self.path)})
+                try:
+                    _, errors = process.communicate(timeout=dice.uniform(0, 1.1 * whole))
+                except subprocess.TimeoutExpired:
+                    for rank in dice.choice(((0,), (1,), (0, 1))):
+                        for pid in self.processes_of(rank):
+                            os.kill(pid, signal.SIGKILL)
+                            killed += 1
+                    process.communicate(timeout=120)
+                    continue
+                self.assertEqual(process.returncode, 0, f"seed {seed}: {errors}")
+                break
+            found = [{key: row.get(key) for key in self.SAME} for row in self.rows()]
+            self.assertEqual(found, expected, f"seed {seed}")
+
     @unittest.skipUnless(MPIRUN, "without mpirun")
     def test_other_numbers_of_ranks(self):
         losses = {}
-        for stage in (1, 3) if KILLS < 200 else (0, 1, 2, 3):
-            self.config(ballast={**BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
+        for stage in (3,) if KILLS < 200 else (0, 1, 2, 3):
+            self.config(ballast={**self.BALLAST, "steps": 8, "eval_every": 0}, bf16={"enabled": False},
                         train_batch_size=4, train_micro_batch_size_per_gpu=1,
                         gradient_accumulation_steps="auto",
                         zero_optimization={"stage": stage,

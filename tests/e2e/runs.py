@@ -1,11 +1,14 @@
 """What the tests of `ballast train` share: a tiny config and a directory to run it in."""
 
+import hashlib
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from one_line import assert_one_line
@@ -73,6 +76,60 @@ class RunTest(unittest.TestCase):
 
     def steps(self, out="run"):
         return [row["step"] for row in self.rows(out)]
+
+
+class CheckpointTest(RunTest):
+    """Runs with checkpoints; their losses and weights are compared bit by bit."""
+
+    STEPS = 20
+    BALLAST = {**TINY["ballast"], "steps": STEPS, "checkpoint_every": 2, "save_weights": True}
+    SAME = ("step", "loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss")
+
+    def results(self, out="run"):
+        rows = [{key: row.get(key) for key in self.SAME} for row in self.rows(out)]
+        weights = (self.path / out / "weights" / "model.safetensors").read_bytes()
+        return rows, hashlib.sha256(weights).hexdigest()  # a difference would be very long
+
+    def reference(self, **sections):
+        done = self.train("--out", "reference", **{"ballast": self.BALLAST, **sections})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return self.results("reference")
+
+    def checkpoints(self, out="run"):
+        return sorted(entry.name for entry in (self.path / out / "checkpoints").glob("*"))
+
+    def part_of_run(self, *arguments, steps=10, **sections):
+        """The first steps of a run that the other calls go on with."""
+        done = self.train("--steps", steps, *arguments, **{"ballast": self.BALLAST, **sections})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def resume(self, *arguments, **sections):
+        return self.train("--resume", *arguments, **{"ballast": self.BALLAST, **sections})
+
+    def start(self, *arguments):
+        process = subprocess.Popen([self.ballast, "train", "config.json", *arguments], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, process)
+        return process
+
+    @staticmethod
+    def end(process):
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+    def wait_for_row(self, process, rows):
+        metrics = self.path / "run/metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") >= rows:
+                return
+            time.sleep(0.005)
+
+    def go_on_with(self, line):
+        """Runs the command at the end of `line`."""
+        return subprocess.run(shlex.split(line.split(": ")[-1]), cwd=self.path, capture_output=True,
+                              text=True, timeout=240, check=False)
 
 
 def main():

@@ -173,7 +173,7 @@ class BeforeTheFirstByte(SwapTest):
         self.assert_planning_fails(
             f"{self.swap}: swapping needs ", "are free; ", "another nvme_path", "No space left",
             model=model, ballast={**TINY["ballast"], "device_bytes": "512GiB",
-                                  "host_bytes": "512GiB"})
+                                  "host_bytes": "512GiB", "save_weights": False})
 
     def test_the_same_path_twice_is_a_config_error(self):
         self.assert_fails(self.train(swap=[self.swap, f"{self.swap}/"]), "is listed twice",

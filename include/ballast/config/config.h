@@ -143,6 +143,16 @@ struct PlacementRule {
   std::optional<bool> recompute;    ///< of the layer's intermediates
 };
 
+/// `ballast.spike`: what a run does when the loss of a step jumps (train/spikes.h).
+struct SpikeSection {
+  enum class Action { off, warn, stop, rollback };
+  Action action = Action::off;
+  std::uint64_t window = 50;  ///< steps whose losses are the measure
+  double factor = 6.0;        ///< standard deviations above their mean
+  /// Rollbacks without a new checkpoint between them, before the run stops.
+  std::uint64_t most_rollbacks = 3;
+};
+
 /// `ballast`: settings that DeepSpeed lacks.
 struct BallastSection {
   std::string device = "auto";  ///< auto, host or cuda
@@ -181,11 +191,19 @@ struct BallastSection {
   std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
   std::uint64_t eval_batches = 8;        ///< micro-batches per evaluation
   bool save_weights = true;              ///< write them to the run directory at the end
-  std::uint64_t checkpoint_every = 0;    ///< steps between checkpoints; 0: none
+  std::uint64_t checkpoint_every = 0;    ///< steps between checkpoints; 0: not by steps
+  double checkpoint_seconds = 0.0;       ///< time between checkpoints; 0: not by time
   std::uint64_t checkpoint_keep = 2;     ///< the newest ones
   std::uint64_t max_skipped_steps = 10;  ///< non-finite steps in a row before the run stops
-  double comm_timeout_seconds = 300.0;   ///< how long a rank waits for the others
-  std::filesystem::path out;             ///< run directory
+  SpikeSection spike;
+  std::string on_error = "stop";        ///< stop or resume: after an error of the swap space
+  double comm_timeout_seconds = 300.0;  ///< how long a rank waits for the others
+  std::filesystem::path out;            ///< run directory
+
+  /// Otherwise a signal ends the run in mid step.
+  [[nodiscard]] bool writes_checkpoints() const {
+    return checkpoint_every > 0 || checkpoint_seconds > 0.0;
+  }
 };
 
 /// The whole effective configuration. Paths are absolute.

@@ -35,6 +35,13 @@ Bytes parse_bytes(std::string_view text);
 /// Error(config).
 std::uint64_t parse_count(std::string_view text);
 
+/// What parse_seconds() reads, for messages.
+inline constexpr std::string_view kTimeForm = "a time (a number with s, m, h or d)";
+
+/// Reads "45s", "30m", "1.5 h", "2 days" as seconds; also sec, min and the full words. Throws
+/// Error(config) that quotes `text` when it is not a time, not above 0, or above 1000 days.
+double parse_seconds(std::string_view text);
+
 /// "1.50 GiB": three significant digits, binary unit.
 std::string format_bytes(Bytes bytes);
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,6 +28,8 @@ enum class StateKind : std::uint8_t {
 
 /// "weights", "remainders", "first_moments", ...
 std::string_view to_string(StateKind kind) noexcept;
+/// The kind of that name; empty for other names.
+std::optional<StateKind> state_kind(std::string_view name) noexcept;
 
 /// Entries [first, first + count) of an array of a block. The same entries have the same bytes in
 /// every placement, stage and number of ranks.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "ballast/core/view.h"
 
@@ -8,5 +9,22 @@ namespace ballast::state {
 
 /// XXH3 (64 bits) of `bytes`, by which damaged data are found.
 std::uint64_t checksum(ConstHostBytes bytes);
+
+/// The same of bytes that come in parts.
+class RunningChecksum {
+ public:
+  RunningChecksum();
+  ~RunningChecksum();
+  RunningChecksum(const RunningChecksum&) = delete;
+  RunningChecksum& operator=(const RunningChecksum&) = delete;
+
+  void add(ConstHostBytes bytes);
+  /// checksum() of all bytes so far.
+  [[nodiscard]] std::uint64_t digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace ballast::state

@@ -27,6 +27,7 @@ struct LoaderOptions {
   std::uint64_t sequences = 1;   ///< per micro-batch and rank
   std::uint64_t length = 0;      ///< tokens per sequence
   std::uint64_t first_step = 1;  ///< step of the first batch of next(); larger for a resumed run
+  std::uint64_t skipped = 0;     ///< batches that are left out: step k takes batch k + skipped
   std::uint64_t prefetch = 2;    ///< batches kept ready, at least 1
   std::uint64_t rank = 0;
   std::uint64_t world = 1;
@@ -73,9 +74,9 @@ class EvaluationBatches {
 };
 
 /// Batches of a run. A step of all ranks has B = world * micro_batches * sequences sequences, in
-/// the order of the source for every number of ranks: step k starts at sequence (k - 1) * B. Rank r
-/// takes the r-th of `world` equal parts, micro-batch by micro-batch. The batch is a pure function
-/// of (source, options, k), and so a resumed run sees the same batches.
+/// the order of the source for every number of ranks: step k starts at sequence (k - 1 + skipped) *
+/// B. Rank r takes the r-th of `world` equal parts, micro-batch by micro-batch. The batch is a pure
+/// function of (source, options, k), and so a resumed run sees the same batches.
 class Loader {
  public:
   /// Starts a thread that reads `training` (not empty) and keeps `prefetch` batches ready.

@@ -28,6 +28,8 @@ struct StepMetrics {
   std::map<std::string, Bytes> bytes;
   std::map<std::string, Bytes> peak_bytes;
   Bytes nvme_bytes_written = 0;  ///< since the start of the run
+  /// Batches before this step that rollbacks have left out (ballast.spike). Left out when 0.
+  std::uint64_t skipped_batches = 0;
   /// Mean over the targets of the evaluation data; the line has its exponential too, as
   /// `eval_perplexity`. Left out when unset.
   std::optional<double> eval_loss;
@@ -56,6 +58,9 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
+  /// Keeps other processes that call this from the file, until the object or the process ends.
+  /// False if another one has it. A file system without locks gives none, and true.
+  [[nodiscard]] bool lock();
   /// Appends one line. If the write fails (full disk, file-size limit), removes the partial line
   /// and throws Error(io).
   void write(const StepMetrics& metrics);

@@ -55,6 +55,7 @@ struct RunSummary {
   std::uint64_t planned_steps = 0;  ///< more than `steps` if the run was interrupted
   bool interrupted = false;
   std::uint64_t skipped = 0;
+  std::uint64_t went_back = 0;     ///< times to a checkpoint (ballast.on_error, ballast.spike)
   std::uint64_t rolled_back = 0;   ///< steps whose speculative updates were undone and repeated
   double seconds = 0.0;            ///< from the first step to the end, with evaluations
   double training_seconds = 0.0;   ///< of the steps alone
@@ -102,16 +103,20 @@ struct TraceRequest {
 enum class RunDirectory : std::uint8_t {
   fresh,        ///< there must be none
   overwritten,  ///< they are of another run
-  continued     ///< the run goes on from its newest whole checkpoint
+  continued     ///< the run goes on from one of its checkpoints
 };
 
 /// Options of a run that are not part of its config.
 struct RunOptions {
   TraceRequest trace;
   RunDirectory directory = RunDirectory::fresh;
+  /// A checkpoint, or a run directory with checkpoints (its newest whole one), from which the run
+  /// goes on. "": the run directory if that is continued, otherwise the run begins.
+  std::filesystem::path resume = {};
   std::vector<std::string> command;  ///< the command line, for run.json
   /// When true, a checkpoint is written after the step that is running, and this is set to false.
   std::atomic<bool>* checkpoint_now = nullptr;
+  std::string resuming = {};  ///< the command that resumes the run, for messages; "" if unknown
 };
 
 /// Throws Error(usage) if the run directory `directory` has files of another run: metrics.jsonl,
@@ -126,9 +131,9 @@ void check_inputs(const config::Config& config);
 /// (config.ballast.out, which it creates), plans the run (planning::plan_run()), allocates, steps,
 /// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
 /// fails before the end of its first step leaves none of these files. Throws Error after releasing
-/// all memory and swap files. Writes the trace after its steps, or when the run fails before.
-/// `interrupted` (may be null) ends the run in mid step with Error(interrupted), after a summary of
-/// the steps before.
+/// all memory and swap files; it names the newest checkpoint and RunOptions::resuming. Writes the
+/// trace after its steps, or when the run fails before. `interrupted` (may be null) ends the run in
+/// mid step with Error(interrupted), after a summary of the steps before.
 ///
 /// `ranks`: the processes of the run, nullptr for this one alone. Collective: all run rank 0's
 /// config; rank 0 alone calls the observer and writes files. Failures before the first step are a

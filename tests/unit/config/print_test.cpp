@@ -126,6 +126,11 @@ Config unusual() {
                .checkpoint_every = 50,
                .checkpoint_keep = 3,
                .max_skipped_steps = 25,
+               .spike = {.action = SpikeSection::Action::rollback,
+                         .window = 30,
+                         .factor = 4.5,
+                         .most_rollbacks = 7},
+               .on_error = "resume",
                .comm_timeout_seconds = 27.5,
                .out = "/o"};
   return c;
@@ -228,6 +233,11 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.checkpoint_every, b.checkpoint_every);
   EXPECT_EQ(a.checkpoint_keep, b.checkpoint_keep);
   EXPECT_EQ(a.max_skipped_steps, b.max_skipped_steps);
+  EXPECT_EQ(a.spike.action, b.spike.action);
+  EXPECT_EQ(a.spike.window, b.spike.window);
+  EXPECT_EQ(a.spike.factor, b.spike.factor);
+  EXPECT_EQ(a.spike.most_rollbacks, b.spike.most_rollbacks);
+  EXPECT_EQ(a.on_error, b.on_error);
   EXPECT_EQ(a.comm_timeout_seconds, b.comm_timeout_seconds);
   EXPECT_EQ(a.out, b.out);
 }

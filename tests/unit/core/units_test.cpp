@@ -37,6 +37,20 @@ TEST(ParseBytes, RefusesWhatIsNoSize) {
   }
 }
 
+TEST(ParseSeconds, ReadsUnits) {
+  EXPECT_EQ(parse_seconds("45s"), 45.0);
+  EXPECT_EQ(parse_seconds(" 30m "), 1800.0);
+  EXPECT_EQ(parse_seconds("1.5 h"), 5400.0);
+  EXPECT_EQ(parse_seconds("2 days"), 172800.0);
+  EXPECT_EQ(parse_seconds("0.05s"), 0.05);
+}
+
+TEST(ParseSeconds, RefusesWhatIsNoTime) {
+  for (const char* text : {"", "m", "30", "30x", "0m", "-1m", "nan s", "inf d", "1001d", "1h30m"}) {
+    EXPECT_THROW(parse_seconds(text), Error) << text;
+  }
+}
+
 TEST(ParseCount, ReadsSuffixes) {
   EXPECT_EQ(parse_count("256Mi"), 256U << 20U);
   EXPECT_EQ(parse_count("2k"), 2000U);

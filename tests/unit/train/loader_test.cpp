@@ -159,6 +159,22 @@ TEST(Loader, GivesTheSameBatchesWhenItStartsLater) {
   }
 }
 
+TEST(Loader, LeavesOutBatches) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 300);
+  const auto split = split_tokens(300, 0.1, 5);
+  auto options = small_options();
+  Loader whole = load(source, split, options);
+  options.first_step = 4;
+  options.skipped = 3;
+  Loader later = load(source, split, options);
+  for (std::uint64_t step = 4; step < 9; ++step) {
+    const auto batch = later.next();
+    EXPECT_EQ(batch.step, step);
+    EXPECT_EQ(batch.tokens, whole.batch(step + 3).tokens);
+  }
+}
+
 TEST(Loader, NeverTrainsOnHeldOutTokens) {
   const test::TempDir dir;
   const auto source = counting(dir, 300);

@@ -51,9 +51,30 @@ TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
       R"("tokens_per_second":8192.0,"skipped":false,"rolled_back":true,)"
       R"("lanes":{"compute":{"busy_seconds":0.25},"fetch":{"busy_seconds":0.125}},"bytes":{"fetch":1000000000000},)"
       R"("peak_bytes":{"device":1,"host":2,"nvme":3},"nvme_bytes_written":77})");
+  metrics.skipped_batches = 9;
+  EXPECT_NE(to_json_line(metrics).find(R"("skipped_batches":9})"), std::string::npos);
   metrics.eval_loss = 2.5;
   EXPECT_NE(to_json_line(metrics).find(R"("eval_loss":2.5,"eval_perplexity":12.182)"),
             std::string::npos);
+}
+
+TEST(MetricsWriter, KeepsOthersFromItsFile) {
+  using enum MetricsWriter::Existing;
+  const test::TempDir dir;
+  const auto path = dir.path() / "metrics.jsonl";
+  {
+    MetricsWriter first(path, refused);
+    EXPECT_TRUE(first.lock());
+    for (const auto existing : {replaced, continued}) {
+      MetricsWriter second(path, existing);
+      EXPECT_FALSE(second.lock());
+    }
+    EXPECT_TRUE(std::filesystem::exists(path));
+    first.write(step(1));
+  }
+  MetricsWriter next(path, continued);
+  EXPECT_TRUE(next.lock());
+  EXPECT_NE(read_text(path), "");
 }
 
 TEST(Metrics, ReadBackBitForBit) {

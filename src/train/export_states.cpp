@@ -1,0 +1,120 @@
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+
+#include "src/train/checkpoint.h"
+#include "src/train/checkpoint_format.h"
+#include "src/train/new_folder.h"
+#include "src/train/portable.h"
+#include "src/train/safetensors_header.h"
+#include "src/train/states_writer.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::StateRange;
+using text::Json;
+
+/// Writes one portable checkpoint.
+class StatesExport {
+ public:
+  StatesExport(const Checkpoint& from, const fs::path& out,
+               const std::function<void(Bytes done, Bytes total)>& progress)
+      : from_(from), states_(from), progress_(progress), arrays_(from.blocks().size()) {
+    for (const StateRange& range : from.whole_ranges()) {
+      arrays_[range.block].push_back(range);
+      summary_.bytes += range.bytes();
+    }
+    folder_.emplace(out, summary_.bytes);
+  }
+
+  ExportSummary write() {
+    Json blocks = Json::array();
+    Json files = Json::array();
+    for (std::size_t b = 0; b < arrays_.size(); ++b) {
+      blocks.push_back(Json::array({from_.blocks()[b].name, from_.blocks()[b].elements}));
+      files.push_back(write_block(b));
+    }
+    Json content = json_of(from_.facts());
+    content["format"] = kPortable;
+    content["ranks"] = from_.ranks();
+    content["blocks"] = blocks;
+    content["files"] = files;
+    folder_->add(facts_file("").string(), seal(content));
+    folder_->finish();
+    return summary_;
+  }
+
+ private:
+  /// Returns what checkpoint.json says of the file.
+  Json write_block(std::size_t block) {
+    std::vector<StoredTensor> tensors;
+    Bytes data = 0;
+    for (const StateRange& range : arrays_[block]) {
+      tensors.push_back({.name = state_tensor(from_.blocks()[block].name, range.kind),
+                         .dtype = std::string(state_dtype(range.kind, range.width)),
+                         .shape = {range.count},
+                         .bytes = range.bytes()});
+      if (data % kPage == 0) ++summary_.aligned;
+      data += range.bytes();
+    }
+    const std::string head = format_head(tensors, {});
+    const Bytes size = head.size() + data;
+    StatesWriter writer(portable_file(folder_->temporary(), block), size);
+    writer.write(std::as_bytes(std::span(head)));
+    for (const StateRange& range : arrays_[block]) {
+      states_.read(range, [&](ConstHostBytes bytes) {
+        progress_(done_, summary_.bytes);
+        writer.write(bytes);
+        done_ += bytes.size();
+      });
+    }
+    summary_.tensors += tensors.size();
+    ++summary_.files;
+    return Json::object(
+        {{"bytes", size}, {"chunk_bytes", kCheckpointChunk}, {"chunks", writer.finish()}});
+  }
+
+  const Checkpoint& from_;
+  CheckedStates states_;
+  const std::function<void(Bytes done, Bytes total)>& progress_;
+  std::vector<std::vector<StateRange>> arrays_;  ///< by block
+  ExportSummary summary_;
+  std::optional<NewFolder> folder_;
+  Bytes done_ = 0;
+};
+
+}  // namespace
+
+ExportSummary export_states(const fs::path& from, const fs::path& out,
+                            const std::function<void(Bytes done, Bytes total)>& progress) {
+  const auto export_one = [&](const fs::path& folder) {
+    const Checkpoint checkpoint(folder);
+    return StatesExport(checkpoint, out, progress).write();
+  };
+  check_names_states(from);
+  if (names_checkpoint(from)) {
+    ExportSummary summary;
+    advising(from, [&] { summary = export_one(from); });
+    return summary;
+  }
+  for (const fs::path& folder : checkpoints_of(from)) {
+    try {
+      return export_one(folder);
+    } catch (const Error& error) {
+      if (error.category() != ErrorCategory::data) throw;
+      log(LogLevel::warning, fmt::format("skipped a checkpoint: {}", error.what()));
+    }
+  }
+  refuse_checkpoint(from, "has no whole checkpoint");
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,85 @@
+#include "src/train/new_folder.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+
+namespace ballast::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path parent_of(const fs::path& folder) {
+  return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+}
+
+[[noreturn]] void fail_to_create(const fs::path& folder, int error_number) {
+  throw Error(ErrorCategory::io, fmt::format("cannot create {}", folder.string()), error_number);
+}
+
+}  // namespace
+
+NewFolder::NewFolder(fs::path folder, Bytes bytes) : folder_(std::move(folder)) {
+  if (folder_.filename().empty()) folder_ = folder_.parent_path();
+  temporary_ = fmt::format("{}.tmp-{}", folder_.string(), ::getpid());
+  make();
+  try {
+    check_space(bytes);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary_, ignored);
+    throw;
+  }
+}
+
+NewFolder::~NewFolder() {
+  if (finished_) return;
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void NewFolder::make() const {
+  std::error_code error;
+  const bool free = !fs::exists(folder_, error) ||
+                    (fs::is_directory(folder_, error) && fs::is_empty(folder_, error));
+  if (!free) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} exists; choose a folder that does not", folder_.string()));
+  }
+  fs::create_directories(parent_of(folder_), error);
+  fs::remove_all(temporary_, error);  // of a process with the same number that was killed
+  if (!fs::create_directory(temporary_, error)) fail_to_create(folder_, error.value());
+}
+
+void NewFolder::check_space(Bytes needed) const {
+  std::error_code error;
+  const fs::space_info space = fs::space(parent_of(folder_), error);
+  if (error || space.available >= needed) return;
+  throw Error(
+      ErrorCategory::io,
+      fmt::format("{} needs {}, but its disk has only {} free; choose another place or make "
+                  "room",
+                  folder_.string(), format_bytes(needed), format_bytes(space.available)));
+}
+
+void NewFolder::add(const std::string& name, std::string_view content) const {
+  text::ReplacedFile file(temporary_ / name);
+  file.write(content);
+  file.commit();
+}
+
+void NewFolder::finish() {
+  text::sync_folder(temporary_);
+  if (std::rename(temporary_.c_str(), folder_.c_str()) != 0) fail_to_create(folder_, errno);
+  finished_ = true;
+  text::sync_folder(parent_of(folder_));
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,44 @@
+#include "src/train/run_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ballast::train {
+namespace {
+
+template <class Values>
+void add_each(Values& sums, const Values& more) {
+  for (std::size_t i = 0; i < sums.size() && i < more.size(); ++i) sums[i] += more[i];
+}
+
+}  // namespace
+
+RunEngine::RunEngine(engine::Blueprint blueprint, engine::EngineOptions options,
+                     const std::atomic<bool>* interrupted, comm::Ranks* ranks)
+    : blueprint_(std::move(blueprint)),
+      options_(std::move(options)),
+      interrupted_(interrupted),
+      ranks_(ranks) {
+  engine_.emplace(blueprint_, options_, interrupted_, ranks_);
+}
+
+void RunEngine::replace() {
+  if (engine_) before_ = totals();
+  engine_.reset();  // its memory and swap files, before the next one takes its own
+  comm::together(ranks_, [&] { engine_.emplace(blueprint_, options_, interrupted_, ranks_); });
+}
+
+engine::EngineTotals RunEngine::totals() const {
+  engine::EngineTotals sums = engine_ ? engine_->totals() : before_;
+  if (!engine_) return sums;
+  add_each(sums.lanes.busy_seconds, before_.lanes.busy_seconds);
+  add_each(sums.lanes.stalled_seconds, before_.lanes.stalled_seconds);
+  add_each(sums.lanes.enqueueing_seconds, before_.lanes.enqueueing_seconds);
+  add_each(sums.lanes.bytes, before_.lanes.bytes);
+  sums.nvme_bytes_by_path.resize(
+      std::max(sums.nvme_bytes_by_path.size(), before_.nvme_bytes_by_path.size()));
+  add_each(sums.nvme_bytes_by_path, before_.nvme_bytes_by_path);
+  return sums;
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,115 @@
+#include "src/train/run_measures.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+namespace ballast::train {
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point start,
+                       std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+}  // namespace
+
+void RunMeasures::begin() {
+  filled_ = engine_.totals().nvme_bytes_by_path;
+  started_ = std::chrono::steady_clock::now();
+  last_step_end_ = started_;
+  watch_ = CpuWatch();
+}
+
+double RunMeasures::seconds_so_far() const {
+  return seconds_between(started_, std::chrono::steady_clock::now());
+}
+
+StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& result, double rate) {
+  StepMetrics metrics;
+  metrics.step = batch.step;
+  metrics.loss = result.loss;
+  metrics.lr = rate;
+  metrics.grad_norm = result.grad_norm;
+  metrics.skipped = result.skipped;
+  metrics.rolled_back = result.rolled_back;
+  metrics.tokens = batch.real_tokens;
+  metrics.step_seconds = seconds_between(last_step_end_, std::chrono::steady_clock::now());
+  metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
+  add_lanes(metrics);
+  ++count_;
+  tokens_ += batch.real_tokens;
+  training_seconds_ += metrics.step_seconds;
+  skipped_ += result.skipped ? 1 : 0;
+  rolled_back_ += result.rolled_back ? 1 : 0;
+  last_loss_ = result.loss;
+  note(metrics);
+  return metrics;
+}
+
+void RunMeasures::add_lanes(StepMetrics& metrics) {
+  const engine::EngineTotals totals = engine_.totals();
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const auto i = static_cast<std::size_t>(lane);
+    const std::string name(to_string(lane));
+    metrics.busy_seconds[name] = totals.lanes.busy_seconds[i] - before_.lanes.busy_seconds[i];
+    metrics.stalled_seconds[name] =
+        totals.lanes.stalled_seconds[i] - before_.lanes.stalled_seconds[i];
+    metrics.bytes[name] = totals.lanes.bytes[i] - before_.lanes.bytes[i];
+  }
+  for (const Tier tier : kTiers) {
+    metrics.peak_bytes[std::string(to_string(tier))] =
+        totals.allocated[static_cast<std::size_t>(tier)];
+  }
+  metrics.nvme_bytes_written = totals.nvme_bytes_written();
+  before_ = totals;
+}
+
+/// Records the step's times for typical_step(). Skips the steps that fill the pipeline, at the
+/// start and after each wait for all updates or rollback.
+void RunMeasures::note(const StepMetrics& metrics) {
+  constexpr std::uint64_t kUnsettled = 2;
+  constexpr std::size_t kMost = 1000;
+  if (metrics.rolled_back) settled_steps_ = 0;
+  if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
+  planning::MeasuredStep step = {.seconds = metrics.step_seconds};
+  for (const schedule::Lane lane : schedule::kLanes) {
+    step.busy_seconds[static_cast<std::size_t>(lane)] =
+        metrics.busy_seconds.at(std::string(to_string(lane)));
+  }
+  steps_.push_back(step);
+}
+
+/// Rate and peak are of one rank. Above 1 if other work slowed the measurement of the peak.
+double RunMeasures::gemm_share(double step_seconds) const {
+  if (gemm_peak_ <= 0.0 || step_seconds <= 0.0) return 0.0;
+  return engine_.blueprint().flops_per_step() / step_seconds / gemm_peak_;
+}
+
+double RunMeasures::pace() const {
+  return training_seconds_ / std::max(static_cast<double>(count_), 1.0);
+}
+
+std::vector<Bytes> RunMeasures::written() const {
+  std::vector<Bytes> bytes = engine_.totals().nvme_bytes_by_path;
+  for (std::size_t p = 0; p < filled_.size() && p < bytes.size(); ++p) bytes[p] -= filled_[p];
+  return bytes;
+}
+
+void RunMeasures::summarize(RunSummary& summary, const planning::RunPrediction* prediction) const {
+  const auto typical = planning::typical_step(steps_);
+  summary.skipped = skipped_;
+  summary.rolled_back = rolled_back_;
+  summary.seconds = ended() ? seconds_ : seconds_so_far();
+  summary.training_seconds = training_seconds_;
+  summary.tokens_per_second = static_cast<double>(tokens_) / std::max(training_seconds_, 1e-9);
+  summary.gemm_share = gemm_share(pace());
+  summary.step_seconds = typical ? typical->seconds : pace();
+  summary.last_loss = last_loss_;
+  summary.totals = engine_.totals();
+  if (prediction == nullptr) return;
+  summary.predicted_seconds = prediction->step_seconds();
+  summary.corrected_rates = typical && prediction->correct(*typical, watch_.others_share());
+}
+
+}  // namespace ballast::train

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "ballast/core/cpu.h"
+#include "ballast/planning/machine_rates.h"
+#include "ballast/train/loader.h"
+#include "ballast/train/metrics.h"
+#include "ballast/train/trainer.h"
+
+#include "src/train/run_engine.h"
+
+namespace ballast::train {
+
+/// Times, bytes and counts of a run, from its first step on. Steps that are repeated after going
+/// back count as often as they ran.
+class RunMeasures {
+ public:
+  /// `gemm_peak`: FLOP/s of the matrix products of one rank.
+  RunMeasures(const RunEngine& engine, double gemm_peak) : engine_(engine), gemm_peak_(gemm_peak) {}
+
+  /// The first step begins.
+  void begin();
+  /// A step has ended, which trained on `batch`.
+  StepMetrics step(const Batch& batch, const engine::StepResult& result, double rate);
+  /// The next step begins after work between steps.
+  void go_on() { last_step_end_ = std::chrono::steady_clock::now(); }
+  /// All updates were waited for: the next steps fill the pipeline again.
+  void unsettle() { settled_steps_ = 0; }
+  void add_evaluation(double seconds) { evaluation_seconds_ += seconds; }
+  /// The last step has ended.
+  void end() { seconds_ = seconds_so_far(); }
+
+  /// How many have run.
+  [[nodiscard]] std::uint64_t steps() const { return count_; }
+  [[nodiscard]] bool ended() const { return seconds_ > 0.0; }
+  [[nodiscard]] double gemm_share(double step_seconds) const;
+  /// Mean seconds of a step.
+  [[nodiscard]] double pace() const;
+  /// Seconds of steps and evaluations.
+  [[nodiscard]] double busy_seconds() const { return training_seconds_ + evaluation_seconds_; }
+  /// Bytes written to each swap path since begin().
+  [[nodiscard]] std::vector<Bytes> written() const;
+  /// Sets what is measured: times, tokens, counts, totals. `prediction` may correct its rates.
+  void summarize(RunSummary& summary, const planning::RunPrediction* prediction) const;
+
+ private:
+  [[nodiscard]] double seconds_so_far() const;
+  void add_lanes(StepMetrics& metrics);
+  void note(const StepMetrics& metrics);
+
+  const RunEngine& engine_;
+  double gemm_peak_;
+  std::chrono::steady_clock::time_point started_;
+  std::chrono::steady_clock::time_point last_step_end_;
+  double seconds_ = 0.0;  ///< from the first step to the end; 0 before it
+  double training_seconds_ = 0.0;
+  double evaluation_seconds_ = 0.0;
+  CpuWatch watch_;  ///< since the first step
+  std::vector<planning::MeasuredStep> steps_;
+  std::uint64_t settled_steps_ = 0;  ///< since the start or the last wait for all updates
+  std::uint64_t count_ = 0;          ///< steps
+  std::uint64_t tokens_ = 0;         ///< trained on, without padding
+  std::uint64_t skipped_ = 0;
+  std::uint64_t rolled_back_ = 0;
+  double last_loss_ = 0.0;
+  engine::EngineTotals before_;
+  std::vector<Bytes> filled_;  ///< written to each NVMe path before the first step
+};
+
+}  // namespace ballast::train

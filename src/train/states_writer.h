@@ -1,0 +1,30 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "ballast/text/json.h"
+
+#include "src/train/write_behind.h"
+
+namespace ballast::train {
+
+/// Writes a file of a checkpoint in order, and makes the checksums of its chunks.
+class StatesWriter {
+ public:
+  /// A file of `size` bytes. Throws like WriteBehind.
+  StatesWriter(const std::filesystem::path& path, Bytes size);
+
+  void write(ConstHostBytes bytes);
+  /// The checksums (checksum_text()), after all is on the disk.
+  text::Json finish();
+
+ private:
+  void pass_on();
+
+  WriteBehind file_;
+  std::vector<std::byte> chunk_;
+  text::Json checksums_ = text::Json::array();
+};
+
+}  // namespace ballast::train

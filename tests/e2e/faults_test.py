@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""Faults of long runs, provoked: spikes of the loss, damaged swap files, a second process, a process
+that stands still, a lack of memory.
+
+    faults_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
+
+What goes on after a fault has the bits of a run without it.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import runs
+
+MPIRUN = sys.argv.pop(2) if len(sys.argv) > 2 and not sys.argv[2].startswith("-") else ""
+
+
+class FaultTest(runs.CheckpointTest):
+    def warnings(self, done, *words):
+        """The lines of warning, each of which has `words`."""
+        lines = [line for line in done.stderr.splitlines() if "aio: injecting faults" not in line]
+        for line in lines:
+            self.assertTrue(line.startswith("ballast: warning: "), done.stderr)
+            for word in words:
+                self.assertIn(word, line)
+        return lines
+
+    def assert_error(self, done, status, *words):
+        """The one line of error."""
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        line, = [line for line in done.stderr.splitlines() if line.startswith("ballast: error: ")]
+        self.assertEqual(done.stderr.splitlines()[-1], line)
+        for word in words:
+            self.assertIn(word, line)
+        return line
+
+
+class Intervals(FaultTest):
+    def test_a_time_instead_of_steps(self):
+        for every, expected in (("1000h", ["step-4"]), ("4 steps", ["step-4"]),
+                                ("0.000001s", ["step-2", "step-3", "step-4"])):
+            done = self.train("--overwrite", "--steps", "4", ballast={
+                **self.BALLAST, "checkpoint_every": every, "checkpoint_keep": 9})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.checkpoints(), expected, every)
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_ranks_agree_on_the_time(self):
+        self.config(ballast={**self.BALLAST, "checkpoint_every": "0.01s",
+                             "steps": 10, "checkpoint_keep": 20})
+        done = subprocess.run([MPIRUN, "-n", "2", self.ballast, "train", "config.json"],
+                              cwd=self.path, capture_output=True, text=True, timeout=240,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(len(self.checkpoints()), 1)
+
+
+class Spikes(FaultTest):
+    """The text repeats itself after 64 bytes and a step takes 128 of them in order, so a run that
+    leaves out the step whose bytes are noise has the bits of one without noise."""
+
+    SAME = tuple(key for key in runs.CheckpointTest.SAME if key != "eval_loss")
+    STEPS = 60
+    BAD_STEP = 44
+    BALLAST = {**runs.CheckpointTest.BALLAST, "steps": STEPS, "checkpoint_every": 10}
+    SPIKE = {"action": "rollback", "window": 10, "factor": 6}
+
+    def sections(self, spike=None, **more):
+        spike = self.SPIKE if spike is None else spike
+        return {"data": {"text": ["text.txt"], "sequence_length": 32, "shuffle": False},
+                "ballast": {**self.BALLAST, **({"spike": spike} if spike else {}), **more}}
+
+    PERIOD = b"sphinx of black quartz, judge my vow while 5 wizards jump high. "
+
+    def text(self, *bad_steps, bytes_of_step=128, period=PERIOD):
+        text = bytearray(period * 400)
+        for step in bad_steps:
+            for i in range((step - 1) * bytes_of_step + 1, step * bytes_of_step):
+                text[i] = 128 + (i * 37) % 128
+        (self.path / "text.txt").write_bytes(text)
+
+    def expected(self):
+        self.text()
+        return self.reference(**self.sections(spike={}))
+
+    def noisy(self, *arguments, bad=(BAD_STEP,), **sections):
+        self.text(*bad)
+        shutil.rmtree(self.path / "run", ignore_errors=True)
+        return self.train(*arguments, **self.sections(**sections))
+
+    def test_warn_changes_nothing(self):
+        self.assertEqual(self.noisy(spike={}).returncode, 0)
+        quiet = self.results()
+        done = self.noisy(spike={**self.SPIKE, "action": "warn"}, bad=(44, 45, 46))
+        self.assertEqual(len(self.warnings(done, "step 44: loss ", "is above")), 1, done.stderr)
+        done = self.noisy(spike={**self.SPIKE, "action": "warn"})
+        self.assertEqual(self.results(), quiet)
+        self.assertEqual(done.returncode, 0)
+
+    def test_stop_names_step_loss_and_checkpoint(self):
+        done = self.noisy(spike={**self.SPIKE, "action": "stop"})
+        loss = self.rows()[-1]["loss"]
+        line = self.assert_error(done, 1, "step 44: loss %.4f" % loss, "lower the learning rate",
+                                 "to go on from " + str(self.path / "run/checkpoints/step-40: "))
+        self.assertEqual(self.steps(), list(range(1, 45)))
+        self.assertEqual(self.checkpoints(), ["step-30", "step-40"])
+        again = self.go_on_with(line)
+        self.assertIn("step 44: ", again.stderr)
+
+    def test_rollback_leaves_out_the_data(self):
+        expected = self.expected()
+        done = self.noisy()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.warnings(
+            done, "step 44: loss ", "rollback 1 of at most 3", "step-40",
+            "without the data of the 4 steps since then")), 1)
+        self.assertIn("went back to a checkpoint 1 time", done.stdout)
+        self.assertEqual(self.results(), expected)
+        skipped = [row.get("skipped_batches", 0) for row in self.rows()]
+        self.assertEqual(skipped, [0] * 40 + [4] * 20)
+
+    def test_resuming_after_a_rollback_has_the_same_bits(self):
+        self.text(self.BAD_STEP, period=runs.TEXT[:45].encode())  # no two batches are equal
+        self.assertIn("rollback", self.train("--out", "reference", **self.sections()).stderr)
+        for steps in ("47", "50"):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            done = self.train("--steps", steps, **self.sections())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            done = self.train("--resume", **self.sections())
+            self.assertEqual(self.warnings(done), [])
+            self.assertEqual(self.results(), self.results("reference"))
+
+    def test_the_window_outlives_the_process(self):
+        expected = self.expected()
+        done = self.noisy("--steps", "42")
+        self.assertEqual(self.warnings(done), [])
+        done = self.train("--resume", **self.sections())
+        self.assertEqual(len(self.warnings(done, "step 44: ", "step-42")), 1)
+        self.assertEqual(self.results(), expected)
+
+    def test_most_rollbacks(self):
+        bad = (44, 45, 46)  # each rollback finds the next one
+        for most in (3, 2):
+            done = self.noisy(bad=bad, spike={**self.SPIKE, "most_rollbacks": most},
+                              checkpoint_every=43)
+            if most == 3:
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(len(self.warnings(done, "rollback")), 3)
+                self.assertEqual([row.get("skipped_batches", 0) for row in self.rows()],
+                                 [0] * 43 + [3] * 17)
+            else:
+                self.assert_error(done, 1, "step 44: ", "ballast.spike.most_rollbacks",
+                                  "2 times", "step-43")
+
+    def test_without_a_checkpoint_it_stops(self):
+        done = self.noisy(checkpoint_every=50)
+        self.assert_error(done, 1, "step 44: ", "there is no checkpoint yet to go back to")
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_ranks_roll_back_together(self):
+        rows = []
+        for bad in ((), (self.BAD_STEP,)):
+            self.text(*bad, bytes_of_step=256)
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            self.config(**self.sections())
+            done = subprocess.run([MPIRUN, "-n", "2", self.ballast, "train", "config.json"],
+                                  cwd=self.path, capture_output=True, text=True, timeout=240,
+                                  check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("rollback 1 of"), len(bad), done.stderr)
+            rows.append(self.results())
+        self.assertEqual(rows[0], rows[1])
+
+
+class SwapErrors(FaultTest):
+    """Each engine that follows a failed one meets the same fault, but later in the run."""
+
+    def test_a_run_goes_on_by_itself(self):
+        expected = self.reference()
+        for faults, cause in (("eio:on=read:after=52:times=1", "Input/output error"),
+                              ("flip:on=read:after=52:times=1", "checksum mismatch")):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            done = self.train(ballast={**self.BALLAST, "on_error": "resume"},
+                              environment={"BALLAST_IO_FAULTS": faults})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            lines = self.warnings(done, cause, "fetch")
+            back = [line for line in lines if "training goes on from " in line]
+            self.assertGreater(len(back), 0, done.stderr)
+            self.assertIn(str(self.path / "run/checkpoints/step-"), back[0])
+            self.assertIn(f"went back to a checkpoint {len(back)} time", done.stdout)
+            self.assertEqual(self.results(), expected, faults)
+
+    def test_or_names_the_checkpoint_and_the_command(self):
+        expected = self.reference()
+        done = self.train(ballast=self.BALLAST,
+                          environment={"BALLAST_IO_FAULTS": "flip:on=read:after=52:times=1"})
+        line = self.assert_error(done, 1, "checksum mismatch", "to go on from ", "checkpoints/step-",
+                                 " --resume")
+        self.assertEqual(self.go_on_with(line).returncode, 0)
+        self.assertEqual(self.results(), expected)
+
+    def test_it_gives_up_without_progress(self):
+        self.part_of_run()
+        done = self.resume(ballast={**self.BALLAST, "on_error": "resume"},
+                           environment={"BALLAST_IO_FAULTS": "eio:on=read:after=2:times=1"})
+        self.assertEqual(done.stderr.count("training goes on from "), 3, done.stderr)
+        self.assert_error(done, 1, "step 11: ", "3 times without a new checkpoint",
+                          "Input/output error", "step-10")
+
+    def test_without_a_checkpoint_it_stops(self):
+        done = self.train(ballast={**self.BALLAST, "on_error": "resume", "checkpoint_every": 19},
+                          environment={"BALLAST_IO_FAULTS": "eio:on=read:after=9:times=1"})
+        line = self.assert_error(done, 1, "Input/output error")
+        self.assertNotIn("to go on", line)
+
+    @unittest.skipUnless(MPIRUN, "without mpirun")
+    def test_of_one_rank_end_the_run_and_name_the_checkpoint(self):
+        config = self.config(ballast={**self.BALLAST, "on_error": "resume", "steps": 400,
+                                      "comm_timeout_seconds": 20})
+        command = [self.ballast, "train", config]
+        faults = "BALLAST_IO_FAULTS=eio:on=read:after=75:times=1"
+        done = subprocess.run([MPIRUN, "-n", "1", *command, ":", "-n", "1", "-x", faults, *command],
+                              cwd=self.path, capture_output=True, text=True, timeout=240,
+                              check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("is for a run of one rank", done.stderr)
+        lines = [line for line in done.stderr.splitlines() if "ballast: error: " in line]
+        self.assertEqual(len(lines), 1, done.stderr)
+        self.assertIn("checkpoints/step-", lines[0])
+
+
+class TwoProcesses(FaultTest):
+    def test_only_one_trains_in_a_directory(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000, "save_weights": False})
+        process = self.start()
+        self.wait_for_row(process, 5)
+        for arguments in (("--resume",), ("--overwrite",)):
+            done = self.run_ballast("train", "config.json", *arguments)
+            self.assert_error(done, 2, "another process trains in ", str(self.path / "run"), "--out")
+            self.assertEqual(len(done.stderr.splitlines()), 1)
+        self.assertIsNone(process.poll(), "the first one was disturbed")
+        process.kill()
+        process.communicate()
+        resumed = self.start("--resume")
+        self.wait_for_row(resumed, 12)
+        done = self.run_ballast("train", "config.json", "--resume")
+        self.assert_error(done, 2, "another process trains in ")
+        resumed.send_signal(signal.SIGTERM)
+        out, err = resumed.communicate(timeout=120)
+        self.assertEqual((resumed.returncode, err), (0, ""), out)
+        self.assertEqual(self.steps(), list(range(1, len(self.steps()) + 1)))
+
+
+class OneProcess(FaultTest):
+    def test_that_stood_still_goes_on(self):
+        # For longer than a request may take.
+        aio = {"any_file_system": True, "stall_seconds": 0.4, "abandon_seconds": 0.5}
+        expected = self.reference(aio=aio)
+        self.config(ballast=self.BALLAST, aio=aio)
+        for moment in (1, 7, 13):
+            shutil.rmtree(self.path / "run", ignore_errors=True)
+            process = self.start()
+            self.wait_for_row(process, moment)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(1.2)
+            process.send_signal(signal.SIGCONT)
+            _, err = process.communicate(timeout=120)
+            self.assertEqual((process.returncode, err), (0, ""))
+            self.assertEqual(self.results(), expected)
+
+    def test_that_lacks_memory_for_a_checkpoint_trains_on(self):
+        self.config(ballast={**self.BALLAST, "steps": 100000, "checkpoint_every": 1 << 30})
+        process = self.start()
+        self.wait_for_row(process, 3)
+        used = int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * 4096
+        if used > 1 << 42:
+            process.kill()
+            self.skipTest("a sanitizer has reserved the address space")
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+        process.send_signal(signal.SIGUSR1)
+        rows = len(self.rows())
+        self.wait_for_row(process, rows + 20)
+        self.assertEqual(self.checkpoints(), [])
+        resource.prlimit(process.pid, resource.RLIMIT_AS,
+                         (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, out + err)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn("no checkpoint: ", err)
+        self.assertIn("emory", err)
+        self.assertIn("training goes on", err)
+        self.assertEqual(len(self.checkpoints()), 1)
+
+
+if __name__ == "__main__":
+    runs.main()

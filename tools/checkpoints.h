@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "ballast/text/json.h"
+#include "ballast/train/checkpoints.h"
+
+namespace ballast::tools {
+
+/// Reads what `questions` ask for of each, with its progress on a terminal.
+std::vector<train::CheckpointReport> examine(const std::vector<std::filesystem::path>& folders,
+                                             const train::CheckpointQuestions& questions);
+
+/// A report as an object of --json.
+text::Json report_json(const train::CheckpointReport& report,
+                       const train::CheckpointQuestions& questions);
+/// The object of a checkpoint that --resume takes; null if all of them are damaged.
+text::Json resumed_one(const std::vector<train::CheckpointReport>& reports);
+
+/// Prints all about one checkpoint.
+void print_checkpoint(const train::CheckpointReport& report,
+                      const train::CheckpointQuestions& questions);
+/// Prints a line for each checkpoint of a run, and which one --resume takes.
+void print_checkpoints(const std::vector<train::CheckpointReport>& reports,
+                       const train::CheckpointQuestions& questions);
+
+/// Throws Error(data) if a report tells of damage; `path` is what the user has named.
+void refuse_damage(const std::filesystem::path& path,
+                   const std::vector<train::CheckpointReport>& reports);
+
+}  // namespace ballast::tools
