@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -284,6 +285,25 @@ class CheckpointsTest(runs.RunTest):
             hashes.add(listed["xxh3"])
             shutil.rmtree(self.path / "run")
         self.assertEqual(len(hashes), 1)
+
+
+class VersionTest(runs.RunTest):
+    def test_version_1_is_read(self):
+        """checkpoint_version_1.tar.gz: 4 steps of its config.json, states in memory and on NVMe, by
+        the first program that wrote this version. Every later one reads it."""
+        data = pathlib.Path(__file__).resolve().parents[1] / "data"
+        with tarfile.open(data / "checkpoint_version_1.tar.gz") as archive:
+            archive.extractall(self.path)
+        done = self.run_ballast("inspect", "run/checkpoints/step-4", "--json", "--hash")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        listed = json.loads(done.stdout)
+        self.assertEqual((listed["step"], listed["updates"], listed["xxh3"]),
+                         (4, 4, "dcefc7f412a6e736"))
+        done = self.run_ballast("train", "config.json", "--resume", "--steps", 5)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("states of step 4 from", done.stdout)
+        self.assertNotIn("copied", done.stdout + done.stderr)
+        self.assertAlmostEqual(self.rows()[-1]["loss"], 5.504819310042904, delta=1e-4)
 
 
 if __name__ == "__main__":
