@@ -300,6 +300,7 @@ class Engine::Impl {
 
   void restore_homes(const std::vector<KeptHome>& homes, const state::KeptExtents& kept) {
     std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
+    contents.reserve(homes.size());
     for (const KeptHome& home : homes) contents.emplace_back(buffer_of(home), home.content);
     store_->restore(contents, kept);
   }
