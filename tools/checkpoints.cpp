@@ -44,6 +44,7 @@ std::vector<CheckpointReport> examine(const std::vector<std::filesystem::path>& 
                                       const CheckpointQuestions& questions) {
   const Terminal terminal(isatty(STDOUT_FILENO) == 1);
   std::vector<CheckpointReport> reports;
+  reports.reserve(folders.size());
   for (const auto& folder : folders) {
     reports.push_back(train::examine_checkpoint(folder, questions, [&](Bytes done, Bytes total) {
       if (interrupted()) throw Error(ErrorCategory::interrupted, "interrupted");

@@ -219,14 +219,7 @@ void Console::show_memory(const train::RunSummary& summary) {
   }
 }
 
-void Console::finished(const train::RunSummary& summary) {
-  // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
-  const bool resumable = !summary.checkpoint.empty();
-  if (summary.interrupted && launched_ && !resumable && interrupt_signal() != SIGINT) return;
-  const auto& blueprint = summary.blueprint;
-  const std::uint32_t world = blueprint.workload.world;
-  terminal_.show(fmt::format("{}, {} tok/s, {:.0f}% of GEMM peak", ending_of(summary),
-                             format_count(summary.tokens_per_second), 100.0 * summary.gemm_share));
+void Console::show_losses(const train::RunSummary& summary) {
   const std::string skipped =
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
   const bool only_saved = summary.training_seconds == 0.0;
@@ -238,6 +231,31 @@ void Console::finished(const train::RunSummary& summary) {
     terminal_.show(fmt::format("went back to a checkpoint {} time{}", summary.went_back,
                                summary.went_back == 1 ? "" : "s"));
   }
+}
+
+void Console::show_wear(const train::RunSummary& summary) {
+  const Bytes written = summary.totals.nvme_bytes_written();
+  if (written == 0) return;
+  const std::uint32_t world = summary.blueprint.workload.world;
+  terminal_.show(fmt::format("  {:<17} {}{}{}", "written to NVMe", format_bytes(written),
+                             world > 1 ? " by rank 0; all ranks of this machine" : "",
+                             !summary.wear ? ""
+                             : world > 1   ? ":"
+                                           : ","));
+  if (summary.wear) {
+    terminal_.show(
+        wrap(planning::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
+  }
+}
+
+void Console::finished(const train::RunSummary& summary) {
+  // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
+  const bool resumable = !summary.checkpoint.empty();
+  if (summary.interrupted && launched_ && !resumable && interrupt_signal() != SIGINT) return;
+  const auto& blueprint = summary.blueprint;
+  terminal_.show(fmt::format("{}, {} tok/s, {:.0f}% of GEMM peak", ending_of(summary),
+                             format_count(summary.tokens_per_second), 100.0 * summary.gemm_share));
+  show_losses(summary);
   const auto& blocks = blueprint.placement.blocks;
   if (std::any_of(blocks.begin(), blocks.end(),
                   [](const auto& block) { return block.speculates; })) {
@@ -259,17 +277,7 @@ void Console::finished(const train::RunSummary& summary) {
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   show_memory(summary);
   for (const auto& line : exchange_lines(summary)) terminal_.show(line);
-  if (const Bytes written = summary.totals.nvme_bytes_written(); written > 0) {
-    terminal_.show(fmt::format("  {:<17} {}{}{}", "written to NVMe", format_bytes(written),
-                               world > 1 ? " by rank 0; all ranks of this machine" : "",
-                               !summary.wear ? ""
-                               : world > 1   ? ":"
-                                             : ","));
-    if (summary.wear) {
-      terminal_.show(
-          wrap(planning::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
-    }
-  }
+  show_wear(summary);
   terminal_.show(
       fmt::format("  {:<17} {} resident at peak", "process", format_bytes(summary.peak_resident)));
   terminal_.show(wrap(summary.advice, terminal_.width(), ""));

@@ -30,6 +30,8 @@ class Console final : public train::Observer {
  private:
   void show_step(const train::StepReport& report);
   void show_memory(const train::RunSummary& summary);
+  void show_losses(const train::RunSummary& summary);
+  void show_wear(const train::RunSummary& summary);
 
   std::string title_;
   std::uint64_t steps_per_print_;
