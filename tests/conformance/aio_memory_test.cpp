@@ -7,7 +7,7 @@
 
 #include "tests/conformance/aio_variants.h"
 
-namespace ballast::aio {
+namespace ballast::aio::aio_memory_test {
 namespace {
 
 class AioMemory : public AioQueue {};
@@ -91,4 +91,4 @@ TEST_P(AioMemory, IsReturnedOnceWhenTheQueueIsCancelled) {
 INSTANTIATE_TEST_SUITE_P(Variants, AioMemory, testing::ValuesIn(all_variants()), name_of);
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::aio_memory_test

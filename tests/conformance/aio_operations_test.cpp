@@ -10,7 +10,7 @@
 #include "tests/conformance/aio_variants.h"
 #include "tests/support/sanitizers.h"
 
-namespace ballast::aio {
+namespace ballast::aio::aio_operations_test {
 namespace {
 
 constexpr unsigned kOperations = test::kSanitized ? 10'000 : 40'000;
@@ -154,7 +154,7 @@ TEST_P(AioOperations, AgreeWithAModelOfTheFile) {
   const HostBytes arena = memory(kSlots * kLongest * kPage);
   const auto queue = this->queue(2 * kPage, 32);
   Operations operations(*queue, file, arena, 11);
-  const unsigned count = aio::operations();
+  const unsigned count = aio_operations_test::operations();
   for (unsigned i = 0; i < count && !HasFailure(); ++i) operations.add();
   operations.finish_all();
 
@@ -170,4 +170,4 @@ TEST_P(AioOperations, AgreeWithAModelOfTheFile) {
 INSTANTIATE_TEST_SUITE_P(Variants, AioOperations, testing::ValuesIn(all_variants()), name_of);
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::aio_operations_test

@@ -5,7 +5,7 @@
 
 #include "tests/conformance/aio_variants.h"
 
-namespace ballast::aio {
+namespace ballast::aio::aio_transfers_test {
 namespace {
 
 class AioTransfers : public AioQueue {};
@@ -186,4 +186,4 @@ TEST_P(AioTransfers, ACompletionTellsHowLongItTook) {
 INSTANTIATE_TEST_SUITE_P(Variants, AioTransfers, testing::ValuesIn(all_variants()), name_of);
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::aio_transfers_test

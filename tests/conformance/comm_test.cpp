@@ -15,7 +15,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
-namespace ballast::comm {
+namespace ballast::comm::comm_test {
 namespace {
 
 using Content = std::vector<std::byte>;
@@ -394,4 +394,4 @@ TEST_F(Comm, NobodyLeavesABarrierBeforeAllHaveComeToIt) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::comm_test

@@ -13,7 +13,7 @@
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
 
-namespace ballast::comm {
+namespace ballast::comm::nccl_faults_test {
 namespace {
 
 using test::FakeCuda;
@@ -148,4 +148,4 @@ TEST_F(NcclFaults, TwoRanksOnOneGpuAreRefusedBeforeNcclHangs) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::nccl_faults_test

@@ -16,7 +16,7 @@
 
 // Failures of the engine on the CUDA device: on a GPU or, without one, on fakes.
 
-namespace ballast::engine {
+namespace ballast::engine::engine_on_cuda_test {
 namespace {
 
 using test::FakeCublasLt;
@@ -116,4 +116,4 @@ TEST_F(EngineOnCuda, ATokenOutsideTheVocabularyEndsTheStepWithItsName) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::engine_on_cuda_test

@@ -23,7 +23,7 @@
 // Small random models of all families, compared with transformers:
 // tests/data/make_family_fixtures.py has the program.
 
-namespace ballast {
+namespace ballast::families_test {
 namespace {
 
 using nlohmann::json;
@@ -399,4 +399,4 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::families_test

@@ -11,7 +11,7 @@
 // update (GPU or CPU) and the overlap of transfers do not change a single bit of the results.
 // Without a GPU its kernels run thread by thread on the host, so models and runs are small.
 
-namespace ballast::engine {
+namespace ballast::engine::invariance_on_cuda_test {
 namespace {
 
 constexpr std::uint64_t kSteps = 10;
@@ -67,4 +67,4 @@ TEST(InvarianceOnCuda, PackedLlamaInFp32) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::invariance_on_cuda_test

@@ -14,7 +14,7 @@
 // The invariant of the whole engine: the place of states, the order and number of threads of their
 // updates, and the overlap of transfers do not change a single bit of the results.
 
-namespace ballast::engine {
+namespace ballast::engine::invariance_test {
 namespace {
 
 constexpr std::uint64_t kSteps = 18;
@@ -135,4 +135,4 @@ TEST(Invariance, AnotherSeedGivesAnotherResult) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::invariance_test

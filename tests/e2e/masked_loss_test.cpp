@@ -22,7 +22,7 @@
 // Run by all ranks of mpirun. Losses and norms with targets that do not count, compared with those
 // of transformers' Trainer; tests/data/make_masked_fixture.py has the program.
 
-namespace ballast {
+namespace ballast::masked_loss_test {
 namespace {
 
 using nlohmann::json;
@@ -107,4 +107,4 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::masked_loss_test

@@ -14,7 +14,7 @@
 // The invariant of the whole engine for every optimizer and every format of its states: their place
 // and the device of their update do not change a single bit of the results.
 
-namespace ballast::engine {
+namespace ballast::engine::optimizers_test {
 namespace {
 
 const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 64,
@@ -144,4 +144,4 @@ TEST(OptimizerStates, InEightBitsEndWithinAHundredthOfTheLossOfFp32) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::optimizers_test

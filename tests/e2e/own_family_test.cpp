@@ -7,7 +7,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-namespace ballast::model {
+namespace ballast::model::own_family_test {
 namespace {
 
 /// out = in + attention(norm(in)) + mlp(norm(in)).
@@ -119,4 +119,4 @@ TEST(OwnFamily, CountsTheFlopsOfItsOwnTensors) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::own_family_test

@@ -20,7 +20,7 @@
 #include "tests/support/random_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::planning {
+namespace ballast::planning::planned_runs_test {
 namespace {
 
 std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocabulary) {
@@ -92,4 +92,4 @@ TEST(PlannedRuns, TrainWithinTheirBudgets) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::planned_runs_test

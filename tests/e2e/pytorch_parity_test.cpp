@@ -23,7 +23,7 @@
 // that is active in some steps, three micro-batches of accumulation.
 // tests/data/make_training_fixtures.py has the PyTorch program.
 
-namespace ballast {
+namespace ballast::pytorch_parity_test {
 namespace {
 
 using nlohmann::json;
@@ -192,4 +192,4 @@ TEST(PytorchParity, TiedLlamaInBf16) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::pytorch_parity_test

@@ -16,7 +16,7 @@
 // Run by all ranks of mpirun: stages, placements and the order of operations do not change a single
 // bit of the common result, which equals that of one rank up to the order of sums.
 
-namespace ballast::engine {
+namespace ballast::engine::ranks_matrix_test {
 namespace {
 
 using Overrides = std::vector<std::string>;
@@ -247,4 +247,4 @@ TEST(RanksMatrix, AreCloseToOneRankAlone) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::ranks_matrix_test

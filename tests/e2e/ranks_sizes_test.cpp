@@ -19,7 +19,7 @@
 // Run by all ranks of mpirun: the sizes that a rank stores and exchanges are those of the ZeRO
 // paper (arXiv 1910.02054), sections 5 and 7.
 
-namespace ballast::engine {
+namespace ballast::engine::ranks_sizes_test {
 namespace {
 
 using schedule::Lane;
@@ -134,4 +134,4 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::ranks_sizes_test

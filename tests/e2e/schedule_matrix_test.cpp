@@ -13,7 +13,7 @@
 // Order, time of the update, placement and the timing of every single operation do not change a
 // single bit of the results: all combinations are compared with one serial run.
 
-namespace ballast::engine {
+namespace ballast::engine::schedule_matrix_test {
 namespace {
 
 const std::string kModel = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 64,
@@ -89,4 +89,4 @@ TEST(ScheduleMatrix, EagerIsGatedWithAClippingThatNeverBites) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::schedule_matrix_test

@@ -22,7 +22,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-namespace ballast::engine {
+namespace ballast::engine::speculation_test {
 namespace {
 
 using Overrides = std::vector<std::string>;
@@ -214,4 +214,4 @@ TEST(Speculation, ClippingAndSkippingAreVisibleInTheStates) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::speculation_test

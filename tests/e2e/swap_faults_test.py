@@ -346,7 +346,7 @@ class Injected(SwapTest):
 
     def test_a_device_that_hangs(self):
         done = self.train(faults="hang:on=read:after=5:times=1",
-                          aio={"stall_seconds": 0.2, "abandon_seconds": 1})
+                          aio={"stall_seconds": 1, "abandon_seconds": 3})
         self.assert_fails(done, "fetch", str(self.swap), "offset=", "length=", "no answer from the device")
 
     def test_what_can_be_mended_is(self):

@@ -116,7 +116,7 @@ class Terminal(RunTest):
     def test_a_warning_is_a_line_of_its_own(self):
         screen, status = self.in_terminal(
             "--steps", "1000", environment={"BALLAST_IO_FAULTS": "hang:on=read:after=9:times=1"},
-            aio={"any_file_system": True, "stall_seconds": 0.2, "abandon_seconds": 1})
+            aio={"any_file_system": True, "stall_seconds": 2, "abandon_seconds": 3})
         self.assertEqual(status, 1)
         self.assertGreater(len(screen.live), 1)
         warnings = [line for line in screen.lines if "warning" in line]

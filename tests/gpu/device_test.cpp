@@ -16,7 +16,7 @@
 
 #include "src/device/cuda/errors.h"
 
-namespace ballast::device {
+namespace ballast::device::device_test {
 namespace {
 
 using Content = std::vector<std::byte>;
@@ -261,4 +261,4 @@ TEST_F(CudaDevice, StreamsOfTheHostDeviceAreRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::device_test

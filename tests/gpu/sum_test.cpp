@@ -14,7 +14,7 @@
 
 #include "ballast/device/cuda_stream.h"
 
-namespace ballast::comm {
+namespace ballast::comm::sum_test {
 namespace {
 
 using Content = std::vector<std::byte>;
@@ -114,4 +114,4 @@ TEST(NcclSum, HasTheBitsOfTheSumOnTheHost) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::sum_test

@@ -14,7 +14,7 @@
 #include "tests/support/deny_syscall.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::backend_test {
 namespace {
 
 /// Sets BALLAST_IO_DISABLE while it lives.
@@ -157,4 +157,4 @@ TEST_F(Sandbox, ThatClosesOnARunningQueueYieldsErrorsAndNoHang) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::backend_test

@@ -14,7 +14,7 @@
 #include "tests/support/gate_transport.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::block_queue_test {
 namespace {
 
 using test::AlignedBytes;
@@ -197,4 +197,4 @@ TEST(Completion, NamesStageFileRangeAndReason) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::block_queue_test

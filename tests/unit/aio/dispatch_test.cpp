@@ -10,7 +10,7 @@
 
 #include "tests/unit/aio/gated_queue.h"
 
-namespace ballast::aio {
+namespace ballast::aio::dispatch_test {
 namespace {
 
 class DispatchOrder : public GatedQueue {};
@@ -221,4 +221,4 @@ TEST_F(Cancelling, WakesThoseWhoWait) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::dispatch_test

@@ -11,7 +11,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::aio {
+namespace ballast::aio::fault_plan_test {
 namespace {
 
 Block block(Direction direction, std::size_t length = 64 * kKiB) {
@@ -137,4 +137,4 @@ TEST(FaultPlan, TheEnvironmentVariableIsReadAndNamed) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::fault_plan_test

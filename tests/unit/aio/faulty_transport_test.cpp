@@ -21,7 +21,7 @@
 #include "tests/support/gate_transport.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::faulty_transport_test {
 namespace {
 
 using test::AlignedBytes;
@@ -235,4 +235,4 @@ TEST(FaultsFromTheEnvironment, AMistakeIsAConfigError) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::faulty_transport_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::file_system_test {
 namespace {
 
 using Kind = FileSystem::Kind;
@@ -101,4 +101,4 @@ TEST(FileSystem, SuitsSwappingOnlyIfItIsADisk) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::file_system_test

@@ -19,7 +19,7 @@
 #include "tests/support/direct_io.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::file_test {
 namespace {
 
 using test::TempDir;
@@ -166,4 +166,4 @@ TEST(File, InMemoryHasItsSizeAndNoAlignmentAndKeepsWhatIsWritten) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::file_test

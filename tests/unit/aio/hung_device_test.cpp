@@ -13,7 +13,7 @@
 #include "tests/support/gate_transport.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::hung_device_test {
 namespace {
 
 class HungDevice : public testing::Test {
@@ -73,16 +73,19 @@ TEST_F(HungDevice, TheDestructorReturnsAlthoughRequestsAreQueuedBehindAHungBlock
 /// file name.
 TEST_F(HungDevice, EveryWarningNamesTheFile) {
   const test::CapturedLog log;
-  auto queue = this->queue(2, 0.3, 0.6);
+  auto queue = this->queue(2, 1, 2);
   const Ticket ticket = queue->submit(request(30));
   gate_.wait_for_starts(2);
   while (log.text().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  std::this_thread::sleep_for(std::chrono::milliseconds(180));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   gate_.finish(1);
   gate_.wait_for_starts(3);
   EXPECT_EQ(queue->wait(ticket).error_number, ETIMEDOUT);
-  std::this_thread::sleep_for(std::chrono::milliseconds(900));
-  const std::string text = log.text();
+  std::string text;
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    text = log.text();
+  } while (std::ranges::count(text, '\n') < 3);
   EXPECT_EQ(std::ranges::count(text, '\n'), 3) << text;
   EXPECT_EQ(text.find("aio: write  "), std::string::npos) << text;
   gate_.finish(0);
@@ -90,4 +93,4 @@ TEST_F(HungDevice, EveryWarningNamesTheFile) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::hung_device_test

@@ -17,7 +17,7 @@
 #include "aio/nameless.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::leftovers_test {
 namespace {
 
 using test::TempDir;
@@ -200,4 +200,4 @@ TEST(NamedFiles, StandBesideManyThatSweep) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::leftovers_test

@@ -15,7 +15,7 @@
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::aio {
+namespace ballast::aio::registration_test {
 namespace {
 
 class RegistrationTest : public testing::Test {
@@ -123,4 +123,4 @@ TEST_F(RegistrationTest, TheLimitOnLockedMemoryIsLoggedAndLivedWith) {
 }
 
 }  // namespace
-}  // namespace ballast::aio
+}  // namespace ballast::aio::registration_test

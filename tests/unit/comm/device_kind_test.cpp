@@ -5,7 +5,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
-namespace ballast::comm {
+namespace ballast::comm::device_kind_test {
 namespace {
 
 /// The host device under another name.
@@ -65,4 +65,4 @@ TEST(MakeCommunicator, OfTheCudaDeviceNeedsNccl) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::device_kind_test

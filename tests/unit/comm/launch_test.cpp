@@ -8,7 +8,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::comm {
+namespace ballast::comm::launch_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -166,4 +166,4 @@ TEST(Launch, ContradictionsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::launch_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast::comm {
+namespace ballast::comm::mpi_loading_test {
 namespace {
 
 using Paths = std::vector<std::filesystem::path>;
@@ -60,4 +60,4 @@ TEST(MpiModule, TheModuleOfAnotherVersionIsRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::mpi_loading_test

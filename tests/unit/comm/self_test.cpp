@@ -10,7 +10,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
-namespace ballast::comm {
+namespace ballast::comm::self_test {
 namespace {
 
 constexpr Bytes kSize = 3 * kPage;
@@ -141,4 +141,4 @@ TEST(JoinRanks, SeveralRanksWithoutAnMpiModuleAreRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::self_test

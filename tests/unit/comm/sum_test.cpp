@@ -12,7 +12,7 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
-namespace ballast::comm {
+namespace ballast::comm::sum_test {
 namespace {
 
 using Values = std::vector<float>;
@@ -170,4 +170,4 @@ TEST(SumInOrder, OtherTypesAreRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::sum_test

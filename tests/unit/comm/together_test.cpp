@@ -9,7 +9,7 @@
 
 #include "tests/support/thread_ranks.h"
 
-namespace ballast::comm {
+namespace ballast::comm::together_test {
 namespace {
 
 /// The result of together() on each of `world` ranks with `work`: "" if it returns, otherwise the
@@ -86,4 +86,4 @@ TEST(Together, OneRankSimplyWorks) {
 }
 
 }  // namespace
-}  // namespace ballast::comm
+}  // namespace ballast::comm::together_test

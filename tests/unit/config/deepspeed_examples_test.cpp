@@ -9,8 +9,12 @@
 // and accelerate and the examples of LLaMA-Factory, axolotl and DeepSpeedExamples. A run adds the
 // sections model and data, and nothing else.
 
-namespace ballast::config::test {
+namespace ballast::config::deepspeed_examples_test {
 namespace {
+
+using test::error_of;
+using test::parse_text;
+using test::with;
 
 const std::string kAutoBatch = R"("gradient_accumulation_steps": "auto",
   "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto")";
@@ -158,4 +162,4 @@ TEST(DeepSpeedExamples, MayHaveAioInOnePlaceOnly) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::deepspeed_examples_test

@@ -4,8 +4,13 @@
 
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::deepspeed_test {
 namespace {
+
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::with;
 
 /// The paths of the keys that were ignored.
 std::vector<std::string> ignored_paths(const Config& config) {
@@ -269,4 +274,4 @@ TEST(DeepSpeedKeys, AnotherDefaultOfDeepSpeedIsNotedWhereItMatters) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::deepspeed_test

@@ -3,8 +3,13 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::document_test {
 namespace {
+
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::with;
 
 void expect_in(const std::string& message, const std::string& part) {
   EXPECT_NE(message.find(part), std::string::npos) << message << "\nlacks: " << part;
@@ -61,7 +66,7 @@ TEST(ConfigSyntax, RefusesDeepNesting) {
 }
 
 TEST(ConfigFile, IsReadAndItsDirectoryIsTheBaseOfPaths) {
-  const ballast::test::TempDir dir;
+  const test::TempDir dir;
   const auto file = dir.write("sub/c.json", kMinimal);
   const Config config = load(file, {});
   ASSERT_EQ(config.data.text.size(), 1U);
@@ -70,7 +75,7 @@ TEST(ConfigFile, IsReadAndItsDirectoryIsTheBaseOfPaths) {
 }
 
 TEST(ConfigFile, SaysInOneLineWhyItCannotBeRead) {
-  const ballast::test::TempDir dir;
+  const test::TempDir dir;
   const auto message_of = [](const std::filesystem::path& file) -> std::string {
     try {
       load(file, {});
@@ -128,4 +133,4 @@ TEST(ConfigOverride, IsNamedByTheErrorsItCauses) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::document_test

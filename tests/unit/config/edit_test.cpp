@@ -14,10 +14,12 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::edit_test {
 namespace {
 
-using ballast::test::TempDir;
+using test::kMinimal;
+using test::samples;
+using test::TempDir;
 
 std::string edited(const std::string& text, const std::string& path, const std::string& json) {
   const Edit edit{path, json};
@@ -159,4 +161,4 @@ TEST(EditFile, LeavesTheOldFileAndNothingElseWhenItFails) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::edit_test

@@ -4,9 +4,13 @@
 
 // The keys of checkpoints and of what a run does when something goes wrong.
 
-namespace ballast::config::test {
+namespace ballast::config::faults_test {
 namespace {
 
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::with;
 using Action = SpikeSection::Action;
 
 std::string refusal(const std::string& override) {
@@ -106,4 +110,4 @@ TEST(ConfigOnError, NeedsCheckpointsToResume) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::faults_test

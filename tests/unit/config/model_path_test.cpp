@@ -17,7 +17,7 @@
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::config {
+namespace ballast::config::model_path_test {
 namespace {
 
 using nlohmann::json;
@@ -407,10 +407,10 @@ TEST(ModelPath, NeedsAFolderWithAConfig) {
 }
 
 TEST(ModelPath, WithADamagedConfigIsRefusedOrRead) {
-  using ballast::test::damaged;
-  using ballast::test::damaged_json;
+  using test::damaged;
+  using test::damaged_json;
   std::mt19937_64 random(11);
-  const std::size_t inputs = ballast::test::fuzz_inputs(3000);
+  const std::size_t inputs = test::fuzz_inputs(3000);
   std::size_t accepted = 0;
   for (const json& from : {llama(), gpt2(), gemma3(), gpt_neox()}) {
     const Folder folder(from);
@@ -463,4 +463,4 @@ TEST(CheckpointConfig, DescribesTheModelAsReadBack) {
 }
 
 }  // namespace
-}  // namespace ballast::config
+}  // namespace ballast::config::model_path_test

@@ -6,9 +6,12 @@
 #include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::mutation_test {
 namespace {
 
+using test::kMinimal;
+using test::parse_text;
+using test::samples;
 using Random = std::mt19937_64;
 
 std::size_t below(Random& random, std::size_t bound) {
@@ -109,7 +112,7 @@ bool check(const std::string& text, const std::vector<std::string>& overrides) {
   }
 }
 
-const std::size_t kTexts = ballast::test::fuzz_inputs(6000);
+const std::size_t kTexts = test::fuzz_inputs(6000);
 
 TEST(ConfigMutation, OfBytesGivesAConfigOrOneLine) {
   Random random(1);
@@ -151,4 +154,4 @@ TEST(ConfigMutation, OfOverridesGivesAConfigOrOneLine) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::mutation_test

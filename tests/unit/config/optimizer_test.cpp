@@ -6,9 +6,13 @@
 
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::optimizer_test {
 namespace {
 
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::with;
 using Type = OptimizerSection::Type;
 
 OptimizerSection optimizer(const std::string& section) {
@@ -166,4 +170,4 @@ TEST(OptimizerConfig, PrintsTheParametersOfItsTypeAndReadsThemBack) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::optimizer_test

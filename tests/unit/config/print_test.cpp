@@ -8,8 +8,13 @@
 
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::print_test {
 namespace {
+
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::samples;
 
 TEST(ConfigPrint, OfEverySampleReadsBackAsTheSameConfig) {
   for (const auto& text : samples()) {
@@ -325,4 +330,4 @@ TEST(ShippedConfigs, AreValidAndIgnoreNothing) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::print_test

@@ -7,7 +7,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 
-namespace ballast::config::test {
+namespace ballast::test {
 
 /// The smallest valid config.
 inline const std::string kMinimal = R"({
@@ -72,9 +72,10 @@ inline std::vector<std::string> samples() {
 })"};
 }
 
-inline Config parse_text(const std::string& text, const std::vector<std::string>& overrides = {},
-                         std::uint64_t world = 1) {
-  return parse(text, "/base", "c.json", overrides, world);
+inline config::Config parse_text(const std::string& text,
+                                 const std::vector<std::string>& overrides = {},
+                                 std::uint64_t world = 1) {
+  return config::parse(text, "/base", "c.json", overrides, world);
 }
 
 /// The message of the Error(config) that parsing `text` throws; "" when it throws none.
@@ -88,4 +89,4 @@ inline std::string error_of(const std::string& text, const std::vector<std::stri
   return "";
 }
 
-}  // namespace ballast::config::test
+}  // namespace ballast::test

@@ -2,9 +2,13 @@
 
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::sections_test {
 namespace {
 
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
+using test::with;
 using Paths = std::vector<std::filesystem::path>;
 
 TEST(ConfigDefaults, AreThoseOfTheHeaderWithTheDependentOnesFilledIn) {
@@ -350,4 +354,4 @@ TEST(ConfigRefusal, ShowsHostileKeysAndStringsInOneLine) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::sections_test

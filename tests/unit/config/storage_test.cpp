@@ -4,9 +4,12 @@
 
 #include "tests/unit/config/samples.h"
 
-namespace ballast::config::test {
+namespace ballast::config::storage_test {
 namespace {
 
+using test::error_of;
+using test::kMinimal;
+using test::parse_text;
 using Paths = std::vector<std::filesystem::path>;
 
 const std::string kOptimizerPath = "zero_optimization.offload_optimizer.nvme_path";
@@ -126,4 +129,4 @@ TEST(ConfigAio, RefusesPollingThroughThePageCache) {
 }
 
 }  // namespace
-}  // namespace ballast::config::test
+}  // namespace ballast::config::storage_test

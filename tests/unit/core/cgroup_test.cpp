@@ -6,7 +6,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast {
+namespace ballast::cgroup_test {
 namespace {
 
 constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
@@ -88,4 +88,4 @@ TEST_F(Cgroup, FilesThatMakeNoSenseLimitNothing) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::cgroup_test

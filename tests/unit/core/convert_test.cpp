@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast {
+namespace ballast::convert_test {
 namespace {
 
 std::uint32_t bits_of(float value) {
@@ -72,4 +72,4 @@ TEST(Convert, RefusesOtherSizes) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::convert_test

@@ -10,7 +10,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast {
+namespace ballast::cpu_test {
 namespace {
 
 TEST(Isa, NamesReadBack) {
@@ -60,4 +60,4 @@ TEST(CpuWatch, SeesTheWorkOfOtherProcesses) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::cpu_test

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ballast {
+namespace ballast::dtype_test {
 namespace {
 
 constexpr bool is_nan(std::uint32_t bits) {
@@ -181,4 +181,4 @@ TEST(SplitMaster, WeightIsTheNearestBf16TiesAway) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::dtype_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ballast {
+namespace ballast::polling_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -38,4 +38,4 @@ TEST(Polling, DoesNotCountATimeInWhichItWasStopped) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::polling_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ballast {
+namespace ballast::suggest_test {
 namespace {
 
 const std::vector<std::string> kWords = {"gradient_clipping", "scheduler", "optimizer"};
@@ -28,4 +28,4 @@ TEST(Suggest, ListsWords) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::suggest_test

@@ -7,7 +7,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast {
+namespace ballast::units_test {
 namespace {
 
 TEST(ParseBytes, ReadsUnits) {
@@ -89,4 +89,4 @@ TEST(RoundUp, ReachesTheNextMultiple) {
 }
 
 }  // namespace
-}  // namespace ballast
+}  // namespace ballast::units_test

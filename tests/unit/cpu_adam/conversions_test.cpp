@@ -3,7 +3,7 @@
 #include "masters.h"
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::conversions_test {
 namespace {
 
 using test::is_nan;
@@ -112,4 +112,4 @@ TEST(Copies, F16IsTheMasterRoundedAsInCore) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::conversions_test

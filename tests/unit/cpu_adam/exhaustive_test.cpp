@@ -2,7 +2,7 @@
 
 #include "masters.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::exhaustive_test {
 namespace {
 
 using test::kHalf;
@@ -22,4 +22,4 @@ TEST(SplitWeights, EveryMasterPassesTheBestKernelUnchanged) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::exhaustive_test

@@ -4,7 +4,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::gradient_stats_test {
 namespace {
 
 using test::Layout;
@@ -128,4 +128,4 @@ TEST(GradientStats, OfNothingAreZero) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::gradient_stats_test

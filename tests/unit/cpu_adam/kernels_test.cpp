@@ -5,7 +5,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::kernels_test {
 namespace {
 
 using test::describe;
@@ -255,4 +255,4 @@ TEST_F(Kernels, TouchInEveryWayReachesAllOfACopy) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::kernels_test

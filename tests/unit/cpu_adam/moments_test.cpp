@@ -5,7 +5,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::moments_test {
 namespace {
 
 using test::Numbers;
@@ -365,4 +365,4 @@ TEST(Codes, NanOrInfinityMakesItsBlockNanAndLeavesTheOthers) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::moments_test

@@ -5,7 +5,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::reference_test {
 namespace {
 
 using test::describe;
@@ -307,4 +307,4 @@ TEST(Reference, SplitMasterIsUpdatedAsThePlainOne) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::reference_test

@@ -9,7 +9,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::torch_trace_test {
 namespace {
 
 using test::States;
@@ -169,4 +169,4 @@ TEST_F(TorchBounds, AllStepsFromOurOwnStatesStayWithinAFewUlps) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::torch_trace_test

@@ -7,7 +7,7 @@
 
 #include "cpu_adam/pieces.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::traffic_test {
 namespace {
 
 using WeightsFormat = Weights::Format;
@@ -84,4 +84,4 @@ TEST(Traffic, IsWhatTheCeilingTouchesForEveryLayout) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::traffic_test

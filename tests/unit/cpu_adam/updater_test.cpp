@@ -14,7 +14,7 @@
 
 #include "states.h"
 
-namespace ballast::cpu_adam {
+namespace ballast::cpu_adam::updater_test {
 namespace {
 
 using test::describe;
@@ -398,4 +398,4 @@ TEST(Isas, MisspeltMaskIsReportedWithItsName) {
 }
 
 }  // namespace
-}  // namespace ballast::cpu_adam
+}  // namespace ballast::cpu_adam::updater_test

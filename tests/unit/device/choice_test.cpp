@@ -7,7 +7,7 @@
 
 #include "tests/support/captured_log.h"
 
-namespace ballast::device {
+namespace ballast::device::choice_test {
 namespace {
 
 /// The error of make_device for a device of this kind.
@@ -73,4 +73,4 @@ TEST(MakeDevice, AutoIsTheHostDeviceWithoutAGpuAndSaysOnceWhatBecameOfCuda) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::choice_test

@@ -13,7 +13,7 @@
 #include "src/device/factories.h"
 #include "src/model/cuda/products/products.h"
 
-namespace ballast::device {
+namespace ballast::device::cublaslt_test {
 namespace {
 
 std::string refusal_of(const std::vector<std::string>& names) {
@@ -77,4 +77,4 @@ TEST(CublasLtLoader, DeviceAndProductsGiveTheSameReason) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cublaslt_test

@@ -10,7 +10,7 @@
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_choice_test {
 namespace {
 
 using test::FakeCuda;
@@ -57,4 +57,4 @@ TEST(AutoDevice, IsNotAGpuWithoutALibraryThatItNeeds) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_choice_test

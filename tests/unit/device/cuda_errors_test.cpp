@@ -5,7 +5,7 @@
 
 #include "src/device/cuda/errors.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_errors_test {
 namespace {
 
 TEST(CheckCuda, NamesTheOperationAndTheError) {
@@ -24,4 +24,4 @@ TEST(CheckCuda, NamesTheOperationAndTheError) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_errors_test

@@ -10,7 +10,7 @@
 #include "src/device/shared_library.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_libraries_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -109,4 +109,4 @@ TEST_F(CudaLibraries, AnUnsuitableOneIsPassedOverAndNamedIfThereIsNoOther) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_libraries_test

@@ -17,7 +17,7 @@
 #include "tests/support/fake_cuda.h"
 #include "tests/support/page_making.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_pin_test {
 namespace {
 
 using test::FakeCuda;
@@ -177,4 +177,4 @@ TEST_F(CudaPinning, CopiesMayCrossItsParts) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_pin_test

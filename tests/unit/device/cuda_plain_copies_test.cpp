@@ -6,7 +6,7 @@
 
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_plain_copies_test {
 namespace {
 
 using test::FakeCuda;
@@ -39,4 +39,4 @@ TEST(GpuName, IsThatOfItsKindAndSize) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_plain_copies_test

@@ -8,7 +8,7 @@
 #include "src/device/cuda/shared_memory.h"
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_shared_memory_test {
 namespace {
 
 using test::FakeCuda;
@@ -84,4 +84,4 @@ TEST_F(SharedMemory, IsAskedForOnceByManyThreads) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_shared_memory_test

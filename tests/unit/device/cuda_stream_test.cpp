@@ -13,7 +13,7 @@
 
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::device {
+namespace ballast::device::cuda_stream_test {
 namespace {
 
 using test::FakeCuda;
@@ -112,4 +112,4 @@ TEST(CudaStreamThreads, EveryThreadSelectsTheGpuBeforeItUsesAStreamOrAnEvent) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::cuda_stream_test

@@ -9,7 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/host_stream.h"
 
-namespace ballast::device {
+namespace ballast::device::host_device_test {
 namespace {
 
 std::unique_ptr<Device> make(Bytes budget, double link_gbps = 0.0) {
@@ -106,4 +106,4 @@ TEST(HostStream, KeepsTheFirstErrorForSynchronizeAndDropsWhatFollows) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::host_device_test

@@ -12,7 +12,7 @@
 #include "src/device/host_pages.h"
 #include "tests/support/temp_dir.h"
 
-namespace ballast::device {
+namespace ballast::device::numa_test {
 namespace {
 
 TEST(NumaNode, IsWhatTheKernelSaysOfThePciDevice) {
@@ -56,4 +56,4 @@ TEST(NumaNode, ThatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::numa_test

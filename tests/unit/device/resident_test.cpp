@@ -9,7 +9,7 @@
 #include "src/device/host_pages.h"
 #include "tests/support/page_making.h"
 
-namespace ballast::device {
+namespace ballast::device::resident_test {
 namespace {
 
 constexpr Bytes kHuge = 2 * kMiB;
@@ -53,4 +53,4 @@ TEST(MakeResident, IsAWish) {
 }
 
 }  // namespace
-}  // namespace ballast::device
+}  // namespace ballast::device::resident_test

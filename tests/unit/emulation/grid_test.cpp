@@ -10,7 +10,7 @@
 #include "tests/support/emulation/src/device/cuda/kernel_language.h"
 #include "tests/support/emulation/src/device/cuda/tensor_core.h"
 
-namespace ballast::test::emulation {
+namespace ballast::test::emulation::grid_test {
 namespace {
 
 using device::kAllLanes;
@@ -181,4 +181,4 @@ TEST(GridDeathTest, CopiesThatNobodyWaitsForAreTold) {
 }
 
 }  // namespace
-}  // namespace ballast::test::emulation
+}  // namespace ballast::test::emulation::grid_test

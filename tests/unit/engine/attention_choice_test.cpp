@@ -12,7 +12,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
 
-namespace ballast::engine {
+namespace ballast::engine::attention_choice_test {
 namespace {
 
 using test::FakeCudnn;
@@ -88,4 +88,4 @@ TEST_F(AttentionChoice, WithoutCudnnOursAttendsUnlessItWasAskedFor) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::attention_choice_test

@@ -20,7 +20,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::engine {
+namespace ballast::engine::engine_test {
 namespace {
 
 const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 64,
@@ -492,4 +492,4 @@ TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::engine_test

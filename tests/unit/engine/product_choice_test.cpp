@@ -13,7 +13,7 @@
 #include "tests/support/tiny_training.h"
 #include "tests/support/variable.h"
 
-namespace ballast::engine {
+namespace ballast::engine::product_choice_test {
 namespace {
 
 using test::FakeCublasLt;
@@ -80,4 +80,4 @@ TEST_F(ProductChoice, IsTheSameInTheNextRun) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::product_choice_test

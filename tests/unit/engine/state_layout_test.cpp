@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ballast::engine {
+namespace ballast::engine::state_layout_test {
 namespace {
 
 using cpu_adam::Codes;
@@ -179,4 +179,4 @@ TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {
 }
 
 }  // namespace
-}  // namespace ballast::engine
+}  // namespace ballast::engine::state_layout_test

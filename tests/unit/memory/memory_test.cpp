@@ -8,7 +8,7 @@
 #include "ballast/memory/ledger.h"
 #include "ballast/memory/topology.h"
 
-namespace ballast::memory {
+namespace ballast::memory::memory_test {
 namespace {
 
 TEST(HostPool, PiecesArePageAlignedDisjointAndZero) {
@@ -107,4 +107,4 @@ TEST(Budgets, TheMachineHasSomeMemory) {
 }
 
 }  // namespace
-}  // namespace ballast::memory
+}  // namespace ballast::memory::memory_test

@@ -16,7 +16,7 @@
 #include "src/model/host/kernels.h"
 #include "tests/unit/model/fixture.h"
 
-namespace ballast::model {
+namespace ballast::model::architecture_test {
 namespace {
 
 ModelConfig gpt2_124m() {
@@ -313,4 +313,4 @@ TEST(Initialize, NormsAreOnesAndBiasesZeros) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::architecture_test

@@ -6,7 +6,7 @@
 #include "tests/unit/model/numbers.h"
 #include "tests/unit/model/reference.h"
 
-namespace ballast::model::host {
+namespace ballast::model::host::attention_test {
 namespace {
 
 using test::central_difference;
@@ -155,4 +155,4 @@ TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
 }
 
 }  // namespace
-}  // namespace ballast::model::host
+}  // namespace ballast::model::host::attention_test

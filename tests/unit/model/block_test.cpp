@@ -10,7 +10,7 @@
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/reference.h"
 
-namespace ballast::model {
+namespace ballast::model::block_test {
 namespace {
 
 using test::Bench;
@@ -385,4 +385,4 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::block_test

@@ -11,7 +11,7 @@
 
 #include "tests/unit/model/fixture.h"
 
-namespace ballast::model {
+namespace ballast::model::codes_test {
 namespace {
 
 using test::Bench;
@@ -107,4 +107,4 @@ TEST(WeightCodes, DoNotGoWhereTheyDoNotFit) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::codes_test

@@ -11,7 +11,7 @@
 #include "src/model/host/kernels.h"
 #include "tests/unit/model/fixture.h"
 
-namespace ballast::model {
+namespace ballast::model::compute_test {
 namespace {
 
 using test::Bench;
@@ -264,4 +264,4 @@ TEST(KernelTables, RoundToBf16AsTheScalarFunctionDoes) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::compute_test

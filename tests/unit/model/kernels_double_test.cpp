@@ -11,7 +11,7 @@
 #include "src/model/host/softmax_kernels.h"
 #include "tests/unit/model/numbers.h"
 
-namespace ballast::model::host {
+namespace ballast::model::host::kernels_double_test {
 namespace {
 
 using test::central_difference;
@@ -316,4 +316,4 @@ TEST(DoubleKernels, SmallKernelsDoWhatTheySay) {
 }
 
 }  // namespace
-}  // namespace ballast::model::host
+}  // namespace ballast::model::host::kernels_double_test

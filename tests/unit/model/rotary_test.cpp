@@ -11,7 +11,7 @@
 
 #include "tests/support/fixtures.h"
 
-namespace ballast::model {
+namespace ballast::model::rotary_test {
 namespace {
 
 [[noreturn]] void refuse(std::string_view key, const std::string& rule) {
@@ -73,4 +73,4 @@ TEST(Rotary, WhatItDoesNotKnowIsRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::model
+}  // namespace ballast::model::rotary_test

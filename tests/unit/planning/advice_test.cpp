@@ -11,7 +11,7 @@
 
 #include "tests/support/random_run.h"
 
-namespace ballast::planning {
+namespace ballast::planning::advice_test {
 namespace {
 
 using schedule::Lane;
@@ -172,4 +172,4 @@ TEST(Advice, ChangesOfTheBatchAreCompleteAndAsFastAsTheyAreSaidToBe) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::advice_test

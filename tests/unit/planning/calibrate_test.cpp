@@ -14,7 +14,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::calibrate_test {
 namespace {
 
 const std::string kModel =
@@ -178,4 +178,4 @@ TEST_F(CalibrationTest, TakesAsManyColdBuffersAsTheModelHas) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::calibrate_test

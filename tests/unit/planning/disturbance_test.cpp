@@ -5,7 +5,7 @@
 
 #include "src/planning/calibration.h"
 
-namespace ballast::planning {
+namespace ballast::planning::disturbance_test {
 namespace {
 
 /// Rates whose forward curve is `tflops` for 64, 128, 256 ... tokens.
@@ -74,4 +74,4 @@ TEST(Measurement, IsThatWithTheLeastOtherWorkIfAllAreDisturbed) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::disturbance_test

@@ -12,7 +12,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::draw_blueprint_test {
 namespace {
 
 const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 64,
@@ -175,4 +175,4 @@ TEST_F(DrawBlueprint, OtherArithmeticOfMomentsIsSaidInOneLine) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::draw_blueprint_test

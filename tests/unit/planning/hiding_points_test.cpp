@@ -10,7 +10,7 @@
 
 #include "tests/support/random_run.h"
 
-namespace ballast::planning {
+namespace ballast::planning::hiding_points_test {
 namespace {
 
 /// One micro-batch of `sequences` sequences of 64 tokens, optimizer states on the host.
@@ -77,4 +77,4 @@ TEST(HidingPoints, UpdatesAreHiddenFromTheirTokensOnAndNotBefore) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::hiding_points_test

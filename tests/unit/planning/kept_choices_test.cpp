@@ -17,7 +17,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/variable.h"
 
-namespace ballast::planning {
+namespace ballast::planning::kept_choices_test {
 namespace {
 
 using model::ProductAlgorithm;
@@ -168,4 +168,4 @@ TEST_F(KeptChoices, OfRanksThatStartTogetherAgree) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::kept_choices_test

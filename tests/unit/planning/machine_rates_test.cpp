@@ -16,7 +16,7 @@
 #include "tests/support/tiny_config.h"
 #include "tests/support/variable.h"
 
-namespace ballast::planning {
+namespace ballast::planning::machine_rates_test {
 namespace {
 
 class MachineRates : public testing::Test {
@@ -265,4 +265,4 @@ TEST(RatesCacheFile, FollowsTheEnvironment) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::machine_rates_test

@@ -11,7 +11,7 @@
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::machine_share_test {
 namespace {
 
 /// A rank on machine `host` of 8 CPUs, one bit of `cpus` for each that it may run on.
@@ -166,4 +166,4 @@ TEST(CommonConfig, IsThatOfTheFirstRankOnAll) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::machine_share_test

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::plan_drift_test {
 namespace {
 
 using Line = std::tuple<Tier, std::string, Bytes>;
@@ -94,4 +94,4 @@ INSTANTIATE_TEST_SUITE_P(
                                 "ballast.update=eager"})));
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::plan_drift_test

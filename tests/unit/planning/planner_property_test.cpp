@@ -24,7 +24,7 @@
 #include "tests/support/random_run.h"
 #include "tests/support/sanitizers.h"
 
-namespace ballast::planning {
+namespace ballast::planning::planner_property_test {
 namespace {
 
 using schedule::BlockPlacement;
@@ -354,4 +354,4 @@ TEST(PlannerProperty, FindsNearlyAllPlansOfLargerModelsThatBarelyFit) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::planner_property_test

@@ -18,7 +18,7 @@
 #include "tests/support/random_run.h"
 #include "tests/support/zero_memory.h"
 
-namespace ballast::planning {
+namespace ballast::planning::planner_test {
 namespace {
 
 config::Config make_config(const std::vector<std::string>& overrides) {
@@ -479,4 +479,4 @@ TEST(PlannerRefusal, AdvisesNoDrivesWhereThereAreNone) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::planner_test

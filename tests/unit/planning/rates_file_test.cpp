@@ -14,7 +14,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::planning {
+namespace ballast::planning::rates_file_test {
 namespace {
 
 using schedule::Rates;
@@ -268,4 +268,4 @@ TEST(RatesFile, EveryKeyStandsInTheReadme) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::rates_file_test

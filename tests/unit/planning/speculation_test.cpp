@@ -15,7 +15,7 @@
 #include "src/planning/search.h"
 #include "tests/support/sanitizers.h"
 
-namespace ballast::planning {
+namespace ballast::planning::speculation_test {
 namespace {
 
 /// A run whose layers keep their intermediates.
@@ -166,4 +166,4 @@ TEST(PlannedSpeculation, ThatDoesNotFitIsRefusedWithItsNumber) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::speculation_test

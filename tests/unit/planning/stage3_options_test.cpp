@@ -12,7 +12,7 @@
 #include "src/engine/state_layout.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::stage3_options_test {
 namespace {
 
 const std::string kModel = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
@@ -100,4 +100,4 @@ TEST(StageThreeOptions, RanksOfAllGroupsTogetherUpdateEveryElementOnce) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::stage3_options_test

@@ -3,7 +3,7 @@
 #include "src/planning/engine_inputs.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::swap_options_test {
 namespace {
 
 const std::string kModel =
@@ -91,4 +91,4 @@ TEST(SwapOptions, DealThePathsToTheRanksOfAMachine) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::swap_options_test

@@ -7,7 +7,7 @@
 
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planning {
+namespace ballast::planning::wear_test {
 namespace {
 
 TEST(Wear, IsThePaceOfADayAndTheLifeOfTheBusiestDrive) {
@@ -67,4 +67,4 @@ TEST(Wear, CountsTheBytesOfAllRanksOfAMachine) {
 }
 
 }  // namespace
-}  // namespace ballast::planning
+}  // namespace ballast::planning::wear_test

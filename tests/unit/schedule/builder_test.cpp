@@ -9,7 +9,7 @@
 
 #include "tests/unit/schedule/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::builder_test {
 namespace {
 
 Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
@@ -330,4 +330,4 @@ TEST(Builder, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::builder_test

@@ -17,7 +17,7 @@
 
 // Overlapping plans: failures, interrupts and observers.
 
-namespace ballast::schedule {
+namespace ballast::schedule::executor_overlap_test {
 namespace {
 
 /// Host weights and NVMe states, gated: updates under the next forward pass, states read ahead.
@@ -210,4 +210,4 @@ TEST(Executor, CountsBytesAndBusyTimePerLane) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::executor_overlap_test

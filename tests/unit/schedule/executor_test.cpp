@@ -22,7 +22,7 @@
 #include "tests/unit/schedule/fake_run.h"
 #include "tests/unit/schedule/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::executor_test {
 namespace {
 
 /// A small model of device streams and disks: one thread per queued lane runs the enqueued
@@ -332,4 +332,4 @@ TEST(Executor, WhatIsEnqueuedIsWaitedForAfterAFailure) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::executor_test

@@ -4,7 +4,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::hiding_test {
 namespace {
 
 constexpr double kFast = 400e12;
@@ -33,4 +33,4 @@ TEST(Hiding, RefusesABandwidthOfNothing) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::hiding_test

@@ -11,7 +11,7 @@
 #include "tests/unit/schedule/interpreter.h"
 #include "tests/unit/schedule/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::properties_test {
 namespace {
 
 constexpr std::uint64_t kCases = 2000;
@@ -114,4 +114,4 @@ TEST(EverySchedule, OrdersEveryTwoUsesOfABufferAcrossRuns) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::properties_test

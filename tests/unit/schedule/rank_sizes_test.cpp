@@ -9,7 +9,7 @@
 
 #include "tests/unit/schedule/unit_rates.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::rank_sizes_test {
 namespace {
 
 /// Two blocks in stage 3; the second keeps its weights whole.
@@ -101,4 +101,4 @@ TEST(RankSizes, GatherInAGroupTakesTheFabricsTimeWhenTheGroupIsInsideANode) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::rank_sizes_test

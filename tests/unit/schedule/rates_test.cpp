@@ -7,7 +7,7 @@
 
 #include "tests/unit/schedule/unit_rates.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::rates_test {
 namespace {
 
 TEST(SecondsAlone, AreBytesOverTheRateOfTheLane) {
@@ -75,4 +75,4 @@ TEST(RateAt, InterpolatesTheTimePerFlopInTheLogarithmOfTokens) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::rates_test

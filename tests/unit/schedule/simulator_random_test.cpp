@@ -14,7 +14,7 @@
 
 // Properties of the simulation of any schedule.
 
-namespace ballast::schedule {
+namespace ballast::schedule::simulator_random_test {
 namespace {
 
 constexpr SimulationOptions kOneRun = {.warm_up = 0, .measured = 1, .timeline = true};
@@ -211,4 +211,4 @@ TEST(Simulator, APlanForATrillionParametersOn64NodesSimulates) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::simulator_random_test

@@ -12,7 +12,7 @@
 
 #include "tests/unit/schedule/unit_rates.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::simulator_test {
 namespace {
 
 Action action_of(Lane lane) {
@@ -377,4 +377,4 @@ TEST(Simulator, ARateThatIsMissingIsNamed) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::simulator_test

@@ -10,7 +10,7 @@
 
 #include "tests/unit/schedule/random_workload.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::volumes_test {
 namespace {
 
 using Volumes = std::array<Bytes, kLaneCount>;
@@ -349,4 +349,4 @@ TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::volumes_test

@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::schedule {
+namespace ballast::schedule::zero_memory_test {
 namespace {
 
 /// One row of Table 1 of arXiv 1910.02054: GB per device with states split (stage 1), gradients too
@@ -92,4 +92,4 @@ TEST(ZeroMemory, RefusesWhatIsNoStageAndNoWorld) {
 }
 
 }  // namespace
-}  // namespace ballast::schedule
+}  // namespace ballast::schedule::zero_memory_test

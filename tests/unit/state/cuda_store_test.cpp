@@ -6,7 +6,7 @@
 
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::state {
+namespace ballast::state::cuda_store_test {
 namespace {
 
 using test::FakeCuda;
@@ -68,4 +68,4 @@ TEST_F(CudaStore, ThatCannotPinSaysWhichKeyToLower) {
 }
 
 }  // namespace
-}  // namespace ballast::state
+}  // namespace ballast::state::cuda_store_test

@@ -10,7 +10,7 @@
 #include "ballast/core/units.h"
 #include "ballast/core/view.h"
 
-namespace ballast::state::test {
+namespace ballast::test {
 
 /// Page-aligned host memory.
 class Memory {
@@ -38,4 +38,4 @@ class Memory {
   std::size_t bytes_;
 };
 
-}  // namespace ballast::state::test
+}  // namespace ballast::test

@@ -11,7 +11,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::state {
+namespace ballast::state::slots_test {
 namespace {
 
 TEST(SlotsTest, WithoutCheckpointsEveryHomeKeepsItsExtent) {
@@ -119,4 +119,4 @@ TEST(SlotsTest, CheckpointsKeepTheContentOfTheirHomes) {
 }
 
 }  // namespace
-}  // namespace ballast::state
+}  // namespace ballast::state::slots_test

@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::state {
+namespace ballast::state::stripe_test {
 namespace {
 
 /// Properties of every layout: the segments of an extent cover it in order, and those of a file
@@ -112,4 +112,4 @@ TEST(Stripe, RefusesWhatHasNoProportion) {
 }
 
 }  // namespace
-}  // namespace ballast::state
+}  // namespace ballast::state::stripe_test

@@ -14,10 +14,10 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast::state {
+namespace ballast::state::swap_plan_test {
 namespace {
 
-using ballast::test::TempDir;
+using test::TempDir;
 using Access = aio::File::Access;
 
 SwapPath at(const std::filesystem::path& directory, double read = 0.0, double write = 0.0) {
@@ -150,4 +150,4 @@ TEST(SwapPlan, TakesADirectoryThatWillBeMade) {
 }
 
 }  // namespace
-}  // namespace ballast::state
+}  // namespace ballast::state::swap_plan_test

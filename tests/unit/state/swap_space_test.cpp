@@ -17,11 +17,11 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/state/memory.h"
 
-namespace ballast::state {
+namespace ballast::state::swap_space_test {
 namespace {
 
-using ballast::test::TempDir;
 using test::Memory;
+using test::TempDir;
 
 /// A queue that changes the data of its requests, like a faulty disk.
 class FaultyQueue final : public aio::Queue {
@@ -335,4 +335,4 @@ TEST_F(SwapSpaceTest, NothingIsEverVisibleInTheDirectories) {
 }
 
 }  // namespace
-}  // namespace ballast::state
+}  // namespace ballast::state::swap_space_test

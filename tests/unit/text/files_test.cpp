@@ -9,7 +9,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast::text {
+namespace ballast::text::files_test {
 namespace {
 
 using test::TempDir;
@@ -91,4 +91,4 @@ TEST(ReadSettings, SaysWhyAFileIsNotRead) {
 }
 
 }  // namespace
-}  // namespace ballast::text
+}  // namespace ballast::text::files_test

@@ -10,7 +10,7 @@
 
 #include "ballast/core/random.h"
 
-namespace ballast::text {
+namespace ballast::text::json_test {
 namespace {
 
 std::string error_of(std::string_view text, const JsonRules& rules = {}) {
@@ -132,4 +132,4 @@ TEST(ScaledNumbers, AreExactInBothDirections) {
 }
 
 }  // namespace
-}  // namespace ballast::text
+}  // namespace ballast::text::json_test

@@ -6,7 +6,7 @@
 
 #include "tools/io/content.h"
 
-namespace ballast::tools {
+namespace ballast::tools::io_content_test {
 namespace {
 
 using Block = std::vector<std::byte>;
@@ -76,4 +76,4 @@ TEST(IoContent, TakesEveryByteOfTheBlockIntoAccount) {
 }
 
 }  // namespace
-}  // namespace ballast::tools
+}  // namespace ballast::tools::io_content_test

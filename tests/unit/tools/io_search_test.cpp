@@ -7,7 +7,7 @@
 
 #include "tools/io/search.h"
 
-namespace ballast::tools {
+namespace ballast::tools::io_search_test {
 namespace {
 
 const std::vector<std::string> kBackends = {"io_uring", "threads"};
@@ -70,4 +70,4 @@ TEST(IoSearch, SeveralPathsShareWhatIsLeastBadForTheWorst) {
 }
 
 }  // namespace
-}  // namespace ballast::tools
+}  // namespace ballast::tools::io_search_test

@@ -22,7 +22,7 @@
 #include "tests/unit/train/checkpoint_files.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -390,4 +390,4 @@ TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::checkpoint_test

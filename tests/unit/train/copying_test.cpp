@@ -17,7 +17,7 @@
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
 
-namespace ballast::train {
+namespace ballast::train::copying_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -198,4 +198,4 @@ TEST(ReadAhead, StopsEarly) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::copying_test

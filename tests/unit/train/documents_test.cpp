@@ -22,7 +22,7 @@
 #include "tests/unit/train/documents_file.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::documents_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -325,4 +325,4 @@ TEST(DocumentFiles, ThatAreDamagedAreRefusedOrRead) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::documents_test

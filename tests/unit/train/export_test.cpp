@@ -15,7 +15,7 @@
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
 
-namespace ballast::train {
+namespace ballast::train::export_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -201,4 +201,4 @@ TEST(ModelFolder, IsRemovedOnlyIfItHoldsAModel) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::export_test

@@ -23,7 +23,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::fixtures_test {
 namespace {
 
 std::filesystem::path folder() {
@@ -436,4 +436,4 @@ TEST(TrainingData, ThatCannotBeReadNamesItsKeyBeforePlanning) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::fixtures_test

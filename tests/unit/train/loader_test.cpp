@@ -16,7 +16,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::loader_test {
 namespace {
 
 using test::expect_error;
@@ -342,4 +342,4 @@ TEST(Loader, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::loader_test

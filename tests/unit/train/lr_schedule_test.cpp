@@ -7,7 +7,7 @@
 
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::lr_schedule_test {
 namespace {
 
 using config::SchedulerSection;
@@ -92,4 +92,4 @@ TEST(LrSchedule, DecayingSchedulesWantATotal) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::lr_schedule_test

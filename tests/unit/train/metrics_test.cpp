@@ -16,7 +16,7 @@
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
 
-namespace ballast::train {
+namespace ballast::train::metrics_test {
 namespace {
 
 using test::expect_error;
@@ -175,4 +175,4 @@ TEST(MetricsWriter, NamesAFolderThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::metrics_test

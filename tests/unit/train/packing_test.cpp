@@ -10,7 +10,7 @@
 
 #include "ballast/core/error.h"
 
-namespace ballast::train {
+namespace ballast::train::packing_test {
 namespace {
 
 std::vector<std::uint64_t> offsets_of(const std::vector<std::uint64_t>& lengths) {
@@ -142,4 +142,4 @@ TEST(Packing, HasNoSequenceWithoutDocuments) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::packing_test

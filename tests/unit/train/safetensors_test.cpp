@@ -15,7 +15,7 @@
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
 
-namespace ballast::train {
+namespace ballast::train::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -353,4 +353,4 @@ TEST(SafetensorsWriter, RefusesDuplicateNames) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::safetensors_test

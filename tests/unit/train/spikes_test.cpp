@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ballast::train::test {
+namespace ballast::train::spikes_test {
 namespace {
 
 using Action = config::SpikeSection::Action;
@@ -76,4 +76,4 @@ TEST(Spikes, GoOnAfterTheLossesOfACheckpoint) {
 }
 
 }  // namespace
-}  // namespace ballast::train::test
+}  // namespace ballast::train::spikes_test

@@ -13,7 +13,7 @@
 #include "tests/unit/train/documents_file.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::token_formats_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -183,4 +183,4 @@ TEST(TokenFormats, OfDamagedFilesAreRefusedOrRead) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::token_formats_test

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::tokens_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -224,4 +224,4 @@ TEST(SplitTokens, RefusesDataShorterThanASequenceAndItsTarget) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::tokens_test

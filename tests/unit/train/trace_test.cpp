@@ -19,7 +19,7 @@
 #include "tests/unit/train/expect_error.h"
 #include "tests/unit/train/file_size_limit.h"
 
-namespace ballast::train {
+namespace ballast::train::trace_test {
 namespace {
 
 using nlohmann::json;
@@ -294,4 +294,4 @@ TEST(Trace, FaultsAreOneLineThatNamesTheFileAndLeaveTheOldTraceAlone) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::trace_test

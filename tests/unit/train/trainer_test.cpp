@@ -8,7 +8,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::train {
+namespace ballast::train::trainer_test {
 namespace {
 
 /// Keeps what a run reports of its matrix products.
@@ -48,4 +48,4 @@ TEST(GemmShare, OfEveryStepIsThatOfThePeakAtTheStart) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::trainer_test

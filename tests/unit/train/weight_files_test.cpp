@@ -14,7 +14,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/unit/train/expect_error.h"
 
-namespace ballast::train {
+namespace ballast::train::weight_files_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -222,4 +222,4 @@ TEST(WeightFiles, ThatAreCutAnywhereAreRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::train
+}  // namespace ballast::train::weight_files_test

@@ -18,7 +18,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/cpu_adam/states.h"
 
-namespace ballast::update {
+namespace ballast::update::device_update_test {
 namespace {
 
 using cpu_adam::Codes;
@@ -359,4 +359,4 @@ TEST(HostUpdate, WorksBehindWhatIsOnTheStream) {
 }
 
 }  // namespace
-}  // namespace ballast::update
+}  // namespace ballast::update::device_update_test

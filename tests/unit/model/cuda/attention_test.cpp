@@ -22,7 +22,7 @@
 #include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/numbers.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::attention_test {
 namespace {
 
 using test::AttentionReference;
@@ -345,4 +345,4 @@ TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::attention_test

@@ -15,7 +15,7 @@
 #include "tests/unit/model/cuda/values.h"
 #include "tests/unit/model/fixture.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::codes_test {
 namespace {
 
 using test::DeviceArray;
@@ -112,4 +112,4 @@ TEST_F(CudaCodes, OfNothingAreNothing) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::codes_test

@@ -16,7 +16,7 @@
 #include "src/model/cuda/cudnn/attention_graph.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::cudnn_test {
 namespace {
 
 std::string refusal_of(const std::vector<std::string>& names) {
@@ -114,4 +114,4 @@ TEST(CudnnLibrary, KnowsOurGraphAsAttention) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::cudnn_test

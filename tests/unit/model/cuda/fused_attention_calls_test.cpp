@@ -17,7 +17,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/fixture.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::fused_attention_calls_test {
 namespace {
 
 using test::Bench;
@@ -250,4 +250,4 @@ TEST(AttentionFlops, CountHalfOfAllPairs) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::fused_attention_calls_test

@@ -28,7 +28,7 @@
 #include "tests/support/fake_cudnn.h"
 #endif
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::fused_attention_test {
 namespace {
 
 using test::AttentionReference;
@@ -259,4 +259,4 @@ TEST_F(FusedAttentions, WithoutAnEngineAShapeIsLeftOut) {
 #endif
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::fused_attention_test

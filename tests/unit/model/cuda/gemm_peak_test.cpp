@@ -6,7 +6,7 @@
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::gemm_peak_test {
 namespace {
 
 TEST(CudaGemmPeak, IsMeasuredBesideTheBudget) {
@@ -41,4 +41,4 @@ TEST(CudaGemmPeak, IsThatOfACudaDevice) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::gemm_peak_test

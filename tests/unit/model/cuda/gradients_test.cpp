@@ -11,7 +11,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::gradients_test {
 namespace {
 
 using test::DeviceArray;
@@ -148,4 +148,4 @@ TEST_F(CudaGradients, OfNothingHaveNothingInThem) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::gradients_test

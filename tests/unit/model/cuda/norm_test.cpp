@@ -14,7 +14,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::norm_test {
 namespace {
 
 namespace in_double = host::in_double;
@@ -333,4 +333,4 @@ TEST_F(CudaNorm, OfNoRowsIsNothing) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::norm_test

@@ -16,7 +16,7 @@
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::product_trials_test {
 namespace {
 
 using test::FakeCublasLt;
@@ -232,4 +232,4 @@ TEST_F(ProductTrials, ChoicesAreForOneGpuVersionAndProduct) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::product_trials_test

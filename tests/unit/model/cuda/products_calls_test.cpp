@@ -10,7 +10,7 @@
 #include "src/model/cuda/products/products.h"
 #include "tests/support/fake_cublaslt.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::products_calls_test {
 namespace {
 
 using test::FakeCublasLt;
@@ -201,4 +201,4 @@ TEST_F(ProductsCalls, RefusalsNameTheProduct) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::products_calls_test

@@ -19,7 +19,7 @@
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::products_test {
 namespace {
 
 using test::DeviceArray;
@@ -319,4 +319,4 @@ TEST_F(CudaProducts, WhatCannotBeHadIsRefused) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::products_test

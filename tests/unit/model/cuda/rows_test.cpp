@@ -16,7 +16,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::rows_test {
 namespace {
 
 namespace in_double = host::in_double;
@@ -293,4 +293,4 @@ TEST_F(CudaRows, OfNothingIsNothing) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::rows_test

@@ -17,7 +17,7 @@
 #include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
 
-namespace ballast::model::cuda {
+namespace ballast::model::cuda::tokens_test {
 namespace {
 
 using test::DeviceArray;
@@ -430,4 +430,4 @@ TEST_F(SumLosses, AddsThemAll) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda
+}  // namespace ballast::model::cuda::tokens_test
