@@ -22,33 +22,6 @@
 namespace ballast::engine {
 namespace {
 
-/// No plan when nothing is on NVMe. `kept`: checkpoints. `here`: files to go on with if they fit;
-/// `reused` says whether.
-std::optional<state::SwapPlan> plan_swapping(const state::SwapOptions& options,
-                                             const schedule::Schedule& schedule, std::uint32_t kept,
-                                             const state::SwapImage& here, bool& reused) {
-  const std::vector<Bytes> extents = state::swap_extents(schedule);
-  if (extents.empty()) return std::nullopt;
-  if (auto plan = state::reuse_swap(options, extents, here)) {
-    reused = true;
-    return plan;
-  }
-  try {
-    return state::plan_swap(options, extents);
-  } catch (const Error& error) {
-    if (kept == 0) throw;
-    throw error.with_context(fmt::format(
-        "with {} checkpoints (ballast.checkpoint_keep) that keep states on NVMe", kept));
-  }
-}
-
-bool same_homes(const std::vector<KeptHome>& a, const std::vector<KeptHome>& b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(), [](const KeptHome& one, const KeptHome& other) {
-        return one.block == other.block && one.states == other.states && one.ranges == other.ranges;
-      });
-}
-
 /// Positions that reach outside their sequence would be read from other memory.
 void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
   for (std::size_t i = 0; i < positions.size(); ++i) {
@@ -96,7 +69,10 @@ class Engine::Impl {
     if (!state::swap_extents(blueprint_.schedule).empty()) state::check_paths(options_.swap);
   }
 
-  ~Impl() { executor_.reset(); }
+  ~Impl() {
+    if (saving_) saving_->cancel();  // operations may wait for it
+    executor_.reset();
+  }
 
   void start(const WeightSource& source) {
     start_with({},
@@ -105,13 +81,13 @@ class Engine::Impl {
 
   bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
               const state::KeptExtents& kept) {
-    using schedule::Homes;
     expect_training();
-    const bool same = same_homes(here.homes, homes_on_nvme(blueprint_));
+    const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
     bool reused = false;
     start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
       if (reuses) restore_homes(here.homes, kept);
-      restore_states(blueprint_, source, perform(), reuses ? Homes::in_memory : Homes::all);
+      restore_states(blueprint_, source, perform(),
+                     reuses ? schedule::kHomesInMemory : schedule::Homes{});
       reused = reuses;
     });
     updates_ = updates;
@@ -128,14 +104,40 @@ class Engine::Impl {
     return engine::saved_ranges(blueprint_, homes);
   }
 
+  [[nodiscard]] std::vector<StateRange> background_ranges() const {
+    std::vector<StateRange> ranges;
+    for (const KeptHome& home : host_homes_by_update(blueprint_)) {
+      for (const auto& [range, offset] : home.ranges) ranges.push_back(range);
+    }
+    return ranges;
+  }
+
+  std::shared_ptr<BackgroundSave> save_in_background(const StateSink& sink,
+                                                     std::function<void()> end) {
+    expect_training();
+    finish();
+    std::vector<BackgroundSave::Part> parts;
+    for (KeptHome& home : host_homes_by_update(blueprint_)) {
+      const schedule::BufferId buffer = buffer_of(blueprint_, home);
+      parts.push_back({buffer, [this, sink, buffer, ranges = std::move(home.ranges)] {
+                         for (const auto& [range, offset] : ranges) {
+                           const Bytes bytes = range.bytes();
+                           sink(range, store_->host(buffer, offset + bytes).subspan(offset));
+                         }
+                       }});
+    }
+    saving_ = std::make_shared<BackgroundSave>(std::move(parts), std::move(end));
+    return saving_;
+  }
+
   KeptStates keep_states(std::uint64_t checkpoint) {
     expect_training();
     finish();
-    KeptStates kept = {.homes = homes_on_nvme(blueprint_)};
+    KeptStates kept = {.homes = homes_on(blueprint_, Tier::nvme)};
     if (blueprint_.options.kept_checkpoints == 0) kept.homes.clear();
     if (kept.homes.empty()) return kept;
     std::vector<schedule::BufferId> ids;
-    for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(home));
+    for (const KeptHome& home : kept.homes) ids.push_back(buffer_of(blueprint_, home));
     std::vector<state::KeptExtent> contents = store_->keep(checkpoint, ids);
     for (std::size_t h = 0; h < contents.size(); ++h) {
       kept.homes[h].content = std::move(contents[h]);
@@ -152,8 +154,8 @@ class Engine::Impl {
     bool reuses = false;
     // Collectives follow, so all ranks must know when one cannot allocate.
     comm::together(ranks_, [&] {
-      const auto plan = plan_swapping(options_.swap, blueprint_.schedule,
-                                      blueprint_.options.kept_checkpoints, here, reuses);
+      const auto plan = state::plan_swap(options_.swap, blueprint_.schedule,
+                                         blueprint_.options.kept_checkpoints, here, reuses);
       store_ = std::make_unique<state::Store>(blueprint_.schedule, *device_, plan);
     });
     lanes_.emplace(Modules{.blueprint = blueprint_,
@@ -266,6 +268,7 @@ class Engine::Impl {
       std::function<void(const schedule::Span&)> observer) {
     return std::make_unique<schedule::Executor>(
         [this](const schedule::Operation& operation, std::uint64_t submission) {
+          if (saving_) wait_until_saved(operation);
           lanes_->start(operation, submission);
         },
         [this](const schedule::Operation& operation) {
@@ -282,6 +285,13 @@ class Engine::Impl {
                                   .interrupted = interrupted_});
   }
 
+  /// What the operation overwrites may belong to a checkpoint that is being written.
+  void wait_until_saved(const schedule::Operation& operation) {
+    for (const schedule::Use& use : operation.uses) {
+      if (use.writes) saving_->before_write(use.buffer);
+    }
+  }
+
   /// Runs plans outside of steps, without totals and timeline.
   [[nodiscard]] Perform perform() {
     return [this](const schedule::Plan& plan, const Visitor& visitor) {
@@ -293,15 +303,11 @@ class Engine::Impl {
     };
   }
 
-  [[nodiscard]] schedule::BufferId buffer_of(const KeptHome& home) const {
-    const schedule::Schedule& schedule = blueprint_.schedule;
-    return (home.states ? schedule.state_home : schedule.weight_home).at(home.block);
-  }
-
   void restore_homes(const std::vector<KeptHome>& homes, const state::KeptExtents& kept) {
     std::vector<std::pair<schedule::BufferId, state::KeptExtent>> contents;
     contents.reserve(homes.size());
-    for (const KeptHome& home : homes) contents.emplace_back(buffer_of(home), home.content);
+    for (const KeptHome& home : homes)
+      contents.emplace_back(buffer_of(blueprint_, home), home.content);
     store_->restore(contents, kept);
   }
 
@@ -396,6 +402,7 @@ class Engine::Impl {
   std::unique_ptr<state::Store> store_;
   std::optional<Lanes> lanes_;
   std::unique_ptr<schedule::Executor> executor_;
+  std::shared_ptr<BackgroundSave> saving_;  ///< the last one; replaced when nothing runs
   std::chrono::duration<double> fill_time_{0};
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
   /// By number of micro-batches and whether updates are pending.
@@ -438,6 +445,13 @@ std::vector<StateRange> Engine::saved_ranges(schedule::Homes homes) const {
 }
 void Engine::save_states(const StateSink& sink, schedule::Homes homes) {
   impl_->save_states(sink, homes);
+}
+std::vector<StateRange> Engine::background_ranges() const {
+  return impl_->background_ranges();
+}
+std::shared_ptr<BackgroundSave> Engine::save_in_background(const StateSink& sink,
+                                                           std::function<void()> end) {
+  return impl_->save_in_background(sink, std::move(end));
 }
 KeptStates Engine::keep_states(std::uint64_t checkpoint) {
   return impl_->keep_states(checkpoint);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "ballast/core/error.h"
@@ -47,9 +48,9 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   return arrays;
 }
 
-bool is_on_nvme(const Blueprint& blueprint, std::size_t block, bool states) {
+Tier tier_of(const Blueprint& blueprint, std::size_t block, bool states) {
   const schedule::BlockPlacement& place = blueprint.placement.blocks[block];
-  return (states ? place.optimizer : place.weights) == Tier::nvme;
+  return states ? place.optimizer : place.weights;
 }
 
 }  // namespace
@@ -112,7 +113,7 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const HeldBlock held(blueprint, b);
     for (const bool states : {false, true}) {
-      if (homes == schedule::Homes::in_memory && is_on_nvme(blueprint, b, states)) continue;
+      if (!homes.has(tier_of(blueprint, b, states))) continue;
       for (const auto& [range, offset] : own_arrays(blueprint, held, b, states)) {
         ranges.push_back(range);
       }
@@ -121,15 +122,46 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes
   return ranges;
 }
 
-std::vector<KeptHome> homes_on_nvme(const Blueprint& blueprint) {
+std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     for (const bool states : {false, true}) {
-      if (!is_on_nvme(blueprint, b, states)) continue;
+      if (tier_of(blueprint, b, states) != tier) continue;
       homes.push_back({b, states, {}, own_arrays(blueprint, HeldBlock(blueprint, b), b, states)});
     }
   }
   return homes;
+}
+
+schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home) {
+  const schedule::Schedule& schedule = blueprint.schedule;
+  return (home.states ? schedule.state_home : schedule.weight_home).at(home.block);
+}
+
+std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint) {
+  const std::vector<schedule::Operation>& operations = blueprint.schedule.steady.operations;
+  std::map<schedule::BufferId, std::size_t> first_write;
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    for (const schedule::Use& use : operations[i].uses) {
+      if (use.writes) first_write.emplace(use.buffer, i);
+    }
+  }
+  const auto written_at = [&](const KeptHome& home) {
+    const auto found = first_write.find(buffer_of(blueprint, home));
+    return found == first_write.end() ? operations.size() : found->second;
+  };
+  std::vector<KeptHome> homes = homes_on(blueprint, Tier::host);
+  std::stable_sort(homes.begin(), homes.end(), [&](const KeptHome& one, const KeptHome& other) {
+    return written_at(one) < written_at(other);
+  });
+  return homes;
+}
+
+bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                    [](const KeptHome& a, const KeptHome& b) {
+                      return a.block == b.block && a.states == b.states && a.ranges == b.ranges;
+                    });
 }
 
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,

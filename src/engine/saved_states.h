@@ -17,8 +17,14 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 /// What save_states() passes on: the shards of all arrays, in the order of blocks, weights first.
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes);
 
-/// The homes on NVMe, without their content, in the order of blocks, weights first.
-std::vector<KeptHome> homes_on_nvme(const Blueprint& blueprint);
+/// The homes on a tier, without their content, in the order of blocks, weights first.
+std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier);
+/// The buffer of a home.
+schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home);
+/// homes_on(host) in the order in which a step first writes to them.
+std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint);
+/// Whether the homes on NVMe of two blueprints hold the same ranges.
+bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& other);
 
 /// Passes the ranges of saved_ranges() to `sink` in this order, each in one or several parts in
 /// ascending order.

@@ -42,12 +42,9 @@ void Movements::in_pieces(Bytes all, Move move) const {
 /// Calls `handle(home)` for the block's weights and, for training, its states.
 template <class Handle>
 void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
-  const auto wanted = [homes](const Home& home) {
-    return homes == Homes::all || home.tier != Tier::nvme;
-  };
-  if (const Home weights = weight_home(block); wanted(weights)) handle(weights);
+  if (const Home weights = weight_home(block); homes.has(weights.tier)) handle(weights);
   if (!has_states()) return;
-  if (const Home states = state_home(block); wanted(states)) handle(states);
+  if (const Home states = state_home(block); homes.has(states.tier)) handle(states);
 }
 
 void Movements::fill(std::uint32_t block, Homes homes) {

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ballast/core/error.h"
 
 #include "src/state/slots.h"
@@ -65,6 +67,23 @@ std::vector<Bytes> swap_extents(const schedule::Schedule& schedule) {
     }
   }
   return extents;
+}
+
+std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Schedule& schedule,
+                                  std::uint32_t kept, const SwapImage& here, bool& reused) {
+  const std::vector<Bytes> extents = swap_extents(schedule);
+  if (extents.empty()) return std::nullopt;
+  if (auto plan = reuse_swap(options, extents, here)) {
+    reused = true;
+    return plan;
+  }
+  try {
+    return plan_swap(options, extents);
+  } catch (const Error& error) {
+    if (kept == 0) throw;
+    throw error.with_context(fmt::format(
+        "with {} checkpoints (ballast.checkpoint_keep) that keep states on NVMe", kept));
+  }
 }
 
 Store::Store(const schedule::Schedule& schedule, device::Device& device,

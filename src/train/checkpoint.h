@@ -36,18 +36,6 @@ namespace ballast::train {
 
 inline constexpr const char* kCheckpoints = "checkpoints";
 
-/// Writes a checkpoint of `engine` to the run directory `run` and removes the oldest ones, so that
-/// `keep` remain. Collective: all `ranks` (nullptr: one) must see the same folder. Returns the new
-/// folder. Throws Error(io) and leaves nothing of it if the disk is full, for example.
-std::filesystem::path write_checkpoint(engine::Engine& engine, const std::filesystem::path& run,
-                                       const CheckpointFacts& facts, std::uint64_t keep,
-                                       comm::Ranks* ranks);
-
-/// Throws Error(io) if the file system of `run` lacks the space for `keep` checkpoints and one that
-/// is being written.
-void check_room_for_checkpoints(const engine::Engine& engine, const std::filesystem::path& run,
-                                std::uint64_t keep, std::uint32_t world);
-
 /// A checkpoint to read, portable or not.
 class Checkpoint {
  public:

@@ -1,3 +1,5 @@
+#include "src/train/checkpoint_writer.h"
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -16,10 +18,8 @@
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
 
-#include "src/train/checkpoint.h"
 #include "src/train/checkpoint_format.h"
 #include "src/train/checkpoint_swap.h"
-#include "src/train/states_writer.h"
 
 namespace ballast::train {
 namespace {
@@ -71,28 +71,6 @@ engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
   return {};
 }
 
-/// This rank's files of the checkpoint `folder`. Returns the checksum of the one that names the
-/// ranges.
-std::uint64_t write_rank(engine::Engine& engine, const fs::path& folder, std::uint64_t step) {
-  using schedule::Homes;
-  const std::uint32_t rank = engine.blueprint().rank;
-  const engine::KeptStates kept = keep_on_nvme(engine, folder, step);
-  const Homes homes = kept.homes.empty() ? Homes::all : Homes::in_memory;
-  const std::vector<engine::StateRange> ranges = engine.saved_ranges(homes);
-  StatesWriter states(states_file(incomplete(folder), rank), bytes_of_ranges(ranges));
-  engine.save_states(
-      [&states](const engine::StateRange&, ConstHostBytes bytes) { states.write(bytes); }, homes);
-  Json json = Json::object({{"version", kCheckpointVersion},
-                            {"ranges", json_of_all(ranges)},
-                            {"bytes", bytes_of_ranges(ranges)},
-                            {"chunk_bytes", kCheckpointChunk},
-                            {"chunks", states.finish()}});
-  if (!kept.homes.empty()) json.add("swap", json_of(kept));
-  const std::string text = seal(json);
-  write_small(ranges_file(incomplete(folder), rank), text);
-  return state::checksum(std::as_bytes(std::span(text)));
-}
-
 std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& blueprint,
                        std::span<const std::uint64_t> checksums) {
   Json ranks = Json::array();
@@ -112,64 +90,144 @@ void publish(const fs::path& temporary, const fs::path& folder) {
   text::sync_name(folder.parent_path());  // the first checkpoint of a run has made it
 }
 
-/// The engine may write again to what only removed checkpoints have kept.
-void release_removed(engine::Engine& engine, const fs::path& run) {
+/// Whether weights or states of any block are on this tier.
+bool is_used(const engine::Engine& engine, Tier tier) {
+  const auto& blocks = engine.blueprint().placement.blocks;
+  return std::any_of(blocks.begin(), blocks.end(), [tier](const auto& block) {
+    return block.weights == tier || block.optimizer == tier;
+  });
+}
+
+/// The engine may write again to what only removed checkpoints have kept. `newest` may have no name
+/// yet.
+void release_removed(engine::Engine& engine, const fs::path& run, std::uint64_t newest) {
   const std::vector<fs::path> left = checkpoints_of(run);
   for (const std::uint64_t step : engine.kept_checkpoints()) {
     const fs::path folder = checkpoint_folder(run, step);
-    if (std::find(left.begin(), left.end(), folder) == left.end()) engine.release_states(step);
+    if (step != newest && std::find(left.begin(), left.end(), folder) == left.end())
+      engine.release_states(step);
   }
 }
 
 }  // namespace
 
-fs::path write_checkpoint(engine::Engine& engine, const fs::path& run, const CheckpointFacts& facts,
-                          std::uint64_t keep, comm::Ranks* ranks) {
-  const bool first = ranks == nullptr || ranks->rank() == 0;
-  const fs::path folder = checkpoint_folder(run, facts.step);
-  const fs::path temporary = incomplete(folder);
-  const auto discard = [&] {
-    if (first) remove_incomplete(folder.parent_path());
-  };
+CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, CheckpointFacts facts,
+                                   std::uint64_t keep, comm::Ranks* ranks)
+    : engine_(engine),
+      run_(std::move(run)),
+      folder_(checkpoint_folder(run_, facts.step)),
+      facts_(std::move(facts)),
+      keep_(keep),
+      ranks_(ranks),
+      first_(ranks == nullptr || ranks->rank() == 0) {
   engine.finish();
   try {
-    comm::together(ranks, [&] {
-      discard();
-      // One of the same step is from before the run was resumed, and damaged. Its files elsewhere
-      // have the names that the new ones get.
-      if (first) remove_checkpoint(folder);
-      std::error_code error;
-      if (first && !fs::create_directories(temporary, error))
-        fail_to_write(temporary, error.value());
-    });
-    std::uint64_t own = 0;
-    comm::together(ranks, [&] { own = write_rank(engine, folder, facts.step); });
-    std::vector<std::uint64_t> all(ranks == nullptr ? 1 : ranks->world(), own);
-    if (ranks != nullptr) {
-      ranks->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
-    }
-    comm::together(ranks, [&] {
-      if (!first) return;
-      write_small(facts_file(temporary), facts_text(facts, engine.blueprint(), all));
-      publish(temporary, folder);
-      remove_later(run, facts.step);
-      remove_older(run, folder, keep);
-    });
+    comm::together(ranks_, [this] { make_folder(); });
+    comm::together(ranks_, [this] { start_own(); });
+    if (in_background() && is_used(engine_, Tier::nvme)) leave_room();
   } catch (...) {
-    std::error_code ignored;
-    if (!fs::exists(folder, ignored)) engine.release_states(facts.step);
-    discard();
+    give_up();
     throw;
   }
-  release_removed(engine, run);
-  return folder;
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (!published_) give_up();
+}
+
+void CheckpointWriter::make_folder() {
+  if (!first_) return;
+  remove_incomplete(folder_.parent_path());
+  // One of the same step is from before the run was resumed, and damaged. Its files elsewhere have
+  // the names that the new ones get.
+  remove_checkpoint(folder_);
+  const fs::path temporary = incomplete(folder_);
+  std::error_code error;
+  if (!fs::create_directories(temporary, error)) fail_to_write(temporary, error.value());
+}
+
+/// What is in host memory is passed on in the background; all else now.
+void CheckpointWriter::start_own() {
+  kept_ = keep_on_nvme(engine_, folder_, facts_.step);
+  const schedule::Homes now = {.host = false, .nvme = kept_.homes.empty()};
+  ranges_ = engine_.saved_ranges(now);
+  const std::vector<engine::StateRange> later = engine_.background_ranges();
+  ranges_.insert(ranges_.end(), later.begin(), later.end());
+  states_.emplace(states_file(incomplete(folder_), engine_.blueprint().rank),
+                  bytes_of_ranges(ranges_));
+  const auto sink = [this](const engine::StateRange&, ConstHostBytes bytes) {
+    states_->write(bytes);
+  };
+  engine_.save_states(sink, now);
+  saving_ = engine_.save_in_background(sink, [this] { chunks_ = states_->finish(); });
+}
+
+bool CheckpointWriter::in_background() const {
+  return is_used(engine_, Tier::host) && (keep_ > 1 || !is_used(engine_, Tier::nvme));
+}
+
+/// There is room on NVMe for `keep` checkpoints, of which this is one when training goes on.
+void CheckpointWriter::leave_room() {
+  comm::together(ranks_, [this] {
+    if (!first_) return;
+    remove_later(run_, facts_.step);
+    const std::vector<fs::path> whole = checkpoints_of(run_);
+    if (!whole.empty()) remove_older(run_, whole.front(), keep_ - 1);
+  });
+  release_removed(engine_, run_, facts_.step);
+}
+
+bool CheckpointWriter::written() const {
+  return saving_->done();
+}
+
+/// This rank's last file. Returns its checksum.
+std::uint64_t CheckpointWriter::finish_own() {
+  saving_->finish();
+  Json json = Json::object({{"version", kCheckpointVersion},
+                            {"ranges", json_of_all(ranges_)},
+                            {"bytes", bytes_of_ranges(ranges_)},
+                            {"chunk_bytes", kCheckpointChunk},
+                            {"chunks", std::move(chunks_)}});
+  if (!kept_.homes.empty()) json.add("swap", json_of(kept_));
+  const std::string text = seal(json);
+  write_small(ranges_file(incomplete(folder_), engine_.blueprint().rank), text);
+  return state::checksum(std::as_bytes(std::span(text)));
+}
+
+fs::path CheckpointWriter::publish() {
+  std::uint64_t own = 0;
+  comm::together(ranks_, [&] { own = finish_own(); });
+  std::vector<std::uint64_t> all(ranks_ == nullptr ? 1 : ranks_->world(), own);
+  if (ranks_ != nullptr) {
+    ranks_->all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+  }
+  comm::together(ranks_, [&] {
+    if (!first_) return;
+    const fs::path temporary = incomplete(folder_);
+    write_small(facts_file(temporary), facts_text(facts_, engine_.blueprint(), all));
+    train::publish(temporary, folder_);
+    remove_later(run_, facts_.step);
+    remove_older(run_, folder_, keep_);
+  });
+  published_ = true;
+  release_removed(engine_, run_, facts_.step);
+  return folder_;
+}
+
+void CheckpointWriter::give_up() noexcept {
+  if (saving_) saving_->cancel();
+  states_.reset();
+  std::error_code ignored;
+  if (!fs::exists(folder_, ignored)) engine_.release_states(facts_.step);
+  if (first_) remove_incomplete(folder_.parent_path());
 }
 
 void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& run,
                                 std::uint64_t keep, std::uint32_t world) {
   std::error_code error;
   const fs::space_info space = fs::space(run, error);
-  const Bytes each = world * bytes_of_ranges(engine.saved_ranges(schedule::Homes::in_memory));
+  const Bytes each = world * bytes_of_ranges(engine.saved_ranges(schedule::kHomesInMemory));
   const std::uint64_t more = keep + 1 - std::min<std::uint64_t>(keep, checkpoints_of(run).size());
   if (error || space.available / more >= each) return;
   throw Error(

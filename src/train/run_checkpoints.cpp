@@ -87,53 +87,80 @@ RunCheckpoints::Requests RunCheckpoints::requests() {
   const bool stop = stop_ != nullptr && stop_->load();
   const bool asked = now_ != nullptr && now_->exchange(false);
   const bool now = time_is_up() || asked;
-  if (ranks_ == nullptr) return {stop, now};
-  const std::array own = {static_cast<std::byte>(stop), static_cast<std::byte>(now)};
+  const bool written = !writer_ || writer_->written();
+  if (ranks_ == nullptr) return {stop, now, written};
+  const std::array own = {static_cast<std::byte>(stop), static_cast<std::byte>(now),
+                          static_cast<std::byte>(written)};
   std::vector<std::byte> all(own.size() * ranks_->world());
   ranks_->all_gather(own, all);
   Requests any;
   for (std::size_t i = 0; i < all.size(); i += own.size()) {
     any.stop = any.stop || all[i] != std::byte{0};
     any.now = any.now || all[i + 1] != std::byte{0};
+    any.written = any.written && all[i + 2] != std::byte{0};
   }
   return any;
 }
 
-bool RunCheckpoints::after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts) {
-  if (!wanted(config_)) return false;
+RunCheckpoints::Done RunCheckpoints::after_step(std::uint64_t step,
+                                                const std::function<CheckpointFacts()>& facts) {
+  if (!wanted(config_)) return {};
   const Requests asked = requests();
   const std::uint64_t every = config_.ballast.checkpoint_every;
-  const bool due = (every > 0 && step % every == 0) || step == config_.ballast.steps;
-  if (due || asked.now || asked.stop) {
-    write(facts(), asked.stop);
+  const bool last = step == config_.ballast.steps;
+  const bool due = last || (every > 0 && step % every == 0) || asked.now || asked.stop;
+  Done done = {.stops = asked.stop, .began = due};
+  if (asked.written || due) done.wrote = settle(asked.stop);
+  if (due) {
+    begin(facts(), asked.stop);
     since_ = std::chrono::steady_clock::now();
+    const bool now = last || asked.stop || (writer_ && !writer_->in_background());
+    if (now) done.wrote = settle(asked.stop) || done.wrote;
   }
-  return asked.stop;
+  return done;
 }
 
-void RunCheckpoints::write(const CheckpointFacts& facts, bool stopping) {
+void RunCheckpoints::begin(const CheckpointFacts& facts, bool stopping) {
   by_engine([&] { engine_->finish(); });  // its errors are not those of the checkpoint
+  const bool began = attempt(facts.step, stopping, [&] {
+    writer_.emplace(*engine_, config_.ballast.out, facts, config_.ballast.checkpoint_keep, ranks_);
+  });
+  if (!began) writer_.reset();
+}
+
+bool RunCheckpoints::settle(bool stopping) {
+  if (!writer_) return false;
+  const std::uint64_t step = writer_->facts().step;
+  const bool written = attempt(step, stopping, [&] { newest_ = writer_->publish(); });
+  writer_.reset();
+  if (!written) return false;
+  newest_step_ = step;
+  failures_ = 0;
+  return true;
+}
+
+template <class Work>
+bool RunCheckpoints::attempt(std::uint64_t step, bool stopping, Work work) {
   try {
-    newest_ = write_checkpoint(*engine_, config_.ballast.out, facts,
-                               config_.ballast.checkpoint_keep, ranks_);
-    ++written_;
-    failures_ = 0;
+    work();
+    return true;
   } catch (const Error& error) {
     const ErrorCategory category = error.category();
     if (category == ErrorCategory::state) by_engine([&]() -> void { throw; });
     const bool may_go_on = category == ErrorCategory::io || category == ErrorCategory::memory;
     if (!may_go_on || stopping) throw;
-    fail(facts, error.what());
+    fail(step, error.what());
   } catch (const std::bad_alloc&) {
     if (stopping) throw;
-    fail(facts, "out of memory");
+    fail(step, "out of memory");
   }
+  return false;
 }
 
-void RunCheckpoints::fail(const CheckpointFacts& facts, const std::string& why) {
+void RunCheckpoints::fail(std::uint64_t step, const std::string& why) {
   if (!std::has_single_bit(++failures_) || engine_.blueprint().rank != 0) return;
   log(LogLevel::warning,
-      fmt::format("step {}: no checkpoint: {}; {}, and training goes on", facts.step, why,
+      fmt::format("step {}: no checkpoint: {}; {}, and training goes on", step, why,
                   newest_.empty() ? "there is none of this run yet"
                                   : fmt::format("the newest is {}", newest_.string())));
 }

@@ -14,6 +14,7 @@
 #include "ballast/engine/engine.h"
 
 #include "src/train/checkpoint.h"
+#include "src/train/checkpoint_writer.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
@@ -44,27 +45,40 @@ class RunCheckpoints {
   /// Whether the config asks for checkpoints. Otherwise a signal ends the run in mid step.
   static bool wanted(const config::Config& config) { return config.ballast.writes_checkpoints(); }
 
-  /// After a step: writes a checkpoint of `facts` if one is due or asked for, or if the run is to
-  /// stop. Returns whether it is. If the disk is full or memory short, it logs a warning at the
-  /// first, second, fourth, eighth, ... failure and the run goes on; a run that is to stop throws.
-  /// Throws StepFailure. Collective.
-  bool after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts);
+  struct Done {
+    bool stops = false;  ///< a signal ends the run
+    bool began = false;  ///< a checkpoint, for which all updates were awaited
+    bool wrote = false;  ///< newest() is another one
+  };
+  /// After a step: begins a checkpoint of `facts` if one is due or asked for, or if the run is to
+  /// stop, and ends the one that was written in the background. The last one of a run is not left
+  /// to the background. If the disk is full or memory short, it logs a warning at the first,
+  /// second, fourth, eighth, ... failure and the run goes on; a run that is to stop throws. Throws
+  /// StepFailure. Collective.
+  Done after_step(std::uint64_t step, const std::function<CheckpointFacts()>& facts);
+  /// Waits for the one in the background, before the run goes back or ends with an error. Returns
+  /// whether newest() is another one. Throws StepFailure. Collective.
+  bool settle() { return settle(false); }
 
-  /// The newest one that this run has written; "" before.
+  /// The newest one that this run has written and its step; "" before.
   [[nodiscard]] const std::filesystem::path& newest() const { return newest_; }
-  /// How many were written.
-  [[nodiscard]] std::uint64_t written() const { return written_; }
+  [[nodiscard]] std::uint64_t newest_step() const { return newest_step_; }
 
  private:
   struct Requests {
     bool stop = false;
     bool now = false;
+    bool written = true;  ///< what is in the background
   };
   [[nodiscard]] Requests requests();
   /// Whether the time between two checkpoints has passed. The first step starts the clock.
   [[nodiscard]] bool time_is_up();
-  void write(const CheckpointFacts& facts, bool stopping);
-  void fail(const CheckpointFacts& facts, const std::string& why);
+  void begin(const CheckpointFacts& facts, bool stopping);
+  bool settle(bool stopping);
+  /// Calls `work` for the checkpoint of `step`, which may fail. Returns whether it did not.
+  template <class Work>
+  bool attempt(std::uint64_t step, bool stopping, Work work);
+  void fail(std::uint64_t step, const std::string& why);
 
   RunEngine& engine_;
   const config::Config& config_;
@@ -72,8 +86,9 @@ class RunCheckpoints {
   const std::atomic<bool>* stop_;
   std::atomic<bool>* now_;
   std::optional<std::chrono::steady_clock::time_point> since_;  ///< the last attempt
+  std::optional<CheckpointWriter> writer_;                      ///< in the background
   std::filesystem::path newest_;
-  std::uint64_t written_ = 0;
+  std::uint64_t newest_step_ = 0;
   std::uint64_t failures_ = 0;  ///< since the last one that was written
 };
 

@@ -111,6 +111,7 @@ class Trainer {
       if (!stopped_) save();
     } catch (const Error& error) {
       save_what_was_traced();
+      settle_checkpoint(true);
       const bool interrupted = error.category() == ErrorCategory::interrupted;
       if (first() && measures_->steps() > 0 && (interrupted || measures_->ended())) {
         summarize(interrupted);
@@ -119,6 +120,7 @@ class Trainer {
       recovery_.rethrow(error);
     } catch (const std::bad_alloc&) {
       save_what_was_traced();
+      settle_checkpoint(true);
       recovery_.rethrow(Error(ErrorCategory::memory, fmt::format("step {}: out of memory", step_)));
     } catch (...) {
       save_what_was_traced();
@@ -170,6 +172,7 @@ class Trainer {
         if (!reason.empty()) go_back(reason, step_, false);
         return run_remaining_steps();
       } catch (const StepFailure& failure) {
+        settle_checkpoint(true);
         reason = recovery_.after_failure(step_, failure);
       }
     }
@@ -180,20 +183,30 @@ class Trainer {
       step_ = done_ + 1;
       const std::string spike = run_step();
       if (!spike.empty()) {
+        settle_checkpoint(false);
         go_back(recovery_.after_spike(step_, spike), step_, true);
         continue;
       }
-      const std::uint64_t before = checkpoints_.written();
-      if (checkpoints_.after_step(done_, [&] { return facts(); })) return false;
-      if (checkpoints_.written() > before) {
-        measures_->unsettle();
-        recovery_.checkpoint_is(checkpoints_.newest(), done_);
-        recovery_.made_progress();
-      }
+      const RunCheckpoints::Done saved = checkpoints_.after_step(done_, [&] { return facts(); });
+      if (saved.began) measures_->unsettle();
+      if (saved.wrote) note_checkpoint();
+      if (saved.stops) return false;
       measures_->go_on();
     }
     by_engine([&] { engine_->finish(); });
     return true;
+  }
+
+  void note_checkpoint() {
+    recovery_.checkpoint_is(checkpoints_.newest(), checkpoints_.newest_step());
+    recovery_.made_progress();
+  }
+
+  /// Ends the checkpoint that is being written. After an error of one rank the others may be
+  /// elsewhere: then it is lost.
+  void settle_checkpoint(bool failed) {
+    if (failed && ranks_ != nullptr) return;
+    if (checkpoints_.settle()) note_checkpoint();
   }
 
   /// Goes on from the newest checkpoint before step `before`, with a new engine. `skip`: the data

@@ -15,6 +15,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/cpu_adam/shard.h"
 #include "ballast/cpu_adam/updater.h"
+#include "ballast/engine/background_save.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/saved_states.h"
 #include "ballast/model/compute.h"
@@ -126,11 +127,19 @@ class Engine {
 
   /// What save_states() passes on: this rank's part of weights and states. The parts of all ranks
   /// are the whole.
-  [[nodiscard]] std::vector<StateRange> saved_ranges(
-      schedule::Homes homes = schedule::Homes::all) const;
+  [[nodiscard]] std::vector<StateRange> saved_ranges(schedule::Homes homes = {}) const;
   /// Waits for all updates, then passes the ranges of saved_ranges() to `sink` in this order, each
   /// in one or several parts in ascending order.
-  void save_states(const StateSink& sink, schedule::Homes homes = schedule::Homes::all);
+  void save_states(const StateSink& sink, schedule::Homes homes = {});
+
+  /// What save_in_background() passes on: this rank's part of what lies in host memory.
+  [[nodiscard]] std::vector<StateRange> background_ranges() const;
+  /// Waits for all updates. Then passes background_ranges() to `sink` in this order, as they are
+  /// now, and calls `end`, both on another thread, while training goes on: an update waits until
+  /// its block has been passed on. `sink` and `end` may throw: BackgroundSave::finish() rethrows.
+  /// End one before the next.
+  std::shared_ptr<BackgroundSave> save_in_background(const StateSink& sink,
+                                                     std::function<void()> end);
 
   /// Waits for all updates. Weights and states on NVMe stay as they are then, for `checkpoint`:
   /// later updates are written elsewhere (schedule::Options::kept_checkpoints at a time). Nothing

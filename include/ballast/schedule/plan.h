@@ -392,22 +392,28 @@ std::vector<Buffer> list_buffers(const Workload& workload, const Placement& plac
 Plan build_partial_step(const Workload& workload, const Placement& placement,
                         const Options& options, std::uint32_t micro_batches, bool applies_updates);
 
-/// Homes of weights and states.
-enum class Homes : std::uint8_t {
-  all,
-  in_memory  ///< those that are not on NVMe
+/// Homes of weights and states, by tier.
+struct Homes {
+  bool device = true;
+  bool host = true;
+  bool nvme = true;
+
+  [[nodiscard]] constexpr bool has(Tier tier) const {
+    return tier == Tier::device ? device : (tier == Tier::host ? host : nvme);
+  }
 };
+inline constexpr Homes kHomesInMemory = {.nvme = false};
 
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
 /// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
 /// all NVMe homes, including those of activations.
 Plan build_fill(const Workload& workload, const Placement& placement, const Options& options,
-                Homes homes = Homes::all);
+                Homes homes = {});
 
 /// Copies weights and states of `count` blocks, starting with block `first`, to the host for the
 /// operation `read`: a block's weights, then its states, each in pieces in ascending order.
 Plan build_read(const Workload& workload, const Placement& placement, const Options& options,
-                std::uint32_t first, std::uint32_t count, Homes homes = Homes::all);
+                std::uint32_t first, std::uint32_t count, Homes homes = {});
 
 /// Checks what must hold when `plans` are submitted one after the other: edges point backwards, and
 /// any two operations that use a buffer, one of them writing, are ordered by edges, seams or a

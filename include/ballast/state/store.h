@@ -38,6 +38,12 @@ class Transfer {
 /// those for checkpoints.
 std::vector<Bytes> swap_extents(const schedule::Schedule& schedule);
 
+/// Lays out the swap space of a schedule, or goes on with the files of `here` if they fit: `reused`
+/// becomes true. Empty if nothing is on NVMe. `kept`: number of checkpoints that keep states there.
+/// Throws like plan_swap().
+std::optional<SwapPlan> plan_swap(const SwapOptions& options, const schedule::Schedule& schedule,
+                                  std::uint32_t kept, const SwapImage& here, bool& reused);
+
 /// What an extent of the swap space holds.
 struct KeptExtent {
   std::size_t extent = 0;

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -242,6 +245,50 @@ TEST_F(EngineTest, GoesOnFromSavedStatesInAnyPlacement) {
   }
 }
 
+TEST_F(EngineTest, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
+  using Overrides = std::vector<std::string>;
+  for (const Overrides& more :
+       {Overrides{}, Overrides{"ballast.update=eager", "gradient_clipping=0"},
+        Overrides{"ballast.speculative_updates=4"}}) {
+    Overrides overrides = {kWeights + "cpu", kOptimizer + "cpu"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    Engine engine = planning::make_engine(config(overrides));
+    engine.start();
+    for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+    const Saved expected = save(engine);
+    Saved saved;
+    std::vector<StateRange> ranges;
+    const auto saving = engine.save_in_background(
+        [&](const StateRange& range, ConstHostBytes bytes) {
+          // A step would take less.
+          if (ranges.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          ranges.push_back(range);
+          saved[{range.block, range.kind}].assign(bytes.begin(), bytes.end());
+        },
+        [] {});
+    for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 3), ids(engine, 4)}, 0.1);
+    saving->finish();
+    EXPECT_EQ(ranges, engine.background_ranges());
+    EXPECT_TRUE(saved == expected) << more.size();
+    EXPECT_FALSE(save(engine) == expected);
+  }
+}
+
+TEST_F(EngineTest, ASaveInTheBackgroundEndsWithItsEngine) {
+  std::shared_ptr<BackgroundSave> saving;
+  {
+    Engine engine = planning::make_engine(config({kOptimizer + "cpu"}));
+    engine.start();
+    saving = engine.save_in_background(
+        [](const StateRange&, ConstHostBytes) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        },
+        [] {});
+    engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+  }
+  EXPECT_TRUE(saving->done());
+}
+
 /// What is on NVMe stays where it is while training goes on, and another engine continues there.
 TEST_F(EngineTest, GoesOnFromStatesThatStayOnNvme) {
   const auto engine_of = [this] {
@@ -258,7 +305,7 @@ TEST_F(EngineTest, GoesOnFromStatesThatStayOnNvme) {
   const test::TempDir folder;
   kept.image.files = before.link_swap_files(folder.path(), "swap", "swap");
   ASSERT_EQ(kept.image.files.size(), 1U);
-  ASSERT_TRUE(before.saved_ranges(schedule::Homes::in_memory).empty());
+  ASSERT_TRUE(before.saved_ranges(schedule::kHomesInMemory).empty());
   std::vector<double> losses;
   for (int step = 0; step < 3; ++step) {
     losses.push_back(before.train_step({ids(before, 3 + step), ids(before, 4)}, 0.1).loss);

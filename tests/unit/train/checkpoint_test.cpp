@@ -13,6 +13,7 @@
 #include "ballast/state/checksum.h"
 #include "ballast/train/safetensors.h"
 
+#include "src/train/checkpoint_writer.h"
 #include "src/train/portable.h"
 #include "tests/support/damaged_json.h"
 #include "tests/support/fuzz_inputs.h"
@@ -373,8 +374,9 @@ TEST(Checkpoint, TrainingGoesOnFromEveryForm) {
   step(before, 1);
   step(before, 2);
   const std::uint64_t hash = before.state_hash();
-  const fs::path native = write_checkpoint(before, dir.path() / "run",
-                                           {.step = 2, .updates = before.updates()}, 2, nullptr);
+  const fs::path native = CheckpointWriter(before, dir.path() / "run",
+                                           {.step = 2, .updates = before.updates()}, 2, nullptr)
+                              .publish();
   export_states(native, dir.path() / "out", [](Bytes, Bytes) {});
   const double loss = step(before, 3);
   for (const fs::path& folder : {native, dir.path() / "run", dir.path() / "out"}) {

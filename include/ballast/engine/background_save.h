@@ -1,0 +1,57 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+namespace ballast::engine {
+
+/// Saves buffers of host memory on a thread of its own while training goes on: whoever is about to
+/// write to one of them waits until it is saved.
+class BackgroundSave {
+ public:
+  struct Part {
+    schedule::BufferId buffer = schedule::kNoBuffer;
+    std::function<void()> save;
+  };
+
+  /// Calls the `save` of each part, in order, then `end`, all of them on the thread. After an
+  /// error nothing more is called, and nobody waits any longer.
+  BackgroundSave(std::vector<Part> parts, std::function<void()> end);
+  /// Leaves out what has not begun.
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  /// Returns when `buffer` is saved or is none of the parts.
+  void before_write(schedule::BufferId buffer);
+  /// Whether finish() returns at once.
+  [[nodiscard]] bool done() const;
+  /// Waits for all parts and the end. Throws what they have thrown. Call it once.
+  void finish();
+  /// Leaves out what has not begun; finish() then throws Error(state). The buffers may go when it
+  /// returns.
+  void cancel();
+
+ private:
+  void run();
+  [[nodiscard]] bool next();
+
+  std::vector<Part> parts_;
+  std::function<void()> end_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t saved_ = 0;  ///< parts
+  bool cancelled_ = false;
+  bool done_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace ballast::engine

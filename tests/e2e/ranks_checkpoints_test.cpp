@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ballast/comm/together.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/train/checkpoints.h"
+
+#include "src/train/checkpoint.h"
+#include "src/train/checkpoint_format.h"
+#include "src/train/checkpoint_writer.h"
+#include "tests/support/joined_ranks.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_config.h"
+#include "tests/support/tiny_training.h"
+
+// Run by all ranks of mpirun: the states of a checkpoint are the same in every number of ranks,
+// stage, placement and split of the batch.
+
+namespace ballast::train::ranks_checkpoints_test {
+namespace {
+
+namespace fs = std::filesystem;
+using Overrides = std::vector<std::string>;
+
+constexpr std::uint64_t kSteps = 3;
+constexpr std::uint64_t kSequences = 12;  // of all ranks in a step
+
+/// A directory that all ranks see, removed with the first one's object.
+class SharedDirectory {
+ public:
+  SharedDirectory() {
+    comm::Ranks& ranks = test::joined_ranks();
+    std::array<char, 4096> own{};
+    if (ranks.rank() == 0) {
+      directory_ = std::make_unique<test::TempDir>();
+      const std::string path = directory_->path().string();
+      std::memcpy(own.data(), path.data(), std::min(path.size(), own.size() - 1));
+    }
+    std::vector<char> all(own.size() * ranks.world());
+    ranks.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
+    path_ = all.data();
+  }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  std::unique_ptr<test::TempDir> directory_;
+  fs::path path_;
+};
+
+/// One micro-batch on the device in each step; otherwise one for each sequence.
+const std::string kWholeBatch = "gradient_accumulation_steps=1";
+
+config::Config config_of(const fs::path& directory, std::uint64_t world, Overrides overrides) {
+  const std::uint64_t sequences = kSequences / world;
+  const bool whole = std::find(overrides.begin(), overrides.end(), kWholeBatch) != overrides.end();
+  overrides.insert(overrides.begin(),
+                   {"ballast.checkpoint_every=1",
+                    fmt::format("train_micro_batch_size_per_gpu={}", whole ? sequences : 1),
+                    fmt::format("gradient_accumulation_steps={}", sequences)});
+  // With three ranks, one of them has almost nothing of a block.
+  return test::tiny_config(
+      R"("family": "llama", "vocab_size": 131, "hidden_size": 24, "num_layers": 2,
+         "num_heads": 3, "num_kv_heads": 1)",
+      false, directory, overrides);
+}
+
+double step(engine::Engine& engine, std::uint64_t number, comm::Ranks* ranks) {
+  const std::size_t tokens = kSequences * engine.blueprint().shape.length;
+  const test::Batch batch = test::part_of(test::chained_ids(tokens, number), ranks);
+  return engine.train_step(batch.view(), 0.003).loss;
+}
+
+fs::path write(engine::Engine& engine, const fs::path& run, comm::Ranks* ranks) {
+  const CheckpointFacts facts = {.step = kSteps, .updates = engine.updates()};
+  return CheckpointWriter(engine, run, facts, 2, ranks).publish();
+}
+
+void resume(engine::Engine& engine, const fs::path& folder, comm::Ranks* ranks) {
+  const Checkpoint checkpoint = Checkpoint::open(folder, engine.blueprint(), ranks);
+  engine.resume(
+      [&](const engine::StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
+      checkpoint.facts().updates);
+}
+
+std::uint64_t hash_of(const fs::path& folder) {
+  const auto ignore = [](Bytes, Bytes) {};
+  return examine_checkpoint(folder, {.whole = true, .hash = true}, ignore).hash.value_or(0);
+}
+
+/// What one rank has learnt, and goes on to.
+struct Alone {
+  fs::path folder;
+  std::uint64_t hash = 0;
+  double next_loss = 0.0;
+};
+
+Alone train_alone(const fs::path& directory) {
+  engine::Engine engine = planning::make_engine(config_of(directory, 1, {}));
+  engine.start();
+  for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
+  const fs::path folder = write(engine, directory, nullptr);
+  const std::uint64_t hash = engine.state_hash();
+  EXPECT_EQ(hash_of(folder), hash);
+  return {folder, hash, step(engine, kSteps + 1, nullptr)};
+}
+
+/// From one rank to all of them and back.
+void expect_same_states(const Alone& alone, const fs::path& directory, const Overrides& overrides) {
+  comm::Ranks& ranks = test::joined_ranks();
+  comm::together(&ranks, [&] {
+    if (ranks.rank() == 0) fs::create_directories(directory);
+  });
+  engine::Engine together =
+      planning::make_engine(config_of(directory, ranks.world(), overrides), nullptr, &ranks);
+  resume(together, alone.folder, &ranks);
+  const fs::path folder = write(together, directory, &ranks);
+  const double loss = step(together, kSteps + 1, &ranks);
+  comm::together(&ranks, [&] {
+    if (ranks.rank() != 0) return;
+    const std::string name = directory.filename().string();
+    EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
+    EXPECT_EQ(hash_of(folder), alone.hash) << name;
+    engine::Engine again = planning::make_engine(config_of(directory / "again", 1, {}));
+    resume(again, folder, nullptr);
+    EXPECT_EQ(again.state_hash(), alone.hash) << name;
+    EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
+  });
+}
+
+TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
+  const SharedDirectory directory;
+  comm::Ranks& ranks = test::joined_ranks();
+  Alone alone = {.folder = checkpoint_folder(directory.path() / "alone", kSteps)};
+  comm::together(&ranks, [&] {
+    if (ranks.rank() == 0) alone = train_alone(directory.path() / "alone");
+  });
+  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+  const std::string weights = "zero_optimization.offload_param.device=";
+  const std::vector<Overrides> placements = {
+      {},
+      {weights + "cpu", optimizer + "cpu", kWholeBatch},
+      {weights + "nvme", optimizer + "nvme"},
+      {weights + "nvme", optimizer + "cpu", "ballast.speculative_updates=9",
+       R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
+                             {"blocks": 2, "weights": "host", "optimizer": "device"}])"}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (std::size_t p = 0; p < placements.size(); ++p) {
+      Overrides overrides = placements[p];
+      overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
+      expect_same_states(alone, directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
+                         overrides);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::train::ranks_checkpoints_test
