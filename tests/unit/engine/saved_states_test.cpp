@@ -1,0 +1,158 @@
+#include "ballast/engine/saved_states.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/engine/tiny_engine.h"
+
+namespace ballast::engine::saved_states_test {
+namespace {
+
+using SavedStates = test::TinyEngine;
+using test::kOptimizer;
+using test::kWeights;
+
+/// The bytes of every entry, by block and kind.
+using Saved = std::map<std::pair<std::size_t, StateKind>, std::vector<std::byte>>;
+
+Saved save(Engine& engine) {
+  Saved saved;
+  engine.save_states([&](const StateRange& range, ConstHostBytes bytes) {
+    auto& array = saved[{range.block, range.kind}];
+    EXPECT_EQ(array.size(), range.first * range.width);  // one rank: without gaps
+    array.insert(array.end(), bytes.begin(), bytes.end());
+  });
+  for (const StateRange& range : engine.saved_ranges()) {
+    EXPECT_EQ((saved[{range.block, range.kind}].size()), range.bytes());
+  }
+  EXPECT_EQ(engine.saved_ranges(), whole_ranges(engine.blueprint()));
+  return saved;
+}
+
+TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
+  for (const char* format : {"fp32", "bf16_first", "8bit"}) {
+    const std::string states = std::string("ballast.optimizer_states=") + format;
+    Engine before = planning::make_engine(config({states, kOptimizer + "nvme"}));
+    before.start();
+    for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
+    const Saved saved = save(before);
+    const std::uint64_t hash = before.state_hash();
+    const double loss = before.train_step({ids(before, 3), ids(before, 4)}, 0.1).loss;
+    const std::uint64_t next_hash = before.state_hash();
+    for (const auto& [weights, optimizer] : {std::pair{"none", "none"}, std::pair{"nvme", "nvme"},
+                                             std::pair{"cpu", "cpu"}, std::pair{"none", "nvme"}}) {
+      Engine after =
+          planning::make_engine(config({states, kWeights + weights, kOptimizer + optimizer}));
+      after.resume(
+          [&](const StateRange& range, HostBytes bytes) {
+            const auto& array = saved.at({range.block, range.kind});
+            ASSERT_LE(range.first * range.width + bytes.size(), array.size());
+            std::copy_n(array.begin() + static_cast<std::ptrdiff_t>(range.first * range.width),
+                        bytes.size(), bytes.begin());
+          },
+          before.updates() - 1);
+      EXPECT_EQ(after.state_hash(), hash) << format << ", " << weights << ", " << optimizer;
+      EXPECT_EQ(after.train_step({ids(after, 3), ids(after, 4)}, 0.1).loss, loss);
+      EXPECT_EQ(after.state_hash(), next_hash) << format << ", " << weights << ", " << optimizer;
+    }
+  }
+}
+
+TEST_F(SavedStates, SavesInTheBackgroundWhatIsThereBeforeTheNextUpdates) {
+  using Overrides = std::vector<std::string>;
+  for (const Overrides& more :
+       {Overrides{}, Overrides{"ballast.update=eager", "gradient_clipping=0"},
+        Overrides{"ballast.speculative_updates=4"}}) {
+    Overrides overrides = {kWeights + "cpu", kOptimizer + "cpu"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    Engine engine = planning::make_engine(config(overrides));
+    engine.start();
+    for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+    const Saved expected = save(engine);
+    Saved saved;
+    std::vector<StateRange> ranges;
+    const auto saving = engine.save_in_background(
+        [&](const StateRange& range, ConstHostBytes bytes) {
+          // A step would take less.
+          if (ranges.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          ranges.push_back(range);
+          saved[{range.block, range.kind}].assign(bytes.begin(), bytes.end());
+        },
+        [] {});
+    for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 3), ids(engine, 4)}, 0.1);
+    saving->finish();
+    EXPECT_EQ(ranges, engine.background_ranges());
+    EXPECT_TRUE(saved == expected) << more.size();
+    EXPECT_FALSE(save(engine) == expected);
+  }
+}
+
+TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
+  std::shared_ptr<BackgroundSave> saving;
+  {
+    Engine engine = planning::make_engine(config({kOptimizer + "cpu"}));
+    engine.start();
+    saving = engine.save_in_background(
+        [](const StateRange&, ConstHostBytes) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        },
+        [] {});
+    engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+  }
+  EXPECT_TRUE(saving->done());
+}
+
+/// What is on NVMe stays where it is while training goes on, and another engine continues there.
+TEST_F(SavedStates, GoesOnFromStatesThatStayOnNvme) {
+  const auto engine_of = [this] {
+    auto config =
+        this->config({kOptimizer + "nvme", kWeights + "nvme", "ballast.checkpoint_every=1"});
+    return planning::make_engine(config);
+  };
+  Engine before = engine_of();
+  before.start();
+  before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
+  KeptStates kept = before.keep_states(1);
+  const std::uint64_t hash = before.state_hash();
+  const std::uint64_t updates = before.updates();
+  const test::TempDir folder;
+  kept.image.files = before.link_swap_files(folder.path(), "swap", "swap");
+  ASSERT_EQ(kept.image.files.size(), 1U);
+  ASSERT_TRUE(before.saved_ranges(schedule::kHomesInMemory).empty());
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    losses.push_back(before.train_step({ids(before, 3 + step), ids(before, 4)}, 0.1).loss);
+  }
+  const std::uint64_t last_hash = before.state_hash();
+  EXPECT_EQ(before.kept_checkpoints(), std::vector<std::uint64_t>{1});
+
+  std::vector<std::size_t> extents;
+  for (const KeptHome& home : kept.homes) extents.push_back(home.content.extent);
+  // Twice from the same files: the first engine has not changed what the checkpoint keeps.
+  for (int time = 0; time < 2; ++time) {
+    Engine after = engine_of();
+    const StateSource unused = [](const StateRange&, HostBytes) { FAIL() << "nothing is copied"; };
+    EXPECT_TRUE(after.resume(unused, updates, kept, {{1, extents}}));
+    EXPECT_EQ(after.state_hash(), hash);
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(after.train_step({ids(after, 3 + step), ids(after, 4)}, 0.1).loss,
+                losses[static_cast<std::size_t>(step)]);
+    }
+    EXPECT_EQ(after.state_hash(), last_hash);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine::saved_states_test
