@@ -172,10 +172,14 @@ void read_blocks(const Value& value, PlacementRule& rule) {
   rule.last_block = *last;
 }
 
-Key rule_tier(std::string name, std::optional<Tier>& tier) {
+using Choices = std::vector<std::string>;
+const Choices kTierChoices = {"device", "host", "nvme", "cpu"};
+const Choices kBelowDevice = {"host", "nvme", "cpu"};
+
+Key rule_tier(std::string name, std::optional<Tier>& tier, const Choices& choices = kTierChoices) {
   return {std::move(name),
-          [&tier](const Value& value) {
-            const std::string found = value.choice({"device", "host", "nvme", "cpu"});
+          [&tier, &choices](const Value& value) {
+            const std::string found = value.choice(choices);
             tier = found == "device" ? Tier::device : found == "nvme" ? Tier::nvme : Tier::host;
           },
           [&tier] { return tier ? Json(to_string(*tier)) : Json(); }};
@@ -195,6 +199,7 @@ Section rule_keys(PlacementRule& rule) {
           rule_tier("weights", rule.weights),
           rule_tier("optimizer", rule.optimizer),
           rule_tier("activations", rule.activations),
+          rule_tier("gradients", rule.gradients, kBelowDevice),
           rule_flag("recompute", rule.recompute)};
 }
 
@@ -207,9 +212,11 @@ Key placement_key(std::vector<PlacementRule>& rules) {
       PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (item.json().find("blocks") == nullptr) item.fail("lacks \"blocks\"; add it");
-      if (!rule.weights && !rule.optimizer && !rule.activations && !rule.recompute) {
+      if (!rule.weights && !rule.optimizer && !rule.activations && !rule.gradients &&
+          !rule.recompute) {
         item.fail(
-            "has no effect; add \"weights\", \"optimizer\", \"activations\" or \"recompute\"");
+            "has no effect; add \"weights\", \"optimizer\", \"activations\", \"gradients\" or "
+            "\"recompute\"");
       }
       rules.push_back(rule);
     }
@@ -222,8 +229,8 @@ Key placement_key(std::vector<PlacementRule>& rules) {
   return {"placement", read, write};
 }
 
-Key activations_key(TierChoice& tier) {
-  Key key = rule_tier("activations", tier);
+/// A tier or "auto".
+Key tier_key(Key key, TierChoice& tier) {
   key.read = [read = std::move(key.read), &tier](const Value& value) {
     tier.reset();
     if (!value.is_auto()) read(value);
@@ -282,10 +289,12 @@ Section ballast_keys(BallastSection& b) {
       flag("serial", b.serial),
       flag("nvtx", b.nvtx),
       delay_seed_key(b.delay_seed),
-      activations_key(b.activations),
+      tier_key(rule_tier("activations", b.activations), b.activations),
+      tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
       also_called(recompute_key(b.recompute), {"gradient_checkpointing", "checkpoint_activations"}),
       whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
       whole("activation_buffers", b.activation_buffers, {0, 1024}),
+      whole("gradient_buffers", b.gradient_buffers, {0, 1024}),
       or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
       or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
       choice("update_isa", b.update_isa, {"auto", "scalar", "neon", "avx2", "avx512"}),

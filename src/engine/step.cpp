@@ -18,6 +18,7 @@ namespace ballast::engine {
 using schedule::Action;
 using schedule::Lane;
 using schedule::Operation;
+using schedule::RankSizes;
 using schedule::Role;
 using schedule::Speculation;
 using schedule::Use;
@@ -48,8 +49,9 @@ class Lanes::Step {
       case Lane::reduce:
         return reduce_gradient();
       case Lane::fetch: {
-        // States are read ahead of their update; a pass needs its weights sooner.
-        const bool ahead = operation_.action == Action::fetch_states;
+        // What an update needs is read ahead of it; a pass needs its weights sooner.
+        const Action action = operation_.action;
+        const bool ahead = action == Action::fetch_states || action == Action::fetch_gradient;
         return lanes_.fetches_.add(
             modules_.store.fetch(source().buffer, host(target(), operation_.bytes), ahead));
       }
@@ -286,9 +288,7 @@ class Lanes::Step {
   [[nodiscard]] double targets_in_step() const {
     return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
   }
-  [[nodiscard]] schedule::RankSizes sizes() const {
-    return schedule::RankSizes(blueprint_.workload);
-  }
+  [[nodiscard]] RankSizes sizes() const { return RankSizes(blueprint_.workload); }
   /// The buffers that a copy or transfer reads and writes.
   [[nodiscard]] const Use& source() const { return use_that(false); }
   [[nodiscard]] const Use& target() const { return use_that(true); }
@@ -445,7 +445,7 @@ Lanes::Lanes(const Modules& modules)
 
 void Lanes::join_ranks() {
   comm::Ranks& ranks = *modules_.ranks;
-  const schedule::RankSizes sizes(modules_.blueprint.workload);
+  const RankSizes sizes(modules_.blueprint.workload);
   std::vector<std::uint32_t> all;
   std::vector<std::uint32_t> group;
   std::vector<std::uint32_t> share;

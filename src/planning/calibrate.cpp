@@ -131,13 +131,13 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
 template <class Matches>
 bool any_tier(const config::Config& config, Matches matches) {
   if (matches(config.zero.parameters.tier) || matches(config.zero.optimizer.tier) ||
-      matches(config.ballast.activations)) {
+      matches(config.ballast.activations) || matches(config.ballast.gradients)) {
     return true;
   }
   const auto& rules = config.ballast.placement;
   return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
     return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
-           rule.activations == Tier::nvme;
+           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
   });
 }
 

@@ -56,6 +56,7 @@ schedule::Options schedule_options(const config::Config& config) {
   options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
   options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
   options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
+  options.gradient_staging = count(config.ballast.gradient_buffers, options.gradient_staging);
   if (config.ballast.writes_checkpoints()) {
     options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
   }
@@ -132,7 +133,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
                                                   std::size_t blocks) {
   std::vector<PlacementConstraint> constraints(
       blocks, {config.zero.parameters.tier, config.zero.optimizer.tier, config.ballast.activations,
-               config.ballast.recompute});
+               config.ballast.recompute, config.ballast.gradients});
   for (const auto& rule : config.ballast.placement) {
     if (rule.last_block >= blocks) {
       throw Error(ErrorCategory::config,
@@ -144,6 +145,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
       if (rule.weights) constraints[b].weights = rule.weights;
       if (rule.optimizer) constraints[b].optimizer = rule.optimizer;
       if (rule.activations) constraints[b].activations = rule.activations;
+      if (rule.gradients) constraints[b].gradients = rule.gradients;
       if (rule.recompute) constraints[b].recompute = rule.recompute;
     }
   }

@@ -40,12 +40,18 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
     if (takes_weights(move.kind)) block.weights = move.tier;
     if (takes_optimizer(move.kind)) block.optimizer = move.tier;
     if (move.kind == Movable::activations) block.activations = move.tier;
+    if (move.kind == Movable::gradients) block.gradients = move.tier;
     if (move.kind == Movable::intermediates) block.keeps_intermediates = true;
   }
   return placement;
 }
 
 }  // namespace
+
+bool swaps_gradients(const Program& program) {
+  return std::any_of(program.begin(), program.end(),
+                     [](const Move& move) { return move.kind == Movable::gradients; });
+}
 
 Placement with_speculation(Placement placement, std::size_t count) {
   std::vector<std::size_t> below;
@@ -59,7 +65,7 @@ Placement with_speculation(Placement placement, std::size_t count) {
   return placement;
 }
 
-Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations) const {
+Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier gradients) const {
   Placement placement;
   placement.blocks.reserve(constraints_.size());
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
@@ -69,7 +75,8 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations) const 
     placement.blocks.push_back({constraint.weights.value_or(weights),
                                 constraint.optimizer.value_or(optimizer),
                                 constraint.activations.value_or(layer ? activations : Tier::device),
-                                layer && !constraint.recompute.value_or(true)});
+                                layer && !constraint.recompute.value_or(true), false,
+                                constraint.gradients.value_or(gradients)});
   }
   return placement;
 }
@@ -95,6 +102,7 @@ bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
   const bool layer = schedule::is_layer(block, constraints_.size());
   if (kind == Movable::activations) return layer && !constraint.activations;
+  if (kind == Movable::gradients) return !constraint.gradients;
   if (kind == Movable::intermediates) return layer && !constraint.recompute;
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || !constraint.optimizer);
@@ -108,6 +116,9 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
     if (takes_weights(move.kind)) slower = slower && now.weights > move.tier;
     if (takes_optimizer(move.kind)) slower = slower && now.optimizer > move.tier;
     if (move.kind == Movable::activations) slower = now.activations > move.tier;
+    if (move.kind == Movable::gradients) {
+      slower = now.gradients > move.tier && now.optimizer != Tier::device;
+    }
     if (move.kind == Movable::intermediates) slower = !now.keeps_intermediates;
     if (slower && is_open(b, move.kind)) blocks.push_back(b);
   }
@@ -174,7 +185,8 @@ Bytes Filler::descend(Placement& placement, const schedule::Options& options) co
 }
 
 /// The best of all placements; empty if there are too many.
-std::optional<Placement> Filler::best_of_all(const schedule::Options& options) const {
+std::optional<Placement> Filler::best_of_all(const schedule::Options& options,
+                                             Tier gradients) const {
   constexpr std::size_t kFew = 8;  // 3^8 placements
   std::vector<std::pair<std::size_t, Tier BlockPlacement::*>> open;
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
@@ -183,7 +195,7 @@ std::optional<Placement> Filler::best_of_all(const schedule::Options& options) c
     if (is_open(b, Movable::activations)) open.emplace_back(b, &BlockPlacement::activations);
   }
   if (open.size() > kFew) return std::nullopt;
-  Placement placement = uniform(Tier::device, Tier::device, Tier::device);
+  Placement placement = uniform(Tier::device, Tier::device, Tier::device, gradients);
   Placement best = placement;
   Bytes least = excess(placement, options);
   for (std::size_t i = 0; i < open.size() && least > 0;) {
@@ -200,14 +212,14 @@ std::optional<Placement> Filler::best_of_all(const schedule::Options& options) c
   return best;
 }
 
-Placement Filler::nearest(const schedule::Options& options) const {
-  if (std::optional<Placement> best = best_of_all(options)) return *std::move(best);
+Placement Filler::nearest(const schedule::Options& options, Tier gradients) const {
+  if (std::optional<Placement> best = best_of_all(options, gradients)) return *std::move(best);
   constexpr std::size_t kStarts = 3;
   std::vector<std::pair<Bytes, Placement>> starts;
   for (const Tier weights : kTiers) {
     for (const Tier optimizer : kTiers) {
       for (const Tier activations : kTiers) {
-        Placement start = uniform(weights, optimizer, activations);
+        Placement start = uniform(weights, optimizer, activations, gradients);
         const auto equal = [&](const auto& other) { return other.second.blocks == start.blocks; };
         if (std::any_of(starts.begin(), starts.end(), equal)) continue;
         const Bytes above = excess(start, options);
@@ -225,10 +237,10 @@ Placement Filler::nearest(const schedule::Options& options) const {
   return std::min_element(starts.begin(), starts.end(), by_excess)->second;
 }
 
-std::size_t Filler::apply(Placement& placement, const Move& move,
-                          const schedule::Options& options) const {
+std::size_t Filler::apply(Placement& placement, const Move& move, const schedule::Options& options,
+                          bool swapping) const {
   if (move.kind == Movable::all) {
-    placement = nearest(options);
+    placement = nearest(options, swapping ? Tier::nvme : Tier::host);
     return 0;
   }
   const std::vector<std::size_t> blocks = movable(placement, move);
@@ -257,11 +269,16 @@ std::size_t Filler::apply(Placement& placement, const Move& move,
 
 Placement Filler::fill(const Program& program, const schedule::Options& options,
                        std::vector<std::size_t>* moved) const {
-  Placement placement = uniform(Tier::nvme, Tier::nvme, Tier::nvme);
+  const bool swapping = swaps_gradients(program);
+  Placement placement =
+      uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host);
   if (moved != nullptr) moved->clear();
   for (const Move& move : program) {
-    const std::size_t count = apply(placement, move, options);
+    const std::size_t count = apply(placement, move, options, swapping);
     if (moved != nullptr) moved->push_back(count);
+  }
+  for (BlockPlacement& block : placement.blocks) {
+    if (block.optimizer == Tier::device) block.gradients = Tier::host;  // has no effect
   }
   return with_speculation(std::move(placement), speculating_);
 }

@@ -20,6 +20,7 @@ struct PlacementConstraint {
   config::TierChoice optimizer;
   config::TierChoice activations;
   std::optional<bool> recompute;
+  config::TierChoice gradients;
 };
 
 /// The tensors that a move takes to a faster tier.
@@ -28,6 +29,7 @@ enum class Movable : std::uint8_t {
   optimizer,
   both,  ///< weights and optimizer states of a block together
   activations,
+  gradients,      ///< to host memory; a program with such a move begins with them on NVMe
   intermediates,  ///< kept on the device, whatever the tier of the move
   /// Everything open, to the tiers that need least above the budgets, whatever the tier and limit
   /// of the move. Slow: for runs that other moves do not fit.
@@ -50,6 +52,9 @@ struct Move {
 };
 
 using Program = std::vector<Move>;
+
+/// Whether open gradients are on NVMe where the program does not move them.
+bool swaps_gradients(const Program& program);
 
 /// For configs that name everything else. The backward pass needs the last layers' first.
 inline Program keep_intermediates() {
@@ -81,18 +86,19 @@ class Filler {
 
  private:
   /// The placement with everything open on these tiers.
-  [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations) const;
+  [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations,
+                                            Tier gradients) const;
   [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
   [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
   Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;
-  [[nodiscard]] std::optional<schedule::Placement> best_of_all(
-      const schedule::Options& options) const;
-  [[nodiscard]] schedule::Placement nearest(const schedule::Options& options) const;
+  [[nodiscard]] std::optional<schedule::Placement> best_of_all(const schedule::Options& options,
+                                                               Tier gradients) const;
+  [[nodiscard]] schedule::Placement nearest(const schedule::Options& options, Tier gradients) const;
   [[nodiscard]] std::vector<std::size_t> movable(const schedule::Placement& placement,
                                                  const Move& move) const;
   std::size_t apply(schedule::Placement& placement, const Move& move,
-                    const schedule::Options& options) const;
+                    const schedule::Options& options, bool swapping) const;
   [[nodiscard]] std::size_t least_excess(const schedule::Placement& placement, const Move& move,
                                          const std::vector<std::size_t>& blocks, std::size_t most,
                                          const schedule::Options& options) const;

@@ -50,6 +50,7 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
   add_count(schedule.weight_staging, blueprint.options.weight_staging, "weights");
   add_count(schedule.state_staging, blueprint.options.state_staging, "optimizer states");
   add_count(schedule.activation_staging, blueprint.options.activation_staging, "activations");
+  add_count(schedule.gradient_staging, blueprint.options.gradient_staging, "gradients");
   if (!text.empty()) add(lines, "staging buffers", text);
 }
 
@@ -185,6 +186,7 @@ Json placement_json(const schedule::Placement& placement) {
     list.push_back(Json::object({{"weights", to_string(block.weights)},
                                  {"optimizer", to_string(block.optimizer)},
                                  {"activations", to_string(block.activations)},
+                                 {"gradients", to_string(block.gradients)},
                                  {"recompute", !block.keeps_intermediates},
                                  {"speculates", block.speculates}}));
   }
@@ -252,6 +254,7 @@ std::string to_json(const Forecast& forecast) {
   out["buffers"] = Json::object({{"weights", options.weight_staging},
                                  {"states", options.state_staging},
                                  {"activations", options.activation_staging},
+                                 {"gradients", options.gradient_staging},
                                  {"device_weights", options.weight_slots}});
   out["lanes"] = lanes_json(prediction);
   out["bounds"] = bounds_json(prediction);

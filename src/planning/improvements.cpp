@@ -82,6 +82,7 @@ class Improvements {
     config.zero.parameters.tier = std::nullopt;
     config.zero.optimizer.tier = std::nullopt;
     config.ballast.activations = std::nullopt;
+    config.ballast.gradients = std::nullopt;
     config.ballast.recompute = std::nullopt;
     config.ballast.order = "auto";
     config.ballast.placement.clear();
@@ -89,6 +90,7 @@ class Improvements {
     config.zero.optimizer.buffer_count = 0;
     config.ballast.device_weight_buffers = 0;
     config.ballast.activation_buffers = 0;
+    config.ballast.gradient_buffers = 0;
     const std::string open =
         "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
     const double speed = attempt(open, config, request_.budgets, request_.rates);

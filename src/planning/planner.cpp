@@ -37,7 +37,10 @@ bool mostly_kept(const std::vector<BlockPlacement>& blocks) {
 void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) {
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(blocks, &BlockPlacement::optimizer),
-                               usual(blocks, &BlockPlacement::activations), mostly_kept(blocks)};
+                               usual(blocks, &BlockPlacement::activations),
+                               mostly_kept(blocks),
+                               false,
+                               usual(blocks, &BlockPlacement::gradients)};
   // Named by their number, as they follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   // Embedding and head have no intermediates.
@@ -46,6 +49,7 @@ void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) 
   config.zero.parameters.tier = most.weights;
   config.zero.optimizer.tier = most.optimizer;
   config.ballast.activations = most.activations;
+  config.ballast.gradients = most.gradients;
   config.ballast.recompute = !most.keeps_intermediates;
   config.ballast.placement.clear();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -58,6 +62,7 @@ void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) 
     if (blocks[b].weights != most.weights) rule.weights = blocks[b].weights;
     if (blocks[b].optimizer != most.optimizer) rule.optimizer = blocks[b].optimizer;
     if (blocks[b].activations != most.activations) rule.activations = blocks[b].activations;
+    if (blocks[b].gradients != most.gradients) rule.gradients = blocks[b].gradients;
     if (blocks[b].keeps_intermediates != most.keeps_intermediates) {
       rule.recompute = !blocks[b].keeps_intermediates;
     }
@@ -75,6 +80,7 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config.zero.parameters.buffer_count = best.point.options.weight_staging;
   config.ballast.device_weight_buffers = best.point.options.weight_slots;
   config.ballast.activation_buffers = best.point.options.activation_staging;
+  config.ballast.gradient_buffers = best.point.options.gradient_staging;
   const auto& blocks = best.placement.blocks;
   config.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
       blocks.begin(), blocks.end(), [](const BlockPlacement& block) { return block.speculates; }));
@@ -109,6 +115,7 @@ bool leaves_choices(const config::Config& config) {
   const auto constraints = read_constraints(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
     if (!constraints[b].weights || !constraints[b].optimizer) return true;
+    if (!constraints[b].gradients && constraints[b].optimizer != Tier::device) return true;
     if (schedule::is_layer(b, blocks) && !constraints[b].activations) return true;
   }
   return false;

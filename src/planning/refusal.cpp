@@ -52,6 +52,7 @@ using Overrides = std::vector<std::string>;
 constexpr std::string_view kOptimizerTier = "zero_optimization.offload_optimizer.device";
 constexpr std::string_view kWeightsTier = "zero_optimization.offload_param.device";
 constexpr std::string_view kActivations = "ballast.activations";
+constexpr std::string_view kGradients = "ballast.gradients";
 constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
 
 /// Smaller micro-batches, the largest first.
@@ -84,10 +85,11 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
     if (slower(config.ballast.activations, tier)) add({assign(kActivations, to_string(tier))});
     if (slower(config.zero.optimizer.tier, tier)) add({assign(kOptimizerTier, name)});
     if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
+    if (slower(config.ballast.gradients, tier)) add({assign(kGradients, "auto")});
   }
   const Overrides open = {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
-                          assign(kActivations, "auto"), "ballast.recompute=auto",
-                          "ballast.order=auto"};
+                          assign(kActivations, "auto"), assign(kGradients, "auto"),
+                          "ballast.recompute=auto",     "ballast.order=auto"};
   add(open);
   if (config.batch.automatic) return;
   Overrides all = open;
@@ -218,6 +220,10 @@ Nearest come_nearest(const PlanRequest& request, Effort effort) {
     programs = basic_programs();
     programs.resize(std::min(programs.size(), kPrograms));
     if (effort == Effort::thorough) programs.push_back({{.kind = Movable::all}});
+    if (opens_gradients(request.config)) {
+      const std::vector<Program> swapping = with_swapped_gradients(programs);
+      programs.insert(programs.end(), swapping.begin(), swapping.end());
+    }
   }
   std::vector<std::unique_ptr<Setting>> settings;
   for (const std::uint64_t size : promising_sizes(request)) {

@@ -34,10 +34,12 @@ std::size_t least_operations(const Setting& setting) {
 /// Equal for points that give the same schedule.
 std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                    const schedule::Placement& placement) {
-  std::string key = fmt::format("{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
-                                options.weight_slots, options.weight_staging, options.state_staging,
-                                options.activation_staging);
+  std::string key =
+      fmt::format("{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
+                  options.weight_slots, options.weight_staging, options.state_staging,
+                  options.activation_staging, options.gradient_staging);
   for (const auto& block : placement.blocks) {
+    key += block.gradients == Tier::nvme ? 'g' : '.';
     key += static_cast<char>('!' + 27 * static_cast<int>(block.keeps_intermediates) +
                              9 * static_cast<int>(block.weights) +
                              3 * static_cast<int>(block.optimizer) +
@@ -110,6 +112,7 @@ schedule::Options smallest_buffers(const config::Config& config, schedule::Optio
   if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
   if (config.ballast.device_weight_buffers == 0) options.weight_slots = 2;
   if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
+  if (config.ballast.gradient_buffers == 0) options.gradient_staging = 1;
   return options;
 }
 
@@ -119,7 +122,9 @@ schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program&
   schedule::Placement placement = filler.fill(program, options);
   if (filler.excess(placement, options) == 0) return placement;
   options = smallest_buffers(config, options);
-  return filler.fill(program, options);
+  placement = filler.fill(program, options);
+  if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
+  return filler.fill(with_swapped_gradients({program}).front(), options);
 }
 
 std::vector<schedule::Order> orders(const config::Config& config,
@@ -168,6 +173,23 @@ std::vector<Program> basic_programs() {
   return programs;
 }
 
+std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs) {
+  const Program host = {{.kind = Movable::gradients, .tier = Tier::host}};
+  std::vector<Program> swapping;
+  swapping.reserve(2 * programs.size());
+  for (const Program& program : programs) {
+    swapping.push_back(concatenate(program, host));
+    swapping.push_back(concatenate(host, program));
+  }
+  return swapping;
+}
+
+bool opens_gradients(const config::Config& config) {
+  const auto constraints = read_constraints(config, config.model.num_layers + 2);
+  return std::any_of(constraints.begin(), constraints.end(),
+                     [](const PlacementConstraint& one) { return !one.gradients; });
+}
+
 Setting::Setting(const PlanRequest& request, std::uint64_t size)
     : micro_batch(size),
       budgets(request.budgets),
@@ -184,8 +206,13 @@ Search::Search(const PlanRequest& request) : request_(request) {
 }
 
 std::optional<Candidate> Search::run() {
-  try_basic(false);
-  if (candidates_.empty()) try_basic(true);
+  for (const bool swaps : {false, true}) {
+    if (swaps && !opens_gradients(request_.config)) break;
+    const auto programs = swaps ? with_swapped_gradients(basic_programs()) : basic_programs();
+    for (const bool few_buffers : {false, true}) {
+      if (candidates_.empty()) try_programs(programs, few_buffers);
+    }
+  }
   if (candidates_.empty()) try_nearest();
   if (candidates_.empty() && lacking_) throw Error(*lacking_);
   if (candidates_.empty()) return std::nullopt;
@@ -194,10 +221,9 @@ std::optional<Candidate> Search::run() {
   return *best();
 }
 
-void Search::try_basic(bool few_buffers) {
+void Search::try_programs(const std::vector<Program>& programs, bool few_buffers) {
   constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
-  const std::vector<Program> programs = basic_programs();
   for (std::size_t p = 0; p < programs.size(); ++p) {
     for (const auto& setting : settings_) {
       if (out_of_work()) return;
@@ -262,6 +288,7 @@ void Search::vary_buffers(const Candidate& candidate, std::vector<Point>& points
       with(&Options::weight_slots);
     }
     if (request_.config.ballast.activation_buffers == 0) with(&Options::activation_staging);
+    if (request_.config.ballast.gradient_buffers == 0) with(&Options::gradient_staging);
   }
 }
 

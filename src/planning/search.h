@@ -34,6 +34,10 @@ schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program&
 
 /// The programs that are tried for every micro-batch size, the most promising first.
 std::vector<Program> basic_programs();
+/// The same with gradients on NVMe where host memory has no room for them, after or before others.
+std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs);
+/// Whether the config leaves the tier of any gradient open.
+bool opens_gradients(const config::Config& config);
 
 /// The orders that `config` leaves open, or that of `options`.
 std::vector<schedule::Order> orders(const config::Config& config, const schedule::Options& options);
@@ -83,7 +87,7 @@ class Search {
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
-  void try_basic(bool few_buffers);
+  void try_programs(const std::vector<Program>& programs, bool few_buffers);
   void try_nearest();
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;

@@ -97,6 +97,7 @@ class StepBuilder {
   Plan fill(Homes homes) {
     for (std::uint32_t b = 0; b < blocks(); ++b) move_.fill(b, homes);
     move_.fill_activations();
+    move_.fill_gradients();
     return move_.finish();
   }
 
@@ -340,8 +341,11 @@ void check_arguments(const Workload& workload, const Placement& placement, const
     refuse("evaluation_micro_batches must be 1 to micro_batches");
   }
   if (options.weight_slots < 2) refuse("weight_slots must be at least 2");
-  if (options.weight_staging < 1 || options.state_staging < 1 || options.activation_staging < 1) {
-    refuse("weight_staging, state_staging and activation_staging must be at least 1");
+  if (options.weight_staging < 1 || options.state_staging < 1 || options.activation_staging < 1 ||
+      options.gradient_staging < 1) {
+    refuse(
+        "weight_staging, state_staging, activation_staging and gradient_staging must be at least "
+        "1");
   }
   check_ranks(workload);
   check_speculation(workload, placement, options);
@@ -369,6 +373,9 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   if (!layout.state_staging.empty()) schedule.state_staging = layout.state_staging.front();
   if (!layout.activation_staging.empty()) {
     schedule.activation_staging = layout.activation_staging.front();
+  }
+  if (!layout.gradient_staging.empty()) {
+    schedule.gradient_staging = layout.gradient_staging.front();
   }
   schedule.batch_host = std::move(layout.batch_host);
   schedule.workspace = layout.workspace;

@@ -105,6 +105,22 @@ void Movements::fill_activations() {
   }
 }
 
+void Movements::fill_gradients() {
+  BufferId staging = kNoBuffer;
+  for (std::uint32_t block = 0; block < layout_.gradient.size(); ++block) {
+    const BufferId home = layout_.gradient[block];
+    if (home == kNoBuffer || layout_.buffers[home].tier != Tier::nvme) continue;
+    if (staging == kNoBuffer) {
+      staging = gradient_staging_.next();
+      emit(Action::initialize, block, 0, {{Role::output, staging, true}},
+           layout_.buffers[staging].bytes);
+    }
+    emit(Action::writeback_gradient, block, 0,
+         {{Role::gradient_source, staging, false}, {Role::gradient, home, true}},
+         layout_.buffers[home].bytes);
+  }
+}
+
 void Movements::read(std::uint32_t block, Homes homes) {
   for_homes(block, homes, [&](const Home& home) { read_home(block, home); });
 }

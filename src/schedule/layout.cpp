@@ -170,10 +170,7 @@ class LayoutMaker {
   void gradients() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       const std::string& name = work_.blocks[b].name;
-      const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-      const bool shard = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
-      layout_.gradient.push_back(add(name + " gradient", side, Kind::gradients,
-                                     shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b)));
+      layout_.gradient.push_back(gradient_home(b, name + " gradient"));
       layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
                                               Tier::device, Kind::batch, work_.statistics_bytes));
       layout_.statistics_host.push_back(
@@ -185,6 +182,11 @@ class LayoutMaker {
     });
     layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging,
                                        packed.bytes, std::min<std::size_t>(2, packed.count));
+    const Need swapped = need([this](std::uint32_t b) { return swapped_gradient_bytes(work_, b); },
+                              [this](std::uint32_t b) { return swaps_gradient(place_, b); });
+    layout_.gradient_staging =
+        add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
+                  std::min<std::size_t>(options_.gradient_staging, swapped.count));
     if (rank_.several()) {
       const Need all = need(whole, [](std::uint32_t) { return true; });
       const Bytes least = work_.world * kPage;
@@ -192,6 +194,18 @@ class LayoutMaker {
                              std::clamp(all.bytes, least, std::max(least, kArriving)));
     }
     accumulators();
+  }
+
+  BufferId gradient_home(std::uint32_t b, std::string name) {
+    if (swaps_gradient(place_, b)) {
+      // An eager update takes it from staging.
+      if (options_.update == Update::eager) return kNoBuffer;
+      return add(std::move(name), Tier::nvme, Kind::gradients, swapped_gradient_bytes(work_, b));
+    }
+    const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
+    const bool shard = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
+    return add(std::move(name), side, Kind::gradients,
+               shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b));
   }
 
   void accumulators() {
@@ -282,9 +296,11 @@ class LayoutMaker {
              [this](std::uint32_t b) { return trains() && at(b).optimizer == Tier::device; });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
-    for (const auto* places : {&layout_.weight_staging, &layout_.state_staging,
-                               &layout_.activation_staging, &layout_.gradient}) {
+    for (const auto* places :
+         {&layout_.weight_staging, &layout_.state_staging, &layout_.activation_staging,
+          &layout_.gradient_staging, &layout_.gradient}) {
       for (const BufferId id : *places) {
+        if (id == kNoBuffer) continue;
         const Buffer& buffer = layout_.buffers[id];
         if (buffer.tier != Tier::host || buffer.bytes < std::min(largest, kServes)) continue;
         layout_.passing_place = id;
@@ -309,6 +325,11 @@ bool input_leaves(const Placement& placement, std::uint32_t block) {
          placement.blocks[block].activations != Tier::device;
 }
 
+bool swaps_gradient(const Placement& placement, std::uint32_t block) {
+  const BlockPlacement& place = placement.blocks[block];
+  return place.optimizer != Tier::device && place.gradients == Tier::nvme;
+}
+
 bool keeps_intermediates(const Placement& placement, std::uint32_t block) {
   return is_layer(block, placement.blocks.size()) && placement.blocks[block].keeps_intermediates;
 }
@@ -331,6 +352,10 @@ std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Opti
 
 Bytes swapped_input_bytes(const Workload& workload) {
   return round_up(workload.activation_bytes, kPage);
+}
+
+Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block) {
+  return round_up(RankSizes(workload).updated_gradient(block), kPage);
 }
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options) {

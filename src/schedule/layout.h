@@ -18,7 +18,9 @@ struct Layout {
   /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
   std::vector<BufferId> weight_undo;
   std::vector<BufferId> state_undo;
-  std::vector<BufferId> gradient;     ///< packed, in the memory where the block is updated
+  /// Packed, until its update: in the memory where the block is updated, or on NVMe; kNoBuffer if
+  /// it is updated from staging (swaps_gradient() and eager).
+  std::vector<BufferId> gradient;
   std::vector<BufferId> accumulator;  ///< one shared by all blocks in layer-major order
   std::vector<BufferId> statistics_device;
   std::vector<BufferId> statistics_host;
@@ -33,6 +35,7 @@ struct Layout {
   /// Device, for activations that leave it or, in an evaluation, for all.
   std::vector<BufferId> activation_slots;
   std::vector<BufferId> activation_staging;  ///< host, for activations on NVMe
+  std::vector<BufferId> gradient_staging;    ///< host, for gradients on NVMe
   /// Host: weights and states on the device are filled and read through it, in pieces, outside of
   /// steps. A buffer of a step serves if one is large enough.
   BufferId passing_place = kNoBuffer;
@@ -61,6 +64,9 @@ bool input_leaves(const Placement& placement, std::uint32_t block);
 
 bool keeps_intermediates(const Placement& placement, std::uint32_t block);
 
+/// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
+bool swaps_gradient(const Placement& placement, std::uint32_t block);
+
 /// The pass of a step in which blocks are updated: gated updates of the step before precede the
 /// forward pass of their block, eager and speculative ones follow its backward pass.
 enum class Pass : std::uint8_t { forward, backward };
@@ -74,6 +80,8 @@ std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Opti
 
 /// Bytes of a block's input on NVMe, in whole pages.
 Bytes swapped_input_bytes(const Workload& workload);
+/// The same for what this rank keeps of the gradient of `block`.
+Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block);
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options);
 

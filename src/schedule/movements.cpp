@@ -16,6 +16,7 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       gradient_slots_(layout.gradient_slots),
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
+      gradient_staging_(layout.gradient_staging),
       ordinal_(workload.blocks.size(), 0) {
   std::size_t slot = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
@@ -179,15 +180,35 @@ void Movements::deliver_gradient(std::uint32_t block) {
   emit(Action::pack_gradient, block, 0, std::move(uses), 0, 0.0, traffic);
   if (rank_.several()) packed = reduce_gradient(block, packed);
   if (!on_device) {
+    const bool swaps = swaps_gradient(place_, block);
+    delivered_ = swaps ? gradient_staging_.next() : home;
     emit(Action::offload_gradient, block, 0,
          {{Role::gradient_source, packed, false, rank_.splits_states()},
-          {Role::gradient, home, true}},
+          {Role::gradient, delivered_, true}},
          rank_.updated_gradient(block));
+    if (swaps && home != kNoBuffer) {
+      emit(Action::writeback_gradient, block, 0,
+           {{Role::gradient_source, delivered_, false}, {Role::gradient, home, true}},
+           swapped_gradient_bytes(work_, block));
+    }
   }
   emit(Action::offload_statistics, block, 0,
        {{Role::statistics_source, layout_.statistics_device[block], false},
         {Role::statistics, layout_.statistics_host[block], true}},
        work_.statistics_bytes);
+}
+
+BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
+  const BufferId home = layout_.gradient[block];
+  if (!swaps_gradient(place_, block)) return home;
+  if (lag == 0) return delivered_;
+  const BufferId staging = gradient_staging_.next();
+  emit({.action = Action::fetch_gradient,
+        .block = block,
+        .lag = lag,
+        .bytes = swapped_gradient_bytes(work_, block),
+        .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}});
+  return staging;
 }
 
 /// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's

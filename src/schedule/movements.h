@@ -70,6 +70,8 @@ class Movements {
   void fill(std::uint32_t block, Homes homes);
   /// Writes zeros to the NVMe homes of activations, so that later writes only overwrite.
   void fill_activations();
+  /// The same for homes of gradients.
+  void fill_gradients();
   /// Copies the same to the host and reads it there.
   void read(std::uint32_t block, Homes homes);
 
@@ -86,6 +88,9 @@ class Movements {
   void gather_weights(std::uint32_t block, BufferId from, BufferId to);
 
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
+  /// The host buffer in which an update on the host finds the gradient: with lag 0 the one that
+  /// deliver_gradient() has just filled.
+  BufferId gradient_on_host(std::uint32_t block, std::uint32_t lag);
 
   /// The blocks with states on NVMe that are updated in one pass.
   struct Swapped {
@@ -133,6 +138,8 @@ class Movements {
   Ring gradient_slots_;
   Ring activation_slots_;
   Ring activation_staging_;
+  Ring gradient_staging_;
+  BufferId delivered_ = kNoBuffer;      ///< the last gradient in host memory
   std::array<Swapped, 2> swapped_;      ///< by pass
   std::vector<std::uint32_t> ordinal_;  ///< by block: its place among those of its pass
 };

@@ -39,6 +39,8 @@ constexpr Traits kActions[] = {
     {Action::pack_gradient, "pack gradient", Lane::compute},
     {Action::reduce_gradient, "reduce gradient", Lane::reduce},
     {Action::offload_gradient, "offload gradient", Lane::offload},
+    {Action::writeback_gradient, "writeback gradient", Lane::writeback},
+    {Action::fetch_gradient, "fetch gradient", Lane::fetch},
     {Action::offload_statistics, "offload statistics", Lane::offload},
     {Action::offload_losses, "offload losses", Lane::offload, Subject::none, true},
     {Action::gate, "gate", Lane::update, Subject::none},

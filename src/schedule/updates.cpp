@@ -176,6 +176,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   const BlockPlacement& home = at(block);
   const BufferId states = states_on_host(block, lag);
   const BufferId weights = weights_for_update(block, lag);
+  const BufferId gradient = gradient_on_host(block, lag);
   const bool shard = rank_.updates_shard(block) && home.weights != Tier::device;
   Operation update = {.action = Action::update_on_host,
                       .block = block,
@@ -184,7 +185,7 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
                       .traffic = work_.blocks[block].update_traffic,
                       .uses = {{Role::weights, weights, true, shard},
                                {Role::states, states, true},
-                               {Role::gradient, layout_.gradient[block], false}}};
+                               {Role::gradient, gradient, false}}};
   add_permission(update);
   add_undo(update);
   const Speculation speculation = update.speculation;

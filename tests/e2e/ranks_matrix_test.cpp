@@ -69,7 +69,7 @@ const std::vector<Choice>& choices() {
       {"optimizer on host", {optimizer + "cpu"}},
       {"all on host, delayed", {weights + "cpu", optimizer + "cpu", "ballast.delay_seed=5"}},
       {"weights on host, optimizer on device", {weights + "cpu"}},
-      {"all on NVMe", {weights + "nvme", optimizer + "nvme"}},
+      {"all on NVMe", {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme"}},
       {"optimizer on NVMe, micro-batch-major, serial",
        {optimizer + "nvme", "ballast.order=micro_batch_major", "ballast.serial=true"}},
       {"optimizer on host, speculative", {optimizer + "cpu", "ballast.speculative_updates=9"}},
@@ -82,7 +82,7 @@ const std::vector<Choice>& choices() {
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "nvme"}])"}},
       {"mixed",
-       {weights + "nvme", optimizer + "cpu", "ballast.activations=host",
+       {weights + "nvme", optimizer + "cpu", "ballast.activations=host", "ballast.gradients=nvme",
         R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                               {"blocks": 2, "weights": "host", "optimizer": "device"}])"}},
   };

@@ -355,6 +355,24 @@ class Injected(SwapTest):
         self.assertEqual(self.losses(done), quiet)
 
 
+class InjectedWithGradients(Injected):
+    """A step writes the gradients of four blocks before their weights and states."""
+    READ_AGAIN = (8, 20)
+
+    def config(self, **given):
+        given.setdefault("ballast", {**TINY["ballast"], "gradients": "nvme"})
+        return super().config(**given)
+
+    def test_damaged_gradients(self):
+        for fault in ("lost", "torn"):
+            # Half of the embedding's is zero, which a torn write leaves, too.
+            for number, block in enumerate(("head", "layer 1", "layer 0")):
+                done = self.train(faults=f"{fault}:on=write:after={8 + number}:times=1",
+                                  out=f"{fault}{number}")
+                self.assert_fails(done, f"fetch gradient of {block}", str(self.swap),
+                                  "checksum mismatch")
+
+
 class InjectedWithSpeculation(Injected):
     """Every block has two slots, which take turns. The fill writes both."""
     READ_AGAIN = (18, 26)

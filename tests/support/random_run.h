@@ -97,6 +97,7 @@ inline void draw_placement(Dice& dice, std::vector<std::string>& set) {
   set.push_back("zero_optimization.offload_optimizer.device=" + dice.name(devices));
   set.push_back("zero_optimization.offload_param.device=" + dice.name(devices));
   set.push_back("ballast.activations=" + dice.name({"device", "host", "nvme", "auto", "auto"}));
+  if (dice.chance(50)) set.push_back("ballast.gradients=" + dice.name({"nvme", "auto"}));
   set.push_back("ballast.recompute=" + dice.name({"true", "false", "auto", "auto", "auto"}));
   set.push_back("ballast.order=" + dice.name({"layer_major", "micro_batch_major", "auto"}));
   if (dice.chance(30)) {
@@ -108,9 +109,10 @@ inline void draw_placement(Dice& dice, std::vector<std::string>& set) {
     set.emplace_back("gradient_clipping=0");
     set.emplace_back("ballast.update=eager");
   }
-  for (const char* key : {"zero_optimization.offload_optimizer.buffer_count",
-                          "zero_optimization.offload_param.buffer_count",
-                          "ballast.device_weight_buffers", "ballast.activation_buffers"}) {
+  for (const char* key :
+       {"zero_optimization.offload_optimizer.buffer_count",
+        "zero_optimization.offload_param.buffer_count", "ballast.device_weight_buffers",
+        "ballast.activation_buffers", "ballast.gradient_buffers"}) {
     const bool slots = std::string_view(key) == "ballast.device_weight_buffers";
     if (dice.chance(30)) set.push_back(fmt::format("{}={}", key, (slots ? 2 : 1) + dice.below(4)));
   }

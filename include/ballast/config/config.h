@@ -140,6 +140,7 @@ struct PlacementRule {
   std::optional<Tier> weights;
   std::optional<Tier> optimizer;
   std::optional<Tier> activations;  ///< of the block's input
+  std::optional<Tier> gradients;    ///< host or nvme
   std::optional<bool> recompute;    ///< of the layer's intermediates
 };
 
@@ -173,11 +174,14 @@ struct BallastSection {
   /// Tier that stores block inputs for the backward pass;
   /// activation_checkpointing.cpu_checkpointing means host.
   TierChoice activations = Tier::device;
+  /// Tier where the gradients of blocks that are updated on the host wait: host or nvme.
+  TierChoice gradients = Tier::host;
   /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
   /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;
   std::uint64_t device_weight_buffers = 0;  ///< weights in transit; 0: the engine's default
   std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default
+  std::uint64_t gradient_buffers = 0;       ///< the same for gradients
   int compute_threads = 0;                  ///< 0: all CPUs
   int update_threads = 0;
   std::string update_isa = "auto";      ///< auto, scalar, neon, avx2, avx512

@@ -81,6 +81,8 @@ enum class Action : std::uint8_t {
   pack_gradient,         ///< accumulators to the training type, with statistics
   reduce_gradient,       ///< packed gradients of all ranks to their sum, with its statistics
   offload_gradient,      ///< packed gradient, device to host
+  writeback_gradient,    ///< the same, host staging to NVMe
+  fetch_gradient,        ///< the same, back to host staging
   offload_statistics,    ///< gradient statistics of one block, device to host
   offload_losses,        ///< losses of all micro-batches, device to host
   gate,                  ///< loss and norm over all blocks, clip coefficient, skip decision
@@ -92,7 +94,7 @@ enum class Action : std::uint8_t {
   update_on_device,      ///< the optimizer on a block in device memory
   writeback_weights,     ///< host staging to NVMe
   writeback_states,
-  initialize,  ///< first values of weights, states or activations in host memory
+  initialize,  ///< first values of weights, states, activations or gradients in host memory
   read         ///< a visitor looks at weights or states in host memory
 };
 
@@ -310,6 +312,9 @@ struct BlockPlacement {
   /// With gated updates, for states below the device: the block is updated in the backward pass, in
   /// the expectation that the gate neither clips nor skips the step; see Schedule::rollback.
   bool speculates = false;
+  /// The packed gradient until its update: host or nvme. That of a block with states on the device
+  /// waits there.
+  Tier gradients = Tier::host;
   friend bool operator==(const BlockPlacement&, const BlockPlacement&) = default;
 };
 
@@ -342,6 +347,7 @@ struct Options {
   std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1
   std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
   std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
+  std::uint32_t gradient_staging = 3;    ///< host buffers for gradients to NVMe, at least 1
   /// Checkpoints that keep weights and states where they are on NVMe, at a time.
   std::uint32_t kept_checkpoints = 0;
   friend bool operator==(const Options&, const Options&) = default;
@@ -373,6 +379,7 @@ struct Schedule {
   BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
   BufferId state_staging = kNoBuffer;       ///< a host staging buffer for NVMe states, if any
   BufferId activation_staging = kNoBuffer;  ///< a host staging buffer for NVMe activations, if any
+  BufferId gradient_staging = kNoBuffer;    ///< a host staging buffer for NVMe gradients, if any
 
   /// Sum of the buffers of `tier`.
   [[nodiscard]] Bytes bytes(Tier tier) const;
@@ -406,7 +413,7 @@ inline constexpr Homes kHomesInMemory = {.nvme = false};
 
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
 /// weights and states, in pieces in ascending order, and copies move them to their homes. Writes
-/// all NVMe homes, including those of activations.
+/// all NVMe homes, including those of activations and gradients.
 Plan build_fill(const Workload& workload, const Placement& placement, const Options& options,
                 Homes homes = {});
 

@@ -111,6 +111,7 @@ Config unusual() {
                .recompute = true,
                .device_weight_buffers = 6,
                .activation_buffers = 7,
+               .gradient_buffers = 8,
                .compute_threads = 3,
                .update_threads = 4,
                .update_isa = "avx512",
@@ -217,6 +218,8 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.recompute, b.recompute);
   EXPECT_EQ(a.device_weight_buffers, b.device_weight_buffers);
   EXPECT_EQ(a.activation_buffers, b.activation_buffers);
+  EXPECT_EQ(a.gradients, b.gradients);
+  EXPECT_EQ(a.gradient_buffers, b.gradient_buffers);
   EXPECT_EQ(a.compute_threads, b.compute_threads);
   EXPECT_EQ(a.update_threads, b.update_threads);
   EXPECT_EQ(a.update_isa, b.update_isa);

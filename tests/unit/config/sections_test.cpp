@@ -257,7 +257,7 @@ TEST(ConfigRefusal, OfPlacementRules) {
             "c.json: ballast.placement[0]: lacks \"blocks\"; add it");
   EXPECT_EQ(message(R"({"blocks": 1})"),
             "c.json: ballast.placement[0]: has no effect; add \"weights\", \"optimizer\", "
-            "\"activations\" or \"recompute\"");
+            "\"activations\", \"gradients\" or \"recompute\"");
   EXPECT_EQ(message(R"({"blocks": "3-1", "weights": "host"})"),
             "c.json: ballast.placement[0].blocks: the range 3-1 ends before it starts");
   EXPECT_EQ(message(R"({"blocks": "0-4", "weights": "host"})"),

@@ -102,7 +102,7 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
   const PlanRequest open =
       request_for({"zero_optimization.offload_optimizer.device=auto",
                    "zero_optimization.offload_param.device=auto", "ballast.activations=auto",
-                   "ballast.recompute=auto", "ballast.order=auto"},
+                   "ballast.gradients=auto", "ballast.recompute=auto", "ballast.order=auto"},
                   16 * kMiB);
   EXPECT_EQ(changes_with(open, more), std::vector<std::string>{more});
 }

@@ -90,6 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                       open_and({"ballast.device_bytes=1400KiB", "ballast.host_bytes=1500KiB"}),
                       open_and({"ballast.device_bytes=1400KiB", "ballast.host_bytes=1500KiB",
                                 "ballast.order=micro_batch_major"}),
+                      open_and({"ballast.device_bytes=1400KiB", "ballast.host_bytes=900KiB",
+                                "ballast.gradients=auto"}),
                       open_and({"ballast.device_bytes=3MiB", "gradient_clipping=0",
                                 "ballast.update=eager"})));
 

@@ -93,6 +93,8 @@ class OpenPlacements {
       add(b, &BlockPlacement::weights, constraints_[b].weights);
       add(b, &BlockPlacement::optimizer, constraints_[b].optimizer);
       if (layer) add(b, &BlockPlacement::activations, constraints_[b].activations);
+      // Where the states are on the device, this has no effect.
+      add(b, &BlockPlacement::gradients, constraints_[b].gradients);
       // Kept intermediates only need more memory.
       start_.blocks[b].keeps_intermediates = layer && !constraints_[b].recompute.value_or(true);
     }

@@ -272,6 +272,20 @@ TEST(Planner, DoesWithoutDrivesWhereThereAreNone) {
   }
 }
 
+TEST(Planner, PutsGradientsOnNvmeOnlyWhereNothingElseFits) {
+  const std::vector<std::string> open = {"ballast.gradients=auto"};
+  EXPECT_EQ(config::print(Asked(open, kTight).decide().config),
+            config::print(Asked({}, kTight).decide().config));
+  constexpr memory::Budgets kSmall = {14 * kMiB, 4 * kMiB};
+  EXPECT_NE(Asked({}, kSmall).refusal().find("ballast.gradients=auto"), std::string::npos);
+  const Decision decision = Asked(open, kSmall).decide();
+  EXPECT_GT(decision.blueprint.ledger.total(Tier::nvme), 0U);
+  EXPECT_TRUE(decision.blueprint.ledger.fits(kSmall));
+  EXPECT_FALSE(leaves_choices(decision.config));
+  const std::string text = config::print(decision.config);
+  EXPECT_NE(text.find("\"gradients\": \"nvme\""), std::string::npos) << text;
+}
+
 TEST(Planner, NamesWhatWouldHelp) {
   const Asked asked({"zero_optimization.offload_optimizer.device=nvme",
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},

@@ -222,13 +222,28 @@ TEST(Builder, EverythingOnTheDeviceMovesOnlyBatchesAndResults) {
   EXPECT_EQ(schedule.bytes(Tier::nvme), 0U);
 }
 
-TEST(Builder, GradientsAreNeverOnNvme) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    for (const Buffer& buffer : build(random_problem(seed)).buffers) {
-      if (buffer.tier != Tier::nvme) continue;
-      EXPECT_TRUE(buffer.kind == Kind::weights || buffer.kind == Kind::states ||
-                  buffer.kind == Kind::undo || buffer.kind == Kind::activations)
-          << buffer.name;
+TEST(Builder, GradientsOnNvmeNeedOnlyStaging) {
+  const auto gradients = [](const Schedule& schedule, Tier tier) {
+    return std::count_if(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& one) {
+      return one.kind == Kind::gradients && one.tier == tier;
+    });
+  };
+  for (const Tier optimizer : {Tier::device, Tier::host, Tier::nvme}) {
+    for (const Update update : {Update::gated, Update::eager}) {
+      Problem problem = uniform(5, 2, Tier::device, optimizer);
+      problem.options.update = update;
+      const Schedule without = build(problem);
+      for (BlockPlacement& block : problem.placement.blocks) block.gradients = Tier::nvme;
+      const Schedule schedule = build(problem);
+      const bool swaps = optimizer != Tier::device;
+      EXPECT_EQ(gradients(schedule, Tier::host), 0);
+      // An eager update takes them from staging.
+      EXPECT_EQ(gradients(schedule, Tier::nvme), swaps && update == Update::gated ? 5 : 0);
+      EXPECT_EQ(schedule.gradient_staging != kNoBuffer, swaps);
+      EXPECT_EQ(schedule.bytes(Tier::host) < without.bytes(Tier::host), swaps);
+      const std::size_t moved = swaps && update == Update::gated ? 5 : 0;
+      EXPECT_EQ(count(schedule.steady, Action::writeback_gradient), moved);
+      EXPECT_EQ(count(schedule.steady, Action::fetch_gradient), moved);
     }
   }
 }

@@ -76,10 +76,9 @@ class LeaseBook {
     const Operation& op = span.operation();
     for (const Use& use : op.uses) {
       if (!passes(schedule_.buffers[use.buffer])) continue;
-      // The initial fill uses NVMe homes of activations, but nothing reads them.
-      if (span.plan->micro_batches == 0 && use.role == Role::output && op.lane == Lane::writeback) {
-        continue;
-      }
+      // The initial fill uses NVMe homes of activations and gradients, but nothing reads them.
+      const bool passes_on = use.role == Role::output || use.role == Role::gradient;
+      if (span.plan->micro_batches == 0 && passes_on && op.lane == Lane::writeback) continue;
       Lease& lease = leases_[use.buffer];
       if (fills(op, use)) {
         give_back(use.buffer);
@@ -103,7 +102,10 @@ class LeaseBook {
   void give_back(BufferId id) {
     Lease& lease = leases_[id];
     if (!lease.open) return;
-    if (lease.uses == 0) complain(id, "is filled in vain");
+    // Only a rollback reads the gradient of a speculating block again.
+    const Buffer& buffer = schedule_.buffers[id];
+    const bool may_be_unread = buffer.kind == Kind::gradients && buffer.tier == Tier::nvme;
+    if (lease.uses == 0 && !may_be_unread) complain(id, "is filled in vain");
     lease.open = false;
     auto& changes = changes_[static_cast<std::size_t>(schedule_.buffers[id].tier)];
     changes.push_back({lease.taken, true, schedule_.buffers[id].bytes});

@@ -105,6 +105,12 @@ void Interpreter::perform(const Operation& op) {
       return reduce(op);
     case Action::offload_gradient:
       return offload_gradient(op);
+    case Action::writeback_gradient:
+    case Action::fetch_gradient: {
+      const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
+      return copy(op, Role::gradient_source, Role::gradient,
+                  filling_ ? Content{} : gradient(op, run, own_));
+    }
     case Action::offload_statistics:
       return copy(op, Role::statistics_source, Role::statistics, of_run(What::statistics, op));
     case Action::offload_losses:

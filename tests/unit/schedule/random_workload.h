@@ -43,6 +43,7 @@ inline Options random_options(Dice& dice) {
   options.weight_staging = dice.pick32(1, 4);
   options.state_staging = dice.pick32(1, 4);
   options.activation_staging = dice.pick32(1, 4);
+  options.gradient_staging = dice.pick32(1, 4);
   return options;
 }
 
@@ -64,6 +65,10 @@ inline Problem random_problem(std::uint64_t seed) {
     problem.placement.blocks.push_back({.weights = kTiers[dice.pick(0, 2)],
                                         .optimizer = kTiers[dice.pick(0, 2)],
                                         .activations = kTiers[dice.pick(0, 2)]});
+  }
+  Dice gradients(seed + 11'000'027);
+  for (BlockPlacement& block : problem.placement.blocks) {
+    if (gradients.toss()) block.gradients = Tier::nvme;
   }
   Dice keep(seed + 3'000'017);
   for (BlockPlacement& block : problem.placement.blocks) block.keeps_intermediates = keep.toss();

@@ -50,6 +50,7 @@ class Counter {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       count(Lane::offload, work_.statistics_bytes);
       if (at(b).optimizer != Tier::device) count(Lane::offload, work_.blocks[b].gradient_bytes);
+      if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
       activations(b, micro_batches);
     }
     if (options_.order == Order::layer_major) {
@@ -101,6 +102,7 @@ class Counter {
       const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b);
       if (fetched) ADD_FAILURE() << "stale weights are in staging";
       if (at(b).weights == Tier::nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
+      if (gradient_is_on_nvme(b)) count(Lane::fetch, gradient_on_nvme(b));
       update(b);
     }
     fetch_states_at_once();
@@ -132,6 +134,15 @@ class Counter {
   [[nodiscard]] std::uint32_t head() const { return blocks() - 1; }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
+
+  [[nodiscard]] bool gradient_is_on_nvme(std::uint32_t block) const {
+    return options_.update == Update::gated && at(block).optimizer != Tier::device &&
+           at(block).gradients == Tier::nvme;
+  }
+  /// In whole pages.
+  [[nodiscard]] Bytes gradient_on_nvme(std::uint32_t block) const {
+    return round_up(work_.blocks[block].gradient_bytes, kPage);
+  }
 
   /// Whether a block is updated in its own backward pass.
   [[nodiscard]] bool at_once(std::uint32_t block) const {
@@ -200,6 +211,9 @@ class Counter {
       if (home.weights == Tier::nvme) staging_.use(block);
     } else {
       if (home.weights == Tier::nvme) stage(block);
+      if (gradient_is_on_nvme(block) && !at_once(block)) {
+        count(Lane::fetch, gradient_on_nvme(block));
+      }
       if (home.weights == Tier::device) {
         staging_.use(block);
         count(Lane::offload, bytes);
