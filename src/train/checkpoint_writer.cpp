@@ -104,8 +104,8 @@ void release_removed(engine::Engine& engine, const fs::path& run, std::uint64_t 
   const std::vector<fs::path> left = checkpoints_of(run);
   for (const std::uint64_t step : engine.kept_checkpoints()) {
     const fs::path folder = checkpoint_folder(run, step);
-    if (step != newest && std::find(left.begin(), left.end(), folder) == left.end())
-      engine.release_states(step);
+    const bool has_name = std::find(left.begin(), left.end(), folder) != left.end();
+    if (step != newest && !has_name) engine.release_states(step);
   }
 }
 
@@ -216,11 +216,14 @@ fs::path CheckpointWriter::publish() {
 }
 
 void CheckpointWriter::give_up() noexcept {
-  if (saving_) saving_->cancel();
-  states_.reset();
-  std::error_code ignored;
-  if (!fs::exists(folder_, ignored)) engine_.release_states(facts_.step);
-  if (first_) remove_incomplete(folder_.parent_path());
+  try {
+    if (saving_) saving_->cancel();
+    states_.reset();
+    std::error_code ignored;
+    if (!fs::exists(folder_, ignored)) engine_.release_states(facts_.step);
+    if (first_) remove_incomplete(folder_.parent_path());
+  } catch (...) {  // without memory, for example; the next checkpoint removes what is left
+  }
 }
 
 void check_room_for_checkpoints(const engine::Engine& engine, const fs::path& run,
