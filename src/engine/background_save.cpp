@@ -48,11 +48,12 @@ void BackgroundSave::run() {
 }
 
 void BackgroundSave::before_write(schedule::BufferId buffer) {
+  std::unique_lock lock(mutex_);
+  if (saved_ == parts_.size()) return;  // most of the time
   const auto part = std::find_if(parts_.begin(), parts_.end(),
                                  [buffer](const Part& one) { return one.buffer == buffer; });
   if (part == parts_.end()) return;
   const auto index = static_cast<std::size_t>(part - parts_.begin());
-  std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return saved_ > index || saved_ == parts_.size(); });
 }
 
