@@ -67,7 +67,7 @@ const std::vector<Group> kGroups = {
     group("zero_optimization", ignored, "data moves block by block; there are no buckets",
           {"contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
            "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
-           "sub_group_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size"}),
+           "stage3_prefetch_bucket_size", "prefetch_bucket_size"}),
     group("zero_optimization", ignored,
           "transfers overlap with computation; ballast.serial switches that off", {"overlap_comm"}),
     group("zero_optimization", ignored,

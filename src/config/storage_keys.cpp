@@ -142,6 +142,7 @@ Section zero_keys(ZeroSection& zero, std::vector<std::string>& log) {
        accepted_only(persistence_key("param_persistence_threshold", zero)),
        whole("zero_hpz_partition_size", zero.hpz_partition_size, {1, std::uint64_t{1} << 20U}),
        flag("zero_quantized_weights", zero.quantized_weights),
+       or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
        section("offload_optimizer",
                [&] { return offload_keys(zero.optimizer, "offload_optimizer", log); }),
        section("offload_param",

@@ -36,10 +36,13 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                            .keeps_whole = block.parameters <= persistence_threshold,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
                            .cleared_bytes = of_block(kernels.cleared, b)});
-    const StateLayout states = state_layout(blueprint, b);
-    work.blocks.back().state_bytes = states.state_bytes;
-    work.blocks.back().initial_state_bytes = states.remainder.offset + states.remainder.bytes;
-    work.blocks.back().update_traffic = states.update_traffic;
+    for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
+      const StateLayout states = state_layout(blueprint, b, group);
+      work.blocks.back().sub_groups.push_back(
+          {.state_bytes = states.state_bytes,
+           .initial_state_bytes = states.remainder.offset + states.remainder.bytes,
+           .update_traffic = states.update_traffic});
+    }
   }
 }
 

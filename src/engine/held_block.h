@@ -49,17 +49,17 @@ struct Overlap {
   HostBytes bytes;
 };
 
-/// This rank's part of a block.
+/// This rank's part of a block, of its states those of one sub-group.
 struct HeldBlock {
-  HeldBlock(const Blueprint& blueprint, std::size_t block)
+  HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group)
       : sizes(blueprint.workload),
         splits_weights(sizes.splits_weights(static_cast<std::uint32_t>(block))),
         width(size_of(blueprint.type)),
-        layout(state_layout(blueprint, block)),
-        shard(rank_shard(blueprint, block)),
+        layout(state_layout(blueprint, block, sub_group)),
+        shard(sub_group_range(blueprint, block, sub_group)),
         weights(weights_here(blueprint, block)) {}
 
-  /// The elements whose weights are here; they include `shard`.
+  /// The elements whose weights are here; they include the rank's shard.
   [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
     const Elems whole = blueprint.model.blocks[block].elements;
     if (!splits_weights) return {0, whole, whole};
@@ -72,7 +72,7 @@ struct HeldBlock {
   bool splits_weights;
   Bytes width;  ///< of a weight
   StateLayout layout;
-  ShardRange shard;    ///< elements whose states are here
+  ShardRange shard;    ///< elements of the sub-group, whose states are here
   ShardRange weights;  ///< elements whose weights are here
 };
 
@@ -86,7 +86,8 @@ struct HeldArray {
   Elems count = 0;
 };
 
-/// The arrays of the block's weights or of its states that are not empty, in ascending order.
+/// The arrays of the block's weights or of the sub-group's states that are not empty, in ascending
+/// order.
 std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states);
 
 /// The entries of an array that belong to `elements` of the block.

@@ -32,8 +32,8 @@ bool is_exponents(StateKind kind) {
   return kind == StateKind::first_exponents || kind == StateKind::second_exponents;
 }
 
-/// This rank's part of the arrays of a home when states are split, each with the offset of its
-/// first byte in the home.
+/// This rank's part of the arrays of a home when states are split over all ranks, each with the
+/// offset of its first byte in the home.
 std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
                                                      const HeldBlock& held, std::size_t block,
                                                      bool states) {
@@ -41,16 +41,26 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   std::vector<std::pair<StateRange, Bytes>> arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
     const ShardRange entries = entries_of(array.kind, own);
-    if (entries.elements == 0) continue;
-    arrays.emplace_back(StateRange{block, array.kind, entries.first, entries.elements, array.width},
-                        array.offset + (entries.first - array.first) * array.width);
+    const Elems first = std::max(entries.first, array.first);
+    const Elems end = std::min(entries.first + entries.elements, array.first + array.count);
+    if (first >= end) continue;
+    arrays.emplace_back(StateRange{block, array.kind, first, end - first, array.width},
+                        array.offset + (first - array.first) * array.width);
   }
   return arrays;
 }
 
-Tier tier_of(const Blueprint& blueprint, std::size_t block, bool states) {
+/// Calls `handle(held, states, sub_group)` for the block's weights and each sub-group of its states
+/// that are on one of `homes`.
+template <class Handle>
+void for_homes(const Blueprint& blueprint, std::size_t block, schedule::Homes homes,
+               Handle handle) {
   const schedule::BlockPlacement& place = blueprint.placement.blocks[block];
-  return states ? place.optimizer : place.weights;
+  if (homes.has(place.weights)) handle(HeldBlock(blueprint, block, 0), false, 0U);
+  if (!homes.has(place.optimizer)) return;
+  for (std::uint32_t group = 0; group < sub_groups(blueprint, block); ++group) {
+    handle(HeldBlock(blueprint, block, group), true, group);
+  }
 }
 
 }  // namespace
@@ -111,13 +121,11 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes homes) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    const HeldBlock held(blueprint, b);
-    for (const bool states : {false, true}) {
-      if (!homes.has(tier_of(blueprint, b, states))) continue;
+    for_homes(blueprint, b, homes, [&](const HeldBlock& held, bool states, std::uint32_t) {
       for (const auto& [range, offset] : own_arrays(blueprint, held, b, states)) {
         ranges.push_back(range);
       }
-    }
+    });
   }
   return ranges;
 }
@@ -125,17 +133,18 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, schedule::Homes
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    for (const bool states : {false, true}) {
-      if (tier_of(blueprint, b, states) != tier) continue;
-      homes.push_back({b, states, {}, own_arrays(blueprint, HeldBlock(blueprint, b), b, states)});
-    }
+    for_homes(blueprint, b, schedule::homes_on(tier),
+              [&](const HeldBlock& held, bool states, std::uint32_t group) {
+                homes.push_back({b, states, group, {}, own_arrays(blueprint, held, b, states)});
+              });
   }
   return homes;
 }
 
 schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home) {
   const schedule::Schedule& schedule = blueprint.schedule;
-  return (home.states ? schedule.state_home : schedule.weight_home).at(home.block);
+  if (!home.states) return schedule.weight_home.at(home.block);
+  return schedule.state_home.at(home.block).at(home.sub_group);
 }
 
 std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint) {
@@ -160,7 +169,8 @@ std::vector<KeptHome> host_homes_by_update(const Blueprint& blueprint) {
 bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& other) {
   return std::equal(one.begin(), one.end(), other.begin(), other.end(),
                     [](const KeptHome& a, const KeptHome& b) {
-                      return a.block == b.block && a.states == b.states && a.ranges == b.ranges;
+                      return a.block == b.block && a.states == b.states &&
+                             a.sub_group == b.sub_group && a.ranges == b.ranges;
                     });
 }
 
@@ -170,19 +180,24 @@ void save_states(const Blueprint& blueprint, const StateSink& sink, const Perfor
   perform(schedule::build_read(blueprint.workload, blueprint.placement, blueprint.options, 0,
                                blocks, homes),
           [&](const HomePiece& piece) {
-            for_own_entries(blueprint, HeldBlock(blueprint, piece.block), piece, sink);
+            for_own_entries(blueprint, HeldBlock(blueprint, piece.block, piece.sub_group), piece,
+                            sink);
           });
 }
 
 void restore_states(const Blueprint& blueprint, const StateSource& source, const Perform& perform,
                     schedule::Homes homes) {
   schedule::Workload work = blueprint.workload;
-  for (schedule::BlockWork& block : work.blocks) block.initial_state_bytes = block.state_bytes;
+  for (schedule::BlockWork& block : work.blocks) {
+    for (schedule::SubGroup& group : block.sub_groups) {
+      group.initial_state_bytes = group.state_bytes;
+    }
+  }
   perform(schedule::build_fill(work, blueprint.placement, blueprint.options, homes),
           [&](const HomePiece& piece) {
             std::memset(piece.bytes.data(), 0, piece.bytes.size());
-            for (const HeldArray& array :
-                 held_arrays(HeldBlock(blueprint, piece.block), piece.states)) {
+            const HeldBlock held(blueprint, piece.block, piece.sub_group);
+            for (const HeldArray& array : held_arrays(held, piece.states)) {
               const Overlap here(piece, array.offset, array.width, array.count);
               if (here.count == 0) continue;
               source({piece.block, array.kind, array.first + here.first, here.count, array.width},

@@ -26,6 +26,12 @@ class Places {
   Bytes end_ = 0;
 };
 
+/// The most elements of a sub-group in whole units.
+Elems whole_units(Elems size) {
+  static_assert(kSubGroupUnit % Codes::kBlock == 0);
+  return std::max<Elems>(1, size / kSubGroupUnit) * kSubGroupUnit;
+}
+
 template <class T>
 T* array_in(std::byte* states, const StateArray& array) {
   return states == nullptr || array.bytes == 0 ? nullptr
@@ -86,8 +92,22 @@ ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
   return even_shard(blueprint, block);
 }
 
-StateLayout state_layout(const Blueprint& blueprint, std::size_t block) {
-  return {blueprint.type, blueprint.states, rank_shard(blueprint, block).room};
+std::uint32_t sub_groups(const Blueprint& blueprint, std::size_t block) {
+  const Elems size = whole_units(blueprint.sub_group_size);
+  const Elems room = rank_shard(blueprint, block).room;
+  return static_cast<std::uint32_t>(std::max<Elems>(1, room / size + (room % size > 0 ? 1 : 0)));
+}
+
+ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group) {
+  const ShardRange shard = rank_shard(blueprint, block);
+  const Elems size = whole_units(blueprint.sub_group_size);
+  const auto up_to = [&](Elems most) { return std::min(most, sub_group * size); };
+  const auto rest = [&](Elems most) { return std::min(most - up_to(most), size); };
+  return {shard.first + up_to(shard.elements), rest(shard.elements), rest(shard.room)};
+}
+
+StateLayout state_layout(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group) {
+  return {blueprint.type, blueprint.states, sub_group_range(blueprint, block, sub_group).room};
 }
 
 Elems first_element(const model::Architecture& model, std::size_t block) {
@@ -97,10 +117,13 @@ Elems first_element(const model::Architecture& model, std::size_t block) {
   return first;
 }
 
-cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
-                           std::byte* states, const std::byte* gradient) {
-  const StateLayout layout = state_layout(blueprint, block);
-  const ShardRange own = rank_shard(blueprint, block);
+cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group,
+                           std::byte* weights, std::byte* states, const std::byte* gradient) {
+  const StateLayout layout = state_layout(blueprint, block, sub_group);
+  const ShardRange own = sub_group_range(blueprint, block, sub_group);
+  const Elems before = own.first - rank_shard(blueprint, block).first;
+  if (weights != nullptr) weights += before * size_of(blueprint.type);
+  if (gradient != nullptr) gradient += before * size_of(blueprint.type);
   const auto make = [&](cpu_adam::Weights master, cpu_adam::Gradient packed) {
     return cpu_adam::Shard{.weights = master,
                            .moments = moments_in(layout, states),

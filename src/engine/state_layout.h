@@ -47,15 +47,21 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block);
 /// even_shard() if the stage splits states, else the whole block.
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block);
 
-/// Layout of this rank's part of a block.
-StateLayout state_layout(const Blueprint& blueprint, std::size_t block);
+/// Sub-groups of this rank's part of a block, at least one; the same number on all ranks.
+std::uint32_t sub_groups(const Blueprint& blueprint, std::size_t block);
+/// The elements of rank_shard() that are in a sub-group; consecutive, the last one may be smaller.
+ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
+/// Layout of one of them.
+StateLayout state_layout(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
 /// Index of the block's first element among the elements of all blocks, each block aligned to
 /// cpu_adam::Codes::kBlock.
 Elems first_element(const model::Architecture& model, std::size_t block);
 
-/// The shard that this rank updates, at the given addresses. The gradient has the weights' type.
-cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::byte* weights,
-                           std::byte* states, const std::byte* gradient);
+/// A sub-group of the shard that this rank updates. `weights` and `gradient` are those of the whole
+/// shard and have the same type, `states` those of the sub-group; null for arrays that are
+/// elsewhere.
+cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group,
+                           std::byte* weights, std::byte* states, const std::byte* gradient);
 
 }  // namespace ballast::engine

@@ -31,7 +31,7 @@ class Filler {
       : blueprint_(blueprint), source_(source), seed_(seed), team_(team) {}
 
   void fill(HomePiece& piece) {
-    const HeldBlock held(blueprint_, piece.block);
+    const HeldBlock held(blueprint_, piece.block, piece.sub_group);
     const bool weights = !piece.states;
     const bool zero = !weights && (!held.layout.split || !has_remainders(piece.block));
     clear(piece.bytes, !zero);
@@ -119,60 +119,70 @@ class Filler {
 /// Collects masters of the elements whose states are here.
 class MasterReader {
  public:
-  /// `first`: index of the first element in the rank's shard.
-  MasterReader(const HeldBlock& held, Elems first, std::span<float> masters)
-      : held_(held),
-        first_(first),
-        masters_(masters),
-        high_(held.layout.split ? masters.size() : 0) {}
+  /// `first`: index of the first element in the block.
+  MasterReader(const Blueprint& blueprint, Elems first, std::span<float> masters)
+      : blueprint_(blueprint), first_(first), masters_(masters) {}
 
   void read(const HomePiece& piece) {
-    if (!piece.states) {
-      const Elems at = held_.shard.first + first_ - held_.weights.first;
-      const Overlap here(piece, at * held_.width, held_.width, masters_.size());
-      for (Elems i = 0; i < here.count; ++i) {
-        if (held_.layout.split) {
-          high_[here.first + i] = here.get<Bf16>(i);
-        } else {
-          masters_[here.first + i] = here.get<float>(i);
-        }
-      }
-    } else if (held_.layout.split) {
-      const Bytes at = held_.layout.remainder.offset + first_ * sizeof(std::uint16_t);
-      const Overlap here(piece, at, sizeof(std::uint16_t), masters_.size());
-      for (Elems i = 0; i < here.count; ++i) {
-        masters_[here.first + i] = join_master({high_[here.first + i], here.get<std::uint16_t>(i)});
-      }
+    const HeldBlock held(blueprint_, piece.block, piece.sub_group);
+    if (!piece.states && held.layout.split) {
+      high_.resize(masters_.size());
+      for_wanted<Bf16>(piece, 0, held.weights, [&](Elems i, Bf16 high) { high_[i] = high; });
+    } else if (!piece.states) {
+      for_wanted<float>(piece, 0, held.weights, [&](Elems i, float m) { masters_[i] = m; });
+    } else if (held.layout.split) {
+      for_wanted<std::uint16_t>(piece, held.layout.remainder.offset, held.shard,
+                                [&](Elems i, std::uint16_t low) {
+                                  masters_[i] = join_master({high_[i], low});
+                                });
     }
   }
 
  private:
-  const HeldBlock& held_;
+  /// Calls `take(i, value)` for those of an array of `held` elements that are in the piece and
+  /// wanted. The array begins at `offset` of its home.
+  template <class T, class Take>
+  void for_wanted(const HomePiece& piece, Bytes offset, const ShardRange& held, Take take) const {
+    const Elems first = std::max(first_, held.first);
+    const Elems end = std::min(first_ + masters_.size(), held.first + held.elements);
+    if (first >= end) return;
+    const Overlap here(piece, offset + (first - held.first) * sizeof(T), sizeof(T), end - first);
+    for (Elems i = 0; i < here.count; ++i) take(first - first_ + here.first + i, here.get<T>(i));
+  }
+
+  const Blueprint& blueprint_;
   Elems first_;
   std::span<float> masters_;
   std::vector<Bf16> high_;  ///< the weights, which come before the remainders
 };
 
-/// Hashes pieces of weights and states.
+/// Hashes pieces of weights and states. Each array has a hash of its own, because those of
+/// different sub-groups come in turn.
 class StateHash {
  public:
   explicit StateHash(const Blueprint& blueprint) : blueprint_(blueprint) {}
 
   void add(const HomePiece& piece) {
-    const HeldBlock held(blueprint_, piece.block);
-    for_own_entries(blueprint_, held, piece,
-                    [this](const StateRange&, ConstHostBytes bytes) { own_.add(bytes); });
+    const HeldBlock held(blueprint_, piece.block, piece.sub_group);
+    for_own_entries(blueprint_, held, piece, [this](const StateRange& range, ConstHostBytes bytes) {
+      own_[{range.block, range.kind}].add(bytes);
+    });
     if (!piece.states && !held.splits_weights) common_.add(piece.bytes);
   }
 
   /// Digests of this rank's shard and of the weights that every rank has.
   [[nodiscard]] std::array<std::uint64_t, 2> digests() const {
-    return {own_.digest(), common_.digest()};
+    state::RunningChecksum all;
+    for (const auto& [array, hash] : own_) {
+      const std::uint64_t digest = hash.digest();
+      all.add(std::as_bytes(std::span(&digest, 1)));
+    }
+    return {all.digest(), common_.digest()};
   }
 
  private:
   const Blueprint& blueprint_;
-  state::RunningChecksum own_;
+  std::map<std::pair<std::size_t, StateKind>, state::RunningChecksum> own_;
   state::RunningChecksum common_;
 };
 
@@ -192,25 +202,26 @@ void fill_states(const Blueprint& blueprint, const WeightSource& source, std::ui
 
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                Elems first, Elems count, const Perform& perform) {
-  const HeldBlock held(blueprint, block);
+  const schedule::RankSizes sizes(blueprint.workload);
+  const ShardRange shard = rank_shard(blueprint, block);
   const auto read = [&](Elems from, std::span<float> masters) {
-    MasterReader reader(held, from, masters);
+    MasterReader reader(blueprint, from, masters);
     perform(reading_plan(blueprint, block, 1),
             [&reader](const HomePiece& piece) { reader.read(piece); });
   };
   std::vector<float> values(count);
-  if (held.shard.room == blueprint.model.blocks[block].elements) {
+  if (shard.room == blueprint.model.blocks[block].elements) {
     read(first, values);
     return values;
   }
-  std::vector<float> own(held.shard.room);
-  read(0, std::span(own).first(held.shard.elements));
+  std::vector<float> own(shard.room);
+  read(shard.first, std::span(own).first(shard.elements));
   std::vector<float> all(ranks->world() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Elems at = first + i;
-    const auto shard = static_cast<std::uint32_t>(at / own.size());
-    values[i] = all[held.sizes.owner_of(shard) * own.size() + at % own.size()];
+    const auto number = static_cast<std::uint32_t>(at / own.size());
+    values[i] = all[sizes.owner_of(number) * own.size() + at % own.size()];
   }
   return values;
 }

@@ -11,6 +11,7 @@
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/device/profiler_range.h"
+#include "src/engine/findings.h"
 #include "src/engine/state_layout.h"
 
 namespace ballast::engine {
@@ -217,7 +218,7 @@ class Lanes::Step {
   /// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
   /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
-    Findings all = findings();
+    const Findings all = sum_findings(own_findings(), sizes(), modules_.ranks);
     context_.result.loss = all.loss / targets_in_step();
     if (!has(Role::statistics)) return;
     const double norm = std::sqrt(all.squares);
@@ -235,11 +236,8 @@ class Lanes::Step {
     const auto at = [&](Role role, Bytes bytes) {
       return on_host ? host(role, bytes).data() : device(role, bytes).raw();
     };
-    const std::uint32_t block = operation_.block;
-    const std::byte* gradient = at(Role::gradient, sizes().updated_gradient(block));
-    const cpu_adam::Shard shard =
-        make_shard(blueprint_, block, at(Role::weights, sizes().updated_weights(block)),
-                   at(Role::states, work().state_bytes), gradient);
+    const std::byte* gradient = at(Role::gradient, sizes().updated_gradient(operation_.block));
+    const cpu_adam::Shard shard = sub_group(at, Role::weights, Role::states, gradient);
     const cpu_adam::Updater& updater = modules_.updater;
     if (operation_.speculation == Speculation::redoes) {
       updater.restore(context_.hyper.optimizer, shard, undo(gradient));
@@ -257,19 +255,27 @@ class Lanes::Step {
 
   /// The undo buffers in host memory; null for values that are on NVMe.
   [[nodiscard]] cpu_adam::Shard undo(const std::byte* gradient) const {
-    const std::uint32_t block = operation_.block;
     const auto at = [&](Role role, Bytes bytes) {
       return has(role) ? host(role, bytes).data() : nullptr;
     };
-    return make_shard(blueprint_, block, at(Role::undo_weights, sizes().updated_weights(block)),
-                      at(Role::undo_states, work().state_bytes), gradient);
+    return sub_group(at, Role::undo_weights, Role::undo_states, gradient);
+  }
+
+  template <class At>
+  [[nodiscard]] cpu_adam::Shard sub_group(At at, Role weights, Role states,
+                                          const std::byte* gradient) const {
+    const Operation& op = operation_;
+    return make_shard(blueprint_, op.block, op.sub_group,
+                      at(weights, sizes().updated_weights(op.block)),
+                      at(states, sizes().states(op.block, op.sub_group)), gradient);
   }
 
   /// The visitor reads or fills a piece; activations begin as zeros.
   void visit() {
     const Use& use = operation_.uses.front();
     const HostBytes bytes = modules_.store.host(use.buffer, operation_.bytes);
-    HomePiece piece = {operation_.block, use.role == Role::states, operation_.offset, bytes};
+    HomePiece piece = {operation_.block, use.role == Role::states, operation_.sub_group,
+                       operation_.offset, bytes};
     if (use.role == Role::output) {
       std::memset(bytes.data(), 0, bytes.size());
       piece.zeros_from = 0;
@@ -374,13 +380,6 @@ class Lanes::Step {
     return found;
   }
 
-  /// Inputs of the gate's decision.
-  struct Findings {
-    double loss = 0.0;
-    double squares = 0.0;
-    std::uint64_t non_finite = 0;
-  };
-
   /// This rank's loss, then the statistics of each block's gradient.
   [[nodiscard]] std::vector<model::GradientStats> own_findings() const {
     const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
@@ -392,28 +391,6 @@ class Lanes::Step {
       if (use.role == Role::statistics) own.push_back(statistics(use.buffer));
     }
     return own;
-  }
-
-  /// Sums over all ranks: losses in rank order, squares by block and in the order of shards.
-  [[nodiscard]] Findings findings() const {
-    const std::vector<model::GradientStats> own = own_findings();
-    std::vector<model::GradientStats> all = own;
-    const std::size_t world = blueprint_.workload.world;
-    if (world > 1) {
-      all.resize(world * own.size());
-      modules_.ranks->all_gather(std::as_bytes(std::span(own)),
-                                 std::as_writable_bytes(std::span(all)));
-    }
-    Findings sums;
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      for (std::uint32_t p = 0; p < world; ++p) {
-        const std::size_t rank = i == 0 ? p : sizes().owner_of(p);
-        const model::GradientStats& one = all[rank * own.size() + i];
-        (i == 0 ? sums.loss : sums.squares) += one.sum_of_squares;
-        sums.non_finite += one.non_finite;
-      }
-    }
-    return sums;
   }
 
   /// Whether the update may run: the gate's decision, which a speculative one does not wait for. An

@@ -42,11 +42,13 @@ struct Modules {
   bool nvtx = false;  ///< see EngineOptions
 };
 
-/// A piece of this rank's part of a block's weights or states, in host memory.
+/// A piece of this rank's part of a block's weights, or of the states of a sub-group of it, in host
+/// memory.
 struct HomePiece {
   std::uint32_t block = 0;
   bool states = false;  ///< states or weights
-  Bytes offset = 0;     ///< first byte within this rank's part
+  std::uint32_t sub_group = 0;
+  Bytes offset = 0;  ///< first byte within this rank's part
   HostBytes bytes;
   /// Set by who fills it: from this one of `bytes` on, all are zero. NVMe need not be written
   /// there.
@@ -54,7 +56,7 @@ struct HomePiece {
 };
 
 /// Fills or reads pieces. Those of a plan come one at a time, in the order of blocks, a block's
-/// weights before its states, each in ascending order.
+/// weights before its states, these by sub-group, each in ascending order.
 using Visitor = std::function<void(HomePiece&)>;
 
 /// Performs operations. Owns the device streams, the channels between ranks and the pending

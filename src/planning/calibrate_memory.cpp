@@ -7,6 +7,7 @@
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
+#include "ballast/schedule/rank_sizes.h"
 
 #include "src/engine/state_layout.h"
 #include "src/planning/calibration.h"
@@ -26,7 +27,7 @@ std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, 
 class Copies {
  public:
   Copies(const Sample& sample, double link_gbps)
-      : bytes_(engine::state_layout(sample.blueprint, 1).weight_bytes),
+      : bytes_(schedule::RankSizes(sample.blueprint.workload).updated_weights(1)),
         count_(cold_copies(sample, 2 * bytes_)),
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
         stream_(device_->make_stream("calibration")),
@@ -90,8 +91,8 @@ void fill_gradient(HostBytes gradient) {
 
 void measure_update(const Sample& sample, schedule::Rates& rates) {
   const cpu_adam::Updater updater(updater_options(sample.config));
-  const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1);
-  const Bytes gradient = sample.blueprint.workload.blocks[1].gradient_bytes;
+  const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1, 0);
+  const Bytes gradient = layout.weight_bytes;
   const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;
   const std::size_t copies = cold_copies(sample, bytes);
   const Mapping memory = updater.allocate(copies * bytes);
@@ -103,7 +104,7 @@ void measure_update(const Sample& sample, schedule::Rates& rates) {
   const double seconds = mean_seconds({.seconds = 0.2, .least = 3, .most = 64}, [&] {
     std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
     std::byte* const states = weights + layout.weight_bytes;
-    updater.step(hyper, engine::make_shard(sample.blueprint, 1, weights, states,
+    updater.step(hyper, engine::make_shard(sample.blueprint, 1, 0, weights, states,
                                            states + layout.state_bytes));
     ++hyper.step;
   });

@@ -50,11 +50,12 @@ state::SwapOptions existing_paths(const config::Config& config) {
   return options;
 }
 
-/// Swap space with extents of the size of a layer's states and one of a page, with a buffer each.
+/// Swap space with extents of the size of a layer's states (or of a sub-group of them) and one of a
+/// page, with a buffer each.
 class SwapProbe {
  public:
   SwapProbe(const Sample& sample)
-      : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].state_bytes)),
+      : bytes_(std::min(kMostBytes, sample.blueprint.workload.blocks[1].sub_groups[0].state_bytes)),
         memory_(kExtents * bytes_, "measuring the swap paths") {
     std::vector<Bytes> extents(kExtents, bytes_);
     extents.push_back(kPage);

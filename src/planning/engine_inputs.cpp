@@ -12,6 +12,7 @@
 #include "ballast/planning/calibrate.h"
 #include "ballast/planning/kept_choices.h"
 
+#include "src/engine/state_layout.h"
 #include "src/planning/search.h"
 
 namespace ballast::planning {
@@ -152,6 +153,22 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
   return constraints;
 }
 
+/// The most elements of a sub-group: so many that a buffer for their states takes a small part of
+/// the host budget, so that staging does not grow with the width of a layer.
+Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
+                     const memory::Budgets& budgets) {
+  constexpr Elems kLeast = Elems{1} << 22U;
+  constexpr Elems kMost = Elems{1} << 40U;
+  constexpr Bytes kParts = 16;
+  Elems size = kLeast;
+  const auto fits = [&](Elems elements) {
+    return engine::StateLayout(config.type, states, elements).state_bytes <= budgets.host / kParts;
+  };
+  while (size < kMost && fits(2 * size)) size *= 2;
+  const std::uint64_t named = config.zero.sub_group_size;
+  return named > 0 ? std::min<Elems>(named, size) : size;
+}
+
 std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
@@ -163,6 +180,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.model = model;
   blueprint.type = config.type;
   blueprint.states = state_format(config);
+  blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
   blueprint.shape = {config.batch.micro_batch, config.data.sequence_length};
   blueprint.micro_batches = config.batch.accumulation;
   blueprint.budgets = budgets;

@@ -100,6 +100,7 @@ Decision conclude(const PlanRequest& request, config::Config config, engine::Blu
                   schedule::Placement placement, std::size_t simulated) {
   config.ballast.device_bytes = request.budgets.device;
   config.ballast.host_bytes = request.budgets.host;
+  config.zero.sub_group_size = blueprint.sub_group_size;
   engine::place(blueprint, std::move(placement));
   check_nvme(blueprint, request.rates);
   schedule::Prediction prediction =

@@ -16,9 +16,10 @@ namespace {
 class Spread {
  public:
   Spread(std::uint32_t count, std::uint32_t steps) : count_(count), steps_(steps) {}
-  /// Whether the next event is due in step `at` or earlier.
+  /// Whether the next event is due in step `at` or earlier. In the last step all are.
   [[nodiscard]] bool due(std::uint32_t at) const {
-    return given_ < count_ && std::uint64_t{given_} * steps_ <= std::uint64_t{at} * count_;
+    if (given_ == count_) return false;
+    return at + 1 == steps_ || std::uint64_t{given_} * steps_ <= std::uint64_t{at} * count_;
   }
   [[nodiscard]] std::uint32_t next() const { return given_; }
   std::uint32_t take() { return given_++; }

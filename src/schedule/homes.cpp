@@ -7,26 +7,40 @@
 namespace ballast::schedule {
 
 struct Movements::Home {
+  std::uint32_t sub_group;  ///< of states
   Role role;
   Role source;  ///< the role of the source of a copy
   Tier tier;
   BufferId buffer;
-  Bytes bytes;  ///< kept by this rank
+  Bytes bytes;          ///< kept by this rank
+  Bytes initial_bytes;  ///< the first that do not begin as zeros
   Action upload;
   Action offload;
 };
 
 Movements::Home Movements::weight_home(std::uint32_t block) const {
-  return {Role::weights,          Role::weights_source,
-          at(block).weights,      layout_.weight_home[block],
-          rank_.weights(block),   Action::upload_weights,
-          Action::offload_weights};
+  const Bytes bytes = rank_.weights(block);
+  return {.sub_group = 0,
+          .role = Role::weights,
+          .source = Role::weights_source,
+          .tier = at(block).weights,
+          .buffer = layout_.weight_home[block],
+          .bytes = bytes,
+          .initial_bytes = bytes,
+          .upload = Action::upload_weights,
+          .offload = Action::offload_weights};
 }
 
-Movements::Home Movements::state_home(std::uint32_t block) const {
-  return {
-      Role::states,        Role::states_source,   at(block).optimizer,   layout_.state_home[block],
-      rank_.states(block), Action::upload_states, Action::offload_states};
+Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) const {
+  return {.sub_group = group,
+          .role = Role::states,
+          .source = Role::states_source,
+          .tier = at(block).optimizer,
+          .buffer = layout_.state_home[block][group],
+          .bytes = rank_.states(block, group),
+          .initial_bytes = work_.blocks[block].sub_groups[group].initial_state_bytes,
+          .upload = Action::upload_states,
+          .offload = Action::offload_states};
 }
 
 /// Calls `move(offset, bytes)` for each piece of `all` that fits into the passing place.
@@ -39,12 +53,14 @@ void Movements::in_pieces(Bytes all, Move move) const {
   }
 }
 
-/// Calls `handle(home)` for the block's weights and, for training, its states.
+/// Calls `handle(home)` for the block's weights and, for training, each sub-group of its states.
 template <class Handle>
 void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
   if (const Home weights = weight_home(block); homes.has(weights.tier)) handle(weights);
   if (!has_states()) return;
-  if (const Home states = state_home(block); homes.has(states.tier)) handle(states);
+  for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
+    if (const Home states = state_home(block, g); homes.has(states.tier)) handle(states);
+  }
 }
 
 void Movements::fill(std::uint32_t block, Homes homes) {
@@ -56,6 +72,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
   const auto initialize = [&](BufferId place, Bytes offset, Bytes bytes) {
     emit({.action = Action::initialize,
           .block = block,
+          .sub_group = home.sub_group,
           .bytes = bytes,
           .offset = offset,
           .uses = {{home.role, place, true}}});
@@ -64,26 +81,32 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
     case Tier::host:
       return initialize(home.buffer, 0, home.bytes);
     case Tier::nvme: {
-      const BufferId staging = weights ? weight_staging_.take(block).first : state_slot(block);
+      const BufferId staging =
+          weights ? weight_staging_.take(block).first : state_slot(block, home.sub_group);
       initialize(staging, 0, home.bytes);
-      const Action action = weights ? Action::writeback_weights : Action::writeback_states;
-      writeback(action, block, staging, 0, Speculation::none);
-      // The other slot, so that later writes only overwrite it.
-      if (at(block).speculates) writeback(action, block, staging, 0, Speculation::speculates);
+      for (const Speculation slot : {Speculation::none, Speculation::speculates}) {
+        // The other slot too, so that later writes only overwrite it.
+        if (slot == Speculation::speculates && !at(block).speculates) return;
+        if (weights) {
+          writeback_weights(block, staging, 0, slot);
+        } else {
+          writeback_states(block, home.sub_group, staging, 0, slot);
+        }
+      }
       return;
     }
     case Tier::device:
       // The device delivers its memory zeroed.
-      in_pieces(weights ? home.bytes : work_.blocks[block].initial_state_bytes,
-                [&](Bytes offset, Bytes bytes) {
-                  initialize(layout_.passing_place, offset, bytes);
-                  emit({.action = home.upload,
-                        .block = block,
-                        .bytes = bytes,
-                        .offset = offset,
-                        .uses = {{home.source, layout_.passing_place, false},
-                                 {home.role, home.buffer, true}}});
-                });
+      in_pieces(home.initial_bytes, [&](Bytes offset, Bytes bytes) {
+        initialize(layout_.passing_place, offset, bytes);
+        emit({.action = home.upload,
+              .block = block,
+              .sub_group = home.sub_group,
+              .bytes = bytes,
+              .offset = offset,
+              .uses = {{home.source, layout_.passing_place, false},
+                       {home.role, home.buffer, true}}});
+      });
   }
 }
 
@@ -130,6 +153,7 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
   const auto read = [&](BufferId place, Bytes offset, Bytes bytes) {
     emit({.action = Action::read,
           .block = block,
+          .sub_group = home.sub_group,
           .bytes = bytes,
           .offset = offset,
           .uses = {{home.role, place, false}}});
@@ -138,12 +162,14 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
     case Tier::host:
       return read(home.buffer, 0, home.bytes);
     case Tier::nvme:
-      if (!weights) fetch_states(block, 0);
-      return read(weights ? weights_in_staging(block) : state_slot(block), 0, home.bytes);
+      if (!weights) fetch_states(block, home.sub_group, 0);
+      return read(weights ? weights_in_staging(block) : state_slot(block, home.sub_group), 0,
+                  home.bytes);
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit({.action = home.offload,
               .block = block,
+              .sub_group = home.sub_group,
               .bytes = bytes,
               .offset = offset,
               .uses = {{home.source, home.buffer, false},

@@ -84,29 +84,42 @@ class LayoutMaker {
       layout_.weight_home.push_back(
           add(name + " weights", at(b).weights, Kind::weights, rank_.weights(b)));
       if (!trains()) continue;
-      layout_.state_home.push_back(
-          add(name + " states", at(b).optimizer, Kind::states, rank_.states(b)));
+      layout_.state_home.push_back(add_states(b, name + " states", at(b).optimizer, Kind::states));
       undo(b, name);
     }
   }
 
-  /// No plan uses these: a home and such a buffer change places (state/slots.h).
+  /// One buffer for each sub-group.
+  std::vector<BufferId> add_states(std::uint32_t b, const std::string& name, Tier tier, Kind kind) {
+    const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
+    std::vector<BufferId> buffers;
+    for (std::uint32_t g = 0; g < groups; ++g) {
+      buffers.push_back(add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g), tier,
+                            kind, rank_.states(b, g)));
+    }
+    return buffers;
+  }
+
   void checkpoints() {
-    for (const auto* homes : {&layout_.weight_home, &layout_.state_home}) {
-      for (const BufferId home : *homes) {
-        const Buffer kept = layout_.buffers[home];
-        if (kept.tier != Tier::nvme) continue;
-        for (std::uint32_t c = 0; c < options_.kept_checkpoints; ++c) {
-          add(fmt::format("{} of checkpoint {}", kept.name, c), Tier::nvme, Kind::checkpoints,
-              kept.bytes);
-        }
-      }
+    for (const BufferId home : layout_.weight_home) checkpoints_of(home);
+    for (const auto& homes : layout_.state_home) {
+      for (const BufferId home : homes) checkpoints_of(home);
+    }
+  }
+
+  /// No plan uses these: a home and such a buffer change places (state/slots.h).
+  void checkpoints_of(BufferId home) {
+    const Buffer kept = layout_.buffers[home];
+    if (kept.tier != Tier::nvme) return;
+    for (std::uint32_t c = 0; c < options_.kept_checkpoints; ++c) {
+      add(fmt::format("{} of checkpoint {}", kept.name, c), Tier::nvme, Kind::checkpoints,
+          kept.bytes);
     }
   }
 
   void undo(std::uint32_t b, const std::string& name) {
     layout_.weight_undo.push_back(kNoBuffer);
-    layout_.state_undo.push_back(kNoBuffer);
+    layout_.state_undo.emplace_back();
     if (!at(b).speculates) return;
     // The updated weights of a block are in host memory, wherever they live.
     const bool swaps_weights = at(b).weights == Tier::nvme;
@@ -114,7 +127,7 @@ class LayoutMaker {
         add(name + " weights before the update", swaps_weights ? Tier::nvme : Tier::host,
             Kind::undo, swaps_weights ? rank_.weights(b) : rank_.updated_weights(b));
     layout_.state_undo.back() =
-        add(name + " states before the update", at(b).optimizer, Kind::undo, rank_.states(b));
+        add_states(b, name + " states before the update", at(b).optimizer, Kind::undo);
   }
 
   void weight_passage() {
@@ -153,13 +166,13 @@ class LayoutMaker {
   }
 
   void state_passage() {
-    std::vector<std::uint32_t> swapped = swapped_blocks(place_, options_, Pass::forward);
-    const auto backward = swapped_blocks(place_, options_, Pass::backward);
+    std::vector<SwappedStates> swapped = swapped_states(work_, place_, options_, Pass::forward);
+    const auto backward = swapped_states(work_, place_, options_, Pass::backward);
     swapped.insert(swapped.end(), backward.begin(), backward.end());
     std::vector<Bytes> sizes(std::min<std::size_t>(options_.state_staging, swapped.size()), 0);
     for (std::size_t i = 0; i < swapped.size(); ++i) {
       Bytes& size = sizes[i % sizes.size()];
-      size = std::max(size, rank_.states(swapped[i]));
+      size = std::max(size, rank_.states(swapped[i].block, swapped[i].sub_group));
     }
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout_.state_staging.push_back(
@@ -292,7 +305,7 @@ class LayoutMaker {
     const Need weights = need([this](std::uint32_t b) { return rank_.weights(b); },
                               [this](std::uint32_t b) { return at(b).weights == Tier::device; });
     const Need states =
-        need([this](std::uint32_t b) { return rank_.states(b); },
+        need([this](std::uint32_t b) { return rank_.states(b, 0); },  // the first is the largest
              [this](std::uint32_t b) { return trains() && at(b).optimizer == Tier::device; });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
@@ -339,14 +352,17 @@ Pass update_pass(const Placement& placement, const Options& options, std::uint32
   return gated ? Pass::forward : Pass::backward;
 }
 
-std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options,
-                                          Pass pass) {
-  std::vector<std::uint32_t> swapped;
-  for (std::uint32_t b = 0; b < placement.blocks.size(); ++b) {
+std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
+                                          const Options& options, Pass pass) {
+  std::vector<SwappedStates> swapped;
+  const auto blocks = static_cast<std::uint32_t>(placement.blocks.size());
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    const std::uint32_t b = pass == Pass::forward ? i : blocks - 1 - i;
     if (placement.blocks[b].optimizer != Tier::nvme) continue;
-    if (update_pass(placement, options, b) == pass) swapped.push_back(b);
+    if (update_pass(placement, options, b) != pass) continue;
+    const auto groups = static_cast<std::uint32_t>(workload.blocks[b].sub_groups.size());
+    for (std::uint32_t g = 0; g < groups; ++g) swapped.push_back({b, g});
   }
-  if (pass == Pass::backward) std::reverse(swapped.begin(), swapped.end());
   return swapped;
 }
 

@@ -14,10 +14,10 @@ struct Layout {
 
   // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
-  std::vector<BufferId> state_home;
+  std::vector<std::vector<BufferId>> state_home;  ///< by sub-group
   /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
   std::vector<BufferId> weight_undo;
-  std::vector<BufferId> state_undo;
+  std::vector<std::vector<BufferId>> state_undo;  ///< by sub-group, or empty
   /// Packed, until its update: in the memory where the block is updated, or on NVMe; kNoBuffer if
   /// it is updated from staging (swaps_gradient() and eager).
   std::vector<BufferId> gradient;
@@ -73,10 +73,16 @@ enum class Pass : std::uint8_t { forward, backward };
 
 Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block);
 
-/// The blocks whose states live on NVMe and that are updated in `pass`, in update order. The i-th
-/// of the forward pass, and after these the i-th of the backward pass, use state_staging in turn.
-std::vector<std::uint32_t> swapped_blocks(const Placement& placement, const Options& options,
-                                          Pass pass);
+struct SwappedStates {
+  std::uint32_t block = 0;
+  std::uint32_t sub_group = 0;
+};
+
+/// The sub-groups whose states live on NVMe and that are updated in `pass`, in update order. The
+/// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
+/// turn.
+std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
+                                          const Options& options, Pass pass);
 
 /// Bytes of a block's input on NVMe, in whole pages.
 Bytes swapped_input_bytes(const Workload& workload);

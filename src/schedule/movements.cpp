@@ -21,9 +21,11 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
   std::size_t slot = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     Swapped& group = swapped_in(pass);
-    group = {.blocks = swapped_blocks(placement, options, pass), .first_slot = slot};
-    slot += group.blocks.size();
-    for (std::uint32_t i = 0; i < group.blocks.size(); ++i) ordinal_[group.blocks[i]] = i;
+    group = {.states = swapped_states(workload, placement, options, pass), .first_slot = slot};
+    slot += group.states.size();
+    for (std::size_t i = 0; i < group.states.size(); ++i) {
+      if (group.states[i].sub_group == 0) ordinal_[group.states[i].block] = i;
+    }
   }
 }
 

@@ -49,15 +49,17 @@ class Movements {
   /// Copies the losses to the host and emits the gate, in training with all statistics.
   OpId gate(bool training);
 
-  /// Number of NVMe blocks, the first to be updated in `pass`, whose states are fetched before the
-  /// pass begins.
+  /// Number of sub-groups on NVMe, the first to be updated in `pass`, whose states are fetched
+  /// before the pass begins.
   [[nodiscard]] std::uint32_t states_ahead(Pass pass) const;
   /// Whether the staging buffer of number `ordinal` among them is free: all updates of the other
   /// pass that need it are in the plan.
   [[nodiscard]] bool has_room_ahead(Pass pass, std::uint32_t ordinal) const;
   void fetch_states_ahead(Pass pass, std::uint32_t ordinal);
-  /// Whether the states of `block` are among those.
-  [[nodiscard]] bool has_states_ahead(std::uint32_t block) const;
+  /// Whether the states of `block`, at least its first sub-group, are among those.
+  [[nodiscard]] bool has_states_ahead(std::uint32_t block) const {
+    return has_states_ahead(block, 0);
+  }
   [[nodiscard]] Pass update_pass(std::uint32_t block) const;
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
@@ -92,9 +94,9 @@ class Movements {
   /// deliver_gradient() has just filled.
   BufferId gradient_on_host(std::uint32_t block, std::uint32_t lag);
 
-  /// The blocks with states on NVMe that are updated in one pass.
+  /// The sub-groups with states on NVMe that are updated in one pass.
   struct Swapped {
-    std::vector<std::uint32_t> blocks;  ///< in update order
+    std::vector<SwappedStates> states;  ///< in update order
     std::size_t first_slot = 0;  ///< the staging buffer of the first one, modulo their number
     std::size_t updated = 0;     ///< updates in the plan so far
   };
@@ -104,21 +106,29 @@ class Movements {
     return swapped_[static_cast<std::size_t>(pass)];
   }
   [[nodiscard]] std::size_t slot_of(const Swapped& group, std::size_t ordinal) const;
-  [[nodiscard]] BufferId state_slot(std::uint32_t block) const;
+  [[nodiscard]] std::uint32_t sub_groups(std::uint32_t block) const {
+    return static_cast<std::uint32_t>(work_.blocks[block].sub_groups.size());
+  }
+  [[nodiscard]] bool has_states_ahead(std::uint32_t block, std::uint32_t group) const;
+  [[nodiscard]] BufferId state_slot(std::uint32_t block, std::uint32_t group) const;
   [[nodiscard]] Speculation speculation(std::uint32_t block, std::uint32_t lag) const;
-  BufferId states_on_host(std::uint32_t block, std::uint32_t lag);
+  BufferId states_on_host(std::uint32_t block, std::uint32_t group, std::uint32_t lag);
   BufferId weights_for_update(std::uint32_t block, std::uint32_t lag);
   void add_undo(Operation& update) const;
-  void fetch_states(std::uint32_t block, std::uint32_t lag);
+  void fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag);
   void add_permission(Operation& update) const;
   void update_on_device(std::uint32_t block, std::uint32_t lag);
   void update_on_host(std::uint32_t block, std::uint32_t lag);
+  void emit_update(Operation update);
   void return_weights(std::uint32_t block, BufferId updated);
-  void writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag,
-                 Speculation speculation);
+  void writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
+                         Speculation speculation);
+  void writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
+                        std::uint32_t lag, Speculation speculation);
+  void writeback(Operation writing);
 
   [[nodiscard]] Home weight_home(std::uint32_t block) const;
-  [[nodiscard]] Home state_home(std::uint32_t block) const;
+  [[nodiscard]] Home state_home(std::uint32_t block, std::uint32_t group) const;
   template <class Move>
   void in_pieces(Bytes all, Move move) const;
   template <class Handle>
@@ -139,9 +149,10 @@ class Movements {
   Ring activation_slots_;
   Ring activation_staging_;
   Ring gradient_staging_;
-  BufferId delivered_ = kNoBuffer;      ///< the last gradient in host memory
-  std::array<Swapped, 2> swapped_;      ///< by pass
-  std::vector<std::uint32_t> ordinal_;  ///< by block: its place among those of its pass
+  BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
+  std::array<Swapped, 2> swapped_;  ///< by pass
+  /// By block: the place of its first sub-group among those of its pass.
+  std::vector<std::size_t> ordinal_;
 };
 
 }  // namespace ballast::schedule

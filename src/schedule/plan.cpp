@@ -8,7 +8,7 @@ namespace ballast::schedule {
 namespace {
 
 /// The part of a message that identifies one operation of an action.
-enum class Subject : std::uint8_t { none, micro_batch, block, block_and_micro_batch };
+enum class Subject : std::uint8_t { none, micro_batch, block, sub_group, block_and_micro_batch };
 
 struct Traits {
   Action action;
@@ -19,6 +19,7 @@ struct Traits {
 };
 
 constexpr auto kMicro = Subject::micro_batch;
+constexpr auto kGroup = Subject::sub_group;
 constexpr auto kBlockAndMicro = Subject::block_and_micro_batch;
 
 /// Indexed by action.
@@ -44,14 +45,14 @@ constexpr Traits kActions[] = {
     {Action::offload_statistics, "offload statistics", Lane::offload},
     {Action::offload_losses, "offload losses", Lane::offload, Subject::none, true},
     {Action::gate, "gate", Lane::update, Subject::none},
-    {Action::fetch_states, "fetch states", Lane::fetch},
-    {Action::upload_states, "upload states", Lane::upload},
+    {Action::fetch_states, "fetch states", Lane::fetch, kGroup},
+    {Action::upload_states, "upload states", Lane::upload, kGroup},
     {Action::offload_weights, "offload weights", Lane::offload},
-    {Action::offload_states, "offload states", Lane::offload},
-    {Action::update_on_host, "update", Lane::update},
-    {Action::update_on_device, "update on the device", Lane::compute},
+    {Action::offload_states, "offload states", Lane::offload, kGroup},
+    {Action::update_on_host, "update", Lane::update, kGroup},
+    {Action::update_on_device, "update on the device", Lane::compute, kGroup},
     {Action::writeback_weights, "writeback weights", Lane::writeback},
-    {Action::writeback_states, "writeback states", Lane::writeback},
+    {Action::writeback_states, "writeback states", Lane::writeback, kGroup},
     {Action::initialize, "initialization", Lane::update},
     {Action::read, "reading", Lane::update}};
 
@@ -110,6 +111,12 @@ Bytes Plan::bytes_on(Lane lane) const {
   return sum;
 }
 
+Bytes BlockWork::state_bytes() const {
+  Bytes sum = 0;
+  for (const SubGroup& group : sub_groups) sum += group.state_bytes;
+  return sum;
+}
+
 double Plan::flops() const {
   double sum = 0.0;
   for (const Operation& operation : operations) sum += operation.flops;
@@ -133,6 +140,11 @@ std::string describe(const Operation& operation, const Workload& workload) {
       return fmt::format("{}, micro-batch {}", action.name, operation.micro);
     case Subject::block:
       return fmt::format("{} of {}", action.name, workload.blocks[operation.block].name);
+    case Subject::sub_group: {
+      const BlockWork& block = workload.blocks[operation.block];
+      if (block.sub_groups.size() < 2) return fmt::format("{} of {}", action.name, block.name);
+      return fmt::format("{} of {}, sub-group {}", action.name, block.name, operation.sub_group);
+    }
     case Subject::block_and_micro_batch:
       return fmt::format("{} of {}, micro-batch {}", action.name,
                          workload.blocks[operation.block].name, operation.micro);

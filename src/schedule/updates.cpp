@@ -11,8 +11,8 @@ std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const 
   return (group.first_slot + ordinal) % layout_.state_staging.size();
 }
 
-BufferId Movements::state_slot(std::uint32_t block) const {
-  return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block])];
+BufferId Movements::state_slot(std::uint32_t block, std::uint32_t group) const {
+  return layout_.state_staging[slot_of(swapped_in(update_pass(block)), ordinal_[block] + group)];
 }
 
 Pass Movements::update_pass(std::uint32_t block) const {
@@ -21,24 +21,26 @@ Pass Movements::update_pass(std::uint32_t block) const {
 
 std::uint32_t Movements::states_ahead(Pass pass) const {
   return static_cast<std::uint32_t>(
-      std::min(swapped_in(pass).blocks.size(), layout_.state_staging.size()));
+      std::min(swapped_in(pass).states.size(), layout_.state_staging.size()));
 }
 
 bool Movements::has_room_ahead(Pass pass, std::uint32_t ordinal) const {
   const Swapped& other = swapped_in(pass == Pass::forward ? Pass::backward : Pass::forward);
   const std::size_t slot = slot_of(swapped_in(pass), ordinal);
-  for (std::size_t i = other.updated; i < other.blocks.size(); ++i) {
+  for (std::size_t i = other.updated; i < other.states.size(); ++i) {
     if (slot_of(other, i) == slot) return false;
   }
   return true;
 }
 
 void Movements::fetch_states_ahead(Pass pass, std::uint32_t ordinal) {
-  fetch_states(swapped_in(pass).blocks[ordinal], 0);
+  const SwappedStates& states = swapped_in(pass).states[ordinal];
+  fetch_states(states.block, states.sub_group, 0);
 }
 
-bool Movements::has_states_ahead(std::uint32_t block) const {
-  return at(block).optimizer == Tier::nvme && ordinal_[block] < states_ahead(update_pass(block));
+bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const {
+  return at(block).optimizer == Tier::nvme &&
+         ordinal_[block] + group < states_ahead(update_pass(block));
 }
 
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
@@ -46,25 +48,26 @@ Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
-void Movements::fetch_states(std::uint32_t block, std::uint32_t lag) {
+void Movements::fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag) {
   const Speculation speculation = this->speculation(block, lag);
   const bool again = speculation == Speculation::redoes;
-  const Use source = again ? Use{Role::undo_states, layout_.state_undo[block]}
-                           : Use{Role::states_source, layout_.state_home[block]};
+  const Use source = again ? Use{Role::undo_states, layout_.state_undo[block][group]}
+                           : Use{Role::states_source, layout_.state_home[block][group]};
   emit({.action = Action::fetch_states,
         .block = block,
+        .sub_group = group,
         .lag = lag,
         .speculation = speculation,
-        .bytes = rank_.states(block),
-        .uses = {source, {Role::states, state_slot(block), true}}});
+        .bytes = rank_.states(block, group),
+        .uses = {source, {Role::states, state_slot(block, group), true}}});
 }
 
-BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t lag) {
-  if (at(block).optimizer == Tier::host) return layout_.state_home[block];
+BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std::uint32_t lag) {
+  if (at(block).optimizer == Tier::host) return layout_.state_home[block][group];
   const bool again = speculation(block, lag) == Speculation::redoes;
-  if (again || !has_states_ahead(block)) fetch_states(block, lag);
+  if (again || !has_states_ahead(block, group)) fetch_states(block, group, lag);
   ++swapped_in(update_pass(block)).updated;
-  return state_slot(block);
+  return state_slot(block, group);
 }
 
 /// The condition of an update: the gate's verdict, or its own block's statistics (eager), or none
@@ -102,16 +105,15 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
     }
   }
   const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
-  Operation update = {
-      .action = Action::update_on_device,
-      .block = block,
-      .lag = lag,
-      .traffic = work_.blocks[block].update_traffic,
-      .uses = {{Role::weights, weights, true, shard},
-               {Role::states, layout_.state_home[block], true},
-               {Role::gradient, layout_.gradient[block], false, shard_of_gradient}}};
-  add_permission(update);
-  emit(std::move(update));
+  for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
+    emit_update({.action = Action::update_on_device,
+                 .block = block,
+                 .sub_group = g,
+                 .lag = lag,
+                 .uses = {{Role::weights, weights, true, shard},
+                          {Role::states, layout_.state_home[block][g], true},
+                          {Role::gradient, layout_.gradient[block], false, shard_of_gradient}}});
+  }
   if (shard) gather_weights(block, weights, weights);
   if (home == Tier::host) {
     copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = home_buffer},
@@ -121,8 +123,16 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
     const BufferId staging = weight_staging_.take(block).first;
     copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = staging},
                  rank_.weights(block));
-    writeback(Action::writeback_weights, block, staging, lag, Speculation::none);
+    writeback_weights(block, staging, lag, Speculation::none);
   }
+}
+
+/// Adds what every update has to its weights, states and gradient.
+void Movements::emit_update(Operation update) {
+  update.traffic = work_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
+  add_permission(update);
+  add_undo(update);
+  emit(std::move(update));
 }
 
 /// The host buffer in which an update finds the weights of `block`.
@@ -162,41 +172,51 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
 void Movements::add_undo(Operation& update) const {
   if (update.speculation == Speculation::none) return;
   const bool writes = update.speculation == Speculation::speculates;
-  for (const Use& undo : {Use{Role::undo_weights, layout_.weight_undo[update.block], writes},
-                          Use{Role::undo_states, layout_.state_undo[update.block], writes}}) {
-    const Buffer& buffer = layout_.buffers[undo.buffer];
-    if (buffer.tier != Tier::host) continue;
-    update.uses.push_back(undo);
+  const auto add = [&](Role role, BufferId undo, Bytes bytes) {
+    if (layout_.buffers[undo].tier != Tier::host) return;
+    update.uses.push_back({role, undo, writes});
     // Read and written. Copying first and then updating from the cache takes as long.
-    update.traffic += 2 * buffer.bytes;
+    update.traffic += 2 * bytes;
+  };
+  double block = 0.0;
+  for (const SubGroup& group : work_.blocks[update.block].sub_groups) {
+    block += static_cast<double>(group.update_traffic);
   }
+  const double part = static_cast<double>(update.traffic) / std::max(1.0, block);
+  const BufferId weights = layout_.weight_undo[update.block];
+  add(Role::undo_weights, weights,
+      static_cast<Bytes>(part * static_cast<double>(layout_.buffers[weights].bytes)));
+  add(Role::undo_states, layout_.state_undo[update.block][update.sub_group],
+      rank_.states(update.block, update.sub_group));
 }
 
 void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   const BlockPlacement& home = at(block);
-  const BufferId states = states_on_host(block, lag);
+  BufferId states = states_on_host(block, 0, lag);
   const BufferId weights = weights_for_update(block, lag);
   const BufferId gradient = gradient_on_host(block, lag);
   const bool shard = rank_.updates_shard(block) && home.weights != Tier::device;
-  Operation update = {.action = Action::update_on_host,
-                      .block = block,
-                      .lag = lag,
-                      .speculation = speculation(block, lag),
-                      .traffic = work_.blocks[block].update_traffic,
-                      .uses = {{Role::weights, weights, true, shard},
-                               {Role::states, states, true},
-                               {Role::gradient, gradient, false}}};
-  add_permission(update);
-  add_undo(update);
-  const Speculation speculation = update.speculation;
-  emit(std::move(update));
+  const Speculation speculation = this->speculation(block, lag);
+  const auto return_states = [&](std::uint32_t group) {
+    if (home.optimizer == Tier::nvme) writeback_states(block, group, states, lag, speculation);
+  };
+  for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
+    if (g > 0) {
+      return_states(g - 1);
+      states = states_on_host(block, g, lag);
+    }
+    emit_update({.action = Action::update_on_host,
+                 .block = block,
+                 .sub_group = g,
+                 .lag = lag,
+                 .speculation = speculation,
+                 .uses = {{Role::weights, weights, true, shard},
+                          {Role::states, states, true},
+                          {Role::gradient, gradient, false}}});
+  }
   return_weights(block, weights);
-  if (home.weights == Tier::nvme) {
-    writeback(Action::writeback_weights, block, weights, lag, speculation);
-  }
-  if (home.optimizer == Tier::nvme) {
-    writeback(Action::writeback_states, block, states, lag, speculation);
-  }
+  if (home.weights == Tier::nvme) writeback_weights(block, weights, lag, speculation);
+  return_states(sub_groups(block) - 1);
 }
 
 /// Copies the weights `updated` on the host to a home on the device, and gathers the shards of all
@@ -217,23 +237,37 @@ void Movements::return_weights(std::uint32_t block, BufferId updated) {
                rank_.weights(block));
 }
 
+void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
+                                  Speculation speculation) {
+  writeback({.action = Action::writeback_weights,
+             .block = block,
+             .lag = lag,
+             .speculation = speculation,
+             .bytes = rank_.weights(block),
+             .uses = {{Role::weights_source, staging, false},
+                      {Role::weights, layout_.weight_home[block], true}}});
+}
+
+void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
+                                 std::uint32_t lag, Speculation speculation) {
+  writeback({.action = Action::writeback_states,
+             .block = block,
+             .sub_group = group,
+             .lag = lag,
+             .speculation = speculation,
+             .bytes = rank_.states(block, group),
+             .uses = {{Role::states_source, staging, false},
+                      {Role::states, layout_.state_home[block][group], true}}});
+}
+
 /// A speculative writeback makes the home the undo buffer and writes the other slot.
-void Movements::writeback(Action action, std::uint32_t block, BufferId staging, std::uint32_t lag,
-                          Speculation speculation) {
-  const bool weights = action == Action::writeback_weights;
-  const BufferId home = weights ? layout_.weight_home[block] : layout_.state_home[block];
-  Operation writing = {
-      .action = action,
-      .block = block,
-      .lag = lag,
-      .speculation = speculation,
-      .bytes = weights ? rank_.weights(block) : rank_.states(block),
-      .uses = {{weights ? Role::weights_source : Role::states_source, staging, false},
-               {weights ? Role::weights : Role::states, home, true}}};
-  if (speculation == Speculation::speculates) {
-    writing.uses.push_back({weights ? Role::undo_weights : Role::undo_states,
-                            weights ? layout_.weight_undo[block] : layout_.state_undo[block],
-                            true});
+void Movements::writeback(Operation writing) {
+  if (writing.speculation == Speculation::speculates) {
+    const std::uint32_t block = writing.block;
+    writing.uses.push_back(
+        writing.action == Action::writeback_weights
+            ? Use{Role::undo_weights, layout_.weight_undo[block], true}
+            : Use{Role::undo_states, layout_.state_undo[block][writing.sub_group], true});
   }
   emit(std::move(writing));
 }

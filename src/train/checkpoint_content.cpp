@@ -1,4 +1,5 @@
 #include <map>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -34,14 +35,17 @@ CheckpointContent content_of(const Checkpoint& checkpoint) {
 
 std::uint64_t hash_of(const Checkpoint& checkpoint, const std::function<void(Bytes)>& progress) {
   CheckedStates states(checkpoint);
-  state::RunningChecksum hash;
+  state::RunningChecksum all;
   for (const StateRange& range : checkpoint.whole_ranges()) {
+    state::RunningChecksum hash;
     states.read(range, [&](ConstHostBytes bytes) {
       hash.add(bytes);
       progress(bytes.size());
     });
+    const std::uint64_t digest = hash.digest();
+    all.add(std::as_bytes(std::span(&digest, 1)));
   }
-  return hash.digest();
+  return all.digest();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <limits>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -44,6 +45,7 @@ Json json_of_home(const KeptHome& home) {
   }
   return Json::object({{"block", home.block},
                        {"states", home.states},
+                       {"sub_group", home.sub_group},
                        {"extent", home.content.extent},
                        {"chunks", std::move(chunks)},
                        {"ranges", std::move(ranges)}});
@@ -66,11 +68,21 @@ void check_place(const StateRange& range, Bytes offset, Bytes bytes, const fs::p
   if (!inside) refuse_checkpoint(path, "a range lies outside its extent");
 }
 
+std::uint32_t number_of_sub_group(const Json& json, const fs::path& path) {
+  const std::uint64_t number = whole_of(json, "sub_group", path);
+  if (number > std::numeric_limits<std::uint32_t>::max()) {
+    refuse_checkpoint(path, "a sub-group's number is too large");
+  }
+  return static_cast<std::uint32_t>(number);
+}
+
 KeptHome home_of(const Json& json, const state::SwapImage& image, const fs::path& path) {
   const Json* const states = json.find("states");
   if (states == nullptr || !states->is_boolean()) refuse_checkpoint(path, "a home has no 'states'");
+  const bool whole = json.find("sub_group") == nullptr;
   KeptHome home = {.block = whole_of(json, "block", path),
                    .states = states->flag(),
+                   .sub_group = whole ? 0 : number_of_sub_group(json, path),
                    .content = {.extent = whole_of(json, "extent", path)}};
   for (const Json& chunk : array_of(json, "chunks", path)) {
     home.content.checksums.push_back(checksum_of(chunk, path));

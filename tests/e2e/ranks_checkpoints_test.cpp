@@ -150,8 +150,9 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
   const std::vector<Overrides> placements = {
       {},
       {weights + "cpu", optimizer + "cpu", kWholeBatch},
-      {weights + "nvme", optimizer + "nvme"},
+      {weights + "nvme", optimizer + "nvme", "zero_optimization.sub_group_size=2048"},
       {weights + "nvme", optimizer + "cpu", "ballast.speculative_updates=9",
+       "zero_optimization.sub_group_size=3000",
        R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
                              {"blocks": 2, "weights": "host", "optimizer": "device"}])"}};
   for (int stage = 0; stage <= 3; ++stage) {

@@ -49,7 +49,7 @@ std::vector<Choice> placements() {
       {"weights on device, optimizer on NVMe, activations on host",
        {optimizer + "nvme", "ballast.activations=host"}},
       {"mixed, activations too",
-       {weights + "cpu", optimizer + "nvme",
+       {weights + "cpu", optimizer + "nvme", "zero_optimization.sub_group_size=10000",
         R"(ballast.placement=[{"blocks": 1, "weights": "nvme", "activations": "nvme",
                                "gradients": "nvme"},
                               {"blocks": 2, "weights": "device", "activations": "host"},

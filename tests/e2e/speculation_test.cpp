@@ -135,9 +135,10 @@ std::vector<Choice> placements(Places places) {
   all.push_back({"one staging buffer",
                  {kWeights + "nvme", kOptimizer + "nvme",
                   "zero_optimization.offload_optimizer.buffer_count=1",
-                  "zero_optimization.offload_param.buffer_count=1", "ballast.serial=true"}});
+                  "zero_optimization.offload_param.buffer_count=1",
+                  "zero_optimization.sub_group_size=7000", "ballast.serial=true"}});
   all.push_back({"mixed",
-                 {kWeights + "cpu", kOptimizer + "nvme",
+                 {kWeights + "cpu", kOptimizer + "nvme", "zero_optimization.sub_group_size=9000",
                   R"(ballast.placement=[{"blocks": 1, "weights": "nvme", "optimizer": "cpu"},
                                         {"blocks": 2, "weights": "device"},
                                         {"blocks": 3, "optimizer": "device"}])"}});

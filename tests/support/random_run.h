@@ -125,6 +125,11 @@ inline RandomRun draw_run(Dice& dice, bool several_ranks) {
   draw_batch(dice, run.world, run.overrides);
   draw_ranks(dice, run.world, run.overrides);
   draw_placement(dice, run.overrides);
+  Dice sizes = dice;  // leaves what is drawn later as it is
+  if (sizes.chance(30)) {
+    run.overrides.push_back(
+        fmt::format("zero_optimization.sub_group_size={}", sizes.pick<int>({2048, 5000, 20000})));
+  }
   return run;
 }
 

@@ -103,6 +103,8 @@ struct ZeroSection {
   /// Stage 3: number of ranks that share one copy of the split weights; 1: all ranks.
   std::uint64_t hpz_partition_size = 1;
   bool quantized_weights = false;  ///< stage 3: gathers move 8-bit codes, which changes results
+  /// Most elements whose states are moved and updated together; 0: the planner chooses.
+  std::uint64_t sub_group_size = 0;
   OffloadSection optimizer;
   OffloadSection parameters;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,17 @@ struct StateFormat {
   cpu_adam::Moments::Format moments = cpu_adam::Moments::Format::f32;
 };
 
+/// Sub-groups have a multiple of this many elements: whole pages of weights, whole blocks of 8-bit
+/// moments.
+inline constexpr Elems kSubGroupUnit = 2048;
+
 /// Everything that is decided before a byte is allocated.
 struct Blueprint {
   model::Architecture model;
   DType type = DType::bf16;  ///< of weights, activations and packed gradients
   StateFormat states;
+  /// Most elements whose states are moved and updated together; see size_workload().
+  Elems sub_group_size = std::numeric_limits<Elems>::max();
   model::MicroBatchShape shape;
   std::uint64_t micro_batches = 1;
   std::uint32_t rank = 0;  ///< below workload.world; all other members are equal on all ranks
@@ -46,6 +53,8 @@ struct Blueprint {
 /// the state format, the micro-batches and the workload's settings: ranks (world, stage, weight
 /// ranks, coded gathers) and `packed`. `kernels`: memory that the device's kernels need. Blocks of
 /// at most `persistence_threshold` parameters keep their weights whole on every rank (stage 3).
+/// States are cut into sub-groups of at most `sub_group_size` elements, rounded down to a multiple
+/// of kSubGroupUnit that is not 0.
 void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches = 1,
                    std::uint64_t persistence_threshold = 0);

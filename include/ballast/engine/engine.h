@@ -186,8 +186,9 @@ class Engine {
   /// the block once. Waits like finish().
   std::vector<float> read_block(std::size_t block);
 
-  /// XXH3 over all weights and states in block order: equal for every placement and stage with the
-  /// same number of ranks. Waits like finish().
+  /// XXH3 over the XXH3 of each array of weights and states, in the order of whole_ranges(): equal
+  /// for every placement, sub-group size and stage with the same number of ranks. Waits like
+  /// finish().
   std::uint64_t state_hash();
 
  private:

@@ -47,7 +47,8 @@ struct StateRange {
 /// A home on NVMe that a checkpoint keeps where it is.
 struct KeptHome {
   std::size_t block = 0;
-  bool states = false;  ///< states or weights
+  bool states = false;          ///< states or weights
+  std::uint32_t sub_group = 0;  ///< of the states
   state::KeptExtent content;
   /// This rank's part of the arrays in it, each with the offset of its first byte in the home.
   std::vector<std::pair<StateRange, Bytes>> ranges;

@@ -187,7 +187,8 @@ struct Operation {
   Lane lane = Lane::compute;
   std::uint8_t stream = 0;  ///< number among the lane's streams of the device
   std::uint32_t block = 0;
-  std::uint32_t micro = 0;  ///< micro-batch, where it matters
+  std::uint32_t micro = 0;      ///< micro-batch, where it matters
+  std::uint32_t sub_group = 0;  ///< of the block, for states and updates
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   Speculation speculation = Speculation::none;
@@ -253,21 +254,30 @@ struct Plan {
 /// back to back without a barrier. Edges that a common stream implies are left out.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
+/// Consecutive elements of a block whose states are kept in one buffer, moved and updated together
+/// (sub_group_size of DeepSpeed's ZeRO-Infinity). Sizes are those of this rank's part.
+struct SubGroup {
+  Bytes state_bytes = 0;          ///< remainder and moments
+  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
+  Bytes update_traffic = 0;       ///< memory that the update reads and writes
+};
+
 /// Sizes of one block: weights and gradients in full, states and their update per rank.
 struct BlockWork {
   std::string name;
   Bytes weight_bytes = 0;       ///< in the training type
   Bytes accumulator_bytes = 0;  ///< fp32
   Bytes gradient_bytes = 0;     ///< packed
-  Bytes state_bytes = 0;        ///< remainder and moments that this rank keeps
   double forward_flops = 0.0;   ///< per micro-batch
   /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
   double recomputed_flops = 0.0;
-  Bytes update_traffic = 0;       ///< memory that this rank's update reads and writes
-  bool keeps_whole = false;       ///< stage 3 does not split its weights
-  Bytes intermediate_bytes = 0;   ///< per micro-batch, if the layer keeps them
-  Bytes cleared_bytes = 0;        ///< of accumulator_bytes, zeroed before the first micro-batch
-  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
+  bool keeps_whole = false;      ///< stage 3 does not split its weights
+  Bytes intermediate_bytes = 0;  ///< per micro-batch, if the layer keeps them
+  Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
+  std::vector<SubGroup> sub_groups = {};  ///< at least one, in ascending order of elements
+
+  /// Remainder and moments that this rank keeps.
+  [[nodiscard]] Bytes state_bytes() const;
 };
 
 /// Sizes of a model and its batch.
@@ -372,8 +382,8 @@ struct Schedule {
   /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
   Plan rollback;
   std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
-  /// Per block: where states live between steps; empty for Purpose::evaluation.
-  std::vector<BufferId> state_home;
+  /// [block][sub-group]: where states live between steps; empty for Purpose::evaluation.
+  std::vector<std::vector<BufferId>> state_home;
   std::vector<BufferId> batch_host;         ///< per micro-batch, on the host
   BufferId workspace = kNoBuffer;           ///< device
   BufferId weight_staging = kNoBuffer;      ///< a host staging buffer for weights, if any
@@ -410,6 +420,9 @@ struct Homes {
   }
 };
 inline constexpr Homes kHomesInMemory = {.nvme = false};
+constexpr Homes homes_on(Tier tier) {
+  return {tier == Tier::device, tier == Tier::host, tier == Tier::nvme};
+}
 
 /// The first plan of a training: the host operation `initialize` makes the values of every block's
 /// weights and states, in pieces in ascending order, and copies move them to their homes. Writes

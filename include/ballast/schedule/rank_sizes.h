@@ -86,7 +86,9 @@ class RankSizes {
   [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {
     return splits_states() ? gradient_shard(block) : whole_gradient(block);
   }
-  [[nodiscard]] Bytes states(std::uint32_t block) const { return work_.blocks[block].state_bytes; }
+  [[nodiscard]] Bytes states(std::uint32_t block, std::uint32_t sub_group) const {
+    return work_.blocks[block].sub_groups[sub_group].state_bytes;
+  }
 
   /// Bytes that this rank receives when `whole` bytes are gathered or scattered over all ranks.
   [[nodiscard]] Bytes exchanged(Bytes whole) const { return whole - whole / work_.world; }

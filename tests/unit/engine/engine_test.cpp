@@ -89,7 +89,7 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
       engine.start();
       Bytes sum = 0;
       for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
-        sum += state_layout(engine.blueprint(), b).state_bytes;
+        sum += state_layout(engine.blueprint(), b, 0).state_bytes;
       }
       const auto nvme = static_cast<std::size_t>(Tier::nvme);
       EXPECT_EQ(engine.totals().allocated[nvme], sum) << optimizer << ", " << states;

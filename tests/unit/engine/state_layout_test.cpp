@@ -145,7 +145,7 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     for (const Elems elements : {Elems{300}, layout.elements}) {
       blueprint.model.blocks.emplace_back().elements = elements;
     }
-    const auto shard = make_shard(blueprint, 1, weights.data(), states.data(), gradient.data());
+    const auto shard = make_shard(blueprint, 1, 0, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
       return array.bytes == 0 ? nullptr : states.data() + array.offset;
     };
@@ -165,6 +165,61 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     EXPECT_EQ(shard.moments.first != nullptr, has_first_moment(layout.format.optimizer));
     EXPECT_EQ(shard.moments.second != nullptr, has_second_moment(layout.format.optimizer));
   });
+}
+
+/// A block of 100,000 elements, for one rank of stage 1.
+Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_size) {
+  Blueprint blueprint;
+  blueprint.rank = rank;
+  blueprint.sub_group_size = sub_group_size;
+  blueprint.model.blocks.emplace_back().elements = 100'000;
+  blueprint.workload.world = world;
+  blueprint.workload.stage = 1;
+  size_workload(blueprint, {});
+  return blueprint;
+}
+
+TEST(StateLayout, SubGroupsAreWholeUnitsAndTogetherTheShard) {
+  for (const std::uint32_t world : {1U, 3U, 60U}) {
+    for (const Elems size : {Elems{1}, Elems{2048}, Elems{5000}, Elems{1} << 40U}) {
+      std::uint32_t groups = 0;
+      for (std::uint32_t rank = 0; rank < world; ++rank) {
+        const Blueprint blueprint = cut_block(world, rank, size);
+        const ShardRange shard = rank_shard(blueprint, 0);
+        if (rank == 0) groups = sub_groups(blueprint, 0);
+        EXPECT_EQ(sub_groups(blueprint, 0), groups);
+        Elems elements = 0;
+        Elems room = 0;
+        for (std::uint32_t g = 0; g < groups; ++g) {
+          const ShardRange group = sub_group_range(blueprint, 0, g);
+          EXPECT_EQ(group.first, shard.first + elements);
+          EXPECT_GT(group.room, 0U);
+          EXPECT_LE(group.room, std::max(size, kSubGroupUnit));
+          EXPECT_EQ(g + 1 < groups ? group.room % kSubGroupUnit : 0, 0U);
+          elements += group.elements;
+          room += group.room;
+          EXPECT_EQ(blueprint.workload.blocks[0].sub_groups[g].state_bytes,
+                    state_layout(blueprint, 0, g).state_bytes);
+        }
+        EXPECT_EQ(elements, shard.elements);
+        EXPECT_EQ(room, shard.room);
+      }
+    }
+  }
+}
+
+TEST(StateLayout, ASubGroupPointsIntoTheWeightsAndGradientsOfItsBlock) {
+  const Blueprint blueprint = cut_block(3, 1, 5000);
+  std::vector<std::byte> states(1 << 20);
+  std::vector<std::byte> weights(200'000);
+  const std::vector<std::byte> gradient(200'000);
+  const auto shard = make_shard(blueprint, 0, 2, weights.data(), states.data(), gradient.data());
+  EXPECT_EQ(shard.size, 4096U);
+  EXPECT_EQ(shard.first_element, rank_shard(blueprint, 0).first + 8192);
+  EXPECT_EQ(shard.weights.main, weights.data() + Bytes{2} * 8192);
+  EXPECT_EQ(shard.gradient.data, gradient.data() + Bytes{2} * 8192);
+  EXPECT_EQ(shard.weights.companion,
+            states.data() + state_layout(blueprint, 0, 2).remainder.offset);
 }
 
 TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {

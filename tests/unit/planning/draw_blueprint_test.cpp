@@ -60,16 +60,31 @@ TEST_F(DrawBlueprint, AutomaticPlacementFillsTheFastestTierThatFits) {
       draw_blueprint(config({kWeights + "cpu", kOptimizer + "nvme", "ballast.recompute=true"}));
   const memory::Ledger& ledger = base.ledger;
   const auto& work = base.workload.blocks;
-  ASSERT_GT(work[1].state_bytes, work[0].state_bytes);
+  ASSERT_GT(work[1].state_bytes(), work[0].state_bytes());
   // The host has room for the states of the embedding but not of a layer; the device has none.
   const engine::Blueprint tight = draw_blueprint(config(
       {kWeights + "cpu", kOptimizer + "auto",
        fmt::format("ballast.device_bytes={}", ledger.total(Tier::device)),
-       fmt::format("ballast.host_bytes={}", ledger.total(Tier::host) + work[0].state_bytes)}));
+       fmt::format("ballast.host_bytes={}", ledger.total(Tier::host) + work[0].state_bytes())}));
   const auto& blocks = tight.placement.blocks;
   EXPECT_EQ(blocks.front().optimizer, Tier::host);
   EXPECT_EQ(blocks[1].optimizer, Tier::nvme);
   EXPECT_TRUE(tight.ledger.fits(tight.budgets));
+}
+
+TEST_F(DrawBlueprint, ASubGroupTakesASmallPartOfTheHostBudget) {
+  const auto size = [&](Bytes host, const std::string& named) {
+    const config::Config config = this->config({"zero_optimization.sub_group_size=" + named});
+    const model::Architecture model = model::build_architecture(config.model);
+    return outline(config, model, {.host = host}, {}, 1).sub_group_size;
+  };
+  constexpr Elems kMi = Elems{1} << 20U;
+  EXPECT_EQ(size(kMiB, "auto"), 4 * kMi);
+  EXPECT_EQ(size(64 * kGiB, "auto"), 256 * kMi);  // 2.5 of 4 GiB
+  EXPECT_EQ(size(64 * kGiB, "0"), 256 * kMi);
+  EXPECT_EQ(size(64 * kGiB, "1e9"), 256 * kMi);
+  EXPECT_EQ(size(64 * kGiB, "5000000"), 5'000'000U);
+  EXPECT_EQ(size(64 * kGiB, "1"), 1U);
 }
 
 TEST_F(DrawBlueprint, AnEvaluationHasMemoryForWeightsButNotForTraining) {

@@ -338,7 +338,7 @@ schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& para
        "zero_optimization.stage=" + std::to_string(stage), "model.vocab_size=16384"});
   const model::Architecture model = model::build_architecture(config.model);
   parameters = static_cast<double>(model.parameters());
-  const engine::Blueprint drawn = outline(config, model, {}, {}, world);
+  const engine::Blueprint drawn = outline(config, model, {.host = 1024 * kGiB}, {}, world);
   const schedule::Placement placement = {
       std::vector<schedule::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =

@@ -12,6 +12,7 @@
 #include "ballast/text/json.h"
 
 #include "tests/support/temp_dir.h"
+#include "tests/unit/schedule/random_workload.h"
 #include "tests/unit/train/expect_error.h"
 
 namespace ballast::planning::rates_file_test {
@@ -202,7 +203,7 @@ TEST(RatesFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
 
 /// More ranks than a node has, weights and states below the device: every lane has work.
 schedule::Schedule demanding_schedule(schedule::Workload& workload) {
-  workload.blocks.assign(4, {"block", 1 << 20, 2 << 20, 1 << 20, 5 << 20, 1e9, 13 << 20});
+  workload.blocks.assign(4, schedule::bf16_block("block", 1 << 19, 1e9));
   workload.activation_bytes = kMiB;
   workload.batch_bytes = workload.losses_bytes = workload.statistics_bytes = 4096;
   workload.micro_batch_tokens = 512;

@@ -14,7 +14,7 @@ namespace {
 
 Problem uniform(std::size_t blocks, std::uint32_t micro_batches, Tier weights, Tier optimizer) {
   Problem problem = random_problem(1);
-  problem.workload.blocks.assign(blocks, {"block", 4096, 8192, 4096, 20480, 10.0, 53248});
+  problem.workload.blocks.assign(blocks, bf16_block("block", 2048, 10.0));
   problem.workload.tied = false;
   problem.workload.micro_batches = micro_batches;
   problem.workload.evaluation_micro_batches = 1;
@@ -108,13 +108,16 @@ TEST(Builder, FillAndReadAreFreeOfHazardsBetweenAnyRuns) {
   }
 }
 
-/// Bytes of `role` that host operations see, by block; the pieces follow each other.
-std::vector<Bytes> seen(const Plan& plan, Action action, Role role, std::size_t blocks) {
-  std::vector<Bytes> found(blocks, 0);
+using BytesOfHomes = std::map<std::pair<std::uint32_t, std::uint32_t>, Bytes>;
+
+/// Bytes of `role` that host operations see, by block and sub-group; the pieces follow each other.
+BytesOfHomes seen(const Plan& plan, Action action, Role role) {
+  BytesOfHomes found;
   for (const Operation& operation : plan.operations) {
     if (operation.action != action || operation.buffer(role) == kNoBuffer) continue;
-    EXPECT_EQ(operation.offset, found[operation.block]);
-    found[operation.block] += operation.bytes;
+    Bytes& bytes = found[{operation.block, operation.sub_group}];
+    EXPECT_EQ(operation.offset, bytes);
+    bytes += operation.bytes;
   }
   return found;
 }
@@ -124,29 +127,31 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
     Problem problem = seed % 2 == 0 ? random_problem(seed) : random_problem_of_ranks(seed);
     // Large enough for several pieces.
     for (BlockWork& block : problem.workload.blocks) {
-      block.state_bytes *= 64;
-      block.initial_state_bytes *= 64;
+      for (SubGroup& group : block.sub_groups) {
+        group.state_bytes *= 64;
+        group.initial_state_bytes *= 64;
+      }
     }
     const Schedule schedule = build(problem);
-    const std::size_t blocks = problem.workload.blocks.size();
-    std::vector<Bytes> weights;
-    std::vector<Bytes> states;
-    for (std::size_t b = 0; b < blocks; ++b) {
-      weights.push_back(schedule.buffers[schedule.weight_home[b]].bytes);
-      states.push_back(schedule.buffers[schedule.state_home[b]].bytes);
+    const auto blocks = static_cast<std::uint32_t>(problem.workload.blocks.size());
+    BytesOfHomes weights;
+    BytesOfHomes states;
+    BytesOfHomes filled;
+    for (std::uint32_t b = 0; b < blocks; ++b) {
+      weights[{b, 0}] = schedule.buffers[schedule.weight_home[b]].bytes;
+      const std::vector<SubGroup>& groups = problem.workload.blocks[b].sub_groups;
+      for (std::uint32_t g = 0; g < groups.size(); ++g) {
+        const Buffer& home = schedule.buffers[schedule.state_home[b][g]];
+        states[{b, g}] = home.bytes;
+        filled[{b, g}] = home.tier == Tier::device ? groups[g].initial_state_bytes : home.bytes;
+      }
     }
     const Plan fill = build_fill(problem.workload, problem.placement, problem.options);
-    EXPECT_EQ(seen(fill, Action::initialize, Role::weights, blocks), weights) << seed;
-    std::vector<Bytes> filled = states;
-    for (std::size_t b = 0; b < blocks; ++b) {
-      if (schedule.buffers[schedule.state_home[b]].tier != Tier::device) continue;
-      filled[b] = problem.workload.blocks[b].initial_state_bytes;
-    }
-    EXPECT_EQ(seen(fill, Action::initialize, Role::states, blocks), filled) << seed;
-    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0,
-                                 static_cast<std::uint32_t>(blocks));
-    EXPECT_EQ(seen(read, Action::read, Role::weights, blocks), weights) << seed;
-    EXPECT_EQ(seen(read, Action::read, Role::states, blocks), states) << seed;
+    EXPECT_EQ(seen(fill, Action::initialize, Role::weights), weights) << seed;
+    EXPECT_EQ(seen(fill, Action::initialize, Role::states), filled) << seed;
+    const Plan read = build_read(problem.workload, problem.placement, problem.options, 0, blocks);
+    EXPECT_EQ(seen(read, Action::read, Role::weights), weights) << seed;
+    EXPECT_EQ(seen(read, Action::read, Role::states), states) << seed;
     EXPECT_EQ(fill.bytes_on(Lane::writeback), schedule.bytes(Tier::nvme)) << seed;
   }
 }
@@ -177,7 +182,7 @@ TEST(Builder, ThePassingPlaceForTheDeviceIsSmallAndOftenThereAlready) {
   const auto host_bytes = [](const Problem& problem) { return build(problem).bytes(Tier::host); };
   Problem large = uniform(3, 1, Tier::device, Tier::device);
   Problem tiny = large;
-  for (BlockWork& block : large.workload.blocks) block.state_bytes = 64 * kMiB;
+  for (BlockWork& block : large.workload.blocks) block.sub_groups = {{64 * kMiB}};
   const Bytes batch = host_bytes(uniform(3, 1, Tier::nvme, Tier::nvme));
   EXPECT_LE(host_bytes(large) - host_bytes(tiny), 1 * kMiB);
   EXPECT_LT(host_bytes(tiny), batch);
@@ -277,7 +282,6 @@ TEST(Builder, NextForwardOfABlockWaitsOnlyForThatBlocksUpdate) {
 /// Every other block speculates.
 Problem speculating(Tier weights, Tier optimizer) {
   Problem problem = uniform(6, 2, weights, optimizer);
-  for (BlockWork& block : problem.workload.blocks) block.update_traffic = 53248;
   for (std::size_t b = 1; b < 6; b += 2) problem.placement.blocks[b].speculates = true;
   return problem;
 }

@@ -26,7 +26,7 @@ struct Pipelined {
   Schedule schedule;
 
   Pipelined() {
-    problem.workload.blocks.assign(4, {"block", 4096, 8192, 4096, 20480, 10.0, 53248});
+    problem.workload.blocks.assign(4, bf16_block("block", 2048, 10.0));
     problem.workload.tied = false;
     problem.workload.micro_batches = 2;
     problem.workload.evaluation_micro_batches = 1;

@@ -25,12 +25,16 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       work_(problem.workload),
       schedule_(schedule),
       held_(schedule.buffers.size()),
-      updates_(problem.workload.blocks.size(), 0) {
+      updates_(problem.workload.blocks.size(), 0),
+      updated_groups_(problem.workload.blocks.size(), 0) {
   if (work_.world > 1 && work_.stage >= 1) own_ = Extent::shard;
   if (own_ == Extent::shard) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
-    if (trains()) held_[schedule.state_home[b]] = {What::states, b, 0, 0, own_};
+    if (!trains()) continue;
+    for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
+      held_[schedule.state_home[b][g]] = {What::states, b, g, 0, own_};
+    }
   }
 }
 
@@ -62,9 +66,10 @@ void Interpreter::run(const Plan& plan) {
 void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     const Content weights = {What::weights, b, 0, steps_, home(b)};
-    const Content states = {What::states, b, 0, steps_, own_};
     std::vector<std::pair<BufferId, Content>> homes = {{schedule_.weight_home[b], weights}};
-    if (trains()) homes.emplace_back(schedule_.state_home[b], states);
+    for (std::uint32_t g = 0; trains() && g < work_.blocks[b].sub_groups.size(); ++g) {
+      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, steps_, own_});
+    }
     for (const auto& [home, wanted] : homes) {
       if (held_[home] == wanted) continue;
       complaints_.push_back(
@@ -141,16 +146,15 @@ void Interpreter::initialize(const Operation& op) {
   seen_uses_ = 1;
   if (!use.writes) complain(op, "does not say what it writes");
   held_[use.buffer] = use.role == Role::weights  ? weights(op.block, home(op.block))
-                      : use.role == Role::states ? Content{What::states, op.block, 0, 0, own_}
+                      : use.role == Role::states ? states(op)
                                                  : Content{};
 }
 
 void Interpreter::read(const Operation& op) {
   if (updates_[op.block] != steps_) complain(op, "comes before updates");
-  const bool states = op.buffer(Role::states) != kNoBuffer;
-  need(op, states ? Role::states : Role::weights,
-       states ? Content{What::states, op.block, 0, updates_[op.block], own_}
-              : weights(op.block, home(op.block)));
+  const bool of_states = op.buffer(Role::states) != kNoBuffer;
+  need(op, of_states ? Role::states : Role::weights,
+       of_states ? states(op) : weights(op.block, home(op.block)));
 }
 
 /// Where weights are whole, a rank updates its shard. The other shards are old until all have been
@@ -181,10 +185,9 @@ void Interpreter::move_weights(const Operation& op) {
 
 void Interpreter::move_states(const Operation& op) {
   const bool from_undo = op.speculation == Speculation::redoes && op.action == Action::fetch_states;
-  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
-  need(op, from_undo ? Role::undo_states : Role::states_source, states);
+  need(op, from_undo ? Role::undo_states : Role::states_source, states(op));
   keep_old(op, Role::states, Role::undo_states);
-  put(op, Role::states, states);
+  put(op, Role::states, states(op));
 }
 
 void Interpreter::gather(const Operation& op) {
@@ -357,6 +360,12 @@ Content Interpreter::weights(std::uint32_t block, Extent extent) const {
   return {What::weights, block, 0, updates_[block], extent};
 }
 
+/// While a block is updated, sub-group by sub-group, those that are done are one update ahead.
+Content Interpreter::states(const Operation& op) const {
+  const bool done = op.sub_group < updated_groups_[op.block];
+  return {What::states, op.block, op.sub_group, updates_[op.block] + (done ? 1 : 0), own_};
+}
+
 Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro) const {
   return {what, op.block, micro, run_};
 }
@@ -387,7 +396,7 @@ Bytes Interpreter::size(const Content& content) const {
     case What::weights:
       return part_of(block.weight_bytes, content.extent);
     case What::states:
-      return block.state_bytes;
+      return block.sub_groups.at(content.micro).state_bytes;
     case What::batch:
       return work_.batch_bytes;
     case What::intermediates:

@@ -14,8 +14,9 @@ namespace ballast::schedule {
 struct Content {
   enum class What : std::uint8_t {
     nothing,
-    weights,           ///< number: updates applied
-    states,            ///< number: updates applied
+    /// number: updates applied; micro: sub-groups to which one more was applied
+    weights,
+    states,            ///< of sub-group `micro`; number: updates applied
     batch,             ///< number: run
     activation,        ///< input of `block`; number: run
     intermediates,     ///< of `block`; number: run
@@ -92,6 +93,10 @@ class Interpreter {
   [[nodiscard]] Extent torn_home(std::uint32_t block) const;
   [[nodiscard]] std::uint32_t group() const;
   [[nodiscard]] Content weights(std::uint32_t block, Extent extent) const;
+  /// The states of the sub-group of `op` before its next update.
+  [[nodiscard]] Content states(const Operation& op) const;
+  /// What an update of the sub-group of `op` leaves of weights that it found.
+  [[nodiscard]] Content updated(const Operation& op, Content weights) const;
   [[nodiscard]] Content of_run(What what, const Operation& op, std::uint32_t micro = 0) const;
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
   void need_shard(const Operation& op, Role role, bool shard);
@@ -108,10 +113,11 @@ class Interpreter {
   const Problem& problem_;
   const Workload& work_;
   const Schedule& schedule_;
-  Extent own_ = Extent::whole;   ///< of the data that this rank updates
-  Extent sums_ = Extent::whole;  ///< of reduced gradients that replace packed ones
-  std::vector<Content> held_;    ///< by buffer
-  std::vector<std::uint64_t> updates_;
+  Extent own_ = Extent::whole;                 ///< of the data that this rank updates
+  Extent sums_ = Extent::whole;                ///< of reduced gradients that replace packed ones
+  std::vector<Content> held_;                  ///< by buffer
+  std::vector<std::uint64_t> updates_;         ///< of whole blocks
+  std::vector<std::uint32_t> updated_groups_;  ///< by block: in the update that is under way
   std::vector<std::string> complaints_;
   std::uint64_t steps_ = 0;  ///< training steps before the current run
   std::uint64_t run_ = 0;

@@ -25,16 +25,24 @@ void Interpreter::undo_speculative_updates() {
 /// Old values in host memory return to the place of the update; on NVMe they were fetched there.
 void Interpreter::undo(const Operation& op) {
   const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
-  const Content states = {What::states, op.block, 0, updates_[op.block], own_};
   if (home_tiers.weights != Tier::nvme) {
     need(op, Role::undo_weights, weights(op.block, own_));
     const Use place = op.use(Role::weights);
     held_[place.buffer] = weights(op.block, place.shard ? torn_home(op.block) : own_);
+    held_[place.buffer].micro = updated_groups_[op.block];
   }
   if (home_tiers.optimizer == Tier::host) {
-    need(op, Role::undo_states, states);
-    held_[op.buffer(Role::states)] = states;
+    need(op, Role::undo_states, states(op));
+    held_[op.buffer(Role::states)] = states(op);
   }
+}
+
+Content Interpreter::updated(const Operation& op, Content weights) const {
+  ++weights.micro;
+  if (weights.micro < work_.blocks[op.block].sub_groups.size()) return weights;
+  ++weights.number;
+  weights.micro = 0;
+  return weights;
 }
 
 void Interpreter::update(const Operation& op) {
@@ -49,13 +57,19 @@ void Interpreter::update(const Operation& op) {
   const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
+  if (op.sub_group != updated_groups_[op.block]) complain(op, "is not in the order of sub-groups");
   const Use place = op.use(Role::weights);
   // A rank needs only its shard of the data that it keeps.
   const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
   const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
   if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
-  need(op, Role::weights, weights(op.block, found));
-  need(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+  const auto partly = [&](Extent extent) {
+    Content content = weights(op.block, extent);
+    content.micro = updated_groups_[op.block];
+    return content;
+  };
+  need(op, Role::weights, partly(found));
+  need(op, Role::states, states(op));
   seen_uses_ -= 2;
   const Extent sums = op.use(Role::gradient).shard ? sums_ : own_;
   need(op, Role::gradient, gradient(op, run, sums));
@@ -65,14 +79,19 @@ void Interpreter::update(const Operation& op) {
     need(op, Role::statistics, {What::statistics, op.block, 0, run});
   }
   if (speculates && home_tiers.weights != Tier::nvme) {
-    put(op, Role::undo_weights, weights(op.block, own_));
+    // Complete when all sub-groups have been copied.
+    Content old = updated(op, partly(own_));
+    old.number = updates_[op.block];
+    put(op, Role::undo_weights, old);
   }
-  if (speculates && home_tiers.optimizer == Tier::host) {
-    put(op, Role::undo_states, {What::states, op.block, 0, updates_[op.block], own_});
-  }
+  if (speculates && home_tiers.optimizer == Tier::host) put(op, Role::undo_states, states(op));
+  const Content after = updated(op, partly(place.shard ? torn_home(op.block) : own_));
+  ++updated_groups_[op.block];
+  put(op, Role::states, states(op));
+  put(op, Role::weights, after);
+  if (after.micro > 0) return;
   ++updates_[op.block];
-  put(op, Role::weights, weights(op.block, place.shard ? torn_home(op.block) : own_));
-  put(op, Role::states, {What::states, op.block, 0, updates_[op.block], own_});
+  updated_groups_[op.block] = 0;
 }
 
 }  // namespace ballast::schedule

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <deque>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -47,21 +49,38 @@ inline Options random_options(Dice& dice) {
   return options;
 }
 
+/// Sizes of AdamW with bf16 weights, in one sub-group.
+inline BlockWork bf16_block(std::string name, Elems elements, double forward_flops) {
+  return {.name = std::move(name),
+          .weight_bytes = 2 * elements,
+          .accumulator_bytes = 4 * elements,
+          .gradient_bytes = 2 * elements,
+          .forward_flops = forward_flops,
+          .sub_groups = {{10 * elements, 2 * elements, 26 * elements}}};
+}
+
+/// Sub-groups of the same; in half of the problems blocks are cut.
+inline std::vector<SubGroup> random_sub_groups(std::uint64_t seed, Elems elements) {
+  Dice dice(seed + 13'000'027);
+  const Elems most = dice.toss() ? elements : dice.pick(1, 20) * 2048;
+  std::vector<SubGroup> groups;
+  for (Elems left = elements; left > 0; left -= std::min(left, most)) {
+    const Elems size = std::min(left, most);
+    groups.push_back({10 * size, 2 * size, 26 * size});
+  }
+  return groups;
+}
+
 inline Problem random_problem(std::uint64_t seed) {
   Dice dice(seed);
   Problem problem;
   const auto blocks = dice.pick(2, 7);
   for (std::uint64_t b = 0; b < blocks; ++b) {
     const Bytes elements = dice.pick(1, 20) * 2048;
-    problem.workload.blocks.push_back({.name = fmt::format("block {}", b),
-                                       .weight_bytes = 2 * elements,
-                                       .accumulator_bytes = 4 * elements,
-                                       .gradient_bytes = 2 * elements,
-                                       .state_bytes = 10 * elements,
-                                       .forward_flops = b == 0 ? 0.0 : 100.0,
-                                       .recomputed_flops = b == 0 ? 0.0 : 60.0,
-                                       .update_traffic = 26 * elements,
-                                       .initial_state_bytes = 2 * elements});
+    BlockWork block = bf16_block(fmt::format("block {}", b), elements, b == 0 ? 0.0 : 100.0);
+    block.recomputed_flops = b == 0 ? 0.0 : 60.0;
+    block.sub_groups = random_sub_groups(seed + 31 * b, elements);
+    problem.workload.blocks.push_back(std::move(block));
     problem.placement.blocks.push_back({.weights = kTiers[dice.pick(0, 2)],
                                         .optimizer = kTiers[dice.pick(0, 2)],
                                         .activations = kTiers[dice.pick(0, 2)]});

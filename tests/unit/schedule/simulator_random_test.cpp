@@ -162,10 +162,10 @@ Problem a_trillion_parameters(std::uint32_t micro_batches) {
                                        .weight_bytes = 2 * elements,
                                        .accumulator_bytes = 4 * elements,
                                        .gradient_bytes = 2 * elements,
-                                       .state_bytes = 10 * elements / kWorld,
                                        .forward_flops = flops,
                                        .recomputed_flops = flops,
-                                       .update_traffic = 26 * elements / kWorld});
+                                       .sub_groups = {{.state_bytes = 10 * elements / kWorld,
+                                                       .update_traffic = 26 * elements / kWorld}}});
   };
   const auto dense = [](Bytes elements) {
     return 2.0 * static_cast<double>(elements) * static_cast<double>(kTokens);

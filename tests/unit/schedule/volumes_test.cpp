@@ -152,10 +152,12 @@ class Counter {
     return at(block).optimizer == Tier::nvme && !at_once(block);
   }
 
-  /// Blocks with states on NVMe and gated updates.
+  /// Sub-groups with states on NVMe and gated updates.
   [[nodiscard]] std::size_t swapped() const {
     std::size_t found = 0;
-    for (std::uint32_t b = 0; b < blocks(); ++b) found += waits_for_states(b) ? 1 : 0;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      found += waits_for_states(b) ? work_.blocks[b].sub_groups.size() : 0;
+    }
     return found;
   }
   [[nodiscard]] std::size_t ahead() const {
@@ -164,16 +166,18 @@ class Counter {
   void fetch_states_at_once() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (at(b).optimizer != Tier::nvme || !at_once(b)) continue;
-      count(Lane::fetch, work_.blocks[b].state_bytes);
+      count(Lane::fetch, work_.blocks[b].state_bytes());
     }
   }
-  /// The states of the swapped blocks number `from` to `to`, in forward order.
+  /// The states of the swapped sub-groups number `from` to `to`, in forward order.
   void fetch_states(std::size_t from, std::size_t to) {
     std::size_t number = 0;
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!waits_for_states(b)) continue;
-      if (number >= from && number < to) count(Lane::fetch, work_.blocks[b].state_bytes);
-      ++number;
+      for (const SubGroup& group : work_.blocks[b].sub_groups) {
+        if (number >= from && number < to) count(Lane::fetch, group.state_bytes);
+        ++number;
+      }
     }
   }
 
@@ -221,7 +225,7 @@ class Counter {
       }
     }
     if (home.weights == Tier::nvme) count(Lane::writeback, bytes);
-    if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes);
+    if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes());
   }
 
   const Workload& work_;
@@ -263,8 +267,7 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
 /// All blocks equal, on one tier.
 Problem uniform(std::uint32_t world, std::uint32_t stage, Tier optimizer) {
   Problem problem = random_problem(1);
-  problem.workload.blocks.assign(8, {"block", world * Bytes{8192}, world * Bytes{16384},
-                                     world * Bytes{8192}, world * Bytes{40960}, 10.0, 53248});
+  problem.workload.blocks.assign(8, bf16_block("block", world * Elems{4096}, 10.0));
   problem.workload.tied = false;
   problem.workload.world = world;
   problem.workload.stage = stage;

@@ -7,12 +7,14 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ballast/core/random.h"
 #include "ballast/engine/saved_states.h"
+#include "ballast/state/checksum.h"
 #include "ballast/text/json.h"
 #include "ballast/train/checkpoints.h"
 
@@ -56,16 +58,12 @@ struct WrittenStates {
   [[nodiscard]] const std::vector<std::byte>& array(std::size_t block, Kind kind) const {
     return arrays_.at({block, kind});
   }
-  /// All of them, in the order of the hash.
-  [[nodiscard]] std::vector<std::byte> all() const {
-    std::vector<std::byte> whole;
+  [[nodiscard]] std::uint64_t hash() const {
+    std::vector<std::uint64_t> digests;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
-      for (const Kind kind : kinds()) {
-        const auto& bytes = array(b, kind);
-        whole.insert(whole.end(), bytes.begin(), bytes.end());
-      }
+      for (const Kind kind : kinds()) digests.push_back(state::checksum(array(b, kind)));
     }
-    return whole;
+    return state::checksum(std::as_bytes(std::span(digests)));
   }
 
   /// Writes the checkpoint of `world` ranks.

@@ -56,7 +56,7 @@ struct Forms {
 
 TEST(Checkpoint, ItsHashIsThatOfTheStatesInEveryForm) {
   const Forms forms;
-  const std::uint64_t expected = state::checksum(forms.states.all());
+  const std::uint64_t expected = forms.states.hash();
   for (const fs::path& folder : forms.folders) {
     const CheckpointReport report = examined(folder);
     EXPECT_EQ(report.damage, "");
