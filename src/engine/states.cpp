@@ -114,7 +114,7 @@ class Filler {
 
   /// Whether the source delivers the tensor's weights as bf16.
   [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
-    return array.split && source_.is_bf16 && source_.is_bf16(tensor);
+    return array.split && source_.read_bf16 && source_.is_bf16(tensor);
   }
   /// Whether the tensor's part of the array may not be zero.
   [[nodiscard]] bool has_values(const Array& array, const model::TensorSpec& tensor) const {

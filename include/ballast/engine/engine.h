@@ -84,10 +84,11 @@ struct WeightSource {
   /// Error when it has none. Training in bf16 calls it for weights and again for their remainders.
   /// Empty: values are drawn from the seed.
   std::function<void(const model::TensorSpec& tensor, Elems first, std::span<float> out)> read;
-  /// Whether read_bf16() delivers the tensor: bf16 holds all of its values exactly. Empty: no.
+  /// Whether read_bf16() delivers the tensor: bf16 holds all of its values exactly.
   std::function<bool(const model::TensorSpec& tensor)> is_bf16 = nullptr;
   /// Writes the bf16 values of elements from `first` on to `out`, 2 bytes each. Training in bf16
-  /// calls it instead of read(), and only for the weights, since all remainders are zero.
+  /// calls it instead of read(), and only for the weights, since all remainders are zero. Empty: it
+  /// delivers no tensor.
   std::function<void(const model::TensorSpec& tensor, Elems first, HostBytes out)> read_bf16 =
       nullptr;
 };
