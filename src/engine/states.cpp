@@ -55,8 +55,7 @@ class Filler {
     const bool zero = std::none_of(array.tensors.begin(), array.tensors.end(),
                                    [&](const auto& tensor) { return has_values(array, tensor); });
     const Overlap here(piece, array.weights ? 0 : held.layout.remainder.offset,
-                       array.weights ? held.width : sizeof(std::uint16_t),
-                       zero ? 0 : own.elements);
+                       array.weights ? held.width : sizeof(std::uint16_t), zero ? 0 : own.elements);
     piece.zeros_from = 0;
     if (here.count > 0) {
       piece.zeros_from =

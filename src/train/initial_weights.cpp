@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -195,8 +194,8 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
   if (weights.empty()) return engine.start();
   const WeightFiles files(weights);
   const engine::Blueprint& blueprint = engine.blueprint();
-  const bool split = blueprint.type == DType::bf16 &&
-                     blueprint.options.purpose == schedule::Purpose::training;
+  const bool split =
+      blueprint.type == DType::bf16 && blueprint.options.purpose == schedule::Purpose::training;
   ReadAhead reader(files, reading_order(files, blueprint.model, split));
   const Bytes total = files.bytes();
   Bytes done = 0;

@@ -87,9 +87,8 @@ ReadAhead::ReadAhead(const WeightFiles& files, std::vector<const WeightFiles::Pl
   for (std::size_t w = 0; w < kWindows; ++w) {
     free_.push_back(memory_.bytes().subspan(w * kWindow, kWindow));
   }
-  std::erase_if(order_, [](const auto* place) {
-    return place == nullptr || place->tensor->bytes == 0;
-  });
+  std::erase_if(order_,
+                [](const auto* place) { return place == nullptr || place->tensor->bytes == 0; });
   if (order_.empty()) return;
   source_ = order_.front();
   next_ = source_->tensor->offset;
@@ -138,11 +137,12 @@ ReadAhead::Window* ReadAhead::hold(std::unique_lock<std::mutex>& lock,
 void ReadAhead::release(Window& window, Bytes taken) {
   --window.users;
   window.left -= std::min(window.left, taken);
-  if (window.users > 0 || window.left > 0) return;
-  drop(std::find_if(open_.begin(), open_.end(),
-                    [&window](const Window& open) { return &open == &window; }));
-  most_ = std::min(2 * most_, kWindows);
-  submit_ahead();
+  if (window.users == 0 && window.left == 0) {
+    drop(std::find_if(open_.begin(), open_.end(),
+                      [&window](const Window& open) { return &open == &window; }));
+    most_ = std::min(2 * most_, kWindows);
+    submit_ahead();
+  }
   released_.notify_all();
 }
 

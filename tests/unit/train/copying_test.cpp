@@ -162,7 +162,7 @@ TEST(ReadAhead, ServesSeveralThreads) {
   const WeightFiles files(file.path);
   ReadAhead reader(files, {});
   std::vector<std::thread> threads;
-  constexpr std::size_t kThreads = 3;
+  constexpr std::size_t kThreads = 20;  // more than there are windows
   for (std::size_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       read_and_compare(reader, files, file.bytes, kLarge * t / kThreads,
