@@ -11,7 +11,7 @@ namespace ballast::train {
 namespace {
 
 constexpr Bytes kWindow = 2 * kMiB;
-constexpr std::size_t kWindows = 15;
+constexpr std::size_t kWindows = 24;
 /// In flight after a jump; twice as many after each that was used.
 constexpr std::size_t kFirstWindows = 2;
 
