@@ -33,6 +33,11 @@ struct Overlap {
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
     return value;
   }
+  /// The bytes of elements [from, to) of the overlap.
+  [[nodiscard]] HostBytes part(Elems from, Elems to) const {
+    const Bytes width = bytes.size() / count;
+    return bytes.subspan(from * width, (to - from) * width);
+  }
   /// Writes part(master) of each, from element `at` of the overlap on.
   template <class Part>
   void put(Elems at, std::span<const float> masters, Part part) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <span>
@@ -19,8 +20,23 @@ namespace {
 
 /// Initial weights that a thread makes at a time: they stay in its cache.
 constexpr Elems kAtATime = Elems{1} << 14;
+/// Elements that a thread takes at a time. All threads work close together, so that a file is read
+/// in one sequence.
+constexpr Elems kUnit = 4 * kAtATime;
 
 using Masters = std::span<const float>;
+
+/// Makes bf16 values the weights that split_master() makes of them: only NaNs differ. Without
+/// branches, which compilers turn into vectors.
+void make_weights(HostBytes values) {
+  for (Bytes at = 0; at < values.size(); at += sizeof(Bf16)) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, values.data() + at, sizeof bits);
+    const bool nan = (bits & 0x7fffU) > 0x7f80U;
+    bits = static_cast<std::uint16_t>(bits | (nan ? 0x40U : 0U));
+    std::memcpy(values.data() + at, &bits, sizeof bits);
+  }
+}
 
 /// Makes initial values with the threads of the update. Memory arrives zeroed, so only what was
 /// filled before is cleared.
@@ -32,78 +48,122 @@ class Filler {
 
   void fill(HomePiece& piece) {
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
-    const bool weights = !piece.states;
-    const bool zero = !weights && (!held.layout.split || !has_remainders(piece.block));
-    clear(piece.bytes, !zero);
+    const Array array = {.tensors = blueprint_.model.blocks[piece.block].tensors,
+                         .weights = !piece.states,
+                         .split = held.layout.split};
+    const ShardRange& own = array.weights ? held.weights : held.shard;
+    const bool zero = std::none_of(array.tensors.begin(), array.tensors.end(),
+                                   [&](const auto& tensor) { return has_values(array, tensor); });
+    const Overlap here(piece, array.weights ? 0 : held.layout.remainder.offset,
+                       array.weights ? held.width : sizeof(std::uint16_t), zero ? 0 : own.elements);
     piece.zeros_from = 0;
-    if (zero) return;
-    const ShardRange& own = weights ? held.weights : held.shard;
-    const Overlap here(piece, weights ? 0 : held.layout.remainder.offset,
-                       weights ? held.width : sizeof(std::uint16_t), own.elements);
-    const Elems first = own.first + here.first;
-    for_masters(piece.block, first, here.count, weights, [&](Elems at, Masters masters) {
-      if (weights && !held.layout.split) {
+    if (here.count > 0) {
+      piece.zeros_from =
+          static_cast<Bytes>(here.bytes.data() + here.bytes.size() - piece.bytes.data());
+    }
+    clear_around(piece, here);
+    fill(array, own.first + here.first, here);
+  }
+
+ private:
+  /// What is filled of a block: weights or remainders.
+  struct Array {
+    const std::vector<model::TensorSpec>& tensors;  ///< in ascending order
+    bool weights;
+    bool split;
+  };
+  /// The bytes of a place that may not be zero.
+  struct Filled {
+    Bytes begin = 0;
+    Bytes end = 0;
+  };
+
+  /// Zeroes what an earlier piece has left outside of `here`. Makes all pages resident if they will
+  /// be filled: others read as zeros without memory.
+  void clear_around(const HomePiece& piece, const Overlap& here) {
+    const HostBytes bytes = piece.bytes;
+    const Bytes begin = piece.zeros_from - here.bytes.size();
+    Filled& used = filled_[bytes.data()];
+    if (used.end == 0 && here.count > 0) {
+      in_units(bytes.size(), 256 * kKiB, [&](Bytes from, Bytes to) {
+        for (Bytes page = from; page < to; page += kPage) bytes[page] = std::byte{0};
+      });
+    }
+    const auto clear = [&](Bytes from, Bytes to) {
+      if (from < to) std::memset(bytes.data() + from, 0, to - from);
+    };
+    const Bytes end = std::min(used.end, bytes.size());
+    clear(used.begin, std::min(end, begin));
+    clear(std::max(used.begin, piece.zeros_from), end);
+    // A smaller piece leaves the rest as it is.
+    const bool more = used.end > bytes.size();
+    used = {here.count > 0 ? begin : bytes.size(), more ? used.end : piece.zeros_from};
+  }
+
+  /// Calls `work(from, to)` for the parts of [0, count) in ascending order, on all threads.
+  template <class Work>
+  void in_units(std::uint64_t count, std::uint64_t unit, Work work) const {
+    std::atomic<std::uint64_t> next = 0;
+    team_.for_ranges(static_cast<Elems>(team_.threads()), [&](Elems, Elems) {
+      for (auto from = next.fetch_add(unit); from < count; from = next.fetch_add(unit)) {
+        work(from, std::min(count, from + unit));
+      }
+    });
+  }
+
+  /// Whether the source delivers the tensor's weights as bf16.
+  [[nodiscard]] bool is_bf16(const Array& array, const model::TensorSpec& tensor) const {
+    return array.split && source_.read_bf16 && source_.is_bf16(tensor);
+  }
+  /// Whether the tensor's part of the array may not be zero.
+  [[nodiscard]] bool has_values(const Array& array, const model::TensorSpec& tensor) const {
+    return array.weights || (array.split && !is_bf16(array, tensor));
+  }
+
+  /// Fills `here`, whose first element is element `first` of the block. Padding between tensors
+  /// becomes zero, and so do remainders of tensors that have none.
+  void fill(const Array& array, Elems first, const Overlap& here) const {
+    in_units(here.count, kUnit, [&](Elems from, Elems to) {
+      Elems at = from;
+      const auto clear_until = [&](Elems end) {
+        const HostBytes gap = here.part(at, end);
+        std::memset(gap.data(), 0, gap.size());
+      };
+      for (const model::TensorSpec& tensor : array.tensors) {
+        const Elems begin = std::max(first + at, tensor.offset);
+        const Elems end = std::min(first + to, tensor.offset + tensor.size);
+        if (begin >= end || !has_values(array, tensor)) continue;
+        clear_until(begin - first);
+        make(array, tensor, begin - tensor.offset, begin - first, end - first, here);
+        at = end - first;
+      }
+      clear_until(to);
+    });
+  }
+
+  /// Elements [from, to) of `here` are those of the tensor from `first` on.
+  void make(const Array& array, const model::TensorSpec& tensor, Elems first, Elems from, Elems to,
+            const Overlap& here) const {
+    if (array.weights && is_bf16(array, tensor)) {
+      const HostBytes stored = here.part(from, to);
+      source_.read_bf16(tensor, first, stored);
+      return make_weights(stored);
+    }
+    std::array<float, kAtATime> memory;
+    for (Elems at = from; at < to; at += kAtATime) {
+      const std::span<float> masters(memory.data(), std::min(kAtATime, to - at));
+      make_masters(tensor, first + at - from, masters);
+      if (array.weights && !array.split) {
         here.put(at, masters, [](float master) { return master; });
-      } else if (weights) {
+      } else if (array.weights) {
         here.put(at, masters, [](float master) { return split_master(master).weight; });
       } else {
         here.put(at, masters, [](float master) { return split_master(master).remainder; });
       }
-    });
-    if (here.count == 0) return;
-    piece.zeros_from =
-        static_cast<Bytes>(here.bytes.data() + here.bytes.size() - piece.bytes.data());
-    filled_[piece.bytes.data()] = std::max(filled_[piece.bytes.data()], piece.zeros_from);
+    }
   }
 
- private:
-  /// Zeroes what an earlier piece has left here. Makes all pages resident if they will be filled:
-  /// others read as zeros without memory.
-  void clear(HostBytes bytes, bool will_be_filled) {
-    const auto found = filled_.find(bytes.data());
-    const Bytes used = found == filled_.end() ? 0 : std::min(found->second, bytes.size());
-    constexpr Bytes kUnit = 256 * kKiB;
-    team_.for_ranges((bytes.size() + kUnit - 1) / kUnit, [&](Elems first, Elems last) {
-      const Bytes begin = first * kUnit;
-      const Bytes end = std::min(bytes.size(), last * kUnit);
-      if (begin < used) std::memset(bytes.data() + begin, 0, std::min(used, end) - begin);
-      if (found != filled_.end() || !will_be_filled) return;
-      for (Bytes page = begin; page < end; page += kPage) bytes[page] = std::byte{0};
-    });
-  }
-
-  [[nodiscard]] bool has_remainders(const model::TensorSpec& tensor) const {
-    return !source_.read || !source_.is_bf16 || !source_.is_bf16(tensor);
-  }
-  [[nodiscard]] bool has_remainders(std::size_t block) const {
-    const auto& tensors = blueprint_.model.blocks[block].tensors;
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [this](const auto& tensor) { return has_remainders(tensor); });
-  }
-
-  /// Calls `put(i, masters)` for those of `count` elements from `first` on that are in a tensor,
-  /// some at a time; the first one is element `first + i` of the block. Padding between tensors
-  /// stays zero, and so do, without `weights`, remainders of tensors that have none.
-  template <class Put>
-  void for_masters(std::size_t block, Elems first, Elems count, bool weights, Put put) const {
-    const Elems end = first + count;
-    team_.for_ranges((count + kAtATime - 1) / kAtATime, [&](Elems from, Elems to) {
-      std::vector<float> values;
-      const Elems begin = first + from * kAtATime;
-      const Elems stop = std::min(end, first + to * kAtATime);
-      for (const model::TensorSpec& tensor : blueprint_.model.blocks[block].tensors) {
-        if (!weights && !has_remainders(tensor)) continue;
-        const Elems tensor_end = std::min(stop, tensor.offset + tensor.size);
-        for (Elems at = std::max(begin, tensor.offset); at < tensor_end; at += values.size()) {
-          values.resize(std::min(kAtATime, tensor_end - at));
-          make(tensor, at - tensor.offset, values);
-          put(at - first, values);
-        }
-      }
-    });
-  }
-
-  void make(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
+  void make_masters(const model::TensorSpec& tensor, Elems first, std::span<float> values) const {
     if (source_.read) return source_.read(tensor, first, values);
     model::initialize(tensor, seed_, first, values);
   }
@@ -112,8 +172,7 @@ class Filler {
   const WeightSource& source_;
   std::uint64_t seed_;
   const cpu_adam::Updater& team_;
-  /// By address of a place: the bytes at its start that may not be zero.
-  std::map<const std::byte*, Bytes> filled_;
+  std::map<const std::byte*, Filled> filled_;  ///< by address of a place
 };
 
 /// Collects masters of the elements whose states are here.

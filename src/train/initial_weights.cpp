@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -141,51 +139,87 @@ void check_initial_weights(const config::Config& config) {
   }
 }
 
-void read_initial_weights(const WeightFiles& files, ReadAhead& reader,
-                          const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-  files.read(tensor.name, {});  // throws for a missing tensor and for a wrong dtype
+const WeightFiles::Place& place_of(const WeightFiles& files, const model::TensorSpec& tensor) {
+  const WeightFiles::Place* const place = files.find(tensor.name);
+  if (place == nullptr) files.read(tensor.name, {});  // throws
   check_shape(files, tensor);
-  const WeightFiles::Place& place = *files.find(tensor.name);
-  const DType type = type_of(place);
-  thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
+  return *place;
+}
+
+void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
+                         const model::TensorSpec& tensor, Elems first, HostBytes out) {
+  const Bytes width = size_of(type_of(place));
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
-    const auto count = std::min<Elems>(run.count, out.size());
-    const Bytes bytes = count * size_of(type);
-    buffer.resize(std::max<std::size_t>(buffer.size(), bytes));
-    const HostBytes stored = HostBytes(buffer).first(bytes);
-    reader.read(place, run.first * size_of(type), stored);
-    decode(stored, type, out.first(count));
-    out = out.subspan(count);
+    const auto count = std::min<Elems>(run.count, out.size() / width);
+    reader.read(place, run.first * width, out.first(count * width));
+    out = out.subspan(count * width);
     first += count;
   }
 }
+
+void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
+                          const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+  const DType type = type_of(place);
+  thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
+  const Bytes bytes = out.size() * size_of(type);
+  buffer.resize(std::max<std::size_t>(buffer.size(), bytes));
+  const HostBytes stored = HostBytes(buffer).first(bytes);
+  read_stored_weights(place, reader, tensor, first, stored);
+  decode(stored, type, out);
+}
+
+namespace {
+
+/// The tensors in the order in which the fill asks for them: for the weights of a block, then, if
+/// they are `split`, for their remainders.
+std::vector<const WeightFiles::Place*> reading_order(const WeightFiles& files,
+                                                     const model::Architecture& model, bool split) {
+  std::vector<const WeightFiles::Place*> order;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) order.push_back(files.find(tensor.name));
+    if (!split) continue;
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const WeightFiles::Place* const place = files.find(tensor.name);
+      if (place != nullptr && type_of(*place) != DType::bf16) order.push_back(place);
+    }
+  }
+  return order;
+}
+
+}  // namespace
 
 void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
                         const std::function<void(Bytes done, Bytes total)>& reading) {
   if (weights.empty()) return engine.start();
   const WeightFiles files(weights);
-  std::vector<const WeightFiles::Place*> order;
-  for (const model::BlockSpec& block : engine.blueprint().model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) order.push_back(files.find(tensor.name));
-  }
-  ReadAhead reader(files, order);
+  const engine::Blueprint& blueprint = engine.blueprint();
+  const bool split =
+      blueprint.type == DType::bf16 && blueprint.options.purpose == schedule::Purpose::training;
+  ReadAhead reader(files, reading_order(files, blueprint.model, split));
   const Bytes total = files.bytes();
   Bytes done = 0;
-  std::set<std::pair<std::string, Elems>> seen;  // pieces are asked for again, for remainders
   std::mutex mutex;
-  const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    read_initial_weights(files, reader, tensor, first, out);
+  const auto count = [&](Bytes bytes) {
     const std::lock_guard lock(mutex);
-    if (!seen.emplace(tensor.name, first).second) return;
-    done += files.find(tensor.name)->tensor->bytes / tensor.size * out.size();
+    done += bytes;
     reading(done, total);
   };
-  const auto is_bf16 = [&](const model::TensorSpec& tensor) {
-    const WeightFiles::Place* const place = files.find(tensor.name);
-    return place != nullptr && type_of(*place) == DType::bf16;
+  const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    const WeightFiles::Place& place = place_of(files, tensor);
+    read_initial_weights(place, reader, tensor, first, out);
+    const DType type = type_of(place);
+    // Those with remainders are read twice, and each time counts for a half.
+    count(out.size() * size_of(type) / (split && type != DType::bf16 ? 2 : 1));
   };
-  engine.start({read, is_bf16});
+  const auto is_bf16 = [&](const model::TensorSpec& tensor) {
+    return type_of(place_of(files, tensor)) == DType::bf16;
+  };
+  const auto read_bf16 = [&](const model::TensorSpec& tensor, Elems first, HostBytes out) {
+    read_stored_weights(place_of(files, tensor), reader, tensor, first, out);
+    count(out.size());
+  };
+  engine.start({read, is_bf16, read_bf16});
 }
 
 }  // namespace ballast::train

@@ -19,10 +19,17 @@ namespace ballast::train {
 /// the family's checkpoint_keys(). Throws Error(config), Error(data) or Error(io) naming the key.
 void check_initial_weights(const config::Config& config);
 
-/// Fills `out` with the elements from `first` on of the tensor of the same name, in the order of
-/// memory (model::StoredRows). `reader` is one of `files`. Throws Error(data) naming the file: no
-/// such tensor, another shape, a dtype that is not one of weights; Error(io).
-void read_initial_weights(const WeightFiles& files, ReadAhead& reader,
+/// Where a tensor of the model is. Throws Error(data) naming the file: no such tensor, or another
+/// shape.
+const WeightFiles::Place& place_of(const WeightFiles& files, const model::TensorSpec& tensor);
+
+/// Fills `out` with the elements from `first` on of the tensor at `place`, in the order of memory
+/// (model::StoredRows) and in the type of the file. `reader` is one of the same files. Throws
+/// Error(data) naming the file: too short, or a dtype that is not one of weights; Error(io).
+void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
+                         const model::TensorSpec& tensor, Elems first, HostBytes out);
+/// The same, as fp32.
+void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out);
 
 /// Starts `engine` with the `weights` (WeightFiles), or with its random initial ones if the path is

@@ -2,173 +2,232 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <optional>
+#include <utility>
 
-#include "ballast/core/mapping.h"
 #include "ballast/text/files.h"
 
 namespace ballast::train {
 namespace {
 
-constexpr Bytes kWindow = 4 * kMiB;
-constexpr std::size_t kWindows = 8;
-/// In flight after a jump; one more for each that was used.
+constexpr Bytes kWindow = 2 * kMiB;
+constexpr std::size_t kWindows = 24;
+/// In flight after a jump; twice as many after each that was used.
 constexpr std::size_t kFirstWindows = 2;
-/// Smaller tensors do not interrupt the order of the others.
-constexpr Bytes kSmall = 256 * kKiB;
 
 }  // namespace
 
-/// The windows that one thread reads.
-class ReadAhead::Stream {
- public:
-  explicit Stream(aio::Queue& queue)
-      : queue_(queue), memory_(kWindows * kWindow, "weights that are read ahead") {}
-  ~Stream() {
-    while (!open_.empty()) drop_front();
+/// Whole pages of a tensor, except at the end of the file.
+struct ReadAhead::Window {
+  [[nodiscard]] bool contains(const WeightFiles::Place& other, Bytes at) const {
+    return place == &other && begin <= at && at < end;
   }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
 
-  /// Bytes [begin, begin + out.size()) of the file, which are part of `tensor`. The caller will
-  /// probably go on until its end, and then with `following`.
-  void read(const Range& tensor, const Range& following, Bytes begin, HostBytes out) {
-    while (!out.empty()) {
-      while (!open_.empty() && !contains(open_.front(), tensor.file, begin)) drop_front();
-      if (open_.empty() && !(source_.file == tensor.file && next_ == begin)) {
-        continue_in(tensor, begin);
-        most_ = kFirstWindows;
-      }
-      submit_ahead(tensor, following);
-      const HostBytes here = finish_front().subspan(begin - open_.front().begin);
-      const Bytes count = std::min(out.size(), here.size());
-      std::memcpy(out.data(), here.data(), count);
-      out = out.subspan(count);
-      begin += count;
-    }
+  /// Returns when the data are here. Several threads may call it.
+  void finish(aio::Queue& queue) {
+    const std::lock_guard lock(finishing);
+    if (read) return;
+    const bool here = ticket && queue.wait(*ticket).ok();
+    ticket.reset();
+    // Says what is wrong, too.
+    if (!here) text::read_fully(place->file->descriptor(), place->file->path(), begin, memory);
+    read = true;
+  }
+
+  const WeightFiles::Place* place;
+  Bytes begin;  ///< in the file
+  Bytes end;
+  Bytes left;  ///< of its bytes that nobody has taken
+  HostBytes memory;
+  std::optional<aio::Ticket> ticket = std::nullopt;
+  std::size_t users = 0;
+  bool read = false;
+  std::mutex finishing = {};
+};
+
+/// Keeps a window open.
+class ReadAhead::Hold {
+ public:
+  Hold(ReadAhead& reader, const WeightFiles::Place& place, Bytes at) : reader_(reader) {
+    std::unique_lock lock(reader_.mutex_);
+    window_ = reader_.hold(lock, place, at);
+  }
+  ~Hold() {
+    if (window_ == nullptr) return;
+    const std::lock_guard lock(reader_.mutex_);
+    reader_.release(*window_, taken_);
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  [[nodiscard]] bool found() const { return window_ != nullptr; }
+  /// Copies bytes from `at` on, as many as there are, and returns their number.
+  Bytes take(Bytes at, HostBytes out) {
+    window_->finish(*reader_.queue_);
+    const HostBytes here = window_->memory.subspan(at - window_->begin);
+    taken_ = std::min(out.size(), here.size());
+    std::memcpy(out.data(), here.data(), taken_);
+    return taken_;
   }
 
  private:
-  struct Window {
-    const SafetensorsReader* reader;
-    const aio::File* file;
-    Bytes begin;
-    Bytes end;
-    HostBytes memory;
-    std::optional<aio::Ticket> ticket;
-    bool read = false;
-  };
-
-  static bool contains(const Window& window, const aio::File* file, Bytes at) {
-    return window.file == file && window.begin <= at && at < window.end;
-  }
-
-  void continue_in(const Range& range, Bytes at) {
-    source_ = range;
-    next_ = at / kPage * kPage;
-  }
-
-  void submit_ahead(const Range& tensor, const Range& following) {
-    while (open_.size() < most_) {
-      if (next_ >= source_.end) {
-        if (!(source_ == tensor) || following.file == nullptr) return;
-        continue_in(following, following.begin);
-      }
-      submit();
-    }
-  }
-
-  /// Requests consist of whole pages; what remains of the file behind them has no request.
-  void submit() {
-    const Bytes pages = source_.file->size() / kPage * kPage;
-    const bool whole = next_ < pages;
-    const Bytes stop =
-        whole ? std::min({next_ + kWindow, round_up(source_.end, kPage), pages}) : source_.end;
-    Window window = {.reader = source_.reader,
-                     .file = source_.file,
-                     .begin = next_,
-                     .end = stop,
-                     .memory = memory_.bytes().subspan(slot_ * kWindow, stop - next_),
-                     .ticket = std::nullopt};
-    if (whole) {
-      window.ticket = queue_.submit({.direction = aio::Direction::read,
-                                     .file = window.file,
-                                     .offset = window.begin,
-                                     .memory = window.memory,
-                                     .ahead = true});
-    }
-    open_.push_back(window);
-    slot_ = (slot_ + 1) % kWindows;
-    next_ = stop;
-  }
-
-  HostBytes finish_front() {
-    Window& window = open_.front();
-    if (!window.read) {
-      const bool here = window.ticket && queue_.wait(*window.ticket).ok();
-      window.ticket.reset();
-      // Says what is wrong, too.
-      if (!here) {
-        text::read_fully(window.reader->descriptor(), window.reader->path(), window.begin,
-                         window.memory);
-      }
-      window.read = true;
-    }
-    return window.memory;
-  }
-
-  void drop_front() {
-    if (open_.front().ticket) static_cast<void>(queue_.wait(*open_.front().ticket));
-    open_.pop_front();
-    most_ = std::min(most_ + 1, kWindows);
-  }
-
-  aio::Queue& queue_;
-  Mapping memory_;
-  std::deque<Window> open_;  ///< being read or read
-  std::size_t slot_ = 0;     ///< of the next window
-  Range source_;             ///< where it will be
-  Bytes next_ = 0;           ///< its first byte
-  std::size_t most_ = kFirstWindows;
+  ReadAhead& reader_;
+  Window* window_ = nullptr;
+  Bytes taken_ = 0;
 };
 
-ReadAhead::ReadAhead(const WeightFiles& files, const std::vector<const WeightFiles::Place*>& order)
-    : queue_(aio::make_queue({})) {
+ReadAhead::ReadAhead(const WeightFiles& files, std::vector<const WeightFiles::Place*> order)
+    : order_(std::move(order)),
+      queue_(aio::make_queue({})),
+      memory_(kWindows * kWindow, "weights that are read ahead"),
+      most_(kWindows) {
   for (const SafetensorsReader& reader : files.files()) {
     files_.emplace(&reader, aio::File::open_for_pages(reader.path(), false));
   }
-  const WeightFiles::Place* before = nullptr;
-  for (const WeightFiles::Place* const place : order) {
-    if (place == nullptr || place->tensor->bytes < kSmall) continue;
-    if (before != nullptr) following_.emplace(before, range_of(*place));
-    before = place;
+  for (std::size_t w = 0; w < kWindows; ++w) {
+    free_.push_back(memory_.bytes().subspan(w * kWindow, kWindow));
   }
+  std::erase_if(order_,
+                [](const auto* place) { return place == nullptr || place->tensor->bytes == 0; });
+  if (order_.empty()) return;
+  source_ = order_.front();
+  next_ = source_->tensor->offset;
+  submit_ahead();
 }
 
-ReadAhead::~ReadAhead() = default;
-
-ReadAhead::Range ReadAhead::range_of(const WeightFiles::Place& place) const {
-  const StoredTensor& tensor = *place.tensor;
-  return {place.file, &files_.at(place.file), tensor.offset, tensor.offset + tensor.bytes};
+ReadAhead::~ReadAhead() {
+  queue_->cancel();
+  while (!open_.empty()) drop(open_.begin());
 }
 
 void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out) {
-  const StoredTensor& tensor = *place.tensor;
-  const Bytes begin = tensor.offset + first;
-  if (tensor.bytes < kSmall) {
-    return text::read_fully(place.file->descriptor(), place.file->path(), begin, out);
+  Bytes at = place.tensor->offset + first;
+  while (!out.empty()) {
+    Hold window(*this, place, at);
+    if (!window.found()) {
+      return text::read_fully(place.file->descriptor(), place.file->path(), at, out);
+    }
+    const Bytes taken = window.take(at, out);
+    out = out.subspan(taken);
+    at += taken;
   }
-  const auto following = following_.find(&place);
-  stream().read(range_of(place), following == following_.end() ? Range() : following->second, begin,
-                out);
 }
 
-ReadAhead::Stream& ReadAhead::stream() {
-  const std::lock_guard lock(mutex_);
-  auto& found = streams_[std::this_thread::get_id()];
-  if (!found) found = std::make_unique<Stream>(*queue_);
-  return *found;
+/// Null if the window was dropped a short while ago: other threads have gone on from there, and
+/// going back for the rest would only drop what they need.
+ReadAhead::Window* ReadAhead::hold(std::unique_lock<std::mutex>& lock,
+                                   const WeightFiles::Place& place, Bytes at) {
+  while (true) {
+    for (Window& window : open_) {
+      if (!window.contains(place, at)) continue;
+      ++window.users;
+      submit_ahead();
+      return &window;
+    }
+    if (was_dropped(place, at)) return nullptr;
+    if (!comes_next(place, at)) jump(place, at);
+    if (!free_.empty() || drop_one()) {
+      submit();
+    } else {
+      released_.wait(lock);
+    }
+  }
+}
+
+void ReadAhead::release(Window& window, Bytes taken) {
+  --window.users;
+  window.left -= std::min(window.left, taken);
+  if (window.users == 0 && window.left == 0) {
+    drop(std::find_if(open_.begin(), open_.end(),
+                      [&window](const Window& open) { return &open == &window; }));
+    most_ = std::min(2 * most_, kWindows);
+    submit_ahead();
+  }
+  released_.notify_all();
+}
+
+bool ReadAhead::comes_next(const WeightFiles::Place& place, Bytes at) const {
+  return source_ == &place && next_ <= at && at < next_ + kWindows * kWindow;
+}
+
+bool ReadAhead::was_dropped(const WeightFiles::Place& place, Bytes at) const {
+  return std::any_of(dropped_.begin(), dropped_.end(), [&](const Part& part) {
+    return part.place == &place && part.begin <= at && at < part.end;
+  });
+}
+
+/// Goes on at another place, at its next turn in the order.
+void ReadAhead::jump(const WeightFiles::Place& place, Bytes at) {
+  for (auto window = open_.begin(); window != open_.end();) {
+    const auto one = window++;
+    if (one->users == 0) {
+      drop(one);
+    } else {
+      remember(*one);
+      one->left = 0;
+    }
+  }
+  most_ = kFirstWindows;
+  const auto here = order_.begin() + static_cast<std::ptrdiff_t>(number_);
+  auto turn = std::find(here, order_.end(), &place);
+  if (turn == order_.end()) turn = std::find(order_.begin(), order_.end(), &place);
+  number_ = static_cast<std::size_t>(turn - order_.begin());
+  source_ = &place;
+  next_ = at;
+}
+
+/// Requests consist of whole pages; what remains of the file behind them has no request.
+void ReadAhead::submit() {
+  const aio::File& file = files_.at(source_->file);
+  const Bytes tensor_end = source_->tensor->offset + source_->tensor->bytes;
+  const Bytes pages = file.size() / kPage * kPage;
+  const Bytes begin = next_ / kPage * kPage;
+  const bool whole = begin < pages;
+  const Bytes end =
+      std::min(begin + kWindow, whole ? std::min(round_up(tensor_end, kPage), pages) : tensor_end);
+  Window& window = open_.emplace_back(source_, begin, end, std::min(end, tensor_end) - next_,
+                                      free_.back().first(end - begin));
+  free_.pop_back();
+  if (whole) {
+    window.ticket = queue_->submit({.direction = aio::Direction::read,
+                                    .file = &file,
+                                    .offset = begin,
+                                    .memory = window.memory,
+                                    .ahead = true});
+  }
+  next_ = end;
+  if (next_ >= tensor_end) go_on();
+}
+
+/// With the next tensor of the order.
+void ReadAhead::go_on() {
+  source_ = number_ + 1 < order_.size() ? order_[++number_] : nullptr;
+  if (source_ != nullptr) next_ = source_->tensor->offset;
+}
+
+void ReadAhead::submit_ahead() {
+  while (source_ != nullptr && open_.size() < most_ && !free_.empty()) submit();
+}
+
+void ReadAhead::drop(std::list<Window>::iterator window) {
+  if (window->ticket) static_cast<void>(queue_->wait(*window->ticket));
+  if (window->left > 0) remember(*window);
+  const auto slot = static_cast<Bytes>(window->memory.data() - memory_.bytes().data());
+  free_.push_back(memory_.bytes().subspan(slot, kWindow));
+  open_.erase(window);
+}
+
+bool ReadAhead::drop_one() {
+  const auto unused = std::find_if(open_.begin(), open_.end(),
+                                   [](const Window& window) { return window.users == 0; });
+  if (unused == open_.end()) return false;
+  drop(unused);
+  return true;
+}
+
+void ReadAhead::remember(const Window& window) {
+  dropped_.push_back({window.place, window.begin, window.end});
+  if (dropped_.size() > kWindows) dropped_.pop_front();
 }
 
 }  // namespace ballast::train

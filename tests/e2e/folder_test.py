@@ -141,15 +141,20 @@ class Folder(RunTest):
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
         tensors = {name: tensor for name, tensor in
                    read_file(FAMILIES / "gpt_neox.safetensors", aligned=False).items() if wanted(name)}
-        write_file(self.model / "model.safetensors", tensors)
-        (self.model / "config.json").write_text(json.dumps(GPT_NEOX))
         tokens = self.path / "few.bin"
         tokens.write_bytes(struct.pack("<4000H", *(i * i % 61 for i in range(4000))))
-        done = self.saving(data={"tokens": [str(tokens)], "sequence_length": 32},
-                           bf16={"enabled": False})
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.run_well("export", "run", "--out", "out")
-        self.assertEqual(read_folder(self.path / "out"), tensors)
+        for name, stored, bf16 in (("float32", tensors, False), ("float32", tensors, True),
+                                   ("bfloat16", to_half(tensors, "BF16"), True),
+                                   ("float16", to_half(tensors, "F16"), True)):
+            with self.subTest(name, bf16=bf16):
+                write_file(self.model / "model.safetensors", stored)
+                (self.model / "config.json").write_text(json.dumps({**GPT_NEOX, "torch_dtype": name}))
+                done = self.saving("--overwrite", bf16={"enabled": bf16},
+                                   data={"tokens": [str(tokens)], "sequence_length": 32})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                out = f"out-{name}-{bf16}"
+                self.run_well("export", "run", "--out", out)
+                self.assertEqual(read_folder(self.path / out), stored)
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")

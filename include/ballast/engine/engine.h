@@ -81,11 +81,16 @@ struct EngineTotals {
 /// Where initial weights come from. Several threads call it at a time.
 struct WeightSource {
   /// Writes the fp32 values of elements [first, first + out.size()) of one tensor to `out`. Throws
-  /// Error when it has none. Empty: values are drawn from the seed.
+  /// Error when it has none. Training in bf16 calls it for weights and again for their remainders.
+  /// Empty: values are drawn from the seed.
   std::function<void(const model::TensorSpec& tensor, Elems first, std::span<float> out)> read;
-  /// Whether bf16 holds all values of the tensor exactly. Their remainders are zero, so read() is
-  /// called only once for them. Empty: no.
+  /// Whether read_bf16() delivers the tensor: bf16 holds all of its values exactly.
   std::function<bool(const model::TensorSpec& tensor)> is_bf16 = nullptr;
+  /// Writes the bf16 values of elements from `first` on to `out`, 2 bytes each. Training in bf16
+  /// calls it instead of read(), and only for the weights, since all remainders are zero. Empty: it
+  /// delivers no tensor.
+  std::function<void(const model::TensorSpec& tensor, Elems first, HostBytes out)> read_bf16 =
+      nullptr;
 };
 
 /// Trains one model on one device, or this rank's share of it on several: binds the schedule's

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -115,7 +117,8 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
       // With one buffer, blocks of all sizes follow each other in the same memory.
       for (const std::string count : {"1", "3"}) {
         Engine engine = planning::make_engine(
-            config({kWeights + tier, kOptimizer + tier, "ballast.update_threads=" + threads,
+            config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
+                    kOptimizer + tier, "ballast.update_threads=" + threads,
                     "zero_optimization.offload_param.buffer_count=" + count,
                     "zero_optimization.offload_optimizer.buffer_count=" + count}));
         engine.start();
@@ -146,10 +149,15 @@ TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
   }
 }
 
+/// All but one tensor of a layer.
+bool is_stored_as_bf16(const model::TensorSpec& tensor) {
+  return !tensor.name.ends_with("q_proj.weight");
+}
+
 /// Values that bf16 holds, and one tensor with others.
 float stored_value(const model::TensorSpec& tensor, Elems i) {
   const auto value = 1.0F / static_cast<float>(tensor.size + i);
-  return tensor.name.ends_with("q_proj.weight") ? value : to_float(from_float<Bf16>(value));
+  return is_stored_as_bf16(tensor) ? to_float(from_float<Bf16>(value)) : value;
 }
 
 TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
@@ -161,18 +169,65 @@ TEST_F(EngineTest, WeightsThatBf16HoldsAreReadOnceAndHaveNoRemainders) {
       const std::lock_guard lock(mutex);
       elements_read[tensor.name] += out.size();
     };
-    const auto is_bf16 = [](const model::TensorSpec& tensor) {
-      return !tensor.name.ends_with("q_proj.weight");
+    const auto read_bf16 = [&](const model::TensorSpec& tensor, Elems first, HostBytes out) {
+      const Elems count = out.size() / sizeof(Bf16);
+      for (Elems i = 0; i < count; ++i) {
+        const Bf16 value = from_float<Bf16>(stored_value(tensor, first + i));
+        std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+      }
+      const std::lock_guard lock(mutex);
+      elements_read[tensor.name] += count;
     };
     Engine engine = planning::make_engine(config({kWeights + tier, kOptimizer + tier}));
-    engine.start({read, is_bf16});
+    engine.start({read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       for (const model::TensorSpec& tensor : blocks[b].tensors) {
         std::vector<float> expected(tensor.size);
         for (Elems i = 0; i < expected.size(); ++i) expected[i] = stored_value(tensor, i);
         EXPECT_EQ(engine.read_weights(b, tensor), expected) << tier << ": " << tensor.name;
-        EXPECT_EQ(elements_read[tensor.name], (is_bf16(tensor) ? 1 : 2) * tensor.size);
+        EXPECT_EQ(elements_read[tensor.name], (is_stored_as_bf16(tensor) ? 1 : 2) * tensor.size);
+      }
+    }
+  }
+}
+
+/// Any pattern of bits, NaNs of all kinds included; those of one tensor need all 32 bits.
+std::uint32_t any_bits(const model::TensorSpec& tensor, Elems i) {
+  const auto bits = static_cast<std::uint32_t>((tensor.offset + i) * 2654435761U);
+  return is_stored_as_bf16(tensor) ? bits & 0xffff0000U : bits;
+}
+
+TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
+  const auto read = [](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    for (Elems i = 0; i < out.size(); ++i) {
+      out[i] = std::bit_cast<float>(any_bits(tensor, first + i));
+    }
+  };
+  const auto read_bf16 = [](const model::TensorSpec& tensor, Elems first, HostBytes out) {
+    for (Elems i = 0; i < out.size() / sizeof(Bf16); ++i) {
+      const auto value = static_cast<std::uint16_t>(any_bits(tensor, first + i) >> 16U);
+      std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+    }
+  };
+  const auto hash = [&](const WeightSource& source, const std::string& tier,
+                        const std::string& threads, const std::string& buffers) {
+    Engine engine = planning::make_engine(
+        config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier, kOptimizer + tier,
+                "ballast.update_threads=" + threads,
+                "zero_optimization.offload_param.buffer_count=" + buffers,
+                "zero_optimization.offload_optimizer.buffer_count=" + buffers}));
+    engine.start(source);
+    return engine.state_hash();
+  };
+  const std::uint64_t expected = hash({read}, "none", "1", "1");
+  for (const std::string tier : {"none", "cpu", "nvme"}) {
+    for (const std::string threads : {"1", "3"}) {
+      // With one buffer, blocks of all sizes follow each other in the same memory.
+      for (const std::string buffers : {"1", "3"}) {
+        SCOPED_TRACE(tier + ", " + threads + " threads, " + buffers + " buffers");
+        EXPECT_EQ(hash({read}, tier, threads, buffers), expected);
+        EXPECT_EQ(hash({read, is_stored_as_bf16, read_bf16}, tier, threads, buffers), expected);
       }
     }
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -161,7 +162,7 @@ TEST(ReadAhead, ServesSeveralThreads) {
   const WeightFiles files(file.path);
   ReadAhead reader(files, {});
   std::vector<std::thread> threads;
-  constexpr std::size_t kThreads = 3;
+  constexpr std::size_t kThreads = 20;  // more than there are windows
   for (std::size_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       read_and_compare(reader, files, file.bytes, kLarge * t / kThreads,
@@ -169,6 +170,32 @@ TEST(ReadAhead, ServesSeveralThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// As the threads of the fill do.
+TEST(ReadAhead, ThreadsThatTakeTurnsReadEverythingOnce) {
+  const OneTensor file;
+  const WeightFiles files(file.path);
+  const WeightFiles::Place& place = files.tensors().front();
+  ReadAhead reader(files, {&place, &place});
+  constexpr Bytes kPart = 100'003;
+  for (int round = 1; round <= 2; ++round) {
+    std::atomic<Bytes> next = 0;
+    const auto take_turns = [&] {
+      std::vector<std::byte> part;
+      for (Bytes at = next.fetch_add(kPart); at < kLarge; at = next.fetch_add(kPart)) {
+        part.resize(std::min(kPart, kLarge - at));
+        reader.read(place, at, part);
+        EXPECT_EQ(std::memcmp(part.data(), file.bytes.data() + at, part.size()), 0) << at;
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) threads.emplace_back(take_turns);
+    for (std::thread& thread : threads) thread.join();
+  }
+  // The second round begins where the first one ends, with what was read ahead of it.
+  EXPECT_LE(reader.bytes_read(), 2 * (kLarge + 2 * kPage));
+  EXPECT_GE(reader.bytes_read(), 2 * (kLarge - kPage));
 }
 
 TEST(ReadAhead, NamesAFileThatWasCutOff) {

@@ -176,7 +176,7 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
         std::vector<float> expected(tensor.size);
-        read_initial_weights(files, reader, tensor, 0, values);
+        read_initial_weights(place_of(files, tensor), reader, tensor, 0, values);
         whole.read(tensor.name, expected);
         EXPECT_EQ(values, expected) << tensor.name;
       }
