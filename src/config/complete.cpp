@@ -236,13 +236,6 @@ void check_activations(const Json& root, const Document& document) {
   }
 }
 
-void check_buffers(const BallastSection& b, const Document& document) {
-  if (b.device_weight_buffers != 1) return;
-  document.fail("ballast.device_weight_buffers",
-                "must be at least 2, one to compute with while the other is filled; 0 leaves it to "
-                "the engine");
-}
-
 void check_update(const Config& c, const Document& document) {
   if (c.ballast.update == "eager" && c.ballast.speculative_updates.value_or(0) > 0) {
     document.fail("ballast.speculative_updates",
@@ -273,7 +266,6 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_activations(document.root(), document);
   check_persistence(document.root(), document);
   check_update(config, document);
-  check_buffers(config.ballast, document);
   check_faults(config.ballast, document, world, config.notes);
 }
 

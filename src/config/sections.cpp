@@ -293,6 +293,7 @@ Section ballast_keys(BallastSection& b) {
       tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
       also_called(recompute_key(b.recompute), {"gradient_checkpointing", "checkpoint_activations"}),
       whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
+      whole("device_gradient_buffers", b.device_gradient_buffers, {0, 1024}),
       whole("activation_buffers", b.activation_buffers, {0, 1024}),
       whole("gradient_buffers", b.gradient_buffers, {0, 1024}),
       or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),

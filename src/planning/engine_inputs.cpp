@@ -56,6 +56,7 @@ schedule::Options schedule_options(const config::Config& config) {
   options.state_staging = count(config.zero.optimizer.buffer_count, options.state_staging);
   options.weight_staging = count(config.zero.parameters.buffer_count, options.weight_staging);
   options.weight_slots = count(config.ballast.device_weight_buffers, options.weight_slots);
+  options.gradient_slots = count(config.ballast.device_gradient_buffers, options.gradient_slots);
   options.activation_staging = count(config.ballast.activation_buffers, options.activation_staging);
   options.gradient_staging = count(config.ballast.gradient_buffers, options.gradient_staging);
   if (config.ballast.writes_checkpoints()) {

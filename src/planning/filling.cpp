@@ -83,7 +83,7 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
 
 memory::Ledger Filler::ledger(const Placement& placement, const schedule::Options& options) const {
   return engine::make_ledger(
-      schedule::list_buffers(work_, with_speculation(placement, speculating_), options));
+      schedule::sum_buffers(work_, with_speculation(placement, speculating_), options));
 }
 
 Bytes Filler::excess(const Placement& placement, const schedule::Options& options) const {
@@ -146,9 +146,9 @@ Bytes Filler::descend(Placement& placement, const schedule::Options& options) co
   // All runs of blocks in a small model; all blocks, halves and so on in a larger one.
   constexpr std::size_t kSmall = 8;
   const std::size_t blocks = constraints_.size();
-  // About so many buffers are listed for a ledger.
-  constexpr std::size_t kBuffers = 100'000;
-  std::size_t tries = kBuffers / (blocks * (5 + work_.micro_batches));
+  // About so many buffers are listed for ledgers.
+  constexpr std::size_t kBuffers = 300'000;
+  std::size_t tries = kBuffers / (blocks * 10);
   // Of equal excesses the one with less memory in all, which leaves room for the next change.
   const auto cost = [&](const Placement& candidate) {
     const memory::Ledger sums = ledger(candidate, options);

@@ -14,7 +14,8 @@ using text::Json;
 using Lines = std::vector<std::string>;
 
 std::string seconds_text(double seconds) {
-  return seconds < 1.0 ? fmt::format("{:.3g} ms", 1e3 * seconds) : fmt::format("{:.3g} s", seconds);
+  if (seconds < 1.0) return fmt::format("{:.3g} ms", 1e3 * seconds);
+  return seconds < 1000.0 ? fmt::format("{:.3g} s", seconds) : fmt::format("{:.0f} s", seconds);
 }
 
 std::string speed_text(double per_second) {
@@ -45,7 +46,7 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
   std::string text;
   const auto add_count = [&](schedule::BufferId used, std::uint32_t count, std::string_view what) {
     if (used == schedule::kNoBuffer) return;
-    text += fmt::format("{}{} for {}", text.empty() ? "" : ", ", count, what);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, count);
   };
   add_count(schedule.weight_staging, blueprint.options.weight_staging, "weights");
   add_count(schedule.state_staging, blueprint.options.state_staging, "optimizer states");
@@ -255,7 +256,8 @@ std::string to_json(const Forecast& forecast) {
                                  {"states", options.state_staging},
                                  {"activations", options.activation_staging},
                                  {"gradients", options.gradient_staging},
-                                 {"device_weights", options.weight_slots}});
+                                 {"device_weights", options.weight_slots},
+                                 {"device_gradients", options.gradient_slots}});
   out["lanes"] = lanes_json(prediction);
   out["bounds"] = bounds_json(prediction);
   add_wear_json(forecast, out);

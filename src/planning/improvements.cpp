@@ -89,6 +89,7 @@ class Improvements {
     config.zero.parameters.buffer_count = 0;
     config.zero.optimizer.buffer_count = 0;
     config.ballast.device_weight_buffers = 0;
+    config.ballast.device_gradient_buffers = 0;
     config.ballast.activation_buffers = 0;
     config.ballast.gradient_buffers = 0;
     const std::string open =

@@ -79,6 +79,7 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config.zero.optimizer.buffer_count = best.point.options.state_staging;
   config.zero.parameters.buffer_count = best.point.options.weight_staging;
   config.ballast.device_weight_buffers = best.point.options.weight_slots;
+  config.ballast.device_gradient_buffers = best.point.options.gradient_slots;
   config.ballast.activation_buffers = best.point.options.activation_staging;
   config.ballast.gradient_buffers = best.point.options.gradient_staging;
   const auto& blocks = best.placement.blocks;

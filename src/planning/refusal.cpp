@@ -22,7 +22,8 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   std::vector<std::pair<Bytes, std::uint64_t>> found;
   for (const std::uint64_t size : sizes) {
     const Setting setting(request, size);
-    const schedule::Options options = smallest_buffers(request.config, setting.outline.options);
+    const schedule::Options options =
+        with_buffers(request.config, setting.outline.options, Buffers::fewest);
     found.emplace_back(setting.filler.excess(setting.filler.fill({}, options), options), size);
   }
   std::sort(found.begin(), found.end());
@@ -231,7 +232,8 @@ Nearest come_nearest(const PlanRequest& request, Effort effort) {
   }
   for (const Program& program : programs) {
     for (const auto& setting : settings) {
-      schedule::Options options = smallest_buffers(request.config, setting->outline.options);
+      schedule::Options options =
+          with_buffers(request.config, setting->outline.options, Buffers::fewest);
       for (const schedule::Order order : orders(request.config, options)) {
         options.order = order;
         const schedule::Placement placement = setting->filler.fill(program, options);

@@ -35,9 +35,9 @@ std::size_t least_operations(const Setting& setting) {
 std::string key_of(std::uint64_t micro_batch, const schedule::Options& options,
                    const schedule::Placement& placement) {
   std::string key =
-      fmt::format("{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
-                  options.weight_slots, options.weight_staging, options.state_staging,
-                  options.activation_staging, options.gradient_staging);
+      fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
+                  options.weight_slots, options.gradient_slots, options.weight_staging,
+                  options.state_staging, options.activation_staging, options.gradient_staging);
   for (const auto& block : placement.blocks) {
     key += block.gradients == Tier::nvme ? 'g' : '.';
     key += static_cast<char>('!' + 27 * static_cast<int>(block.keeps_intermediates) +
@@ -107,23 +107,30 @@ config::Config with_micro_batches(const config::Config& config, std::uint64_t si
   return changed;
 }
 
-schedule::Options smallest_buffers(const config::Config& config, schedule::Options options) {
+schedule::Options with_buffers(const config::Config& config, schedule::Options options,
+                               Buffers number) {
+  if (number == Buffers::usual) return options;
   if (config.zero.optimizer.buffer_count == 0) options.state_staging = 1;
   if (config.zero.parameters.buffer_count == 0) options.weight_staging = 1;
   if (config.ballast.device_weight_buffers == 0) options.weight_slots = 2;
   if (config.ballast.activation_buffers == 0) options.activation_staging = 1;
   if (config.ballast.gradient_buffers == 0) options.gradient_staging = 1;
+  if (number == Buffers::few) return options;
+  if (config.ballast.device_weight_buffers == 0) options.weight_slots = 1;
+  if (config.ballast.device_gradient_buffers == 0) options.gradient_slots = 1;
   return options;
 }
 
 schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
                                             const config::Config& config,
                                             schedule::Options& options) {
-  schedule::Placement placement = filler.fill(program, options);
-  if (filler.excess(placement, options) == 0) return placement;
-  options = smallest_buffers(config, options);
-  placement = filler.fill(program, options);
-  if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
+  schedule::Placement placement;
+  for (const Buffers number : kBuffers) {
+    options = with_buffers(config, options, number);
+    placement = filler.fill(program, options);
+    if (filler.excess(placement, options) == 0) return placement;
+  }
+  if (!opens_gradients(config)) return placement;
   return filler.fill(with_swapped_gradients({program}).front(), options);
 }
 
@@ -209,8 +216,8 @@ std::optional<Candidate> Search::run() {
   for (const bool swaps : {false, true}) {
     if (swaps && !opens_gradients(request_.config)) break;
     const auto programs = swaps ? with_swapped_gradients(basic_programs()) : basic_programs();
-    for (const bool few_buffers : {false, true}) {
-      if (candidates_.empty()) try_programs(programs, few_buffers);
+    for (const Buffers number : kBuffers) {
+      if (candidates_.empty()) try_programs(programs, number);
     }
   }
   if (candidates_.empty()) try_nearest();
@@ -221,7 +228,7 @@ std::optional<Candidate> Search::run() {
   return *best();
 }
 
-void Search::try_programs(const std::vector<Program>& programs, bool few_buffers) {
+void Search::try_programs(const std::vector<Program>& programs, Buffers number) {
   constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
   for (std::size_t p = 0; p < programs.size(); ++p) {
@@ -231,8 +238,7 @@ void Search::try_programs(const std::vector<Program>& programs, bool few_buffers
       if (!candidates_.empty() && least_operations(*setting) > request_.work_limit / 16) continue;
       if (p >= kProbation && setting->best < kHopeless * best_tokens_per_second_) continue;
       if (p >= kGivenUp && setting->best == 0.0) continue;
-      schedule::Options options = setting->outline.options;
-      if (few_buffers) options = smallest_buffers(request_.config, options);
+      schedule::Options options = with_buffers(request_.config, setting->outline.options, number);
       for (const schedule::Order order : orders(request_.config, options)) {
         options.order = order;
         attempt({setting.get(), options, programs[p]});
@@ -284,8 +290,9 @@ void Search::vary_buffers(const Candidate& candidate, std::vector<Point>& points
     if (states) with(&Options::state_staging);
     if (weights) with(&Options::weight_staging);
     if (states && weights) with(&Options::state_staging, &Options::weight_staging);
-    if (request_.config.ballast.device_weight_buffers == 0 && count > 1) {
-      with(&Options::weight_slots);
+    if (request_.config.ballast.device_weight_buffers == 0) with(&Options::weight_slots);
+    if (request_.config.ballast.device_gradient_buffers == 0 && count < 4) {
+      with(&Options::gradient_slots);
     }
     if (request_.config.ballast.activation_buffers == 0) with(&Options::activation_staging);
     if (request_.config.ballast.gradient_buffers == 0) with(&Options::gradient_staging);
@@ -348,7 +355,7 @@ std::size_t Search::most_speculating(const Candidate& plan) const {
   const Setting& setting = *plan.point.setting;
   const Bytes drives = request_.rates.nvme_bytes;
   const auto fits = [&](std::size_t count) {
-    const memory::Ledger ledger = engine::make_ledger(schedule::list_buffers(
+    const memory::Ledger ledger = engine::make_ledger(schedule::sum_buffers(
         setting.outline.workload, with_speculation(plan.placement, count), plan.point.options));
     return ledger.fits(setting.budgets) && (drives == 0 || ledger.total(Tier::nvme) <= drives);
   };

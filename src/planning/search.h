@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -23,11 +24,19 @@ std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
                                   std::uint32_t world);
 
-/// `options` with as few staging buffers as `config` allows.
-schedule::Options smallest_buffers(const config::Config& config, schedule::Options options);
+/// Numbers of buffers that a config leaves open.
+enum class Buffers : std::uint8_t {
+  usual,  ///< as many as the options say
+  few,    ///< one in host memory for each purpose
+  fewest  ///< also one on the device: nothing is uploaded during computation
+};
+inline constexpr std::array kBuffers = {Buffers::usual, Buffers::few, Buffers::fewest};
 
-/// Fills with `options`, or with smallest_buffers() if that does not fit; `options` become those
-/// that were used.
+schedule::Options with_buffers(const config::Config& config, schedule::Options options,
+                               Buffers number);
+
+/// Fills with the first of kBuffers that fits, or with the fewest; `options` become those that were
+/// used.
 schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
                                             const config::Config& config,
                                             schedule::Options& options);
@@ -87,7 +96,7 @@ class Search {
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
-  void try_programs(const std::vector<Program>& programs, bool few_buffers);
+  void try_programs(const std::vector<Program>& programs, Buffers number);
   void try_nearest();
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;

@@ -341,12 +341,9 @@ void check_arguments(const Workload& workload, const Placement& placement, const
       workload.evaluation_micro_batches > workload.micro_batches) {
     refuse("evaluation_micro_batches must be 1 to micro_batches");
   }
-  if (options.weight_slots < 2) refuse("weight_slots must be at least 2");
-  if (options.weight_staging < 1 || options.state_staging < 1 || options.activation_staging < 1 ||
-      options.gradient_staging < 1) {
-    refuse(
-        "weight_staging, state_staging, activation_staging and gradient_staging must be at least "
-        "1");
+  if (std::min({options.weight_slots, options.gradient_slots, options.weight_staging,
+                options.state_staging, options.activation_staging, options.gradient_staging}) < 1) {
+    refuse("every number of buffers must be at least 1");
   }
   check_ranks(workload);
   check_speculation(workload, placement, options);
@@ -390,6 +387,12 @@ std::vector<Buffer> list_buffers(const Workload& workload, const Placement& plac
                                  const Options& options) {
   check_arguments(workload, placement, options);
   return std::move(make_layout(workload, placement, options).buffers);
+}
+
+std::vector<Buffer> sum_buffers(const Workload& workload, const Placement& placement,
+                                const Options& options) {
+  check_arguments(workload, placement, options);
+  return merged_buffers(workload, placement, options);
 }
 
 Plan build_partial_step(const Workload& workload, const Placement& placement,

@@ -1,6 +1,7 @@
 #include "src/schedule/layout.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -18,8 +19,9 @@ constexpr Bytes kPassing = 1 * kMiB;
 
 class LayoutMaker {
  public:
-  LayoutMaker(const Workload& workload, const Placement& placement, const Options& options)
-      : work_(workload), place_(placement), options_(options), rank_(workload) {}
+  LayoutMaker(const Workload& workload, const Placement& placement, const Options& options,
+              bool merges)
+      : work_(workload), place_(placement), options_(options), rank_(workload), merges_(merges) {}
 
   Layout make() {
     homes();
@@ -39,6 +41,13 @@ class LayoutMaker {
   }
 
  private:
+  static constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::checkpoints) + 1;
+  static std::array<std::array<BufferId, kKinds>, kTiers.size()> none() {
+    std::array<std::array<BufferId, kKinds>, kTiers.size()> ids;
+    for (auto& of_tier : ids) of_tier.fill(kNoBuffer);
+    return ids;
+  }
+
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
@@ -46,19 +55,45 @@ class LayoutMaker {
   [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
+    if (merges_) return merge(tier, kind, bytes, 1);
     layout_.buffers.push_back({std::move(name), tier, kind, bytes});
     return static_cast<BufferId>(layout_.buffers.size() - 1);
   }
 
+  /// Adds `count` equal buffers to the one of their tier and kind.
+  BufferId merge(Tier tier, Kind kind, Bytes bytes, std::size_t count) {
+    const bool place = kind == Kind::staging || kind == Kind::gradients;
+    if (tier == Tier::host && place) largest_place_ = std::max(largest_place_, bytes);
+    BufferId& id = merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
+    if (id == kNoBuffer) {
+      id = static_cast<BufferId>(layout_.buffers.size());
+      layout_.buffers.push_back({{}, tier, kind, 0});
+    }
+    layout_.buffers[id].bytes += count * round_up(bytes, kPage);
+    return id;
+  }
+
+  /// "layer 3 weights", unless nobody reads it.
+  [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
+    return merges_ ? std::string() : fmt::format("{} {}", work_.blocks[block].name, what);
+  }
+
   std::vector<BufferId> add_slots(std::string_view name, Tier tier, Kind kind, Bytes bytes,
                                   std::size_t count) {
-    std::vector<BufferId> slots;
-    if (bytes == 0) return slots;
-    slots.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      slots.push_back(add(fmt::format("{} {}", name, i), tier, kind, bytes));
-    }
-    return slots;
+    if (bytes == 0) return {};
+    return add_equal([name](std::size_t i) { return fmt::format("{} {}", name, i); }, tier, kind,
+                     bytes, count);
+  }
+
+  /// If buffers are merged, one stands for all.
+  template <class Name>
+  std::vector<BufferId> add_equal(Name name, Tier tier, Kind kind, Bytes bytes, std::size_t count) {
+    if (count == 0) return {};
+    if (merges_) return {merge(tier, kind, bytes, count)};
+    std::vector<BufferId> buffers;
+    buffers.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) buffers.push_back(add(name(i), tier, kind, bytes));
+    return buffers;
   }
 
   struct Need {
@@ -80,12 +115,12 @@ class LayoutMaker {
 
   void homes() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      const std::string& name = work_.blocks[b].name;
       layout_.weight_home.push_back(
-          add(name + " weights", at(b).weights, Kind::weights, rank_.weights(b)));
+          add(name_of(b, "weights"), at(b).weights, Kind::weights, rank_.weights(b)));
       if (!trains()) continue;
-      layout_.state_home.push_back(add_states(b, name + " states", at(b).optimizer, Kind::states));
-      undo(b, name);
+      layout_.state_home.push_back(
+          add_states(b, name_of(b, "states"), at(b).optimizer, Kind::states));
+      undo(b);
     }
   }
 
@@ -94,40 +129,42 @@ class LayoutMaker {
     const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
     std::vector<BufferId> buffers;
     for (std::uint32_t g = 0; g < groups; ++g) {
-      buffers.push_back(add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g), tier,
-                            kind, rank_.states(b, g)));
+      buffers.push_back(
+          add(groups == 1 || merges_ ? name : fmt::format("{}, sub-group {}", name, g), tier, kind,
+              rank_.states(b, g)));
     }
     return buffers;
   }
 
-  void checkpoints() {
-    for (const BufferId home : layout_.weight_home) checkpoints_of(home);
-    for (const auto& homes : layout_.state_home) {
-      for (const BufferId home : homes) checkpoints_of(home);
-    }
-  }
-
   /// No plan uses these: a home and such a buffer change places (state/slots.h).
-  void checkpoints_of(BufferId home) {
-    const Buffer kept = layout_.buffers[home];
-    if (kept.tier != Tier::nvme) return;
-    for (std::uint32_t c = 0; c < options_.kept_checkpoints; ++c) {
-      add(fmt::format("{} of checkpoint {}", kept.name, c), Tier::nvme, Kind::checkpoints,
-          kept.bytes);
+  void checkpoints() {
+    std::vector<BufferId> homes = layout_.weight_home;
+    for (const auto& states : layout_.state_home) {
+      homes.insert(homes.end(), states.begin(), states.end());
+    }
+    if (merges_) {
+      std::sort(homes.begin(), homes.end());
+      homes.erase(std::unique(homes.begin(), homes.end()), homes.end());
+    }
+    for (const BufferId home : homes) {
+      const Buffer kept = layout_.buffers[home];
+      if (kept.tier != Tier::nvme) continue;
+      add_equal([&kept](std::size_t c) { return fmt::format("{} of checkpoint {}", kept.name, c); },
+                Tier::nvme, Kind::checkpoints, kept.bytes, options_.kept_checkpoints);
     }
   }
 
-  void undo(std::uint32_t b, const std::string& name) {
+  void undo(std::uint32_t b) {
     layout_.weight_undo.push_back(kNoBuffer);
     layout_.state_undo.emplace_back();
     if (!at(b).speculates) return;
     // The updated weights of a block are in host memory, wherever they live.
     const bool swaps_weights = at(b).weights == Tier::nvme;
     layout_.weight_undo.back() =
-        add(name + " weights before the update", swaps_weights ? Tier::nvme : Tier::host,
+        add(name_of(b, "weights before the update"), swaps_weights ? Tier::nvme : Tier::host,
             Kind::undo, swaps_weights ? rank_.weights(b) : rank_.updated_weights(b));
     layout_.state_undo.back() =
-        add_states(b, name + " states before the update", at(b).optimizer, Kind::undo);
+        add_states(b, name_of(b, "states before the update"), at(b).optimizer, Kind::undo);
   }
 
   void weight_passage() {
@@ -144,8 +181,9 @@ class LayoutMaker {
     };
     const Need shares =
         need([this](std::uint32_t b) { return rank_.weight_share(b); }, split_elsewhere);
-    layout_.share_slots = add_slots("shares of weights in transit", Tier::device, Kind::staging,
-                                    shares.bytes, std::min<std::size_t>(2, shares.count));
+    layout_.share_slots =
+        add_slots("shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
+                  std::min<std::size_t>({2, options_.weight_slots, shares.count}));
     if (rank_.codes_weights()) {
       const Need codes = need([this](std::uint32_t b) { return rank_.whole_codes(b); },
                               [this](std::uint32_t b) { return rank_.splits_weights(b); });
@@ -182,19 +220,19 @@ class LayoutMaker {
 
   void gradients() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      const std::string& name = work_.blocks[b].name;
-      layout_.gradient.push_back(gradient_home(b, name + " gradient"));
-      layout_.statistics_device.push_back(add(name + " gradient statistics on the device",
+      layout_.gradient.push_back(gradient_home(b, name_of(b, "gradient")));
+      layout_.statistics_device.push_back(add(name_of(b, "gradient statistics on the device"),
                                               Tier::device, Kind::batch, work_.statistics_bytes));
       layout_.statistics_host.push_back(
-          add(name + " gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes));
+          add(name_of(b, "gradient statistics"), Tier::host, Kind::batch, work_.statistics_bytes));
     }
     const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
     const Need packed = need(whole, [this](std::uint32_t b) {
       return rank_.splits_gradients() || at(b).optimizer != Tier::device;
     });
-    layout_.gradient_slots = add_slots("gradients in transit", Tier::device, Kind::staging,
-                                       packed.bytes, std::min<std::size_t>(2, packed.count));
+    layout_.gradient_slots =
+        add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
+                  std::min<std::size_t>(options_.gradient_slots, packed.count));
     const Need swapped = need([this](std::uint32_t b) { return swapped_gradient_bytes(work_, b); },
                               [this](std::uint32_t b) { return swaps_gradient(place_, b); });
     layout_.gradient_staging =
@@ -230,9 +268,9 @@ class LayoutMaker {
           add("gradient accumulator", Tier::device, Kind::accumulators, largest.bytes);
       layout_.accumulator.assign(blocks(), shared);
     } else {
-      for (const BlockWork& block : work_.blocks) {
-        layout_.accumulator.push_back(add(block.name + " accumulator", Tier::device,
-                                          Kind::accumulators, block.accumulator_bytes));
+      for (std::uint32_t b = 0; b < blocks(); ++b) {
+        layout_.accumulator.push_back(add(name_of(b, "accumulator"), Tier::device,
+                                          Kind::accumulators, work_.blocks[b].accumulator_bytes));
       }
     }
     if (!work_.tied) return;
@@ -254,7 +292,7 @@ class LayoutMaker {
       add_inputs(b, leaves ? at(b).activations : Tier::device, together);
       if (keeps_intermediates(place_, b)) {
         layout_.intermediates[b] =
-            add_slots("intermediates of " + work_.blocks[b].name, Tier::device, Kind::intermediates,
+            add_slots(name_of(b, "intermediates"), Tier::device, Kind::intermediates,
                       work_.blocks[b].intermediate_bytes, together);
       }
     }
@@ -283,11 +321,10 @@ class LayoutMaker {
 
   void add_inputs(std::uint32_t block, Tier tier, std::uint32_t count) {
     const Bytes bytes = tier == Tier::nvme ? swapped_input_bytes(work_) : work_.activation_bytes;
-    for (std::uint32_t m = 0; m < count; ++m) {
-      layout_.input_home[block].push_back(
-          add(fmt::format("input of {}, {}", work_.blocks[block].name, m), tier, Kind::activations,
-              bytes));
-    }
+    const std::string& name = work_.blocks[block].name;
+    layout_.input_home[block] =
+        add_equal([&name](std::size_t m) { return fmt::format("input of {}, {}", name, m); }, tier,
+                  Kind::activations, bytes, count);
   }
 
   void batch() {
@@ -309,13 +346,15 @@ class LayoutMaker {
              [this](std::uint32_t b) { return trains() && at(b).optimizer == Tier::device; });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
+    const Bytes enough = std::min(largest, kServes);
+    if (merges_ && largest_place_ >= enough) return;
     for (const auto* places :
          {&layout_.weight_staging, &layout_.state_staging, &layout_.activation_staging,
           &layout_.gradient_staging, &layout_.gradient}) {
       for (const BufferId id : *places) {
-        if (id == kNoBuffer) continue;
+        if (merges_ || id == kNoBuffer) continue;
         const Buffer& buffer = layout_.buffers[id];
-        if (buffer.tier != Tier::host || buffer.bytes < std::min(largest, kServes)) continue;
+        if (buffer.tier != Tier::host || buffer.bytes < enough) continue;
         layout_.passing_place = id;
         return;
       }
@@ -328,6 +367,9 @@ class LayoutMaker {
   const Placement& place_;
   const Options& options_;
   RankSizes rank_;
+  bool merges_;  ///< buffers of the same tier and kind: only their sums are of interest
+  std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
+  Bytes largest_place_ = 0;  ///< of those that could be the passing place, if they are merged
   Layout layout_;
 };
 
@@ -375,7 +417,12 @@ Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block) {
 }
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options) {
-  return LayoutMaker(workload, placement, options).make();
+  return LayoutMaker(workload, placement, options, false).make();
+}
+
+std::vector<Buffer> merged_buffers(const Workload& workload, const Placement& placement,
+                                   const Options& options) {
+  return std::move(LayoutMaker(workload, placement, options, true).make().buffers);
 }
 
 }  // namespace ballast::schedule

@@ -91,4 +91,8 @@ Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block);
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options);
 
+/// See sum_buffers().
+std::vector<Buffer> merged_buffers(const Workload& workload, const Placement& placement,
+                                   const Options& options);
+
 }  // namespace ballast::schedule

@@ -146,6 +146,19 @@ class Plan(unittest.TestCase):
                 self.assertEqual([plan["bottleneck"], plan["second_bottleneck"]],
                                  [lane for lane, _ in said])
 
+    def test_the_largest_examples_fit(self):
+        configs = pathlib.Path(__file__).resolve().parents[2] / "configs"
+        for config, rates, world, batch, parameters in (
+                ("desktop-70b.json", "rtx4090-2nvme.json", 1, 2, 70e9),
+                ("node-1t.json", "h100-node.json", 8, 16, 1e12)):
+            with self.subTest(config=config):
+                done = self.ballast("plan", configs / config, "--rates", configs / "rates" / rates,
+                                    "--world", world, "--json", "--set", f"train_batch_size={batch}")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                plan = json.loads(done.stdout)
+                self.assertGreater(plan["parameters"], parameters)
+                self.assertGreater(plan["tokens_per_second"], 1)
+
     def test_writes_nothing_but_what_was_asked_for(self):
         before = sorted(self.path.rglob("*"))
         self.planned()

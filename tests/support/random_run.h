@@ -113,8 +113,7 @@ inline void draw_placement(Dice& dice, std::vector<std::string>& set) {
        {"zero_optimization.offload_optimizer.buffer_count",
         "zero_optimization.offload_param.buffer_count", "ballast.device_weight_buffers",
         "ballast.activation_buffers", "ballast.gradient_buffers"}) {
-    const bool slots = std::string_view(key) == "ballast.device_weight_buffers";
-    if (dice.chance(30)) set.push_back(fmt::format("{}={}", key, (slots ? 2 : 1) + dice.below(4)));
+    if (dice.chance(30)) set.push_back(fmt::format("{}={}", key, 1 + dice.below(4)));
   }
 }
 

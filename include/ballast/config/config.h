@@ -181,10 +181,11 @@ struct BallastSection {
   /// Whether the backward pass recomputes layers' intermediates instead of keeping them on the
   /// device; unset ("auto"): recomputes those that do not fit.
   std::optional<bool> recompute;
-  std::uint64_t device_weight_buffers = 0;  ///< weights in transit; 0: the engine's default
-  std::uint64_t activation_buffers = 0;     ///< host staging for NVMe; 0: the engine's default
-  std::uint64_t gradient_buffers = 0;       ///< the same for gradients
-  int compute_threads = 0;                  ///< 0: all CPUs
+  std::uint64_t device_weight_buffers = 0;    ///< weights in transit; 0: the engine's default
+  std::uint64_t device_gradient_buffers = 0;  ///< the same for gradients
+  std::uint64_t activation_buffers = 0;       ///< host staging for NVMe; 0: the engine's default
+  std::uint64_t gradient_buffers = 0;         ///< the same for gradients
+  int compute_threads = 0;                    ///< 0: all CPUs
   int update_threads = 0;
   std::string update_isa = "auto";      ///< auto, scalar, neon, avx2, avx512
   std::optional<int> update_numa_node;  ///< node whose CPUs run the update; unset ("auto"): any

@@ -353,7 +353,8 @@ struct Options {
   Purpose purpose = Purpose::training;
   Order order = Order::layer_major;
   Update update = Update::gated;
-  std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 2
+  std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 1
+  std::uint32_t gradient_slots = 2;      ///< device buffers for gradients in transit, at least 1
   std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1
   std::uint32_t state_staging = 3;       ///< host buffers for states from NVMe, at least 1
   std::uint32_t activation_staging = 3;  ///< host buffers for activations to NVMe, at least 1
@@ -403,6 +404,11 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
 /// The buffers of build() without its plans: the memory that a placement needs.
 std::vector<Buffer> list_buffers(const Workload& workload, const Placement& placement,
                                  const Options& options);
+
+/// The same bytes, each buffer in whole pages, as one buffer without a name for each tier and kind:
+/// what a planner asks for thousands of times.
+std::vector<Buffer> sum_buffers(const Workload& workload, const Placement& placement,
+                                const Options& options);
 
 /// A training step over the same buffers with fewer micro-batches (1 to the workload's): the last,
 /// partial batch of an epoch. `applies_updates`: it follows another gated step.

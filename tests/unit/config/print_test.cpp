@@ -110,6 +110,7 @@ Config unusual() {
                .activations = Tier::nvme,
                .recompute = true,
                .device_weight_buffers = 6,
+               .device_gradient_buffers = 1,
                .activation_buffers = 7,
                .gradient_buffers = 8,
                .compute_threads = 3,
@@ -217,6 +218,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.activations, b.activations);
   EXPECT_EQ(a.recompute, b.recompute);
   EXPECT_EQ(a.device_weight_buffers, b.device_weight_buffers);
+  EXPECT_EQ(a.device_gradient_buffers, b.device_gradient_buffers);
   EXPECT_EQ(a.activation_buffers, b.activation_buffers);
   EXPECT_EQ(a.gradients, b.gradients);
   EXPECT_EQ(a.gradient_buffers, b.gradient_buffers);

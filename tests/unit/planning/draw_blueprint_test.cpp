@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/planning/engine_inputs.h"
 
+#include "src/planning/engine_inputs.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 

@@ -331,12 +331,31 @@ TEST(Builder, CopiesOfOldValuesCountAsTrafficOfTheUpdate) {
   }
 }
 
+TEST(Builder, SumsAreThoseOfTheListedBuffers) {
+  using Sums = std::map<std::pair<Tier, Kind>, Bytes>;
+  const auto sums_of = [](const std::vector<Buffer>& buffers) {
+    Sums sums;
+    for (const Buffer& buffer : buffers) {
+      sums[{buffer.tier, buffer.kind}] += round_up(buffer.bytes, kPage);
+    }
+    return sums;
+  };
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Problem problem = seed % 2 == 0 ? random_problem(seed) : random_evaluation(seed);
+    problem.options.kept_checkpoints = static_cast<std::uint32_t>(seed % 3);
+    const auto& [work, placement, options] = problem;
+    EXPECT_EQ(sums_of(sum_buffers(work, placement, options)),
+              sums_of(list_buffers(work, placement, options)))
+        << seed;
+  }
+}
+
 TEST(Builder, RefusesWhatMakesNoSense) {
   Problem problem = uniform(3, 1, Tier::host, Tier::host);
   problem.placement.blocks.pop_back();
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 1, Tier::host, Tier::host);
-  problem.options.weight_slots = 1;
+  problem.options.weight_slots = 0;
   EXPECT_THROW(build(problem), Error);
   problem = uniform(3, 2, Tier::host, Tier::host);
   problem.workload.evaluation_micro_batches = 3;
