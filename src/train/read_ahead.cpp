@@ -19,6 +19,9 @@ constexpr std::size_t kFirstWindows = 2;
 
 /// Whole pages of a tensor, except at the end of the file.
 struct ReadAhead::Window {
+  Window(const Part& part, Bytes wanted, HostBytes place_of_data)
+      : place(part.place), begin(part.begin), end(part.end), left(wanted), memory(place_of_data) {}
+
   [[nodiscard]] bool contains(const WeightFiles::Place& other, Bytes at) const {
     return place == &other && begin <= at && at < end;
   }
@@ -185,7 +188,7 @@ void ReadAhead::submit() {
   const bool whole = begin < pages;
   const Bytes end =
       std::min(begin + kWindow, whole ? std::min(round_up(tensor_end, kPage), pages) : tensor_end);
-  Window& window = open_.emplace_back(source_, begin, end, std::min(end, tensor_end) - next_,
+  Window& window = open_.emplace_back(Part{source_, begin, end}, std::min(end, tensor_end) - next_,
                                       free_.back().first(end - begin));
   free_.pop_back();
   if (whole) {
