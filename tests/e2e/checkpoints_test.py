@@ -298,7 +298,7 @@ class VersionTest(runs.RunTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         listed = json.loads(done.stdout)
         self.assertEqual((listed["step"], listed["updates"], listed["xxh3"]),
-                         (4, 4, "dcefc7f412a6e736"))
+                         (4, 4, "5a6fb84e85d4e78e"))
         done = self.run_ballast("train", "config.json", "--resume", "--steps", 5)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("states of step 4 from", done.stdout)

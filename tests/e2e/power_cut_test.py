@@ -58,6 +58,8 @@ def moments(records, disk, before=0):
         if record.kind == "create" and record.name == "metrics.jsonl":
             metrics = record.inode
         if record.kind == "mkdir" and record.name.startswith(".incomplete-step-"):
+            if named == writing:  # published just before the next one
+                complete = writing
             writing = int(record.name.removeprefix(".incomplete-step-"))
         if record.kind == "rename" and record.new_name == f"step-{writing}":
             named = writing
