@@ -231,12 +231,9 @@ class StateHash {
 
   /// Digests of this rank's shard and of the weights that every rank has.
   [[nodiscard]] std::array<std::uint64_t, 2> digests() const {
-    state::RunningChecksum all;
-    for (const auto& [array, hash] : own_) {
-      const std::uint64_t digest = hash.digest();
-      all.add(std::as_bytes(std::span(&digest, 1)));
-    }
-    return {all.digest(), common_.digest()};
+    std::vector<std::uint64_t> own;
+    for (const auto& [array, hash] : own_) own.push_back(hash.digest());
+    return {state::checksum(std::as_bytes(std::span(own))), common_.digest()};
   }
 
  private:

@@ -63,6 +63,16 @@ void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const
   }
 }
 
+void Movements::emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset,
+                           Bytes bytes, std::vector<Use> uses) {
+  emit({.action = action,
+        .block = block,
+        .sub_group = home.sub_group,
+        .bytes = bytes,
+        .offset = offset,
+        .uses = std::move(uses)});
+}
+
 void Movements::fill(std::uint32_t block, Homes homes) {
   for_homes(block, homes, [&](const Home& home) { fill_home(block, home); });
 }
@@ -70,12 +80,7 @@ void Movements::fill(std::uint32_t block, Homes homes) {
 void Movements::fill_home(std::uint32_t block, const Home& home) {
   const bool weights = home.role == Role::weights;
   const auto initialize = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit({.action = Action::initialize,
-          .block = block,
-          .sub_group = home.sub_group,
-          .bytes = bytes,
-          .offset = offset,
-          .uses = {{home.role, place, true}}});
+    emit_piece(Action::initialize, block, home, offset, bytes, {{home.role, place, true}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -83,29 +88,22 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
     case Tier::nvme: {
       const BufferId staging =
           weights ? weight_staging_.take(block).first : state_slot(block, home.sub_group);
+      const auto write = [&](Speculation slot) {
+        if (weights) return writeback_weights(block, staging, 0, slot);
+        writeback_states(block, home.sub_group, staging, 0, slot);
+      };
       initialize(staging, 0, home.bytes);
-      for (const Speculation slot : {Speculation::none, Speculation::speculates}) {
-        // The other slot too, so that later writes only overwrite it.
-        if (slot == Speculation::speculates && !at(block).speculates) return;
-        if (weights) {
-          writeback_weights(block, staging, 0, slot);
-        } else {
-          writeback_states(block, home.sub_group, staging, 0, slot);
-        }
-      }
+      write(Speculation::none);
+      // The other slot, so that later writes only overwrite it.
+      if (at(block).speculates) write(Speculation::speculates);
       return;
     }
     case Tier::device:
       // The device delivers its memory zeroed.
       in_pieces(home.initial_bytes, [&](Bytes offset, Bytes bytes) {
         initialize(layout_.passing_place, offset, bytes);
-        emit({.action = home.upload,
-              .block = block,
-              .sub_group = home.sub_group,
-              .bytes = bytes,
-              .offset = offset,
-              .uses = {{home.source, layout_.passing_place, false},
-                       {home.role, home.buffer, true}}});
+        emit_piece(home.upload, block, home, offset, bytes,
+                   {{home.source, layout_.passing_place, false}, {home.role, home.buffer, true}});
       });
   }
 }
@@ -151,12 +149,7 @@ void Movements::read(std::uint32_t block, Homes homes) {
 void Movements::read_home(std::uint32_t block, const Home& home) {
   const bool weights = home.role == Role::weights;
   const auto read = [&](BufferId place, Bytes offset, Bytes bytes) {
-    emit({.action = Action::read,
-          .block = block,
-          .sub_group = home.sub_group,
-          .bytes = bytes,
-          .offset = offset,
-          .uses = {{home.role, place, false}}});
+    emit_piece(Action::read, block, home, offset, bytes, {{home.role, place, false}});
   };
   switch (home.tier) {
     case Tier::host:
@@ -167,13 +160,8 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
                   home.bytes);
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
-        emit({.action = home.offload,
-              .block = block,
-              .sub_group = home.sub_group,
-              .bytes = bytes,
-              .offset = offset,
-              .uses = {{home.source, home.buffer, false},
-                       {home.role, layout_.passing_place, true}}});
+        emit_piece(home.offload, block, home, offset, bytes,
+                   {{home.source, home.buffer, false}, {home.role, layout_.passing_place, true}});
         read(layout_.passing_place, offset, bytes);
       });
   }

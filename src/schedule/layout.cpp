@@ -347,20 +347,25 @@ class LayoutMaker {
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
     const Bytes enough = std::min(largest, kServes);
-    if (merges_ && largest_place_ >= enough) return;
+    if (merges_ ? largest_place_ >= enough : takes_place(enough)) return;
+    layout_.passing_place = add("staging for data on the device", Tier::host, Kind::staging,
+                                std::min(largest, kPassing));
+  }
+
+  /// Whether a buffer of a step has `enough` bytes and becomes the passing place.
+  bool takes_place(Bytes enough) {
     for (const auto* places :
          {&layout_.weight_staging, &layout_.state_staging, &layout_.activation_staging,
           &layout_.gradient_staging, &layout_.gradient}) {
       for (const BufferId id : *places) {
-        if (merges_ || id == kNoBuffer) continue;
+        if (id == kNoBuffer) continue;
         const Buffer& buffer = layout_.buffers[id];
         if (buffer.tier != Tier::host || buffer.bytes < enough) continue;
         layout_.passing_place = id;
-        return;
+        return true;
       }
     }
-    layout_.passing_place = add("staging for data on the device", Tier::host, Kind::staging,
-                                std::min(largest, kPassing));
+    return false;
   }
 
   const Workload& work_;

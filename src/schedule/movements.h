@@ -133,6 +133,8 @@ class Movements {
   void in_pieces(Bytes all, Move move) const;
   template <class Handle>
   void for_homes(std::uint32_t block, Homes homes, Handle handle) const;
+  void emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset, Bytes bytes,
+                  std::vector<Use> uses);
   void fill_home(std::uint32_t block, const Home& home);
   void read_home(std::uint32_t block, const Home& home);
 

@@ -1,7 +1,9 @@
+#include <cstdint>
 #include <map>
 #include <span>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "ballast/core/error.h"
 #include "ballast/state/checksum.h"
@@ -35,17 +37,16 @@ CheckpointContent content_of(const Checkpoint& checkpoint) {
 
 std::uint64_t hash_of(const Checkpoint& checkpoint, const std::function<void(Bytes)>& progress) {
   CheckedStates states(checkpoint);
-  state::RunningChecksum all;
+  std::vector<std::uint64_t> digests;
   for (const StateRange& range : checkpoint.whole_ranges()) {
     state::RunningChecksum hash;
     states.read(range, [&](ConstHostBytes bytes) {
       hash.add(bytes);
       progress(bytes.size());
     });
-    const std::uint64_t digest = hash.digest();
-    all.add(std::as_bytes(std::span(&digest, 1)));
+    digests.push_back(hash.digest());
   }
-  return all.digest();
+  return state::checksum(std::as_bytes(std::span(digests)));
 }
 
 }  // namespace

@@ -68,7 +68,9 @@ void check_place(const StateRange& range, Bytes offset, Bytes bytes, const fs::p
   if (!inside) refuse_checkpoint(path, "a range lies outside its extent");
 }
 
-std::uint32_t number_of_sub_group(const Json& json, const fs::path& path) {
+/// Checkpoints of blocks in one piece may lack it.
+std::uint32_t sub_group_of(const Json& json, const fs::path& path) {
+  if (json.find("sub_group") == nullptr) return 0;
   const std::uint64_t number = whole_of(json, "sub_group", path);
   if (number > std::numeric_limits<std::uint32_t>::max()) {
     refuse_checkpoint(path, "a sub-group's number is too large");
@@ -79,10 +81,9 @@ std::uint32_t number_of_sub_group(const Json& json, const fs::path& path) {
 KeptHome home_of(const Json& json, const state::SwapImage& image, const fs::path& path) {
   const Json* const states = json.find("states");
   if (states == nullptr || !states->is_boolean()) refuse_checkpoint(path, "a home has no 'states'");
-  const bool whole = json.find("sub_group") == nullptr;
   KeptHome home = {.block = whole_of(json, "block", path),
                    .states = states->flag(),
-                   .sub_group = whole ? 0 : number_of_sub_group(json, path),
+                   .sub_group = sub_group_of(json, path),
                    .content = {.extent = whole_of(json, "extent", path)}};
   for (const Json& chunk : array_of(json, "chunks", path)) {
     home.content.checksums.push_back(checksum_of(chunk, path));
