@@ -148,7 +148,7 @@ void note_warmup_rate(Config& c) {
 }
 
 void complete_placement(Config& c, const Document& document) {
-  const std::uint64_t last = c.model.num_layers + 1;  // embedding, layers, head
+  const std::uint64_t last = model::count_blocks(c.model) - 1;
   for (std::size_t i = 0; i < c.ballast.placement.size(); ++i) {
     auto& rule = c.ballast.placement[i];
     if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;

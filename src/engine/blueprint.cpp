@@ -46,7 +46,8 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
   }
 }
 
-void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
+void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
+               std::uint64_t evaluation_micro_batches) {
   schedule::Workload& work = blueprint.workload;
   const std::uint64_t tokens = blueprint.shape.tokens();
   const std::uint64_t width = blueprint.model.config.hidden_size;
@@ -59,8 +60,13 @@ void add_batch(Blueprint& blueprint, std::uint64_t evaluation_micro_batches) {
   work.evaluation_micro_batches = static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
   work.tied = blueprint.model.config.tie_embeddings;
+  work.vocabulary_tiles = static_cast<std::uint32_t>(blueprint.model.config.vocabulary_tiles);
   if (work.tied) {
-    work.tied_accumulator_bytes = blueprint.model.config.vocab_size * width * size_of(DType::f32);
+    work.tied_accumulator_bytes = blueprint.model.tile(0).rows * width * size_of(DType::f32);
+  }
+  if (work.vocabulary_tiles > 1) {
+    work.head_rows_bytes = kernels.head_rows;
+    work.head_gradient_bytes = tokens * width * size_of(DType::f32);
   }
 }
 
@@ -91,9 +97,10 @@ std::string describe_speculation(const Blueprint& blueprint) {
 
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
-  const std::size_t layers = blueprint.placement.blocks.size() - 2;
+  const schedule::Workload& work = blueprint.workload;
+  const std::size_t layers = work.head() - work.first_layer();
   std::size_t kept = 0;
-  for (std::size_t b = 1; b <= layers; ++b) {
+  for (std::size_t b = work.first_layer(); b < work.head(); ++b) {
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
@@ -109,7 +116,7 @@ void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
                    std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   blueprint.workload.workspace_bytes = kernels.workspace;
   add_blocks(blueprint, kernels, persistence_threshold);
-  add_batch(blueprint, evaluation_micro_batches);
+  add_batch(blueprint, kernels, evaluation_micro_batches);
 }
 
 memory::Ledger make_ledger(const std::vector<schedule::Buffer>& buffers) {

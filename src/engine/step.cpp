@@ -17,6 +17,7 @@
 namespace ballast::engine {
 
 using schedule::Action;
+using schedule::BufferId;
 using schedule::Lane;
 using schedule::Operation;
 using schedule::RankSizes;
@@ -73,6 +74,14 @@ class Lanes::Step {
         return evaluate_head();
       case Action::train_head:
         return train_head();
+      case Action::begin_head:
+        return begin_head();
+      case Action::scan_head:
+        return modules_.compute.head_scan(stream(), tile(), targets(), head_rows());
+      case Action::differentiate_head:
+        return differentiate_head();
+      case Action::end_head:
+        return end_head();
       case Action::clear_gradient:
         return clear_gradient();
       case Action::backward:
@@ -144,11 +153,10 @@ class Lanes::Step {
     auto& stream = *lanes_.channels_.reduce_stream;
     const Bytes shard = sizes().gradient_shard(operation_.block);
     const bool in_place = !has(Role::gradient_source);
-    const schedule::BufferId packed =
-        operation_.buffer(in_place ? Role::gradient : Role::gradient_source);
+    const BufferId packed = operation_.buffer(in_place ? Role::gradient : Role::gradient_source);
     const DeviceBytes whole =
         modules_.store.device(packed, sizes().whole_gradient(operation_.block));
-    const schedule::BufferId arriving = operation_.buffer(Role::workspace);
+    const BufferId arriving = operation_.buffer(Role::workspace);
     const DeviceBytes scratch =
         modules_.store.device(arriving, blueprint_.schedule.buffers[arriving].bytes);
     const DeviceBytes sum =
@@ -165,8 +173,9 @@ class Lanes::Step {
 
   void forward() {
     const DeviceBytes out = device(Role::output, activation_bytes());
-    if (operation_.block == 0) {
-      modules_.compute.embedding_forward(stream(), weights(), tokens(), positions(), out);
+    if (blueprint_.workload.is_embedding(operation_.block)) {
+      modules_.compute.embedding_forward(stream(), operation_.block, weights(), tokens(),
+                                         positions(), out);
     } else {
       modules_.compute.layer_forward(stream(), operation_.block, weights(), positions(),
                                      device(Role::input, activation_bytes()), out, kept());
@@ -175,8 +184,9 @@ class Lanes::Step {
 
   void backward() {
     const DeviceBytes flow = device(Role::gradient_flow, activation_bytes());
-    if (operation_.block == 0) {
-      modules_.compute.embedding_backward(stream(), tokens(), positions(), flow, accumulator());
+    if (blueprint_.workload.is_embedding(operation_.block)) {
+      modules_.compute.embedding_backward(stream(), operation_.block, tokens(), positions(), flow,
+                                          accumulator());
     } else {
       modules_.compute.layer_backward(stream(), operation_.block, weights(), positions(),
                                       device(Role::input, activation_bytes()), flow, accumulator(),
@@ -189,16 +199,75 @@ class Lanes::Step {
   }
 
   void evaluate_head() {
-    modules_.compute.head_forward(stream(), weights(), tied_weights(),
+    modules_.compute.head_forward(stream(), weights(), tiles().front().weights,
                                   device(Role::input, activation_bytes()), targets(), loss());
   }
 
   void train_head() {
-    const auto scale = static_cast<float>(1.0 / targets_in_step());
-    modules_.compute.head_train(stream(), weights(), tied_weights(),
-                                device(Role::input, activation_bytes()), targets(), scale,
+    modules_.compute.head_train(stream(), weights(), tiles(),
+                                device(Role::input, activation_bytes()), targets(), loss_scale(),
                                 device(Role::gradient_flow, activation_bytes()), accumulator(),
-                                tied_accumulator(), accumulation(), loss());
+                                accumulation(), loss(), kept());
+  }
+
+  void begin_head() {
+    modules_.compute.head_begin(stream(), weights(), device(Role::input, activation_bytes()),
+                                head_rows());
+  }
+
+  void differentiate_head() {
+    modules_.compute.head_differentiate(stream(), tile(), targets(), loss_scale(), head_rows(),
+                                        head_gradient(), accumulation());
+  }
+
+  void end_head() {
+    const bool trains = has(Role::gradient_flow);
+    modules_.compute.head_end(
+        stream(), weights(), trains ? device(Role::input, activation_bytes()) : ConstDeviceBytes(),
+        targets(), head_rows(), head_gradient(),
+        trains ? device(Role::gradient_flow, activation_bytes()) : DeviceBytes(),
+        trains ? accumulator() : DeviceView<float>(), loss());
+  }
+
+  /// All tiles of the vocabulary, for an operation on the whole head.
+  [[nodiscard]] std::vector<model::OutputTile> tiles() const {
+    std::vector<BufferId> weights;
+    std::vector<BufferId> sums;
+    for (const Use& use : operation_.uses) {
+      if (use.role == Role::output_weights) weights.push_back(use.buffer);
+      if (use.role == Role::output_accumulator) sums.push_back(use.buffer);
+    }
+    const std::size_t count = blueprint_.model.config.vocabulary_tiles;
+    const std::size_t own = count - weights.size();  // 1: the head's first block has a tile
+    std::vector<model::OutputTile> all;
+    for (std::size_t t = 0; t < count; ++t) {
+      const std::size_t block = blueprint_.model.tile(t).block;
+      all.push_back({t, t < own ? this->weights() : weights_of(weights[t - own], block)});
+      if (has(Role::accumulator)) {
+        all.back().gradient = t < own ? accumulator() : gradient_of_tile(sums[t - own], t);
+      }
+    }
+    return all;
+  }
+  /// The tile of the operation's block.
+  [[nodiscard]] model::OutputTile tile() const {
+    const bool tied = blueprint_.workload.tied;
+    const std::size_t number = operation_.block - (tied ? 0 : blueprint_.workload.head());
+    model::OutputTile one = {number, weights()};
+    if (has(Role::accumulator)) one.gradient = accumulator();
+    if (has(Role::output_accumulator)) one.gradient = output_accumulator();
+    return one;
+  }
+  [[nodiscard]] DeviceBytes weights_of(BufferId buffer, std::size_t block) const {
+    return modules_.store.device(buffer, blueprint_.workload.blocks[block].weight_bytes);
+  }
+  [[nodiscard]] DeviceView<float> gradient_of_tile(BufferId buffer, std::size_t number) const {
+    const model::VocabularyTile tile = blueprint_.model.tile(number);
+    const Bytes rows = tile.rows * blueprint_.model.config.hidden_size * sizeof(float);
+    return view_as<float>(modules_.store.device(
+        buffer, blueprint_.workload.tied
+                    ? rows
+                    : blueprint_.workload.blocks[tile.block].accumulator_bytes));
   }
 
   void clear_gradient() {
@@ -211,7 +280,7 @@ class Lanes::Step {
     // The reduction includes the padding to equal shards.
     const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
     if (!padding.empty()) modules_.compute.zero(stream(), view_as<float>(padding));
-    modules_.compute.pack_gradient(stream(), accumulator(), tied_accumulator(), packed,
+    modules_.compute.pack_gradient(stream(), accumulator(), output_accumulator(), packed,
                                    gradient_statistics());
   }
 
@@ -290,6 +359,7 @@ class Lanes::Step {
     return blueprint_.workload.blocks[operation_.block];
   }
   [[nodiscard]] Bytes activation_bytes() const { return blueprint_.workload.activation_bytes; }
+  [[nodiscard]] float loss_scale() const { return static_cast<float>(1.0 / targets_in_step()); }
   /// The divisor of means: targets that count, of all ranks.
   [[nodiscard]] double targets_in_step() const {
     return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
@@ -339,17 +409,22 @@ class Lanes::Step {
     return device(Role::intermediates, work().intermediate_bytes);
   }
   [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
-  [[nodiscard]] ConstDeviceBytes tied_weights() const {
-    if (!has(Role::tied_weights)) return {};
-    return device(Role::tied_weights, blueprint_.workload.blocks[0].weight_bytes);
-  }
   [[nodiscard]] DeviceView<float> accumulator() const {
     return view_as<float>(device(Role::accumulator, work().accumulator_bytes));
   }
-  [[nodiscard]] DeviceView<float> tied_accumulator() const {
-    if (!has(Role::tied_accumulator)) return {};
-    return view_as<float>(
-        device(Role::tied_accumulator, blueprint_.workload.tied_accumulator_bytes));
+  /// Sums of the output matrix's gradient for the tied tile in the operation's block; empty if the
+  /// operation has none.
+  [[nodiscard]] DeviceView<float> output_accumulator() const {
+    if (!has(Role::output_accumulator)) return {};
+    return gradient_of_tile(operation_.buffer(Role::output_accumulator), operation_.block);
+  }
+  [[nodiscard]] DeviceBytes head_rows() const {
+    return device(Role::head_rows, blueprint_.workload.head_rows_bytes);
+  }
+  /// Empty if the operation has none.
+  [[nodiscard]] DeviceView<float> head_gradient() const {
+    if (!has(Role::head_gradient)) return {};
+    return view_as<float>(device(Role::head_gradient, blueprint_.workload.head_gradient_bytes));
   }
   [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
     const Bytes bytes = blueprint_.workload.batch_bytes;
@@ -374,7 +449,7 @@ class Lanes::Step {
     if (!has(Role::statistics)) return {};
     return view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats)));
   }
-  [[nodiscard]] model::GradientStats statistics(schedule::BufferId buffer) const {
+  [[nodiscard]] model::GradientStats statistics(BufferId buffer) const {
     model::GradientStats found;
     std::memcpy(&found, modules_.store.host(buffer, sizeof found).data(), sizeof found);
     return found;

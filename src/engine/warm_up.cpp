@@ -18,9 +18,10 @@ bool needs_kernels(const Operation& operation) {
 }
 
 /// The properties that select an operation's kernels. All layers use the same kernels.
-auto kind_of(const Operation& operation, std::uint32_t last_block) {
-  const std::uint32_t block = operation.block;
-  const int place = block == 0 ? 0 : block == last_block ? 2 : 1;
+auto kind_of(const Operation& operation, const schedule::Workload& workload) {
+  // Tiles of the vocabulary differ in their sizes.
+  const bool layer = workload.is_layer(operation.block);
+  const std::uint32_t place = layer ? workload.first_layer() : operation.block;
   const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
   return std::tuple(operation.action, place, operation.micro == 0, has(Role::workspace),
                     has(Role::weights_source), has(Role::intermediates));
@@ -33,12 +34,11 @@ void warm_up(Lanes& lanes) {
   lanes.context(kSubmission).micro_batches = 1;
   const schedule::Schedule& schedule = lanes.modules().blueprint.schedule;
   const schedule::Workload& workload = lanes.modules().blueprint.workload;
-  const auto last_block = static_cast<std::uint32_t>(workload.blocks.size() - 1);
-  std::set<decltype(kind_of(Operation(), last_block))> done;
+  std::set<decltype(kind_of(Operation(), workload))> done;
   for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
     for (const Operation& operation : plan->operations) {
       if (!needs_kernels(operation)) continue;
-      if (!done.insert(kind_of(operation, last_block)).second) continue;
+      if (!done.insert(kind_of(operation, workload)).second) continue;
       try {
         lanes.start(operation, kSubmission);
         if (schedule::is_queued(operation.lane)) lanes.finish(operation);

@@ -17,6 +17,7 @@ namespace {
 /// Elements between starts of tensors (a cache line of the smallest kind of state) and blocks.
 constexpr Elems kTensorStep = 32;
 constexpr Elems kBlockStep = 2048;
+constexpr std::uint64_t kTileRows = 16;
 
 std::vector<std::unique_ptr<const Family>>& families() {
   static std::vector<std::unique_ptr<const Family>> all = BuiltInFamilies::families();
@@ -26,6 +27,30 @@ std::vector<std::unique_ptr<const Family>>& families() {
 void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
              std::string_view what) {
   if (value == 0) refuse(key, fmt::format("missing; give {}", what));
+}
+
+/// Rows of all tiles but the last one.
+std::uint64_t rows_of_tiles(std::uint64_t vocabulary, std::uint64_t tiles) {
+  return round_up((vocabulary + tiles - 1) / tiles, kTileRows);
+}
+
+/// Needs the other keys.
+void complete_tiles(ModelConfig& c, const Refuse& refuse) {
+  if (c.vocabulary_tiles == 0) {
+    Elems largest = 0;
+    const bool small = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, 0) == 1;
+    for (std::uint64_t index = 0; index < c.num_layers && !small; ++index) {
+      largest = std::max(largest, family(c.family).layer(c, index).elements);
+    }
+    c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, largest);
+  }
+  const std::uint64_t each = rows_of_tiles(c.vocab_size, c.vocabulary_tiles);
+  const std::uint64_t needed = (c.vocab_size + each - 1) / each;
+  if (needed == c.vocabulary_tiles) return;
+  refuse("vocabulary_tiles",
+         fmt::format("tiles have a multiple of {} rows, so {} tokens make {} tiles of {} rows, not "
+                     "{}",
+                     kTileRows, c.vocab_size, needed, each, c.vocabulary_tiles));
 }
 
 void complete_heads(ModelConfig& c, const Refuse& refuse) {
@@ -43,26 +68,53 @@ void complete_heads(ModelConfig& c, const Refuse& refuse) {
   }
 }
 
-BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer) {
-  BlockBuilder block(BlockKind::embedding, "embedding", "");
+/// Rows [first, first + rows) of the vocabulary: equal tiles of a multiple of 16 rows, the last one
+/// is smaller.
+struct Rows {
+  std::uint64_t first = 0;
+  std::uint64_t rows = 0;
+};
+
+Rows rows_of_tile(const ModelConfig& c, std::uint64_t tile) {
+  const std::uint64_t tiles = c.vocabulary_tiles;
+  if (tiles == 1) return {0, c.vocab_size};
+  const std::uint64_t each = rows_of_tiles(c.vocab_size, tiles);
+  return {tile * each, std::min(each, c.vocab_size - tile * each)};
+}
+
+std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint64_t tile) {
+  return c.vocabulary_tiles == 1 ? std::string(name) : fmt::format("{} {}", name, tile);
+}
+
+BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+  BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
+  const Rows rows = rows_of_tile(c, tile);
   // First, because a tied gradient is added to the start of the block's gradient.
-  block.add(outer.tokens, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
-  if (!outer.positions.empty()) {
+  block.add(outer.tokens, {rows.rows, c.hidden_size}, Init::normal, c.init_stddev);
+  block.part_of(c.vocab_size, rows.first);
+  // Last, because a file holds all rows of the tokens before them.
+  if (!outer.positions.empty() && tile + 1 == c.vocabulary_tiles) {
     block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
   }
   return block.finish();
 }
 
-BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer) {
-  BlockBuilder block(BlockKind::head, "head", "");
-  block.add(outer.norm + ".weight", {c.hidden_size},
-            outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
-  if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
+BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+  BlockBuilder block(BlockKind::head, c.tie_embeddings ? "head" : name_of_tile(c, "head", tile),
+                     "");
+  if (tile == 0) {
+    block.add(outer.norm + ".weight", {c.hidden_size},
+              outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
+    if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
+  }
+  Rows rows = {0, c.vocab_size};
   if (!c.tie_embeddings) {
-    block.add(outer.output, {c.vocab_size, c.hidden_size}, Init::normal, c.init_stddev);
+    rows = rows_of_tile(c, tile);
+    block.add(outer.output, {rows.rows, c.hidden_size}, Init::normal, c.init_stddev);
+    block.part_of(c.vocab_size, rows.first);
   }
   BlockSpec head = block.finish();
-  head.product_elements = c.vocab_size * c.hidden_size;
+  head.product_elements = rows.rows * c.hidden_size;
   return head;
 }
 
@@ -91,6 +143,7 @@ BlockBuilder& BlockBuilder::add(std::string_view name, std::vector<std::uint64_t
   tensor.size = 1;
   for (const std::uint64_t extent : shape) tensor.size *= extent;
   tensor.shape = std::move(shape);
+  tensor.rows_in_all = tensor.shape.front();
   tensor.offset = block_.elements;
   tensor.init = init;
   tensor.stddev = stddev;
@@ -123,6 +176,13 @@ BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows) {
     tensor->stored = rows;
     if (tensor->shape.size() == 2) return *this;
   }
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::part_of(std::uint64_t rows_in_all, std::uint64_t first_row) {
+  TensorSpec& tensor = block_.tensors.back();
+  tensor.rows_in_all = rows_in_all;
+  tensor.first_row = first_row;
   return *this;
 }
 
@@ -186,6 +246,25 @@ void complete(ModelConfig& c, const Refuse& refuse) {
   if (!described.outer().positions.empty()) {
     require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
   }
+  complete_tiles(c, refuse);
+}
+
+std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
+                                     Elems largest_layer) {
+  constexpr Elems kUncut = Elems{1} << 27;
+  constexpr Elems kTile = Elems{1} << 23;
+  const Elems elements = vocabulary * width;
+  if (elements <= std::max(kUncut, 2 * largest_layer)) return 1;
+  const std::uint64_t rows =
+      std::max(std::max(kTile, largest_layer) / width / kTileRows, std::uint64_t{1}) * kTileRows;
+  const std::uint64_t each = rows_of_tiles(vocabulary, (vocabulary + rows - 1) / rows);
+  return (vocabulary + each - 1) / each;
+}
+
+std::vector<std::uint64_t> TensorSpec::whole_shape() const {
+  std::vector<std::uint64_t> whole = shape;
+  whole.front() = rows_in_all;
+  return whole;
 }
 
 const TensorSpec* BlockSpec::find(std::string_view tensor_name) const {
@@ -203,11 +282,18 @@ const TensorSpec& BlockSpec::tensor(std::string_view tensor_name) const {
 }
 
 TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
-  return transposed_run(tensor.size, tensor.stored.parts, tensor.stored.groups, at);
+  TensorRun run = transposed_run(tensor.size, tensor.stored.parts, tensor.stored.groups, at);
+  run.first += tensor.first_element();
+  return run;
 }
 
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
   return transposed_run(tensor.size, tensor.stored.groups, tensor.stored.parts, at);
+}
+
+VocabularyTile Architecture::tile(std::size_t number) const {
+  const Rows rows = rows_of_tile(config, number);
+  return {rows.first, rows.rows, config.tie_embeddings ? number : head() + number};
 }
 
 Elems Architecture::parameters() const {
@@ -243,6 +329,15 @@ double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences
          2.0 * tokens * static_cast<double>(block.last_product_elements);
 }
 
+std::size_t count_blocks(const ModelConfig& config) {
+  const std::uint64_t tiles = config.vocabulary_tiles;
+  return tiles + config.num_layers + (config.tie_embeddings ? 1 : tiles);
+}
+
+bool is_layer(const ModelConfig& config, std::size_t block) {
+  return block >= config.vocabulary_tiles && block < config.vocabulary_tiles + config.num_layers;
+}
+
 Architecture build_architecture(ModelConfig config) {
   complete(config, [](std::string_view key, const std::string& rule) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
@@ -250,11 +345,16 @@ Architecture build_architecture(ModelConfig config) {
   const Family& described = family(config.family);
   Architecture model{std::move(config), described.outer(), {}};
   const ModelConfig& c = model.config;
-  model.blocks.push_back(embedding_block(c, model.outer));
+  for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
+    model.blocks.push_back(embedding_block(c, model.outer, tile));
+  }
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
     model.blocks.push_back(described.layer(c, index));
   }
-  model.blocks.push_back(head_block(c, model.outer));
+  const std::uint64_t heads = c.tie_embeddings ? 1 : c.vocabulary_tiles;
+  for (std::uint64_t tile = 0; tile < heads; ++tile) {
+    model.blocks.push_back(head_block(c, model.outer, tile));
+  }
   return model;
 }
 

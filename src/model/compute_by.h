@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,19 +32,17 @@ class ComputeBy final : public Compute {
       : model_(model),
         shape_(shape),
         ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
-        head_(model_.config, shape.tokens(), ops_),
+        head_(model_, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(model_.config, shape), ops_)),
-        final_norm_(find_norm(model_.blocks.back(), model_.outer.norm, model_.outer.norm_offset)),
-        token_table_(model_.blocks.front().tensor(model_.outer.tokens).offset) {
-    if (const auto& name = model_.outer.positions; !name.empty()) {
-      position_table_ = model_.blocks.front().tensor(name).offset;
-    }
+        final_norm_(
+            find_norm(model_.blocks[model_.head()], model_.outer.norm, model_.outer.norm_offset)) {
     if (model_.outer.scales_tokens) {
-      expects(!position_table_, "an embedding with positions is not scaled");
+      expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
-    if (!tied()) output_ = model_.blocks.back().tensor(model_.outer.output).offset;
+    memory_.head_rows = head_.rows_bytes();
     memory_.intermediates.resize(model_.blocks.size());
+    memory_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
       const BlockSpec& block = model_.blocks[b];
       cleared_.push_back(cleared_ranges(block));
@@ -67,21 +65,23 @@ class ComputeBy final : public Compute {
     ready_ = true;
   }
 
-  void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
+  void embedding_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                          DeviceView<const std::int32_t> tokens,
                          DeviceView<const std::int32_t> positions, DeviceBytes out) override {
     run(stream, [=, this] {
       ops_.check_tokens(tokens.raw(), 0);
-      ops_.embed(tables<const T>(as<T>(weights)), {tokens.raw(), positions.raw()}, as<T>(out));
+      ops_.embed(tables<const T>(block, as<T>(weights)), {tokens.raw(), positions.raw()},
+                 as<T>(out));
     });
   }
-  void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
+  void embedding_backward(device::Stream& stream, std::size_t block,
+                          DeviceView<const std::int32_t> tokens,
                           DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
                           DeviceView<float> gradient) override {
     run(stream, [=, this] {
       ops_.check_tokens(tokens.raw(), 0);
-      ops_.embed_backward({tokens.raw(), positions.raw()}, as<T>(dy), tables<float>(gradient.raw()),
-                          scratch_);
+      ops_.embed_backward({tokens.raw(), positions.raw()}, as<T>(dy),
+                          tables<float>(block, gradient.raw()), scratch_);
     });
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -89,8 +89,8 @@ class ComputeBy final : public Compute {
                      DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({block - 1, as<T>(weights), nullptr}, positions.raw(), as<T>(in), as<T>(out),
-                      kept.raw());
+      layer_->forward({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
+                      as<T>(in), as<T>(out), kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -99,31 +99,70 @@ class ComputeBy final : public Compute {
                       DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({block - 1, as<T>(weights), gradient.raw(), accumulation}, positions.raw(),
-                       as<T>(in), as<T>(dy), kept.raw());
+      layer_->backward({block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
+                       positions.raw(), as<T>(in), as<T>(dy), kept.raw());
     });
   }
-  void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
+  void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes output,
                     ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
                     DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights)};
-      head_.forward(block[final_norm_], output_matrix(weights, tied_weights), as<T>(in),
-                    targets.raw(), loss_sum.raw());
+      head_.forward(block[final_norm_], output_rows({0, output}), as<T>(in), targets.raw(),
+                    loss_sum.raw());
     });
   }
-  void head_train(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes tied_weights,
-                  ConstDeviceBytes in, DeviceView<const std::int32_t> targets, float gradient_scale,
-                  DeviceBytes dx, DeviceView<float> gradient, DeviceView<float> tied_gradient,
-                  Accumulation accumulation, DeviceView<double> loss_sum) override {
+  void head_train(device::Stream& stream, ConstDeviceBytes weights,
+                  std::span<const OutputTile> tiles, ConstDeviceBytes in,
+                  DeviceView<const std::int32_t> targets, float gradient_scale, DeviceBytes dx,
+                  DeviceView<float> gradient, Accumulation accumulation,
+                  DeviceView<double> loss_sum, DeviceBytes kept) override {
+    expects(tiles.size() == model_.config.vocabulary_tiles &&
+                kept.size() >= memory_.intermediates[model_.head()],
+            "head_train: needs all tiles and the memory for one pass");
+    std::vector<OutputRows<T>> rows;
+    for (const OutputTile& tile : tiles) rows.push_back(output_rows(tile));
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw(), kLeastTarget);
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
-      float* const output_gradient = tied() ? tied_gradient.raw() : gradient.raw() + output_;
-      head_.train(block[final_norm_], output_matrix(weights, tied_weights), output_gradient,
-                  accumulation, as<T>(in), targets.raw(), gradient_scale, as<T>(dx),
-                  loss_sum.raw());
+      head_.train(block[final_norm_], rows, accumulation, as<T>(in), targets.raw(), gradient_scale,
+                  as<T>(dx), loss_sum.raw(), kept.raw());
+    });
+  }
+  void head_begin(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
+                  DeviceBytes rows) override {
+    run(stream, [=, this] {
+      const BlockWeights<T> block{.weights = as<T>(weights)};
+      head_.begin(block[final_norm_], as<T>(in), head_.rows_at(rows.raw()));
+    });
+  }
+  void head_scan(device::Stream& stream, const OutputTile& tile,
+                 DeviceView<const std::int32_t> targets, DeviceBytes rows) override {
+    run(stream, [=, this] {
+      ops_.check_tokens(targets.raw(), kLeastTarget);
+      head_.scan(output_rows(tile), targets.raw(), head_.rows_at(rows.raw()));
+    });
+  }
+  void head_differentiate(device::Stream& stream, const OutputTile& tile,
+                          DeviceView<const std::int32_t> targets, float gradient_scale,
+                          DeviceBytes rows, DeviceView<float> dnormed,
+                          Accumulation accumulation) override {
+    run(stream, [=, this] {
+      HeadRows<T> known = head_.rows_at(rows.raw());
+      known.dnormed = dnormed.raw();
+      head_.differentiate(output_rows(tile), accumulation, targets.raw(), gradient_scale, known);
+    });
+  }
+  void head_end(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
+                DeviceView<const std::int32_t> targets, DeviceBytes rows, DeviceView<float> dnormed,
+                DeviceBytes dx, DeviceView<float> gradient, DeviceView<double> loss_sum) override {
+    run(stream, [=, this] {
+      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
+      HeadRows<T> known = head_.rows_at(rows.raw());
+      known.dnormed = dnormed.raw();
+      head_.sum_losses(targets.raw(), known, loss_sum.raw());
+      if (!dx.empty()) head_.end(block[final_norm_], as<T>(in), known, as<T>(dx));
     });
   }
   void clear_gradient(device::Stream& stream, std::size_t block,
@@ -189,7 +228,7 @@ class ComputeBy final : public Compute {
   /// Whether one product of a backward pass makes the whole gradient of `tensor`.
   [[nodiscard]] bool is_overwritten(const BlockSpec& block, const TensorSpec& tensor) const {
     if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
-    return block.kind == BlockKind::head && !tied() && tensor.offset == output_;
+    return block.kind == BlockKind::head && tensor.name == model_.outer.output;
   }
   /// What is not overwritten, padding included.
   [[nodiscard]] std::vector<ElementRange> cleared_ranges(const BlockSpec& block) const {
@@ -239,21 +278,28 @@ class ComputeBy final : public Compute {
     ops_.run(stream, std::move(work));
   }
   void expect_layer(std::size_t block, DeviceBytes kept) const {
-    expects(block >= 1 && block <= model_.config.num_layers, "the block is not a layer");
+    expects(is_layer(model_.config, block), "the block is not a layer");
     expects(kept.empty() || kept.size() >= memory_.intermediates[block],
             "the memory for intermediates is smaller than memory().intermediates");
   }
-  /// The embedding's tables in the flat values of its block.
+  /// The tables of a block of the embedding in its flat values.
   template <class U>
-  [[nodiscard]] Embedding<U> tables(U* block) const {
-    return {block + token_table_, position_table_ ? block + *position_table_ : nullptr,
-            token_scale_};
+  [[nodiscard]] Embedding<U> tables(std::size_t block, U* values) const {
+    const BlockSpec& about = model_.blocks[block];
+    const TensorSpec& tokens = about.tensor(model_.outer.tokens);
+    const TensorSpec* const positions =
+        model_.outer.positions.empty() ? nullptr : about.find(model_.outer.positions);
+    return {values + tokens.offset, positions == nullptr ? nullptr : values + positions->offset,
+            token_scale_,           tokens.first_row,
+            tokens.shape.front(),   model_.config.vocabulary_tiles > 1};
   }
-  [[nodiscard]] bool tied() const { return model_.config.tie_embeddings; }
-  /// [V, H], of the head or of the embedding.
-  [[nodiscard]] const T* output_matrix(ConstDeviceBytes weights,
-                                       ConstDeviceBytes tied_weights) const {
-    return tied() ? as<T>(tied_weights) + token_table_ : as<T>(weights) + output_;
+  [[nodiscard]] OutputRows<T> output_rows(const OutputTile& tile) const {
+    const bool tied = model_.config.tie_embeddings;
+    const BlockSpec& block = model_.blocks[model_.tile(tile.number).block];
+    const Elems offset = block.tensor(tied ? model_.outer.tokens : model_.outer.output).offset;
+    float* const gradient = tile.gradient.raw();
+    return {tile.number, as<T>(tile.weights) + offset,
+            gradient == nullptr || tied ? gradient : gradient + offset};
   }
 
   /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the
@@ -279,12 +325,8 @@ class ComputeBy final : public Compute {
   Ops ops_;
   Head<Ops> head_;
   std::unique_ptr<Layer<Ops>> layer_;
-  // Offsets of tensors in their blocks (elements).
   NormAt final_norm_;
-  Elems token_table_;
-  std::optional<Elems> position_table_;
   float token_scale_ = 1.0F;  ///< a value of the training type
-  Elems output_ = 0;          ///< of the head, unless tied
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelMemory memory_;

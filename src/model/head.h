@@ -3,97 +3,226 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "src/model/layer.h"
 
 namespace ballast::model {
 
-/// Final norm, output matrix and cross-entropy. Logits exist for a chunk of rows at a time. `Ops`:
-/// layer.h.
+/// A tile of the output matrix.
+template <class T>
+struct OutputRows {
+  std::size_t number = 0;      ///< among the tiles
+  const T* weights = nullptr;  ///< [rows of the tile, H]
+  float* gradient = nullptr;   ///< the same; null: not wanted
+};
+
+/// What the head knows of the rows of a micro-batch between its visits to the tiles.
+template <class T>
+struct HeadRows {
+  T* normed = nullptr;            ///< [N, H]
+  RowSum<float>* sums = nullptr;  ///< [N]
+  /// [N, H]; null where it is not wanted, or if there is one tile.
+  float* dnormed = nullptr;
+
+  static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
+    HeadRows rows;
+    rows.sums = bump.take<RowSum<float>>(tokens);
+    rows.normed = bump.take<T>(tokens * width);
+    return rows;
+  }
+};
+
+/// Final norm, output matrix and cross-entropy. Logits exist for a chunk of rows at a time.
+///
+/// A large vocabulary is cut into tiles. Then tiles are visited one after the other, twice: for the
+/// sums of the rows, and in reverse order for the gradients, with the logits computed again; or
+/// both in one pass that keeps the logits of a chunk for all tiles. Both compute the same products
+/// and sums in the same order. `Ops`: layer.h.
 template <class Ops>
 class Head {
  public:
   using T = typename Ops::Value;
 
-  Head(const ModelConfig& config, std::size_t tokens, Ops& ops)
-      : tokens_(tokens),
-        width_(config.hidden_size),
-        vocabulary_(config.vocab_size),
-        logit_row_(round_up(config.vocab_size, 16)),
-        chunk_(chunk_rows(tokens, logit_row_)),
-        ops_(ops) {}
+  Head(const Architecture& model, std::size_t tokens, Ops& ops)
+      : tokens_(tokens), width_(model.config.hidden_size), ops_(ops) {
+    for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
+    logit_row_ = round_up(tiles_.front().rows, 16);
+    chunk_ = chunk_rows(tokens, round_up(model.config.vocab_size, 16));
+  }
 
   void take_memory(Bump& bump) {
-    normed_ = bump.take<T>(tokens_ * width_);
     dnormed_ = bump.take<T>(tokens_ * width_);
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
+    if (tiles_.size() == 1) {
+      own_ = HeadRows<T>::take(bump, tokens_, width_);
+    } else {
+      partial_ = bump.take<GradientStats>((tokens_ * width_ + kStatsChunk - 1) / kStatsChunk);
+    }
   }
 
-  /// *loss_sum = sum of the rows' losses.
-  void forward(const Norm<T>& norm, const T* output, const T* in, const std::int32_t* targets,
-               double* loss_sum) {
-    ops_.norm(norm, in, normed_, tokens_);
-    for (std::size_t first = 0; first < tokens_; first += chunk_) {
-      const std::size_t rows = std::min(chunk_, tokens_ - first);
-      project(output, first, rows);
-      ops_.cross_entropy(logits_, rows, logit_row_, targets + first, nullptr, losses_ + first);
-    }
+  [[nodiscard]] std::size_t rows_bytes() const {
+    Bump counting;
+    static_cast<void>(HeadRows<T>::take(counting, tokens_, width_));
+    return tiles_.size() == 1 ? 0 : counting.used();
+  }
+  [[nodiscard]] HeadRows<T> rows_at(std::byte* place) const {
+    Bump bump(place);
+    return HeadRows<T>::take(bump, tokens_, width_);
+  }
+  /// Bytes for one pass over several tiles; 0 if there is one.
+  [[nodiscard]] std::size_t one_pass_bytes() const {
+    Bump counting;
+    static_cast<void>(take_for_one_pass(counting));
+    return tiles_.size() == 1 ? 0 : counting.used();
+  }
+
+  // The visits.
+
+  void begin(const Norm<T>& norm, const T* in, const HeadRows<T>& rows) {
+    ops_.norm(norm, in, rows.normed, tokens_);
+  }
+  /// Adds a tile to the sums of the rows. Tiles come in ascending order.
+  void scan(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows) {
+    in_chunks([&](std::size_t first, std::size_t count) {
+      scan_chunk(tile, targets, rows, first, count, logits_);
+    });
+  }
+  /// Adds what a tile contributes to rows.dnormed (the last tile overwrites it) and to its own
+  /// gradient, unless they are null. Tiles come in descending order.
+  void differentiate(const OutputRows<T>& tile, Accumulation accumulation,
+                     const std::int32_t* targets, float scale, const HeadRows<T>& rows) {
+    in_chunks([&](std::size_t first, std::size_t count) {
+      project(tile, rows, first, count, logits_);
+      differentiate_chunk(tile, accumulation, targets, scale, rows, first, count, logits_);
+    });
+  }
+  void sum_losses(const std::int32_t* targets, const HeadRows<T>& rows, double* loss_sum) {
+    ops_.row_losses(rows.sums, targets, tokens_, losses_);
     ops_.sum_losses(losses_, tokens_, loss_sum);
   }
-
-  /// Also computes dx and the gradients of scale * loss; overwrites `output_gradient` [V, H] or
-  /// adds to it.
-  void train(const Norm<T>& norm, const T* output, float* output_gradient,
-             Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
-             T* dx, double* loss_sum) {
-    // Gradients are narrower than logits and replace them from each row's start.
-    const std::size_t gradient_row = logit_row_ * sizeof(float) / sizeof(T);
-    const T* const dlogits = reinterpret_cast<const T*>(logits_);
-    ops_.norm(norm, in, normed_, tokens_);
-    for (std::size_t first = 0; first < tokens_; first += chunk_) {
-      const std::size_t rows = std::min(chunk_, tokens_ - first);
-      const std::size_t at = first * width_;
-      project(output, first, rows);
-      ops_.cross_entropy(logits_, rows, logit_row_, targets + first, &scale, losses_ + first);
-      ops_.multiply({rows, width_, vocabulary_}, matrix(dlogits, gradient_row),
-                    matrix(output, width_), matrix(dnormed_ + at, width_));
-      ops_.multiply({vocabulary_, width_, rows}, transposed(dlogits, gradient_row),
-                    matrix(normed_ + at, width_), matrix(output_gradient, width_),
-                    first > 0 || accumulation == Accumulation::later);
+  /// dx = the gradient of the norm's input; adds to the gradient of the norm.
+  void end(const Norm<T>& norm, const T* in, const HeadRows<T>& rows, T* dx) {
+    if (rows.dnormed != nullptr) {
+      ops_.pack(rows.dnormed, nullptr, 0, dnormed_, tokens_ * width_, partial_, nullptr);
     }
     ops_.norm_backward(norm, in, dnormed_, nullptr, dx, tokens_);
-    ops_.sum_losses(losses_, tokens_, loss_sum);
+  }
+
+  // All in one pass.
+
+  /// *loss_sum = sum of the rows' losses. For one tile.
+  void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
+               const std::int32_t* targets, double* loss_sum) {
+    begin(norm, in, own_);
+    scan(tile, targets, own_);
+    sum_losses(targets, own_, loss_sum);
+  }
+
+  /// Also computes dx and the gradients of scale * loss; overwrites those of the tiles or adds to
+  /// them. `memory`: one_pass_bytes().
+  void train(const Norm<T>& norm, const std::vector<OutputRows<T>>& tiles,
+             Accumulation accumulation, const T* in, const std::int32_t* targets, float scale,
+             T* dx, double* loss_sum, std::byte* memory) {
+    Bump bump(memory);
+    const OnePass all = tiles.size() == 1 ? OnePass{own_, logits_} : take_for_one_pass(bump);
+    const std::size_t step = chunk_ * logit_row_;
+    begin(norm, in, all.rows);
+    in_chunks([&](std::size_t first, std::size_t count) {
+      for (std::size_t t = 0; t < tiles.size(); ++t) {
+        scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
+      }
+      for (std::size_t t = tiles.size(); t-- > 0;) {
+        differentiate_chunk(tiles[t], accumulation, targets, scale, all.rows, first, count,
+                            all.logits + t * step);
+      }
+    });
+    end(norm, in, all.rows, dx);
+    sum_losses(targets, all.rows, loss_sum);
   }
 
  private:
   static constexpr std::size_t kRowStep = 16;
 
+  struct OnePass {
+    HeadRows<T> rows;
+    float* logits = nullptr;  ///< of a chunk, tile by tile
+  };
+  OnePass take_for_one_pass(Bump& bump) const {
+    OnePass all = {HeadRows<T>::take(bump, tokens_, width_)};
+    all.rows.dnormed = bump.take<float>(tokens_ * width_);
+    all.logits = bump.take<float>(tiles_.size() * chunk_ * logit_row_);
+    return all;
+  }
+
   /// Rows of equal chunks of at most Ops::kLogitBytes (but at least a few rows).
-  static std::size_t chunk_rows(std::size_t tokens, std::size_t logit_row) {
+  static std::size_t chunk_rows(std::size_t tokens, std::size_t logits_in_row) {
     const std::size_t most =
-        std::max<std::size_t>(Ops::kLogitBytes / (logit_row * sizeof(float)), kRowStep);
+        std::max<std::size_t>(Ops::kLogitBytes / (logits_in_row * sizeof(float)), kRowStep);
     const std::size_t chunks = (tokens + most - 1) / most;
     const std::size_t rows = round_up((tokens + chunks - 1) / chunks, kRowStep);
     return std::min(tokens, rows);
   }
+  /// Calls `work(first, rows)` for each chunk.
+  template <class Work>
+  void in_chunks(const Work& work) const {
+    for (std::size_t first = 0; first < tokens_; first += chunk_) {
+      work(first, std::min(chunk_, tokens_ - first));
+    }
+  }
 
-  /// Logits of rows [first, first + rows).
-  void project(const T* output, std::size_t first, std::size_t rows) {
-    ops_.multiply({rows, vocabulary_, width_}, matrix(normed_ + first * width_, width_),
-                  transposed(output, width_), matrix(logits_, logit_row_));
+  [[nodiscard]] LogitTile logits_of(const OutputRows<T>& tile, std::size_t rows,
+                                    float* logits) const {
+    const VocabularyTile& about = tiles_[tile.number];
+    return {logits, rows, logit_row_, about.first, about.rows};
+  }
+  /// Logits of rows [first, first + count).
+  void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
+               std::size_t count, float* logits) {
+    ops_.multiply({count, tiles_[tile.number].rows, width_},
+                  matrix(rows.normed + first * width_, width_), transposed(tile.weights, width_),
+                  matrix(logits, logit_row_));
+  }
+  void scan_chunk(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows,
+                  std::size_t first, std::size_t count, float* logits) {
+    project(tile, rows, first, count, logits);
+    ops_.sum_logits(logits_of(tile, count, logits), targets + first, tile.number == 0,
+                    rows.sums + first);
+  }
+  void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
+                           const std::int32_t* targets, float scale, const HeadRows<T>& rows,
+                           std::size_t first, std::size_t count, float* logits) {
+    // Gradients are narrower than logits and replace them from each row's start.
+    const std::size_t row = logit_row_ * sizeof(float) / sizeof(T);
+    const T* const dlogits = reinterpret_cast<const T*>(logits);
+    const std::size_t tokens = tiles_[tile.number].rows;
+    const std::size_t at = first * width_;
+    const bool single = tiles_.size() == 1;
+    ops_.logit_gradients(logits_of(tile, count, logits), targets + first, scale, rows.sums + first);
+    if (single || rows.dnormed != nullptr) {
+      ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
+                    single ? matrix(dnormed_ + at, width_) : matrix(rows.dnormed + at, width_),
+                    tile.number + 1 < tiles_.size());
+    }
+    if (tile.gradient != nullptr) {
+      ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
+                    matrix(rows.normed + at, width_), matrix(tile.gradient, width_),
+                    first > 0 || accumulation == Accumulation::later);
+    }
   }
 
   std::size_t tokens_;
   std::size_t width_;
-  std::size_t vocabulary_;
-  std::size_t logit_row_;  ///< floats from one row of logits to the next
-  std::size_t chunk_;      ///< rows
+  std::vector<VocabularyTile> tiles_;
+  std::size_t logit_row_ = 0;  ///< floats from one row of a tile's logits to the next
+  std::size_t chunk_ = 0;      ///< rows
   Ops& ops_;
-  T* normed_ = nullptr;   ///< [tokens, width]
+  HeadRows<T> own_;       ///< if there is one tile
   T* dnormed_ = nullptr;  ///< [tokens, width]
   float* logits_ = nullptr;
-  double* losses_ = nullptr;  ///< [tokens]
+  double* losses_ = nullptr;          ///< [tokens]
+  GradientStats* partial_ = nullptr;  ///< scratch of the rounding
 };
 
 }  // namespace ballast::model

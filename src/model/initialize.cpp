@@ -76,7 +76,7 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
       std::fill(out.begin(), out.end(), 1.0F);
       return;
     case Init::normal:
-      fill_normal(tensor, seed, first, out);
+      fill_normal(tensor, seed, tensor.first_element() + first, out);
       return;
   }
 }

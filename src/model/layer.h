@@ -16,6 +16,7 @@
 
 #include "src/model/embedding.h"
 #include "src/model/matrix.h"
+#include "src/model/row_sum.h"
 
 namespace ballast::model {
 

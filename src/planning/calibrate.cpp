@@ -38,6 +38,7 @@ constexpr Bytes kSomeCache = 64 * kMiB;
 model::Architecture one_layer(const model::Architecture& model, DType type) {
   model::ModelConfig config = model.config;
   config.num_layers = 1;
+  config.vocabulary_tiles = 1;
   // Lists have an entry per layer.
   for (auto& [key, value] : config.details) {
     if (value.is_array()) value = {};

@@ -115,10 +115,12 @@ class Kernels {
   }
   double head_seconds() {
     const auto head = [&] {
-      compute_->head_train(*stream_, head_weights_, tied_weights_, in_,
+      const bool tied = model_.config.tie_embeddings;
+      const model::OutputTile tile = {0, tied ? tied_weights_ : head_weights_,
+                                      view_as<float>(tied ? tied_gradient_ : head_gradient_)};
+      compute_->head_train(*stream_, head_weights_, {&tile, 1}, in_,
                            view_as<std::int32_t>(targets_), 1e-3F, out_,
-                           view_as<float>(head_gradient_), view_as<float>(tied_gradient_),
-                           accumulation_, view_as<double>(loss_));
+                           view_as<float>(head_gradient_), accumulation_, view_as<double>(loss_));
     };
     return seconds(head, [&] {
       // The head runs once per micro-batch: the layers evict its data from the caches.

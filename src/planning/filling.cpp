@@ -71,11 +71,12 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once.
-    const bool layer = schedule::is_layer(b, constraints_.size());
+    const bool layer = work_.is_layer(b);
+    const bool keeps = work_.blocks[b].intermediate_bytes > 0;
     placement.blocks.push_back({constraint.weights.value_or(weights),
                                 constraint.optimizer.value_or(optimizer),
                                 constraint.activations.value_or(layer ? activations : Tier::device),
-                                layer && !constraint.recompute.value_or(true), false,
+                                keeps && !constraint.recompute.value_or(true), false,
                                 constraint.gradients.value_or(gradients)});
   }
   return placement;
@@ -100,10 +101,11 @@ Bytes Filler::above_budgets(const memory::Ledger& sums) const {
 
 bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  const bool layer = schedule::is_layer(block, constraints_.size());
-  if (kind == Movable::activations) return layer && !constraint.activations;
+  if (kind == Movable::activations) return work_.is_layer(block) && !constraint.activations;
   if (kind == Movable::gradients) return !constraint.gradients;
-  if (kind == Movable::intermediates) return layer && !constraint.recompute;
+  if (kind == Movable::intermediates) {
+    return work_.blocks[block].intermediate_bytes > 0 && !constraint.recompute;
+  }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || !constraint.optimizer);
 }

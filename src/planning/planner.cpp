@@ -25,27 +25,32 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
       static_cast<std::size_t>(std::max_element(count.begin(), count.end()) - count.begin()));
 }
 
-/// Whether more layers keep their intermediates than recompute them.
-bool mostly_kept(const std::vector<BlockPlacement>& blocks) {
-  const auto kept = std::count_if(blocks.begin(), blocks.end(), [](const BlockPlacement& block) {
-    return block.keeps_intermediates;
-  });
-  return 2 * static_cast<std::size_t>(kept) + 2 > blocks.size();
+/// Whether more blocks keep their intermediates than recompute them.
+bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacement>& blocks) {
+  std::size_t have = 0;
+  std::size_t keep = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    have += work.blocks[b].intermediate_bytes > 0 ? 1 : 0;
+    keep += blocks[b].keeps_intermediates ? 1 : 0;
+  }
+  return 2 * keep > have;
 }
 
 /// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
-void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) {
+void name_placement(config::Config& config, const schedule::Workload& work,
+                    std::vector<BlockPlacement> blocks) {
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
                                usual(blocks, &BlockPlacement::optimizer),
                                usual(blocks, &BlockPlacement::activations),
-                               mostly_kept(blocks),
+                               mostly_kept(work, blocks),
                                false,
                                usual(blocks, &BlockPlacement::gradients)};
   // Named by their number, as they follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
-  // Embedding and head have no intermediates.
-  blocks.front().keeps_intermediates = most.keeps_intermediates;
-  blocks.back().keeps_intermediates = most.keeps_intermediates;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (work.blocks[b].intermediate_bytes > 0) continue;
+    blocks[b].keeps_intermediates = most.keeps_intermediates;
+  }
   config.zero.parameters.tier = most.weights;
   config.zero.optimizer.tier = most.optimizer;
   config.ballast.activations = most.activations;
@@ -73,7 +78,7 @@ void name_placement(config::Config& config, std::vector<BlockPlacement> blocks) 
 config::Config settle(const PlanRequest& request, const Candidate& best) {
   config::Config config =
       with_micro_batches(request.config, best.point.setting->micro_batch, request.world);
-  name_placement(config, best.placement.blocks);
+  name_placement(config, best.point.setting->outline.workload, best.placement.blocks);
   const bool layers_first = best.point.options.order == schedule::Order::layer_major;
   config.ballast.order = layers_first ? "layer_major" : "micro_batch_major";
   config.zero.optimizer.buffer_count = best.point.options.state_staging;
@@ -113,12 +118,12 @@ Decision conclude(const PlanRequest& request, config::Config config, engine::Blu
 
 bool leaves_choices(const config::Config& config) {
   if (config.batch.automatic || config.ballast.order == "auto") return true;
-  const std::size_t blocks = config.model.num_layers + 2;
+  const std::size_t blocks = model::count_blocks(config.model);
   const auto constraints = read_constraints(config, blocks);
   for (std::size_t b = 0; b < blocks; ++b) {
     if (!constraints[b].weights || !constraints[b].optimizer) return true;
     if (!constraints[b].gradients && constraints[b].optimizer != Tier::device) return true;
-    if (schedule::is_layer(b, blocks) && !constraints[b].activations) return true;
+    if (model::is_layer(config.model, b) && !constraints[b].activations) return true;
   }
   return false;
 }

@@ -192,7 +192,7 @@ std::vector<Program> with_swapped_gradients(const std::vector<Program>& programs
 }
 
 bool opens_gradients(const config::Config& config) {
-  const auto constraints = read_constraints(config, config.model.num_layers + 2);
+  const auto constraints = read_constraints(config, model::count_blocks(config.model));
   return std::any_of(constraints.begin(), constraints.end(),
                      [](const PlacementConstraint& one) { return !one.gradients; });
 }

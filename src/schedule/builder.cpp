@@ -6,6 +6,7 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/plan.h"
 
+#include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
 
@@ -40,6 +41,7 @@ class StepBuilder {
         layout_(layout),
         micro_batches_(micro_batches),
         move_(name, workload, placement, options, layout, micro_batches),
+        head_(workload, placement, options, layout, move_),
         ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
         ahead_of_forward_(move_.states_ahead(Pass::forward), blocks()),
         inputs_(micro_batches, kNoBuffer) {}
@@ -49,11 +51,7 @@ class StepBuilder {
     applies_updates_ = applies_updates;
     if (!applies_updates) move_.omit_updates_of_forward();
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
-    if (options_.order == Order::layer_major) {
-      layer_major_passes();
-    } else {
-      micro_batch_major_passes();
-    }
+    passes();
     const OpId gate = move_.gate(true);
     Plan plan = move_.finish();
     plan.gate = gate;
@@ -109,16 +107,11 @@ class StepBuilder {
 
   Plan evaluation() {
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
-    if (options_.order == Order::layer_major) {
-      for (std::uint32_t b = 0; b < head_block(); ++b) {
-        for (std::uint32_t m = 0; m < micro_batches_; ++m) forward(b, m, false);
+    for (const Micros& micros : groups()) {
+      for (std::uint32_t b = 0; b < work_.head(); ++b) {
+        for_each(micros, [&](std::uint32_t m) { forward(b, m, false); });
       }
-      for (std::uint32_t m = 0; m < micro_batches_; ++m) head(Action::evaluate_head, m);
-    } else {
-      for (std::uint32_t m = 0; m < micro_batches_; ++m) {
-        for (std::uint32_t b = 0; b < head_block(); ++b) forward(b, m, false);
-        head(Action::evaluate_head, m);
-      }
+      evaluate_head(micros);
     }
     const OpId done = move_.gate(false);
     Plan plan = move_.finish();
@@ -130,7 +123,26 @@ class StepBuilder {
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
-  [[nodiscard]] std::uint32_t head_block() const { return blocks() - 1; }
+  /// Micro-batches that pass a block before the next block's turn.
+  struct Micros {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+    bool last = true;  ///< of the step
+    [[nodiscard]] bool first() const { return begin == 0; }
+  };
+  [[nodiscard]] bool layer_major() const { return options_.order == Order::layer_major; }
+  [[nodiscard]] std::vector<Micros> groups() const {
+    if (layer_major()) return {{0, micro_batches_}};
+    std::vector<Micros> groups;
+    for (std::uint32_t m = 0; m < micro_batches_; ++m) {
+      groups.push_back({m, m + 1, m + 1 == micro_batches_});
+    }
+    return groups;
+  }
+  template <class Work>
+  static void for_each(const Micros& micros, const Work& work) {
+    for (std::uint32_t m = micros.begin; m < micros.end; ++m) work(m);
+  }
   [[nodiscard]] std::uint32_t flow_index(std::uint32_t micro) const {
     return options_.order == Order::layer_major ? micro : 0;
   }
@@ -141,42 +153,68 @@ class StepBuilder {
     }
   }
 
-  void layer_major_passes() {
-    for (std::uint32_t b = 0; b < head_block(); ++b) {
-      update_before_forward(b);
-      fetch_ahead_of_backward(b);
-      for (std::uint32_t m = 0; m < micro_batches_; ++m) forward(b, m, true);
-    }
-    update_before_forward(head_block());
-    fetch_ahead_of_backward(head_block());
-    clear_gradient(head_block());
-    for (std::uint32_t m = 0; m < micro_batches_; ++m) head(Action::train_head, m);
-    finish_gradient(head_block());
-    for (std::uint32_t b = head_block(); b-- > 0;) {
-      clear_gradient(b);
-      for (std::uint32_t m = 0; m < micro_batches_; ++m) backward(b, m);
-      finish_gradient(b);
+  void passes() {
+    // With one micro-batch at a time, the sums of all blocks are open at once.
+    if (!layer_major()) clear_gradients(0, blocks());
+    for (const Micros& micros : groups()) {
+      for (std::uint32_t b = 0; b < work_.head(); ++b) {
+        arrive(b, micros);
+        for_each(micros, [&](std::uint32_t m) { forward(b, m, true); });
+      }
+      if (head_.in_one_pass()) {
+        train_head(micros);
+      } else {
+        train_head_by_tiles(micros);
+      }
+      for (std::uint32_t b = work_.head(); b-- > 0;) {
+        if (layer_major()) clear_gradients(b, b + 1);
+        for_each(micros, [&](std::uint32_t m) { backward(b, m); });
+        if (micros.last) finish_gradient(b);
+      }
     }
   }
 
-  void micro_batch_major_passes() {
-    for (std::uint32_t b = 0; b < blocks(); ++b) clear_gradient(b);
-    for (std::uint32_t m = 0; m < micro_batches_; ++m) {
-      const bool last = m + 1 == micro_batches_;
-      for (std::uint32_t b = 0; b < head_block(); ++b) {
-        if (m == 0) update_before_forward(b);
-        if (last) fetch_ahead_of_backward(b);
-        forward(b, m, true);
-      }
-      if (m == 0) update_before_forward(head_block());
-      if (last) fetch_ahead_of_backward(head_block());
-      head(Action::train_head, m);
-      if (last) finish_gradient(head_block());
-      for (std::uint32_t b = head_block(); b-- > 0;) {
-        backward(b, m);
-        if (last) finish_gradient(b);
-      }
+  /// What precedes the first pass through a block.
+  void arrive(std::uint32_t block, const Micros& micros) {
+    if (micros.first()) update_before_forward(block);
+    if (micros.last) fetch_ahead_of_backward(block);
+  }
+
+  void evaluate_head(const Micros& micros) {
+    if (head_.tiles() == 1) {
+      return for_each(micros, [&](std::uint32_t m) { head_.evaluate(m, inputs_[m]); });
     }
+    for_each(micros, [&](std::uint32_t m) { head_.begin(m, inputs_[m]); });
+    for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
+      for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
+    }
+    for_each(micros, [&](std::uint32_t m) { head_.end(m, inputs_[m], false); });
+  }
+
+  void train_head(const Micros& micros) {
+    for (std::uint32_t b = work_.head(); b < blocks(); ++b) arrive(b, micros);
+    if (layer_major()) clear_gradients(work_.head(), blocks());
+    for_each(micros, [&](std::uint32_t m) { head_.train(m, inputs_[m]); });
+    for (std::uint32_t b = blocks(); micros.last && b-- > work_.head();) finish_gradient(b);
+  }
+
+  /// Ends with the first block, which has the norm.
+  void train_head_by_tiles(const Micros& micros) {
+    const std::uint32_t norm = work_.head();
+    arrive(norm, micros);
+    for_each(micros, [&](std::uint32_t m) { head_.begin(m, inputs_[m]); });
+    for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
+      if (!work_.tied && t > 0) arrive(norm + t, micros);
+      for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
+    }
+    for (std::uint32_t t = head_.tiles(); t-- > 0;) {
+      const std::uint32_t block = work_.tied ? norm : norm + t;
+      if (layer_major() && (!work_.tied || t == 0)) clear_gradients(block, block + 1);
+      for_each(micros, [&](std::uint32_t m) { head_.differentiate(t, m); });
+      if (micros.last && block != norm) finish_gradient(block);
+    }
+    for_each(micros, [&](std::uint32_t m) { head_.end(m, inputs_[m], true); });
+    if (micros.last) finish_gradient(norm);
   }
 
   void update_before_forward(std::uint32_t block) {
@@ -197,18 +235,20 @@ class StepBuilder {
   void finish_gradient(std::uint32_t block) {
     move_.deliver_gradient(block);
     if (move_.update_pass(block) == Pass::backward) move_.update(block, 0);
-    fetch_states_ahead(Pass::forward, ahead_of_forward_, head_block() - block);
+    fetch_states_ahead(Pass::forward, ahead_of_forward_, blocks() - 1 - block);
   }
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
     const BufferId weights = move_.weights_on_device(block);
-    const BufferId out = move_.place_for_input(block + 1, m);
     const BufferId in = inputs_[m];
+    const bool embedding = work_.is_embedding(block);
+    // All tiles of the embedding write to the same buffer.
+    const BufferId out = embedding && block > 0 ? in : move_.place_for_input(output_of(block), m);
     std::vector<Use> uses = {{Role::weights, weights, false}, {Role::output, out, true}};
     Bytes traffic = 0;
     if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
-    if (block == 0) {
-      traffic = 2 * work_.activation_bytes;  // rows read and written
+    if (embedding) {
+      traffic = 2 * work_.activation_bytes / work_.vocabulary_tiles;  // rows read and written
     } else {
       uses.push_back({Role::input, in, false});
       uses.push_back({Role::workspace, layout_.workspace, true});
@@ -216,35 +256,20 @@ class StepBuilder {
     }
     move_.emit(Action::forward, block, m, std::move(uses), 0, work_.blocks[block].forward_flops,
                traffic);
-    if (training && block > 0) move_.store_input(block, m, in);
+    if (training && !embedding) move_.store_input(block, m, in);
     inputs_[m] = out;
   }
-
-  void head(Action action, std::uint32_t m) {
-    const std::uint32_t block = head_block();
-    std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
-                             {Role::input, inputs_[m], false},
-                             {Role::batch, layout_.batch_device[m], false},
-                             {Role::losses, layout_.losses_device, true},
-                             {Role::workspace, layout_.workspace, true}};
-    if (work_.tied) uses.push_back({Role::tied_weights, move_.weights_on_device(0), false});
-    double flops = work_.blocks[block].forward_flops;
-    if (action == Action::train_head) {
-      flops *= 3.0;
-      uses.push_back({Role::gradient_flow, layout_.flow[flow_index(m)], true});
-      uses.push_back({Role::accumulator, layout_.accumulator[block], true});
-      if (work_.tied) uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, true});
-    }
-    move_.emit(action, block, m, std::move(uses), 0, flops);
+  /// The block that reads what `block` writes.
+  [[nodiscard]] std::uint32_t output_of(std::uint32_t block) const {
+    return work_.is_embedding(block) ? work_.first_layer() : block + 1;
   }
 
-  void clear_gradient(std::uint32_t block) {
-    std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], true}};
-    if (work_.tied && block == head_block()) {
-      uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, true});
+  /// Clears the sums of blocks [begin, end).
+  void clear_gradients(std::uint32_t begin, std::uint32_t end) {
+    for (std::uint32_t b = begin; b < end; ++b) {
+      move_.emit(Action::clear_gradient, b, 0, {{Role::accumulator, layout_.accumulator[b], true}},
+                 0, 0.0, work_.blocks[b].cleared_bytes);
     }
-    move_.emit(Action::clear_gradient, block, 0, std::move(uses), 0, 0.0,
-               work_.blocks[block].cleared_bytes);
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {
@@ -253,8 +278,9 @@ class StepBuilder {
     double flops = 2.0 * work_.blocks[block].forward_flops;
     Bytes traffic = 0;
     if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
-    if (block == 0) {
-      traffic = 5 * work_.activation_bytes;  // rows read, fp32 rows read and written
+    if (work_.is_embedding(block)) {
+      // Rows read, fp32 rows read and written.
+      traffic = 5 * work_.activation_bytes / work_.vocabulary_tiles;
     } else {
       uses.push_back({Role::weights, move_.weights_on_device(block), false});
       uses.push_back({Role::input, move_.input_for_backward(block, m), false});
@@ -262,10 +288,14 @@ class StepBuilder {
       if (!use_intermediates(uses, block, m)) flops += work_.blocks[block].recomputed_flops;
     }
     move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
+    const bool tied = work_.tied && work_.is_embedding(block);
+    if (tied && !head_.in_one_pass()) head_.differentiate_tied(block, m);
   }
 
   /// The embedding reads tokens, layers the positions of packed documents.
-  [[nodiscard]] bool reads_batch(std::uint32_t block) const { return block == 0 || work_.packed; }
+  [[nodiscard]] bool reads_batch(std::uint32_t block) const {
+    return work_.is_embedding(block) || work_.packed;
+  }
 
   /// False when the block keeps none. The backward pass overwrites them.
   bool use_intermediates(std::vector<Use>& uses, std::uint32_t block, std::uint32_t m) {
@@ -280,6 +310,7 @@ class StepBuilder {
   std::uint32_t micro_batches_;
   bool applies_updates_ = false;
   Movements move_;
+  HeadOperations head_;
   Spread ahead_of_backward_;      ///< states for the backward pass of this step
   Spread ahead_of_forward_;       ///< states for the forward pass of the next one
   std::vector<BufferId> inputs_;  ///< per micro-batch: the activation that the next block reads

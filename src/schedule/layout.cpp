@@ -33,6 +33,7 @@ class LayoutMaker {
     } else {
       passing_activations();
     }
+    head_by_tiles();
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
@@ -172,7 +173,7 @@ class LayoutMaker {
       return rank_.splits_weights(b) || at(b).weights != Tier::device;
     };
     const Need slots = need([this](std::uint32_t b) { return rank_.whole_weights(b); }, passes);
-    const bool tied_in_transit = work_.tied && passes(0);
+    const bool tied_in_transit = work_.tied && work_.vocabulary_tiles == 1 && passes(0);
     const std::size_t wanted = options_.weight_slots + (tied_in_transit ? 1 : 0);
     layout_.weight_slots = add_slots("weights in transit", Tier::device, Kind::staging, slots.bytes,
                                      std::min(wanted, slots.count));
@@ -273,30 +274,70 @@ class LayoutMaker {
                                           Kind::accumulators, work_.blocks[b].accumulator_bytes));
       }
     }
-    if (!work_.tied) return;
-    layout_.tied_accumulator =
-        add("tied accumulator", Tier::device, Kind::accumulators, work_.tied_accumulator_bytes);
+    const bool one_pass = in_one_pass(work_, place_);
+    const std::uint32_t tiles = work_.vocabulary_tiles;
+    if (work_.tied) {
+      const bool all = one_pass || options_.order == Order::micro_batch_major;
+      const auto name = [](std::size_t tile) { return fmt::format("tied accumulator {}", tile); };
+      layout_.output_accumulator = add_equal(name, Tier::device, Kind::accumulators,
+                                             work_.tied_accumulator_bytes, all ? tiles : 1);
+      layout_.output_accumulator.resize(tiles, layout_.output_accumulator.back());
+    } else if (one_pass && options_.order == Order::layer_major) {
+      // The first tile uses the shared one.
+      for (std::uint32_t b = work_.head() + 1; b < blocks(); ++b) {
+        layout_.accumulator[b] = add(name_of(b, "accumulator"), Tier::device, Kind::accumulators,
+                                     work_.blocks[b].accumulator_bytes);
+      }
+    }
+  }
+
+  /// What the head needs besides the buffers of all blocks if it has several tiles.
+  void head_by_tiles() {
+    if (work_.vocabulary_tiles == 1) return;
+    const bool one_pass = trains() && in_one_pass(work_, place_);
+    // An evaluation visits one tile after the other.
+    layout_.head_rows =
+        add_slots("rows of the head", Tier::device, Kind::activations, work_.head_rows_bytes,
+                  one_pass ? evaluated_together() : micro_batches_together());
+    if (!trains()) return;
+    if (one_pass) {
+      layout_.intermediates[work_.head()] =
+          add_slots("logits", Tier::device, Kind::intermediates,
+                    work_.blocks[work_.head()].intermediate_bytes, 1);
+    } else {
+      layout_.head_gradient =
+          add_slots("gradient of the head's norm", Tier::device, Kind::activations,
+                    work_.head_gradient_bytes, micro_batches_together());
+    }
+  }
+
+  /// Micro-batches that pass a block before the next block's turn.
+  [[nodiscard]] std::uint32_t micro_batches_together() const {
+    if (!trains()) return evaluated_together();
+    return options_.order == Order::layer_major ? work_.micro_batches : 1;
+  }
+  [[nodiscard]] std::uint32_t evaluated_together() const {
+    return options_.order == Order::layer_major ? work_.evaluation_micro_batches : 1;
   }
 
   void activations() {
-    const bool layer_major = options_.order == Order::layer_major;
-    const std::uint32_t together = layer_major ? work_.micro_batches : 1;
+    const std::uint32_t together = micro_batches_together();
     layout_.input_home.resize(blocks());
     layout_.intermediates.resize(blocks());
     std::size_t leaving = 0;
     std::size_t to_nvme = 0;
-    for (std::uint32_t b = 1; b + 1 < blocks(); ++b) {
-      const bool leaves = input_leaves(place_, b);
+    for (std::uint32_t b = work_.first_layer(); b < work_.head(); ++b) {
+      const bool leaves = input_leaves(work_, place_, b);
       leaving += leaves ? 1 : 0;
       to_nvme += leaves && at(b).activations == Tier::nvme ? together : 0;
       add_inputs(b, leaves ? at(b).activations : Tier::device, together);
-      if (keeps_intermediates(place_, b)) {
+      if (keeps_intermediates(work_, place_, b)) {
         layout_.intermediates[b] =
             add_slots(name_of(b, "intermediates"), Tier::device, Kind::intermediates,
                       work_.blocks[b].intermediate_bytes, together);
       }
     }
-    if (leaving == 0) add_inputs(blocks() - 1, Tier::device, together);
+    if (leaving == 0) add_inputs(work_.head(), Tier::device, together);
     if (leaving > 0) {
       layout_.activation_slots = add_slots("activations in transit", Tier::device,
                                            Kind::activations, work_.activation_bytes, together + 2);
@@ -310,11 +351,11 @@ class LayoutMaker {
 
   /// A block's outputs while those of the block before are read, one after the other.
   void passing_activations() {
-    const bool layer_major = options_.order == Order::layer_major;
-    const std::uint32_t together = layer_major ? work_.evaluation_micro_batches : 1;
+    const std::uint32_t together = micro_batches_together();
     layout_.input_home.resize(blocks());
     // With one more than are read, or fewer for a model without layers.
-    const std::uint32_t count = std::min(together + 1, together * (blocks() - 1));
+    const std::uint32_t layers = work_.head() - work_.first_layer();
+    const std::uint32_t count = std::min(together + 1, together * (layers + 1));
     layout_.activation_slots =
         add_slots("activations", Tier::device, Kind::activations, work_.activation_bytes, count);
   }
@@ -380,9 +421,8 @@ class LayoutMaker {
 
 }  // namespace
 
-bool input_leaves(const Placement& placement, std::uint32_t block) {
-  return is_layer(block, placement.blocks.size()) &&
-         placement.blocks[block].activations != Tier::device;
+bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block) {
+  return workload.is_layer(block) && placement.blocks[block].activations != Tier::device;
 }
 
 bool swaps_gradient(const Placement& placement, std::uint32_t block) {
@@ -390,8 +430,9 @@ bool swaps_gradient(const Placement& placement, std::uint32_t block) {
   return place.optimizer != Tier::device && place.gradients == Tier::nvme;
 }
 
-bool keeps_intermediates(const Placement& placement, std::uint32_t block) {
-  return is_layer(block, placement.blocks.size()) && placement.blocks[block].keeps_intermediates;
+bool keeps_intermediates(const Workload& workload, const Placement& placement,
+                         std::uint32_t block) {
+  return workload.is_layer(block) && placement.blocks[block].keeps_intermediates;
 }
 
 Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {

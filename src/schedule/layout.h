@@ -50,7 +50,12 @@ struct Layout {
   /// [block][micro-batch]: empty for blocks that keep none.
   std::vector<std::vector<BufferId>> intermediates;
 
-  BufferId tied_accumulator = kNoBuffer;
+  /// [tile]: sums of the output matrix's gradient besides those of the blocks. Some tiles may share
+  /// one. Empty if there are none.
+  std::vector<BufferId> output_accumulator;
+  /// [micro-batch]: see the roles; empty with one tile.
+  std::vector<BufferId> head_rows;
+  std::vector<BufferId> head_gradient;
   BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
   BufferId losses_device = kNoBuffer;
   BufferId losses_host = kNoBuffer;
@@ -60,9 +65,10 @@ struct Layout {
 
 /// Whether the input of `block` leaves the device between forward and backward. The head's input
 /// never does: it is consumed at once.
-bool input_leaves(const Placement& placement, std::uint32_t block);
+bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block);
 
-bool keeps_intermediates(const Placement& placement, std::uint32_t block);
+/// Of a layer.
+bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
 
 /// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
 bool swaps_gradient(const Placement& placement, std::uint32_t block);

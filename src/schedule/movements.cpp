@@ -131,12 +131,12 @@ BufferId Movements::intermediates(std::uint32_t block, std::uint32_t micro) cons
 
 BufferId Movements::place_for_input(std::uint32_t block, std::uint32_t micro) {
   const auto& homes = layout_.input_home[block];
-  if (homes.empty() || input_leaves(place_, block)) return activation_slots_.next();
+  if (homes.empty() || input_leaves(work_, place_, block)) return activation_slots_.next();
   return homes[input_index(micro)];
 }
 
 void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId place) {
-  if (!input_leaves(place_, block)) return;
+  if (!input_leaves(work_, place_, block)) return;
   const BufferId home = layout_.input_home[block][input_index(micro)];
   const bool to_nvme = at(block).activations == Tier::nvme;
   const BufferId host = to_nvme ? activation_staging_.next() : home;
@@ -149,7 +149,7 @@ void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId p
 
 BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro) {
   const BufferId home = layout_.input_home[block][input_index(micro)];
-  if (!input_leaves(place_, block)) return home;
+  if (!input_leaves(work_, place_, block)) return home;
   BufferId host = home;
   if (at(block).activations == Tier::nvme) {
     host = activation_staging_.next();
@@ -175,8 +175,8 @@ void Movements::deliver_gradient(std::uint32_t block) {
   // With several ranks, reduce_gradient() computes the statistics of the sum.
   if (!rank_.several()) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
-  if (work_.tied && block == 0) {
-    uses.push_back({Role::tied_accumulator, layout_.tied_accumulator, false});
+  if (work_.tied && work_.is_embedding(block)) {
+    uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
     traffic += work_.tied_accumulator_bytes;
   }
   emit(Action::pack_gradient, block, 0, std::move(uses), 0, 0.0, traffic);

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/schedule/rank_sizes.h"
+
 namespace ballast::schedule {
 namespace {
 
@@ -31,6 +33,10 @@ constexpr Traits kActions[] = {
     {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro, true},
+    {Action::begin_head, "norm", Lane::compute, kBlockAndMicro, true},
+    {Action::scan_head, "sums of logits", Lane::compute, kBlockAndMicro, true},
+    {Action::differentiate_head, "backward of logits", Lane::compute, kBlockAndMicro, true},
+    {Action::end_head, "loss", Lane::compute, kBlockAndMicro, true},
     {Action::offload_activation, "offload activation", Lane::offload, kBlockAndMicro, true},
     {Action::writeback_activation, "writeback activation", Lane::writeback, kBlockAndMicro, true},
     {Action::fetch_activation, "fetch activation", Lane::fetch, kBlockAndMicro, true},
@@ -109,6 +115,18 @@ Bytes Plan::bytes_on(Lane lane) const {
     if (operation.lane == lane) sum += operation.bytes;
   }
   return sum;
+}
+
+bool in_one_pass(const Workload& workload, const Placement& placement) {
+  if (workload.vocabulary_tiles == 1) return true;
+  if (!placement.blocks[workload.head()].keeps_intermediates) return false;
+  const RankSizes sizes(workload);
+  for (std::uint32_t t = 0; t < workload.vocabulary_tiles; ++t) {
+    const std::uint32_t block = workload.block_of_tile(t);
+    if (placement.blocks[block].weights != Tier::device || sizes.splits_weights(block))
+      return false;
+  }
+  return true;
 }
 
 Bytes BlockWork::state_bytes() const {

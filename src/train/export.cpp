@@ -112,9 +112,12 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
 void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
           ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
   constexpr Elems kAtATime = Elems{1} << 15;
-  std::vector<const WeightFiles::Place*> order;
+  std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) order.push_back(weights.find(tensor.name));
+    for (const TensorToStore& tensor : file) {
+      const WeightFiles::Place* const place = weights.find(tensor.name);
+      order.push_back({place, 0, place->tensor->bytes});
+    }
   }
   ReadAhead reader(weights, order);
   std::vector<std::byte> stored;

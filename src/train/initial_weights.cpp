@@ -31,10 +31,10 @@ constexpr std::string_view kKey = "model.weights";
 
 void check_shape(const WeightFiles& files, const model::TensorSpec& tensor) {
   const WeightFiles::Place* const stored = files.find(tensor.name);
-  if (stored == nullptr || stored->tensor->shape == tensor.shape) return;
+  if (stored == nullptr || stored->tensor->shape == tensor.whole_shape()) return;
   refuse(fmt::format("{}: tensor '{}' has shape {}, but the model needs {}",
                      stored->file->path().string(), tensor.name,
-                     format_shape(stored->tensor->shape), format_shape(tensor.shape)));
+                     format_shape(stored->tensor->shape), format_shape(tensor.whole_shape())));
 }
 
 void check_tensor(const WeightFiles& files, const model::Architecture& model,
@@ -173,16 +173,20 @@ namespace {
 
 /// The tensors in the order in which the fill asks for them: for the weights of a block, then, if
 /// they are `split`, for their remainders.
-std::vector<const WeightFiles::Place*> reading_order(const WeightFiles& files,
-                                                     const model::Architecture& model, bool split) {
-  std::vector<const WeightFiles::Place*> order;
+std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
+                                             const model::Architecture& model, bool split) {
+  std::vector<ReadAhead::Source> order;
+  const auto add = [&](const model::TensorSpec& tensor, bool remainders) {
+    const WeightFiles::Place* const place = files.find(tensor.name);
+    if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
+    const Bytes width = size_of(type_of(*place));
+    const Bytes begin = tensor.first_element() * width;
+    order.push_back({place, begin, begin + tensor.size * width});
+  };
   for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) order.push_back(files.find(tensor.name));
+    for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
     if (!split) continue;
-    for (const model::TensorSpec& tensor : block.tensors) {
-      const WeightFiles::Place* const place = files.find(tensor.name);
-      if (place != nullptr && type_of(*place) != DType::bf16) order.push_back(place);
-    }
+    for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
   }
   return order;
 }

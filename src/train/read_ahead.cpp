@@ -79,9 +79,8 @@ class ReadAhead::Hold {
   Bytes taken_ = 0;
 };
 
-ReadAhead::ReadAhead(const WeightFiles& files, std::vector<const WeightFiles::Place*> order)
-    : order_(std::move(order)),
-      queue_(aio::make_queue({})),
+ReadAhead::ReadAhead(const WeightFiles& files, const std::vector<Source>& order)
+    : queue_(aio::make_queue({})),
       memory_(kWindows * kWindow, "weights that are read ahead"),
       most_(kWindows) {
   for (const SafetensorsReader& reader : files.files()) {
@@ -90,11 +89,14 @@ ReadAhead::ReadAhead(const WeightFiles& files, std::vector<const WeightFiles::Pl
   for (std::size_t w = 0; w < kWindows; ++w) {
     free_.push_back(memory_.bytes().subspan(w * kWindow, kWindow));
   }
-  std::erase_if(order_,
-                [](const auto* place) { return place == nullptr || place->tensor->bytes == 0; });
+  for (const auto& [place, begin, end] : order) {
+    if (place == nullptr || begin == end) continue;
+    const Bytes offset = place->tensor->offset;
+    order_.push_back({place, offset + begin, offset + end});
+  }
   if (order_.empty()) return;
   source_ = order_.front();
-  next_ = source_->tensor->offset;
+  next_ = source_->begin;
   submit_ahead();
 }
 
@@ -150,7 +152,8 @@ void ReadAhead::release(Window& window, Bytes taken) {
 }
 
 bool ReadAhead::comes_next(const WeightFiles::Place& place, Bytes at) const {
-  return source_ == &place && next_ <= at && at < next_ + kWindows * kWindow;
+  return source_ && source_->place == &place && next_ <= at && at < source_->end &&
+         at < next_ + kWindows * kWindow;
 }
 
 bool ReadAhead::was_dropped(const WeightFiles::Place& place, Bytes at) const {
@@ -171,25 +174,29 @@ void ReadAhead::jump(const WeightFiles::Place& place, Bytes at) {
     }
   }
   most_ = kFirstWindows;
+  const auto is_there = [&](const Part& part) {
+    return part.place == &place && part.begin <= at && at < part.end;
+  };
   const auto here = order_.begin() + static_cast<std::ptrdiff_t>(number_);
-  auto turn = std::find(here, order_.end(), &place);
-  if (turn == order_.end()) turn = std::find(order_.begin(), order_.end(), &place);
+  auto turn = std::find_if(here, order_.end(), is_there);
+  if (turn == order_.end()) turn = std::find_if(order_.begin(), order_.end(), is_there);
   number_ = static_cast<std::size_t>(turn - order_.begin());
-  source_ = &place;
+  const Bytes offset = place.tensor->offset;
+  source_ = turn != order_.end() ? *turn : Part{&place, offset, offset + place.tensor->bytes};
   next_ = at;
 }
 
 /// Requests consist of whole pages; what remains of the file behind them has no request.
 void ReadAhead::submit() {
-  const aio::File& file = files_.at(source_->file);
-  const Bytes tensor_end = source_->tensor->offset + source_->tensor->bytes;
+  const aio::File& file = files_.at(source_->place->file);
   const Bytes pages = file.size() / kPage * kPage;
   const Bytes begin = next_ / kPage * kPage;
   const bool whole = begin < pages;
-  const Bytes end =
-      std::min(begin + kWindow, whole ? std::min(round_up(tensor_end, kPage), pages) : tensor_end);
-  Window& window = open_.emplace_back(Part{source_, begin, end}, std::min(end, tensor_end) - next_,
-                                      free_.back().first(end - begin));
+  const Bytes end = std::min(begin + kWindow,
+                             whole ? std::min(round_up(source_->end, kPage), pages) : source_->end);
+  Window& window =
+      open_.emplace_back(Part{source_->place, begin, end}, std::min(end, source_->end) - next_,
+                         free_.back().first(end - begin));
   free_.pop_back();
   if (whole) {
     window.ticket = queue_->submit({.direction = aio::Direction::read,
@@ -199,17 +206,19 @@ void ReadAhead::submit() {
                                     .ahead = true});
   }
   next_ = end;
-  if (next_ >= tensor_end) go_on();
+  if (next_ >= source_->end) go_on();
 }
 
-/// With the next tensor of the order.
+/// With the next one of the order.
 void ReadAhead::go_on() {
-  source_ = number_ + 1 < order_.size() ? order_[++number_] : nullptr;
-  if (source_ != nullptr) next_ = source_->tensor->offset;
+  source_.reset();
+  if (number_ + 1 >= order_.size()) return;
+  source_ = order_[++number_];
+  next_ = source_->begin;
 }
 
 void ReadAhead::submit_ahead() {
-  while (source_ != nullptr && open_.size() < most_ && !free_.empty()) submit();
+  while (source_ && open_.size() < most_ && !free_.empty()) submit();
 }
 
 void ReadAhead::drop(std::list<Window>::iterator window) {

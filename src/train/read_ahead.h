@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "ballast/aio/queue.h"
@@ -21,10 +22,16 @@ namespace ballast::train {
 /// disk. Takes 48 MiB of memory.
 class ReadAhead {
  public:
-  /// `order`: tensors in the order in which they will probably be read, from the first on; one that
-  /// will be read twice is there twice. Others may be read, too. `files` must outlive the object.
-  /// Throws Error(io).
-  ReadAhead(const WeightFiles& files, std::vector<const WeightFiles::Place*> order);
+  /// A tensor, or the bytes of one that are read before those of another.
+  struct Source {
+    const WeightFiles::Place* place = nullptr;
+    Bytes begin = 0;
+    Bytes end = 0;  ///< at most the size of the tensor
+  };
+
+  /// `order`: what will probably be read, from the first on; what will be read twice is there
+  /// twice. Others may be read, too. `files` must outlive the object. Throws Error(io).
+  ReadAhead(const WeightFiles& files, const std::vector<Source>& order);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
@@ -59,7 +66,7 @@ class ReadAhead {
   [[nodiscard]] bool was_dropped(const WeightFiles::Place& place, Bytes at) const;
 
   std::map<const SafetensorsReader*, aio::File> files_;
-  std::vector<const WeightFiles::Place*> order_;
+  std::vector<Part> order_;
   std::unique_ptr<aio::Queue> queue_;
   Mapping memory_;
   std::mutex mutex_;
@@ -67,10 +74,10 @@ class ReadAhead {
   std::vector<HostBytes> free_;  ///< memory of windows that are not open
   std::list<Window> open_;       ///< being read or read, in the order of their submission
   std::deque<Part> dropped_;     ///< the last ones that had not been taken whole
-  const WeightFiles::Place* source_ = nullptr;  ///< where the next window will be; none: nowhere
-  std::size_t number_ = 0;                      ///< of the source in the order, or its size
-  Bytes next_ = 0;                              ///< first byte of that window
-  std::size_t most_;                            ///< open windows
+  std::optional<Part> source_;   ///< where the next window will be; none: nowhere
+  std::size_t number_ = 0;       ///< of the source in the order, or its size
+  Bytes next_ = 0;               ///< first byte of that window
+  std::size_t most_;             ///< open windows
 };
 
 }  // namespace ballast::train

@@ -40,7 +40,8 @@ std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
   std::vector<TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
-      tensors.push_back({tensor.name, DType::f32, tensor.shape});
+      if (tensor.first_row > 0) continue;  // the rest of a tensor that is in several blocks
+      tensors.push_back({tensor.name, DType::f32, tensor.whole_shape()});
     }
   }
   return tensors;

@@ -219,7 +219,7 @@ class FirstStep {
     for (std::size_t i = 1; i <= layers && keeps; ++i) {
       kept[i] = b.device->allocate(b.compute->memory().intermediates[i], "intermediates");
     }
-    b.compute->embedding_forward(*b.stream, weights_[0], inputs, positions, activations[0]);
+    b.compute->embedding_forward(*b.stream, 0, weights_[0], inputs, positions, activations[0]);
     for (std::size_t i = 1; i <= layers; ++i) {
       b.compute->layer_forward(*b.stream, i, weights_[i], positions, activations[i - 1],
                                activations[i], kept[i]);
@@ -231,15 +231,14 @@ class FirstStep {
     const bool tied = b.architecture.config.tie_embeddings;
     tied_ = b.gradient(tied ? b.architecture.blocks[0].elements : 1);
     b.compute->zero(*b.stream, tied_);
-    b.compute->head_train(*b.stream, weights_[layers + 1], tied ? weights_[0] : DeviceBytes{},
-                          activations[layers], targets, static_cast<float>(1.0 / counted_), dx,
-                          gradients_[layers + 1], tied ? tied_ : DeviceView<float>{},
-                          model::Accumulation::later, loss_);
+    b.train_head(weights_[layers + 1], tied ? weights_[0] : DeviceBytes{}, activations[layers],
+                 targets, static_cast<float>(1.0 / counted_), dx, gradients_[layers + 1],
+                 tied ? tied_ : DeviceView<float>{}, model::Accumulation::later, loss_);
     for (std::size_t i = layers; i >= 1; --i) {
       b.compute->layer_backward(*b.stream, i, weights_[i], positions, activations[i - 1], dx,
                                 gradients_[i], model::Accumulation::later, kept[i]);
     }
-    b.compute->embedding_backward(*b.stream, inputs, positions, dx, gradients_[0]);
+    b.compute->embedding_backward(*b.stream, 0, inputs, positions, dx, gradients_[0]);
     b.stream->synchronize();
   }
 

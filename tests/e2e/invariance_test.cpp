@@ -31,6 +31,11 @@ const Model kGpt2 = {"gpt2",
 const Model kLlama = {"llama",
                       R"("family": "llama", "vocab_size": 131, "hidden_size": 96, "num_layers": 3,
                          "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
+/// With the vocabulary in tiles.
+Model cut(const Model& model, int tiles) {
+  return {fmt::format("{} in {} tiles", model.name, tiles),
+          fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles)};
+}
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
 test::Outcome train(const Model& model, bool bf16, std::vector<std::string> overrides,
@@ -132,17 +137,29 @@ void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSte
 TEST(Invariance, Gpt2InBf16) {
   expect_invariance(kGpt2, true);
 }
-TEST(Invariance, PackedGpt2InFp32) {
-  expect_invariance(kGpt2, false, kFewSteps, true);
+TEST(Invariance, PackedGpt2WithACutVocabularyInFp32) {
+  expect_invariance(cut(kGpt2, 2), false, kFewSteps, true);
 }
 TEST(Invariance, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }
-TEST(Invariance, LlamaInFp32) {
-  expect_invariance(kLlama, false, kFewSteps);
+TEST(Invariance, LlamaWithACutVocabularyInFp32) {
+  expect_invariance(cut(kLlama, 5), false, kFewSteps);
 }
-TEST(Invariance, PackedTiedLlamaInBf16) {
-  expect_invariance(kTiedLlama, true, kFewSteps, true);
+TEST(Invariance, PackedTiedLlamaWithACutVocabularyInBf16) {
+  expect_invariance(cut(kTiedLlama, 3), true, kFewSteps, true);
+}
+
+/// Tiles only change the order of sums.
+TEST(Invariance, ACutVocabularyHasTheLossesOfAWholeOne) {
+  for (const Model& model : {kGpt2, kLlama, kTiedLlama}) {
+    const test::Outcome whole = train(model, false, {}, kFewSteps);
+    const test::Outcome tiles = train(cut(model, 3), false, {}, kFewSteps);
+    ASSERT_EQ(tiles.losses.size(), whole.losses.size());
+    for (std::size_t i = 0; i < whole.losses.size(); ++i) {
+      EXPECT_NEAR(tiles.losses[i], whole.losses[i], 2e-4) << model.name << ", step " << i;
+    }
+  }
 }
 
 TEST(Invariance, AnotherSeedGivesAnotherResult) {

@@ -27,6 +27,9 @@ struct ModelConfig {
   std::uint64_t max_sequence = 0;       ///< longest sequence, in tokens
   double norm_epsilon = 1e-5;
   bool tie_embeddings = true;
+  /// Blocks into which the rows of the embedding and of the output matrix are cut; 0: by the rule
+  /// of usual_vocabulary_tiles().
+  std::uint64_t vocabulary_tiles = 0;
   double init_stddev = 0.02;
   /// Keys that only some families have, by name (Family::details).
   std::map<std::string, text::Json, std::less<>> details;
@@ -54,16 +57,23 @@ struct StoredRows {
   std::uint64_t groups = 1;
 };
 
-/// One tensor of a block. `offset`: elements from the start of the block's flat buffer, the same
-/// for every kind of state (weight, remainder, moments, gradient).
+/// One tensor of a block, or the rows of one that are in this block. `offset`: elements from the
+/// start of the block's flat buffer, the same for every kind of state (weight, remainder, moments,
+/// gradient).
 struct TensorSpec {
-  std::string name;  ///< Hugging Face's name
-  std::vector<std::uint64_t> shape;
+  std::string name;                  ///< Hugging Face's name
+  std::vector<std::uint64_t> shape;  ///< of what is in this block
   Elems offset = 0;
   Elems size = 0;
+  std::uint64_t first_row = 0;    ///< of the rows in this block
+  std::uint64_t rows_in_all = 0;  ///< of the whole tensor
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::normal
   StoredRows stored;
+
+  [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
+  /// Index in the whole tensor of the first element in this block.
+  [[nodiscard]] Elems first_element() const { return first_row * (size / shape.front()); }
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -71,7 +81,7 @@ struct TensorSpec {
 /// Padding is zero and stays zero under the update.
 struct BlockSpec {
   BlockKind kind = BlockKind::layer;
-  std::string name;    ///< "embedding", "layer 0", "head"
+  std::string name;    ///< "embedding", "layer 0", "head"; tiles: "embedding 0", "head 0"
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
   Elems parameters = 0;  ///< without padding
@@ -100,12 +110,26 @@ struct OuterTensors {
   std::string output = "lm_head.weight";  ///< of the head: [vocab_size, hidden_size] unless tied
 };
 
+/// Rows of the vocabulary, and the block that holds those of the output matrix.
+struct VocabularyTile {
+  std::uint64_t first = 0;
+  std::uint64_t rows = 0;
+  std::size_t block = 0;
+};
+
 /// A model as a list of blocks: embedding, layers, head. With tied embeddings the head has no
-/// weight matrix of its own and reads the embedding's.
+/// weight matrix of its own and reads the embedding's. A large vocabulary is cut into tiles: then
+/// the embedding is one block per tile, the last of them with the positions, and so is the head,
+/// the first of them with the norm (if tied, the head is one block with the norm).
 struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
   std::vector<BlockSpec> blocks;
+
+  [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
+  /// The block with the final norm.
+  [[nodiscard]] std::size_t head() const { return first_layer() + config.num_layers; }
+  [[nodiscard]] VocabularyTile tile(std::size_t number) const;
 
   [[nodiscard]] Elems parameters() const;
   /// Matrix-multiply FLOPs of the forward pass of block `index` for `sequences` sequences of
@@ -119,6 +143,17 @@ struct Architecture {
                                         std::uint64_t length) const;
 };
 
+/// Blocks of a model with a complete config.
+std::size_t count_blocks(const ModelConfig& config);
+/// Whether `block` is a layer of a model with a complete config.
+bool is_layer(const ModelConfig& config, std::size_t block);
+
+/// The number of tiles of a vocabulary, which depends on the shape of the model alone: 1 up to 2^27
+/// elements or twice the largest layer; otherwise tiles have at most 2^23 elements, or as many as
+/// the largest layer.
+std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
+                                     Elems largest_layer);
+
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.
 Architecture build_architecture(ModelConfig config);
@@ -129,13 +164,13 @@ struct TensorRun {
   Elems first = 0;
   Elems count = 0;
 };
-/// Where element `at` of a tensor in memory is in files.
+/// Where element `at` of a tensor in memory is in the whole tensor in files.
 TensorRun run_in_files(const TensorSpec& tensor, Elems at);
-/// Where element `at` of a tensor in files is in memory.
+/// Where element `at` of those of a block in files is in memory.
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
 
 /// Initial fp32 values of elements [first, first + out.size()) of `tensor` for `seed`: a value
-/// depends only on the seed, the tensor's name and the element's index.
+/// depends only on the seed, the tensor's name and the element's index in the whole tensor.
 void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out);
 
 }  // namespace ballast::model

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,9 +27,12 @@ struct KernelMemory {
   /// Bytes for the intermediates of the largest block, including recompute; linear in sequence
   /// length.
   Bytes workspace = 0;
-  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; 0 for blocks other
-  /// than layers.
+  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; for the first
+  /// block of a head of several tiles: bytes for one pass, see Compute::head_train(); 0 for other
+  /// blocks.
   std::vector<Bytes> intermediates;
+  /// Bytes of the rows of a head of several tiles, see Compute::head_begin(); 0 with one tile.
+  Bytes head_rows = 0;
   /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
   std::vector<Bytes> cleared;
 };
@@ -37,6 +41,15 @@ struct KernelMemory {
 enum class Accumulation : std::uint8_t {
   first,  ///< the first after clear_gradient(): overwrites the gradients of matrices
   later   ///< adds to all gradients
+};
+
+/// A tile of the output matrix, see Architecture::tile().
+struct OutputTile {
+  std::size_t number = 0;
+  ConstDeviceBytes weights;  ///< flat, of the tile's whole block
+  /// Accumulators: untied, the flat ones of the tile's block; tied, [rows of the tile, H]. Empty:
+  /// not wanted.
+  DeviceView<float> gradient = {};
 };
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
@@ -63,16 +76,18 @@ class Compute {
   /// Sets the workspace, at least memory().workspace bytes. Call it before the kernels.
   virtual void set_workspace(DeviceBytes workspace) = 0;
 
-  /// Block 0: out = token embedding (+ position embedding).
-  virtual void embedding_forward(device::Stream& stream, ConstDeviceBytes weights,
-                                 DeviceView<const std::int32_t> tokens,
+  /// Block `block` of the embedding: out = token embedding (+ position embedding). A tile writes
+  /// the rows of its tokens; the last one adds the positions to all rows.
+  virtual void embedding_forward(device::Stream& stream, std::size_t block,
+                                 ConstDeviceBytes weights, DeviceView<const std::int32_t> tokens,
                                  DeviceView<const std::int32_t> positions, DeviceBytes out) = 0;
-  /// Adds the gradient of `dy` to the rows of the tokens, in token order.
-  virtual void embedding_backward(device::Stream& stream, DeviceView<const std::int32_t> tokens,
+  /// Adds the gradient of `dy` to the rows of the block's tokens, in token order.
+  virtual void embedding_backward(device::Stream& stream, std::size_t block,
+                                  DeviceView<const std::int32_t> tokens,
                                   DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
                                   DeviceView<float> gradient) = 0;
 
-  /// Block `block` (1 <= block <= num_layers). `out` may not alias `in`. `kept`: page-aligned
+  /// Block `block`, a layer. `out` may not alias `in`. `kept`: page-aligned
   /// device memory of at least memory().intermediates[block] for intermediates that
   /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -86,22 +101,42 @@ class Compute {
                               DeviceBytes dy, DeviceView<float> gradient, Accumulation accumulation,
                               DeviceBytes kept) = 0;
 
-  /// Last block, evaluation: *loss_sum = sum over targets of the cross-entropy in nats.
-  /// `output_matrix`: [V, H] weights, inside `weights` when untied, inside block 0's when tied
-  /// (then the whole of block 0's flat weights).
+  /// The head, evaluation, for a vocabulary of one tile: *loss_sum = sum over targets of the
+  /// cross-entropy in nats. `weights`: of the block with the final norm. `output`: the flat weights
+  /// of the tile's block.
   virtual void head_forward(device::Stream& stream, ConstDeviceBytes weights,
-                            ConstDeviceBytes tied_weights, ConstDeviceBytes in,
+                            ConstDeviceBytes output, ConstDeviceBytes in,
                             DeviceView<const std::int32_t> targets,
                             DeviceView<double> loss_sum) = 0;
-  /// Last block, training: the same loss, and the gradients of `gradient_scale` * loss sum: `dx`
-  /// [N, H] is written, `gradient` (own tensors) and `tied_gradient` ([V, H] fp32, empty when
-  /// untied) are added to. Logits exist only for a chunk of rows at a time.
+  /// The head, training, for all tiles of the vocabulary in one pass: the same loss, and the
+  /// gradients of `gradient_scale` * loss sum: `dx` [N, H] is written, `gradient` (of the block
+  /// with the norm) and those of the tiles are added to. Logits exist only for a chunk of rows at a
+  /// time. `kept`: page-aligned device memory of memory().intermediates of the head's first block;
+  /// empty with one tile.
   virtual void head_train(device::Stream& stream, ConstDeviceBytes weights,
-                          ConstDeviceBytes tied_weights, ConstDeviceBytes in,
+                          std::span<const OutputTile> tiles, ConstDeviceBytes in,
                           DeviceView<const std::int32_t> targets, float gradient_scale,
-                          DeviceBytes dx, DeviceView<float> gradient,
-                          DeviceView<float> tied_gradient, Accumulation accumulation,
-                          DeviceView<double> loss_sum) = 0;
+                          DeviceBytes dx, DeviceView<float> gradient, Accumulation accumulation,
+                          DeviceView<double> loss_sum, DeviceBytes kept = {}) = 0;
+
+  /// The same tile by tile, with the same bits: begin; scan all tiles in ascending order;
+  /// differentiate them in descending order; end. `rows`: device memory of memory().head_rows bytes
+  /// that keeps what is known of the rows in between. `dnormed`: accumulators [N, H].
+  virtual void head_begin(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
+                          DeviceBytes rows) = 0;
+  virtual void head_scan(device::Stream& stream, const OutputTile& tile,
+                         DeviceView<const std::int32_t> targets, DeviceBytes rows) = 0;
+  /// Adds the tile's part to `dnormed` (the last tile overwrites it), unless that is empty, and to
+  /// the tile's gradient, unless that is empty: the two may be visits of their own.
+  virtual void head_differentiate(device::Stream& stream, const OutputTile& tile,
+                                  DeviceView<const std::int32_t> targets, float gradient_scale,
+                                  DeviceBytes rows, DeviceView<float> dnormed,
+                                  Accumulation accumulation) = 0;
+  /// *loss_sum as above. In an evaluation `dnormed`, `dx` and `gradient` are empty.
+  virtual void head_end(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
+                        DeviceView<const std::int32_t> targets, DeviceBytes rows,
+                        DeviceView<float> dnormed, DeviceBytes dx, DeviceView<float> gradient,
+                        DeviceView<double> loss_sum) = 0;
 
   /// Prepares the accumulators of `block` for a step, which begins with Accumulation::first: sets
   /// all to zero but the matrices of layers and the output matrix, each of which one product

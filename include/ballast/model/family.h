@@ -24,6 +24,8 @@ class BlockBuilder {
                                  double stddev);
   /// Declares the order in files of the rows of the last matrix, and of its bias if one follows it.
   BlockBuilder& stored_by(const StoredRows& rows);
+  /// Declares the last tensor to be rows of a larger one, from `first_row` on.
+  BlockBuilder& part_of(std::uint64_t rows_in_all, std::uint64_t first_row);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
   /// Returns the padded block; call it once.

@@ -70,8 +70,12 @@ enum class Action : std::uint8_t {
   upload_weights,        ///< host (home or staging) to device
   gather_weights,        ///< shards of all ranks to whole weights on the device
   forward,               ///< one block, one micro-batch
-  evaluate_head,         ///< the last block's loss without gradients
-  train_head,            ///< the last block forward and backward in one
+  evaluate_head,         ///< the head's loss without gradients
+  train_head,            ///< the head forward and backward, all tiles of the vocabulary in one
+  begin_head,            ///< its norm; the vocabulary is visited tile by tile
+  scan_head,             ///< one tile: the sums of its logits
+  differentiate_head,    ///< one tile: its part of the gradients, logits computed again
+  end_head,              ///< the loss and, in training, the gradient of the norm
   offload_activation,    ///< a block's input, device to host
   writeback_activation,  ///< the same, host staging to NVMe
   fetch_activation,      ///< the same, back to host staging
@@ -135,20 +139,24 @@ struct Buffer {
 
 /// The part that a buffer plays in an operation.
 enum class Role : std::uint8_t {
-  weights,           ///< in the memory where the operation runs
-  weights_source,    ///< source of copied or gathered weights
-  tied_weights,      ///< block 0's weights, for the head
-  batch,             ///< tokens, targets, positions of a micro-batch, device
-  batch_source,      ///< the same, host
-  input,             ///< activation read
-  output,            ///< activation written
-  gradient_flow,     ///< gradient of an activation
-  intermediates,     ///< kept by a layer for its backward pass
-  accumulator,       ///< fp32 gradient sums of the block
-  tied_accumulator,  ///< fp32 gradient sums of the tied matrix from the head
-  gradient,          ///< packed gradient
-  gradient_source,   ///< source of a copied or reduced gradient
-  states,            ///< remainder and moments
+  weights,         ///< in the memory where the operation runs
+  weights_source,  ///< source of copied or gathered weights
+  output_weights,  ///< of a tile of the output matrix that is not in the head's first block
+  batch,           ///< tokens, targets, positions of a micro-batch, device
+  batch_source,    ///< the same, host
+  input,           ///< activation read
+  output,          ///< activation written
+  gradient_flow,   ///< gradient of an activation
+  intermediates,   ///< kept by a layer for its backward pass
+  accumulator,     ///< fp32 gradient sums of the block
+  /// fp32 gradient sums of a tile of the output matrix: of one that is tied, or is not in the
+  /// head's first block.
+  output_accumulator,
+  head_rows,      ///< what the head knows of the rows of a micro-batch between visits to its tiles
+  head_gradient,  ///< fp32 sums of the tiles' parts of the gradient of the head's norm
+  gradient,       ///< packed gradient
+  gradient_source,  ///< source of a copied or reduced gradient
+  states,           ///< remainder and moments
   states_source,
   statistics,         ///< of the packed gradient, or of this rank's shard of it
   statistics_source,  ///< source of copied statistics
@@ -272,7 +280,7 @@ struct BlockWork {
   /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
   double recomputed_flops = 0.0;
   bool keeps_whole = false;      ///< stage 3 does not split its weights
-  Bytes intermediate_bytes = 0;  ///< per micro-batch, if the layer keeps them
+  Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
   Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
   std::vector<SubGroup> sub_groups = {};  ///< at least one, in ascending order of elements
 
@@ -283,9 +291,14 @@ struct BlockWork {
 /// Sizes of a model and its batch.
 struct Workload {
   std::vector<BlockWork> blocks;  ///< embedding, layers, head
-  bool tied = false;              ///< the head also reads block 0's weights
-  Bytes tied_accumulator_bytes = 0;
-  Bytes activation_bytes = 0;  ///< of one micro-batch between two blocks
+  bool tied = false;              ///< the head also reads the embedding's weights
+  /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the
+  /// vocabulary. A tied head is one block.
+  std::uint32_t vocabulary_tiles = 1;
+  Bytes tied_accumulator_bytes = 0;  ///< of one tile
+  Bytes head_rows_bytes = 0;         ///< per micro-batch; 0 with one tile
+  Bytes head_gradient_bytes = 0;     ///< likewise
+  Bytes activation_bytes = 0;        ///< of one micro-batch between two blocks
   Bytes batch_bytes = 0;       ///< tokens, targets and, if packed, positions of one micro-batch
   bool packed = false;         ///< layers read the positions of the tokens
   Bytes losses_bytes = 0;      ///< losses of all micro-batches
@@ -305,12 +318,20 @@ struct Workload {
   [[nodiscard]] std::uint64_t tokens_per_step() const {
     return micro_batch_tokens * micro_batches * world;
   }
+  [[nodiscard]] std::uint32_t first_layer() const { return vocabulary_tiles; }
+  /// The first block of the head.
+  [[nodiscard]] std::uint32_t head() const {
+    return static_cast<std::uint32_t>(blocks.size()) - (tied ? 1 : vocabulary_tiles);
+  }
+  [[nodiscard]] bool is_embedding(std::size_t block) const { return block < first_layer(); }
+  [[nodiscard]] bool is_layer(std::size_t block) const {
+    return block >= first_layer() && block < head();
+  }
+  /// The block with the output matrix's tile `number`.
+  [[nodiscard]] std::uint32_t block_of_tile(std::uint32_t number) const {
+    return tied ? number : head() + number;
+  }
 };
-
-/// Whether `block` of `blocks` is a layer, neither the embedding (first) nor the head (last).
-constexpr bool is_layer(std::size_t block, std::size_t blocks) noexcept {
-  return block > 0 && block + 1 < blocks;
-}
 
 /// Where the states of one block live between uses.
 struct BlockPlacement {
@@ -318,6 +339,7 @@ struct BlockPlacement {
   Tier optimizer = Tier::device;
   Tier activations = Tier::device;  ///< the block's input between forward and backward
   /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
+  /// The first block of a head of several tiles: their logits do, see in_one_pass().
   bool keeps_intermediates = false;
   /// With gated updates, for states below the device: the block is updated in the backward pass, in
   /// the expectation that the gate neither clips nor skips the step; see Schedule::rollback.
@@ -331,6 +353,11 @@ struct BlockPlacement {
 struct Placement {
   std::vector<BlockPlacement> blocks;
 };
+
+/// Whether the head handles all tiles of the vocabulary in one operation, so that no logit is
+/// computed twice: with one tile, or where the head's first block keeps its intermediates and the
+/// whole weights of all tiles live on the device.
+bool in_one_pass(const Workload& workload, const Placement& placement);
 
 enum class Order : std::uint8_t {
   layer_major,       ///< every micro-batch of a block before the next block

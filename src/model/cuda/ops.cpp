@@ -244,11 +244,22 @@ void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>&
 }
 
 template <class T>
-void Ops<T>::cross_entropy(float* logits, std::size_t rows, std::size_t stride,
-                           const std::int32_t* targets, const float* scale, double* losses) const {
-  check_cuda(cuda::cross_entropy<T>(queue_, logits, rows, stride, vocabulary_, targets,
-                                    scale == nullptr ? 0.0F : *scale, losses),
-             "cross-entropy");
+void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
+                        RowSum<float>* sums) const {
+  check_cuda(cuda::sum_logits(queue_, tile, targets, first, sums), "sums of the logits");
+}
+
+template <class T>
+void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
+                             const RowSum<float>* sums) const {
+  check_cuda(cuda::logit_gradients<T>(queue_, tile, targets, scale, sums),
+             "gradients of the logits");
+}
+
+template <class T>
+void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
+                        double* losses) const {
+  check_cuda(cuda::row_losses(queue_, sums, targets, rows, losses), "losses of the rows");
 }
 
 template <class T>

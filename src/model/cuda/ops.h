@@ -85,8 +85,12 @@ class Ops {
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
-  void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
-                     const std::int32_t* targets, const float* scale, double* losses) const;
+  void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
+                  RowSum<float>* sums) const;
+  void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
+                       const RowSum<float>* sums) const;
+  void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
+                  double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
   void zero(float* values, std::size_t size) const;
@@ -101,7 +105,7 @@ class Ops {
 
  private:
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
-    return {shape_.tokens(), shape_.length, vocabulary_, hidden_};
+    return {shape_.tokens(), shape_.length, hidden_};
   }
   [[nodiscard]] Products& products();
   /// cuDNN's attention, planned at the first call; null if Ballast's own kernels run.

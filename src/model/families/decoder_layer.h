@@ -24,8 +24,8 @@ class DecoderLayer final : public Layer<Ops> {
                    arrays_of(decoder_family(model.config).decoder(model.config, 0))),
         rotaries_(rotaries_of(model.config, shape.length)),
         angles_(rotaries_.size()) {
-    for (std::size_t block = 1; block <= model.config.num_layers; ++block) {
-      bound_.push_back(bind(model, block));
+    for (std::size_t layer = 0; layer < model.config.num_layers; ++layer) {
+      bound_.push_back(bind(model, layer));
     }
   }
   void take_lasting_memory(Bump& bump) override;
@@ -65,7 +65,7 @@ class DecoderLayer final : public Layer<Ops> {
           throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
         });
   }
-  static Bound bind(const Architecture& model, std::size_t block);
+  static Bound bind(const Architecture& model, std::size_t layer);
 
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, T* out) override;
@@ -117,9 +117,9 @@ class DecoderLayer final : public Layer<Ops> {
 
 template <class Ops>
 typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& model,
-                                                          std::size_t block) {
-  const BlockSpec& tensors = model.blocks[block];
-  const DecoderSpec spec = decoder_family(model.config).decoder(model.config, block - 1);
+                                                          std::size_t layer) {
+  const BlockSpec& tensors = model.blocks[model.first_layer() + layer];
+  const DecoderSpec spec = decoder_family(model.config).decoder(model.config, layer);
   const auto norm = [&](const std::string& name) {
     return name.empty() ? std::nullopt : std::optional(find_norm(tensors, name, spec.norm_offset));
   };

@@ -32,7 +32,8 @@ TypeKernels<T> kernels() {
   k.row_dot = row_dot<T>;
   k.attention_softmax = attention_softmax<T>;
   k.attention_softmax_backward = attention_softmax_backward<T>;
-  k.cross_entropy = cross_entropy<T>;
+  k.sum_logits = sum_logits<Acc<T>>;
+  k.logit_gradients = logit_gradients<T>;
   all.gradients = {pack<T>, measure<T>};
   all.codes = {encode<T>, decode<T>};
   return all;

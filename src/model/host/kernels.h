@@ -10,6 +10,8 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/attention.h"
 
+#include "src/model/row_sum.h"
+
 namespace ballast::model::host {
 
 /// The type in which values of the training type T are computed and summed.
@@ -86,9 +88,13 @@ struct RowKernels {
   void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
                                      Size stride, Size first, Size rows, const KeyRange& keys,
                                      A scale, const A* log_sum, const A* delta);
-  /// Returns the cross-entropy in nats of one row of logits against `target`. Overwrites the row.
-  /// `gradient` (or null) = scale * (softmax - one-hot); it may start where `logits` starts.
-  double (*cross_entropy)(A* logits, Size size, Size target, A scale, T* gradient);
+  /// Adds a part of a row of logits to the sum of the row. `target` counts from the part's first
+  /// logit; `size` or more: it is in another part.
+  void (*sum_logits)(const A* logits, Size size, Size target, RowSum<A>* row);
+  /// gradient = scale * (softmax - one-hot) of a part of a row, given the sum over the whole row;
+  /// it may start where `logits` starts.
+  void (*logit_gradients)(const A* logits, Size size, Size target, const RowSum<A>* row, A scale,
+                          T* gradient);
 };
 
 /// Kernels over gradients.

@@ -92,19 +92,27 @@ std::size_t position_of(const Ids& ids, std::size_t i, std::size_t length) {
   return ids.positions == nullptr ? i % length : static_cast<std::size_t>(ids.positions[i]);
 }
 
+/// The row of token `i` in a table, or its size if the token has none there.
+template <class U>
+std::size_t row_of(const Embedding<U>& tables, const Ids& ids, std::size_t i) {
+  return std::min(static_cast<std::size_t>(ids.tokens[i]) - tables.first, tables.size);
+}
+
 template <class T>
 void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const Ids& ids,
-           std::size_t count, std::size_t length, std::size_t width, T* out) {
+           std::size_t count, std::size_t length, std::size_t width, T* outputs) {
   split(count, 1, [&](Range rows) {
     for (std::size_t i = rows.begin; i < rows.end; ++i) {
-      const T* const row = tables.tokens + static_cast<std::size_t>(ids.tokens[i]) * width;
-      if (tables.positions == nullptr && tables.scale != 1.0F) {
-        kernels.scale(row, tables.scale, out + i * width, width);
-      } else if (tables.positions == nullptr) {
-        std::memcpy(out + i * width, row, width * sizeof(T));
-      } else {
-        kernels.add(row, tables.positions + position_of(ids, i, length) * width, out + i * width,
-                    width);
+      const std::size_t at = row_of(tables, ids, i);
+      const bool here = at < tables.size;
+      T* const out = outputs + i * width;
+      const T* const row = here ? tables.tokens + at * width : out;
+      if (tables.positions != nullptr) {
+        kernels.add(row, tables.positions + position_of(ids, i, length) * width, out, width);
+      } else if (here && tables.scale != 1.0F) {
+        kernels.scale(row, tables.scale, out, width);
+      } else if (here) {
+        std::memcpy(out, row, width * sizeof(T));
       }
     }
   });
@@ -118,11 +126,11 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
   split(width, kColumns, [&](Range columns) {
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
-      const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) * width;
-      float* const to = gradients.tokens + row + columns.begin;
-      if (gradients.scale == 1.0F) {
+      const std::size_t row = row_of(gradients, ids, i);
+      float* const to = gradients.tokens + row * width + columns.begin;
+      if (row < gradients.size && gradients.scale == 1.0F) {
         kernels.accumulate(to, from, columns.size());
-      } else {
+      } else if (row < gradients.size) {
         kernels.accumulate_scaled(to, from, gradients.scale, columns.size());
       }
       if (gradients.positions == nullptr) continue;
@@ -132,23 +140,9 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
   });
 }
 
-template <class T>
-void cross_entropy(const RowKernels<T>& kernels, float* logits, std::size_t rows,
-                   std::size_t stride, std::size_t vocabulary, const std::int32_t* targets,
-                   const float* scale, double* losses) {
-  split(rows, 1, [&](Range r) {
-    for (std::size_t i = r.begin; i < r.end; ++i) {
-      float* const row = logits + i * stride;
-      T* const gradient = scale == nullptr ? nullptr : reinterpret_cast<T*>(row);
-      if (targets[i] < 0) {
-        losses[i] = 0.0;
-        if (gradient != nullptr) std::memset(row, 0, vocabulary * sizeof(T));
-        continue;
-      }
-      losses[i] = kernels.cross_entropy(row, vocabulary, static_cast<std::size_t>(targets[i]),
-                                        scale == nullptr ? 0.0F : *scale, gradient);
-    }
-  });
+/// The column of a row's target in a tile, its width or more if it is in another one.
+std::size_t column_of(const LogitTile& tile, std::int32_t target) {
+  return static_cast<std::size_t>(target) - tile.first;
 }
 
 /// Calls `piece(first, place, size)` for the parts of `range` that lie in one row of `matrix`;
@@ -369,9 +363,43 @@ void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>&
 }
 
 template <class T>
-void Ops<T>::cross_entropy(float* logits, std::size_t rows, std::size_t stride,
-                           const std::int32_t* targets, const float* scale, double* losses) const {
-  host::cross_entropy(kernels_, logits, rows, stride, vocabulary_, targets, scale, losses);
+void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
+                        RowSum<float>* sums) const {
+  split(tile.rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      if (targets[i] < 0) continue;
+      if (first) sums[i] = {};
+      kernels_.sum_logits(tile.logits + i * tile.stride, tile.width, column_of(tile, targets[i]),
+                          &sums[i]);
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
+                             const RowSum<float>* sums) const {
+  split(tile.rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      float* const row = tile.logits + i * tile.stride;
+      if (targets[i] < 0) {
+        std::memset(row, 0, tile.width * sizeof(T));
+        continue;
+      }
+      kernels_.logit_gradients(row, tile.width, column_of(tile, targets[i]), &sums[i], scale,
+                               reinterpret_cast<T*>(row));
+    }
+  });
+}
+
+template <class T>
+void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
+                        double* losses) const {
+  for (std::size_t i = 0; i < rows; ++i) {
+    const RowSum<float>& sum = sums[i];
+    losses[i] = targets[i] < 0 ? 0.0
+                               : std::log(sum.total) + static_cast<double>(sum.largest) -
+                                     static_cast<double>(sum.wanted);
+  }
 }
 
 template <class T>

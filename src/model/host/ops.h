@@ -97,17 +97,23 @@ class Ops {
   /// Throws Error(data) naming the first of the micro-batch's tokens that is not below the
   /// vocabulary's size, or below `least`.
   void check_tokens(const std::int32_t* tokens, std::int32_t least) const;
-  /// out[i] = the row of its token (+ that of its position, if the embedding has positions).
+  /// out[i] = the row of its token (+ that of its position, if the embedding has positions); of a
+  /// tile, see Embedding.
   void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
   /// Adds dy to the rows of the tokens in token order, and to those of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
-  /// losses[r] = the cross-entropy of a row of logits, 0 for a negative target. Unless `scale` is
-  /// null, the row's gradients times *scale replace the row from its start (they are narrower).
-  /// `stride`: floats from row to row.
-  void cross_entropy(float* logits, std::size_t rows, std::size_t stride,
-                     const std::int32_t* targets, const float* scale, double* losses) const;
+  /// Adds a tile of logits to the sums of its rows, from none if it is the `first` one. Rows with
+  /// negative targets have no sums.
+  void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
+                  RowSum<float>* sums) const;
+  /// Replaces logits by the gradients of the rows' losses times `scale`; 0 for negative targets.
+  void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
+                       const RowSum<float>* sums) const;
+  /// losses[r] = the cross-entropy of a row in nats, 0 for a negative target.
+  void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
+                  double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
   void zero(float* values, std::size_t size) const;

@@ -84,42 +84,54 @@ void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* proba
   }
 }
 
-/// Replaces logits by exp(logit - largest) and returns their sum; partial sums of a few thousand
-/// elements are added in double.
+/// exp(logit - largest) of a vector; 0 for lanes after the end.
 template <class A>
-inline double exponentials(A* logits, Size size, A largest) {
+inline auto exponential(const A* logits, auto part, A largest) {
+  return formulas::probability(get(logits, part, -static_cast<A>(HUGE_VAL)), Vec<A>(A(1)),
+                               Vec<A>(largest));
+}
+
+/// Sum of exp(logit - largest); partial sums of a few thousand elements are added in double.
+template <class A>
+inline double sum_of_exponentials(const A* logits, Size size, A largest) {
   constexpr Size kStretch = 4096;
   double total = 0.0;
   for (Size begin = 0; begin < size; begin += kStretch) {
     const Size count = size - begin < kStretch ? size - begin : kStretch;
     Vec<A> sum(A(0));
-    for_row<A>(count, [&](Size i, auto part) {
-      A* const x = logits + begin + i;
-      const Vec<A> e = formulas::probability(get(x, part, -static_cast<A>(HUGE_VAL)), Vec<A>(A(1)),
-                                             Vec<A>(largest));
-      put(x, e, part);
-      sum += e;
-    });
+    for_row<A>(count,
+               [&](Size i, auto part) { sum += exponential(logits + begin + i, part, largest); });
     total += static_cast<double>(sum_lanes(sum));
   }
   return total;
 }
 
-template <class T>
-double cross_entropy(Acc<T>* logits, Size size, Size target, Acc<T> scale, T* gradient) {
-  using A = Acc<T>;
+template <class A>
+void sum_logits(const A* logits, Size size, Size target, RowSum<A>* row) {
   const A largest = row_max(logits, size);
-  const A wanted = logits[target];
-  const double total = exponentials(logits, size, largest);
-  const double loss = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
-  if (gradient == nullptr) return loss;
+  if (!(row->largest >= largest)) {
+    row->total *= ::exp(static_cast<double>(row->largest) - static_cast<double>(largest));
+    row->largest = largest;
+  }
+  row->total += sum_of_exponentials(logits, size, row->largest);
+  if (target < size) row->wanted = logits[target];
+}
+
+template <class T>
+void logit_gradients(const Acc<T>* logits, Size size, Size target, const RowSum<Acc<T>>* row,
+                     Acc<T> scale, T* gradient) {
+  using A = Acc<T>;
+  const Vec<A> factor(static_cast<A>(static_cast<double>(scale) / row->total));
+  A wanted(0);
+  if (target < size) put(&wanted, exponential(logits + target, Part{1}, row->largest), Part{1});
+  for_row<A>(size, [&](Size i, auto part) {
+    put(gradient + i, exponential(logits + i, part, row->largest) * factor, part);
+  });
+  if (target >= size) return;
   // Subtracts the one-hot before rounding, because p - 1 then keeps its precision near p = 1. exp -
   // total is the same number without the common factor.
-  logits[target] = static_cast<A>(static_cast<double>(logits[target]) - total);
-  const Vec<A> factor(static_cast<A>(static_cast<double>(scale) / total));
-  for_row<A>(size,
-             [&](Size i, auto part) { put(gradient + i, get(logits + i, part) * factor, part); });
-  return loss;
+  const Vec<A> rest(static_cast<A>(static_cast<double>(wanted) - row->total));
+  put(gradient + target, rest * factor, Part{1});
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

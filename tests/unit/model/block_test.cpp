@@ -161,9 +161,8 @@ TEST_P(Blocks, HeadGivesTheLossAndItsScaledDerivatives) {
         tied ? b.gradient(std::vector<float>(matrix, 3.0F)) : DeviceView<float>();
     const auto trained = b.number();
     const auto evaluated = b.number();
-    b.compute->head_train(*b.stream, w, e, x, t, scale, dx, gradient, tied_gradient,
-                          Accumulation::later, trained);
-    b.compute->head_forward(*b.stream, w, e, x, t, evaluated);
+    b.train_head(w, e, x, t, scale, dx, gradient, tied_gradient, Accumulation::later, trained);
+    b.compute->head_forward(*b.stream, w, tied ? e : w, x, t, evaluated);
     b.stream->synchronize();
 
     EXPECT_NEAR(b.one(trained) * scale, loss(), 2e-6 * std::abs(loss()));
@@ -189,8 +188,8 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
   const DeviceBytes out = bench.activation();
   const Values dy = bench.activation_values(4);
   const auto gradient = bench.gradient(block.elements);
-  bench.compute->embedding_forward(*bench.stream, bench.upload(weights), t, positions, out);
-  bench.compute->embedding_backward(*bench.stream, t, positions, bench.upload(dy), gradient);
+  bench.compute->embedding_forward(*bench.stream, 0, bench.upload(weights), t, positions, out);
+  bench.compute->embedding_backward(*bench.stream, 0, t, positions, bench.upload(dy), gradient);
   bench.stream->synchronize();
 
   EXPECT_LT(relative_error(bench.download(out), reference.embedding(block, weights, tokens)), 1e-7);
@@ -232,9 +231,8 @@ std::vector<Values> run_all(const ModelConfig& config, DType type, MicroBatchSha
   // A call for another layer overwrites the workspace in between.
   if (keep) b.compute->layer_forward(*b.stream, 2, b.upload(b.weights(2)), {}, in, dx, {});
   b.compute->layer_backward(*b.stream, 1, weights, {}, in, d, layer, Accumulation::later, kept);
-  b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
-                        b.upload_tokens(b.tokens(3)), 0.5F, dx, head, tied, Accumulation::later,
-                        loss);
+  b.train_head(b.upload(b.weights(last)), b.upload(b.weights(0)), in, b.upload_tokens(b.tokens(3)),
+               0.5F, dx, head, tied, Accumulation::later, loss);
   b.stream->synchronize();
   return {b.download(out), b.download(d),  b.values(layer), b.download(dx),
           b.values(head),  b.values(tied), {b.one(loss)}};
@@ -276,9 +274,9 @@ TEST(FirstMicroBatch, OverwritesWhatClearingLeaves) {
           const DeviceBytes flow = b.upload(b.activation_values(10));
           b.compute->layer_backward(*b.stream, 1, b.upload(b.weights(1)), {}, in, flow, layer,
                                     accumulation, {});
-          b.compute->head_train(*b.stream, b.upload(b.weights(last)), b.upload(b.weights(0)), in,
-                                b.upload_tokens(b.tokens(3)), 0.5F, flow, head, tied_gradient,
-                                accumulation, b.number());
+          b.train_head(b.upload(b.weights(last)), b.upload(b.weights(0)), in,
+                       b.upload_tokens(b.tokens(3)), 0.5F, flow, head, tied_gradient, accumulation,
+                       b.number());
           b.stream->synchronize();
           return std::tuple{b.values(layer), b.values(head),
                             tied ? b.values(tied_gradient) : Values()};
@@ -367,9 +365,8 @@ TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
     const auto gradient = b.gradient(b.architecture.blocks[last].elements);
     const auto tied = b.gradient(config.vocab_size * config.hidden_size);
     const auto loss = b.number();
-    b.compute->head_train(*b.stream, b.upload(weights), b.upload(embedding), b.upload(in),
-                          b.upload_tokens(targets), 1.0F, dx, gradient, tied, Accumulation::later,
-                          loss);
+    b.train_head(b.upload(weights), b.upload(embedding), b.upload(in), b.upload_tokens(targets),
+                 1.0F, dx, gradient, tied, Accumulation::later, loss);
     b.stream->synchronize();
     const double expected = plain.head(weights, embedding.data(), in, targets);
     EXPECT_NEAR(b.one(loss), expected, (type == DType::f32 ? 1e-6 : 1e-3) * expected);

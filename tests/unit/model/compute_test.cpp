@@ -144,15 +144,15 @@ TEST(Workspace, LayersComputeTheSameBeforeAndAfterTheHead) {
   const std::vector<double> before = layer();
   const auto targets = b.upload_tokens(b.tokens(2));
   const auto gradient = b.gradient(b.architecture.blocks.back().elements);
-  b.compute->head_train(*b.stream, b.upload(b.weights(3)), {}, in, targets, 1.0F, b.activation(),
-                        gradient, {}, Accumulation::later, b.number());
+  b.train_head(b.upload(b.weights(3)), {}, in, targets, 1.0F, b.activation(), gradient, {},
+               Accumulation::later, b.number());
   EXPECT_EQ(layer(), before);
 }
 
 TEST(Tokens, OutsideTheVocabularyAreAnErrorOfTheData) {
   Bench b(test::small_gpt2(), DType::f32, {1, 4});
   const auto tokens = b.upload_tokens({1, 2, 61, 3});
-  b.compute->embedding_forward(*b.stream, b.upload(b.weights(0)), tokens, {}, b.activation());
+  b.compute->embedding_forward(*b.stream, 0, b.upload(b.weights(0)), tokens, {}, b.activation());
   try {
     b.stream->synchronize();
     FAIL() << "no error";

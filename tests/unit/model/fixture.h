@@ -133,6 +133,18 @@ struct Bench {
     return out;
   }
 
+  /// Compute::head_train with one tile. `tied` and `tied_gradient`: of block 0, if it is tied.
+  void train_head(ConstDeviceBytes weights, ConstDeviceBytes tied, ConstDeviceBytes in,
+                  DeviceView<const std::int32_t> targets, float scale, DeviceBytes dx,
+                  DeviceView<float> gradient, DeviceView<float> tied_gradient,
+                  model::Accumulation accumulation, DeviceView<double> loss) const {
+    const bool is_tied = architecture.config.tie_embeddings;
+    const model::OutputTile tile = {0, is_tied ? tied : weights,
+                                    is_tied ? tied_gradient : gradient};
+    compute->head_train(*stream, weights, {&tile, 1}, in, targets, scale, dx, gradient,
+                        accumulation, loss);
+  }
+
   model::Architecture architecture;
   model::MicroBatchShape shape;
   DType type;

@@ -268,22 +268,39 @@ TEST(DoubleKernels, SoftmaxOverAWindowSeesNoMore) {
   check_softmax(100);
 }
 
+/// In parts of `part` logits.
+RowSum<double> sum_of(const Values& logits, std::size_t target, std::size_t part) {
+  RowSum<double> sum;
+  for (std::size_t at = 0; at < logits.size(); at += part) {
+    in_double::sum_logits(logits.data() + at, std::min(part, logits.size() - at), target - at,
+                          &sum);
+  }
+  return sum;
+}
+
 TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
-  // More than one part of partial sums, and an odd end.
+  // More than one part of partial sums, and an odd end; in one part and in several.
   for (const std::size_t size : {std::size_t{1}, std::size_t{53}, std::size_t{4999}}) {
-    constexpr double kScale = 0.25;
-    Values logits = normals(size, 1, 3.0);
-    const std::size_t target = size / 2;
-    const auto loss = [&] {
-      Values used = logits;
-      return kScale * in_double::cross_entropy<double>(used.data(), size, target, 1.0, nullptr);
-    };
-    double sum = 0.0;
-    for (const double logit : logits) sum += std::exp(logit);
-    EXPECT_NEAR(loss(), kScale * (std::log(sum) - logits[target]), 1e-10);
-    Values in_place = logits;
-    in_double::cross_entropy(in_place.data(), size, target, kScale, in_place.data());
-    expect_gradient(loss, logits, in_place, "logits");
+    for (const std::size_t part : {size, size / 3 + 1}) {
+      constexpr double kScale = 0.25;
+      Values logits = normals(size, 1, 3.0);
+      const std::size_t target = size / 2;
+      const auto loss = [&] {
+        const RowSum<double> row = sum_of(logits, target, part);
+        return kScale * (std::log(row.total) + row.largest - row.wanted);
+      };
+      double sum = 0.0;
+      for (const double logit : logits) sum += std::exp(logit);
+      EXPECT_NEAR(loss(), kScale * (std::log(sum) - logits[target]), 1e-10);
+      const RowSum<double> row = sum_of(logits, target, part);
+      Values in_place = logits;
+      for (std::size_t at = 0; at < size; at += part) {
+        double* const some = in_place.data() + at;
+        in_double::logit_gradients<double>(some, std::min(part, size - at), target - at, &row,
+                                           kScale, some);
+      }
+      expect_gradient(loss, logits, in_place, "logits");
+    }
   }
 }
 

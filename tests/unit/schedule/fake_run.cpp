@@ -27,8 +27,15 @@ bool fills(const Operation& op, const Use& use) {
     case Action::update_on_host:
     case Action::update_on_device:
     case Action::backward:
+    case Action::scan_head:
+    case Action::differentiate_head:
       return false;
+    case Action::forward:
+      // A tile of the embedding adds its rows to those of the tiles before it.
+      if (op.block > 0 && op.buffer(Role::input) == kNoBuffer) return false;
+      return use.role != Role::workspace;
     case Action::train_head:
+    case Action::end_head:
       return use.role == Role::gradient_flow || (use.role == Role::losses && op.micro == 0);
     case Action::evaluate_head:
       return use.role == Role::losses && op.micro == 0;
@@ -80,7 +87,12 @@ class LeaseBook {
       const bool passes_on = use.role == Role::output || use.role == Role::gradient;
       if (span.plan->micro_batches == 0 && passes_on && op.lane == Lane::writeback) continue;
       Lease& lease = leases_[use.buffer];
-      if (fills(op, use)) {
+      if (op.action == Action::train_head && use.role == Role::intermediates) continue;
+      // The last tile replaces the gradient of the norm, which the others add to; the first
+      // micro-batch the sums of a tied tile.
+      const bool sums = use.role == Role::head_gradient || use.role == Role::output_accumulator;
+      const bool next = sums && use.writes && !lease.open;
+      if (next || fills(op, use)) {
         give_back(use.buffer);
         if (span.start < lease.returned) complain(use.buffer, "is filled while in use");
         lease = {span.start, span.end, 0, true};
@@ -88,6 +100,7 @@ class LeaseBook {
         if (!lease.open) complain(use.buffer, "is used before it is filled");
         ++lease.uses;
         lease.returned = std::max(lease.returned, span.end);
+        if (op.action == Action::end_head && use.role == Role::head_gradient) give_back(use.buffer);
       }
     }
   }

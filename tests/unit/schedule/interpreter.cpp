@@ -8,10 +8,10 @@ namespace ballast::schedule {
 namespace {
 
 std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 14> kNames = {
-      "nothing", "weights",     "states",           "batch",  "activation", "intermediates",
-      "flow",    "accumulator", "tied accumulator", "packed", "reduced",    "statistics",
-      "losses",  "verdict"};
+  constexpr std::array<std::string_view, 16> kNames = {
+      "nothing", "weights",     "states",           "batch",     "activation",    "intermediates",
+      "flow",    "accumulator", "tied accumulator", "head rows", "head gradient", "packed",
+      "reduced", "statistics",  "losses",           "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),
@@ -42,7 +42,7 @@ void Interpreter::run(const Plan& plan) {
   plan_ = &plan;
   ++run_;
   training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
-                          [](const Operation& op) { return op.action == Action::train_head; });
+                          [](const Operation& op) { return op.action == Action::backward; });
   const auto has = [&plan](Action action) {
     return std::any_of(plan.operations.begin(), plan.operations.end(),
                        [action](const Operation& op) { return op.action == action; });
@@ -95,6 +95,14 @@ void Interpreter::perform(const Operation& op) {
     case Action::evaluate_head:
     case Action::train_head:
       return head(op);
+    case Action::begin_head:
+      return begin_head(op);
+    case Action::scan_head:
+      return scan_head(op);
+    case Action::differentiate_head:
+      return differentiate_head(op);
+    case Action::end_head:
+      return end_head(op);
     case Action::offload_activation:
     case Action::writeback_activation:
     case Action::fetch_activation:
@@ -218,20 +226,46 @@ void Interpreter::codes(const Operation& op) {
 
 /// The embedding needs tokens, a layer the positions of packed documents.
 void Interpreter::batch_of(const Operation& op) {
-  if (op.block == 0 || work_.packed) need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  if (!work_.is_embedding(op.block) && !work_.packed) return;
+  need(op, Role::batch, {What::batch, 0, op.micro, run_});
 }
 
+/// The tiles of the embedding complete the activation one after the other.
 void Interpreter::forward(const Operation& op) {
   current_weights_in_use(op, op.block);
   batch_of(op);
-  if (op.block > 0) {
+  if (!work_.is_embedding(op.block)) {
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);
     if (training_ && keeps(op)) {
       put(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
     }
+  } else if (op.block > 0) {
+    need(op, Role::output, of_run(What::activation, op, op.micro));
+    --seen_uses_;
   }
   put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
+}
+
+void Interpreter::add_losses(const Operation& op) {
+  const Content losses = {What::losses, 0, op.micro, run_};
+  if (op.micro > 0 && held_[op.buffer(Role::losses)] != losses) {
+    complain(op, "adds to losses that lack a micro-batch");
+  }
+  put(op, Role::losses, {What::losses, 0, op.micro + 1, run_});
+}
+
+/// Adds a micro-batch to the sums of `block`. Those of a tied tile need not be cleared.
+void Interpreter::add_to(const Operation& op, const Use& use, What what, std::uint32_t block) {
+  ++seen_uses_;
+  const Content before = {what, block, op.micro, run_};
+  const bool cleared = what != What::tied_accumulator || op.micro > 0;
+  if (cleared && held_[use.buffer] != before) {
+    complain(op, fmt::format("adds to {}, not to {}", show(held_[use.buffer]), show(before)));
+  }
+  if (!use.writes) complain(op, "does not say that it writes sums");
+  if (size(before) > schedule_.buffers[use.buffer].bytes) complain(op, "writes beyond its sums");
+  held_[use.buffer] = {what, block, op.micro + 1, run_};
 }
 
 void Interpreter::head(const Operation& op) {
@@ -239,46 +273,99 @@ void Interpreter::head(const Operation& op) {
   need(op, Role::input, of_run(What::activation, op, op.micro));
   need(op, Role::batch, {What::batch, 0, op.micro, run_});
   pass(op, Role::workspace);
-  if (work_.tied) {
-    need(op, Role::tied_weights, weights(0, Extent::whole));
-    if (updates_[0] != steps_) complain(op, "runs with tied weights of another step");
+  std::uint32_t weights_of = work_.tied ? 0 : 1;
+  std::uint32_t sums_of = weights_of;
+  for (const Use& use : op.uses) {
+    if (use.role == Role::output_weights) {
+      const std::uint32_t block = work_.block_of_tile(weights_of++);
+      ++seen_uses_;
+      if (held_[use.buffer] != weights(block, Extent::whole)) complain(op, "needs other weights");
+      if (updates_[block] != steps_) complain(op, "runs with a tile of another step");
+    } else if (use.role == Role::output_accumulator) {
+      const std::uint32_t tile = sums_of++;
+      add_to(op, use, work_.tied ? What::tied_accumulator : What::accumulator,
+             work_.block_of_tile(tile));
+    }
   }
-  const Content losses = {What::losses, 0, op.micro, run_};
-  if (op.micro > 0 && held_[op.buffer(Role::losses)] != losses) {
-    complain(op, "adds to losses that lack a micro-batch");
-  }
-  put(op, Role::losses, {What::losses, 0, op.micro + 1, run_});
+  if (weights_of != work_.vocabulary_tiles) complain(op, "does not use all tiles");
+  add_losses(op);
   if (op.action == Action::evaluate_head) return;
+  if (sums_of != work_.vocabulary_tiles) complain(op, "does not add to the sums of all tiles");
+  if (work_.vocabulary_tiles > 1) put(op, Role::intermediates, {});
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  for (const auto& [role, what] : {std::pair{Role::accumulator, What::accumulator},
-                                   std::pair{Role::tied_accumulator, What::tied_accumulator}}) {
-    if (role == Role::tied_accumulator && !work_.tied) continue;
-    need(op, role, of_run(what, op, op.micro));
-    --seen_uses_;
-    put(op, role, of_run(what, op, op.micro + 1));
+  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+}
+
+void Interpreter::begin_head(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  need(op, Role::input, of_run(What::activation, op, op.micro));
+  pass(op, Role::workspace);
+  put(op, Role::head_rows, {What::head_rows, 0, op.micro, run_});
+}
+
+void Interpreter::scan_head(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  pass(op, Role::workspace);
+  need(op, Role::head_rows, {What::head_rows, tile_of(op), op.micro, run_});
+  --seen_uses_;
+  put(op, Role::head_rows, {What::head_rows, tile_of(op) + 1, op.micro, run_});
+}
+
+void Interpreter::differentiate_head(const Operation& op) {
+  const std::uint32_t tile = tile_of(op);
+  current_weights_in_use(op, op.block);
+  need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  pass(op, Role::workspace);
+  need(op, Role::head_rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
+  if (op.buffer(Role::head_gradient) != kNoBuffer) {
+    if (tile + 1 < work_.vocabulary_tiles) {
+      need(op, Role::head_gradient, {What::head_gradient, tile + 1, op.micro, run_});
+      --seen_uses_;
+    }
+    put(op, Role::head_gradient, {What::head_gradient, tile, op.micro, run_});
+  } else if (!work_.tied) {
+    complain(op, "adds nothing to the gradient of the norm");
   }
+  if (!work_.tied) return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  const Use sums = op.use(Role::output_accumulator);
+  if (sums.buffer != kNoBuffer) add_to(op, sums, What::tied_accumulator, tile);
+}
+
+void Interpreter::end_head(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  need(op, Role::batch, {What::batch, 0, op.micro, run_});
+  pass(op, Role::workspace);
+  need(op, Role::head_rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
+  add_losses(op);
+  if (!training_) return;
+  need(op, Role::input, of_run(What::activation, op, op.micro));
+  need(op, Role::head_gradient, {What::head_gradient, 0, op.micro, run_});
+  put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
+  if (work_.tied) return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  // The first tile has already added its part of all micro-batches that pass the head together.
+  const bool all = problem_.options.order == Order::layer_major;
+  need(op, Role::accumulator,
+       of_run(What::accumulator, op, all ? plan_->micro_batches : op.micro + 1));
+  if (!op.use(Role::accumulator).writes) complain(op, "does not say that it writes sums");
 }
 
 void Interpreter::clear(const Operation& op) {
   put(op, Role::accumulator, of_run(What::accumulator, op));
-  if (work_.tied && op.block + 1 == work_.blocks.size()) {
-    put(op, Role::tied_accumulator, of_run(What::tied_accumulator, op));
-  }
 }
 
 void Interpreter::backward(const Operation& op) {
   need(op, Role::gradient_flow, {What::flow, op.block + 1, op.micro, run_});
-  need(op, Role::accumulator, of_run(What::accumulator, op, op.micro));
-  seen_uses_ -= 2;
+  --seen_uses_;
   batch_of(op);
-  if (op.block > 0) {
+  if (!work_.is_embedding(op.block)) {
     current_weights_in_use(op, op.block);
     need(op, Role::input, of_run(What::activation, op, op.micro));
     pass(op, Role::workspace);
     use_up_intermediates(op);
   }
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  put(op, Role::accumulator, of_run(What::accumulator, op, op.micro + 1));
+  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
 }
 
 /// Intermediates that are not kept are recomputed.
@@ -293,16 +380,13 @@ void Interpreter::use_up_intermediates(const Operation& op) {
 }
 
 bool Interpreter::keeps(const Operation& op) const {
-  return op.block > 0 && op.block + 1 < work_.blocks.size() &&
-         problem_.placement.blocks[op.block].keeps_intermediates;
+  return work_.is_layer(op.block) && problem_.placement.blocks[op.block].keeps_intermediates;
 }
 
 void Interpreter::pack(const Operation& op) {
   need(op, Role::accumulator, of_run(What::accumulator, op, plan_->micro_batches));
-  if (work_.tied && op.block == 0) {
-    need(op, Role::tied_accumulator,
-         {What::tied_accumulator, static_cast<std::uint32_t>(work_.blocks.size() - 1),
-          plan_->micro_batches, run_});
+  if (work_.tied && work_.is_embedding(op.block)) {
+    need(op, Role::output_accumulator, of_run(What::tied_accumulator, op, plan_->micro_batches));
   }
   put(op, Role::gradient, of_run(What::packed, op));
   if (work_.world == 1) put(op, Role::statistics, of_run(What::statistics, op));
@@ -388,7 +472,9 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
 }
 
 Bytes Interpreter::size(const Content& content) const {
-  const BlockWork& block = work_.blocks.at(content.block);
+  // Of rows of the head, `block` counts tiles.
+  const BlockWork& block =
+      work_.blocks.at(std::min<std::size_t>(content.block, work_.blocks.size() - 1));
   switch (content.what) {
     case What::nothing:
     case What::verdict:
@@ -408,6 +494,10 @@ Bytes Interpreter::size(const Content& content) const {
       return block.accumulator_bytes;
     case What::tied_accumulator:
       return work_.tied_accumulator_bytes;
+    case What::head_rows:
+      return work_.head_rows_bytes;
+    case What::head_gradient:
+      return work_.head_gradient_bytes;
     case What::packed:
     case What::reduced:
       return part_of(block.gradient_bytes, content.extent);

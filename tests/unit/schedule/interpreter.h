@@ -22,7 +22,9 @@ struct Content {
     intermediates,     ///< of `block`; number: run
     flow,              ///< gradient of the input of `block`; number: run
     accumulator,       ///< micro: micro-batches added so far; number: run
-    tied_accumulator,  ///< the same
+    tied_accumulator,  ///< the same, of tile `block`
+    head_rows,         ///< `block`: tiles scanned so far; number: run
+    head_gradient,     ///< `block`: the last tile that was added, from the end; number: run
     packed,            ///< gradient of this rank's micro-batches; number: run
     reduced,           ///< gradient over all ranks; number: run
     statistics,        ///< number: run
@@ -71,6 +73,15 @@ class Interpreter {
   void batch_of(const Operation& op);
   void forward(const Operation& op);
   void head(const Operation& op);
+  void begin_head(const Operation& op);
+  void scan_head(const Operation& op);
+  void differentiate_head(const Operation& op);
+  void end_head(const Operation& op);
+  void add_losses(const Operation& op);
+  void add_to(const Operation& op, const Use& use, What what, std::uint32_t block);
+  [[nodiscard]] std::uint32_t tile_of(const Operation& op) const {
+    return op.block - (work_.tied ? 0 : work_.head());
+  }
   void clear(const Operation& op);
   void backward(const Operation& op);
   void use_up_intermediates(const Operation& op);

@@ -94,6 +94,18 @@ inline Problem random_problem(std::uint64_t seed) {
   for (BlockPlacement& block : problem.placement.blocks) block.keeps_intermediates = keep.toss();
   Workload& work = problem.workload;
   work.tied = dice.toss();
+  // In a third of the problems the vocabulary is cut, in half of these for one pass, if it fits.
+  if (seed % 3 == 2) {
+    Dice cut(seed + 15'000'013);
+    work.vocabulary_tiles =
+        cut.pick32(1, static_cast<std::uint32_t>(work.tied ? blocks - 1 : blocks / 2));
+    if (cut.toss()) {
+      for (BlockPlacement& block : problem.placement.blocks) block.weights = Tier::device;
+    }
+    for (std::uint32_t b = 0; b < work.vocabulary_tiles; ++b) work.blocks[b].forward_flops = 0.0;
+    if (work.vocabulary_tiles > 1) work.head_rows_bytes = cut.pick(1, 16) * 1024;
+    if (work.vocabulary_tiles > 1) work.head_gradient_bytes = cut.pick(1, 16) * 1024;
+  }
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
   work.activation_bytes = dice.pick(1, 16) * 1024;
   for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;

@@ -53,28 +53,16 @@ class Counter {
       if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
       activations(b, micro_batches);
     }
-    if (options_.order == Order::layer_major) {
-      for (std::uint32_t b = 0; b < blocks(); ++b) {
-        if (applies_updates && !at_once(b)) update(b);
-        compute(b);
-      }
-      if (at_once(head())) update(head());
+    const std::uint32_t passes = options_.order == Order::layer_major ? 1 : micro_batches;
+    for (std::uint32_t pass = 0; pass < passes; ++pass) {
+      const bool updates = applies_updates && pass == 0;
+      const bool last = pass + 1 == passes;
+      for (std::uint32_t b = 0; b < head(); ++b) arrive(b, updates);
+      train_head(updates, last);
       for (std::uint32_t b = head(); b-- > 0;) {
-        if (b > 0) weights(b);
-        if (at_once(b)) update(b);
-      }
-    } else {
-      for (std::uint32_t m = 0; m < micro_batches; ++m) {
-        const bool last = m + 1 == micro_batches;
-        for (std::uint32_t b = 0; b < blocks(); ++b) {
-          if (applies_updates && m == 0 && !at_once(b)) update(b);
-          compute(b);
-        }
-        if (at_once(head()) && last) update(head());
-        for (std::uint32_t b = head(); b-- > 0;) {
-          if (b > 0) weights(b);
-          if (at_once(b) && last) update(b);
-        }
+        // The gradient of the embedding's rows needs no weights.
+        if (b >= tiles() || (work_.tied && !one_pass())) weights(b);
+        if (at_once(b) && last) update(b);
       }
     }
     // A step reads the first states for the gated updates after it, and finds as many already
@@ -115,15 +103,18 @@ class Counter {
     count(Lane::offload, work_.losses_bytes);
     const bool layer_major = options_.order == Order::layer_major;
     for (std::uint32_t pass = 0; pass < (layer_major ? 1 : micro_batches); ++pass) {
-      for (std::uint32_t b = 0; b < blocks(); ++b) compute(b);
+      for (std::uint32_t b = 0; b < head(); ++b) weights(b);
+      weights(head());
+      for (std::uint32_t t = 0; t < tiles(); ++t) weights(tile(t));
+      if (tiles() > 1) weights(head());
     }
     return volumes_;
   }
 
  private:
   static std::size_t slots(const Problem& problem) {
-    const bool tied_passes =
-        problem.workload.tied && problem.placement.blocks[0].weights != Tier::device;
+    const bool tied_passes = problem.workload.tied && problem.workload.vocabulary_tiles == 1 &&
+                             problem.placement.blocks[0].weights != Tier::device;
     return problem.options.weight_slots + (tied_passes ? 1 : 0);
   }
   static std::size_t staging(const Problem& problem) { return problem.options.weight_staging; }
@@ -131,7 +122,38 @@ class Counter {
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
-  [[nodiscard]] std::uint32_t head() const { return blocks() - 1; }
+  [[nodiscard]] std::uint32_t tiles() const { return work_.vocabulary_tiles; }
+  [[nodiscard]] std::uint32_t head() const { return blocks() - (work_.tied ? 1 : tiles()); }
+  /// The block of a tile of the output matrix.
+  [[nodiscard]] std::uint32_t tile(std::uint32_t t) const { return work_.tied ? t : head() + t; }
+  /// Whether the head handles all tiles at once.
+  [[nodiscard]] bool one_pass() const {
+    bool on_device = at(head()).keeps_intermediates;
+    for (std::uint32_t t = 0; t < tiles(); ++t) {
+      on_device = on_device && at(tile(t)).weights == Tier::device;
+    }
+    return tiles() == 1 || on_device;
+  }
+  void arrive(std::uint32_t block, bool updates) {
+    if (updates && !at_once(block)) update(block);
+    weights(block);
+  }
+  void train_head(bool updates, bool last) {
+    arrive(head(), updates);
+    for (std::uint32_t t = 0; t < tiles(); ++t) {
+      if (work_.tied || t == 0) {
+        weights(tile(t));
+      } else {
+        arrive(tile(t), updates);
+      }
+    }
+    for (std::uint32_t t = tiles(); t-- > 0;) {
+      if (!one_pass()) weights(tile(t));
+      if (last && !work_.tied && t > 0 && at_once(tile(t))) update(tile(t));
+    }
+    if (!one_pass()) weights(head());
+    if (last && at_once(head())) update(head());
+  }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
 
@@ -182,7 +204,7 @@ class Counter {
   }
 
   void activations(std::uint32_t block, std::uint32_t micro_batches) {
-    if (block == 0 || block == head() || at(block).activations == Tier::device) return;
+    if (block < tiles() || block >= head() || at(block).activations == Tier::device) return;
     count(Lane::offload, micro_batches * work_.activation_bytes);
     count(Lane::upload, micro_batches * work_.activation_bytes);
     if (at(block).activations != Tier::nvme) return;
@@ -199,11 +221,6 @@ class Counter {
   }
   void stage(std::uint32_t block) {
     if (staging_.use(block)) count(Lane::fetch, work_.blocks[block].weight_bytes);
-  }
-
-  void compute(std::uint32_t block) {
-    weights(block);
-    if (block == head() && work_.tied) weights(0);
   }
 
   void update(std::uint32_t block) {

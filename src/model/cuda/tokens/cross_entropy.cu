@@ -122,41 +122,64 @@ __device__ void clear_row(T* row, unsigned vocabulary) {
   for (unsigned i = threadIdx.x; i < vocabulary; i += kThreads) device::narrow(0.0F, row[i]);
 }
 
+/// The target's column in the tile; its width or more if it is in another one.
+__device__ unsigned column_of(const LogitTile& tile, std::int32_t target) {
+  return static_cast<unsigned>(target) - static_cast<unsigned>(tile.first);
+}
+
+/// One block per row.
+__global__ void __launch_bounds__(kThreads)
+    add_to_sums(LogitTile tile, const std::int32_t* targets, bool first, RowSum<float>* sums) {
+  __shared__ float largest_of[kWarps];
+  __shared__ double sum_of[kWarps];
+  const float* const row = tile.logits + blockIdx.x * tile.stride;
+  const std::int32_t target = targets[blockIdx.x];
+  if (target < 0) return;
+  const auto width = static_cast<unsigned>(tile.width);
+  PartialSum partial;
+  for (unsigned chunk = 0; chunk < width; chunk += kChunk) {
+    float x[kPieces][kEach];
+    load_chunk(row, chunk, width, x);
+    for (unsigned i = 0; i < kPieces; ++i) partial.add(x[i]);
+  }
+  RowSum<float> sum = {-FLT_MAX, NAN, 0.0};
+  if (!first) sum = sums[blockIdx.x];
+  const float here = block_max(partial.largest, largest_of);
+  const float largest = sum.largest > here ? sum.largest : here;
+  const float own = partial.sum * exponential(partial.largest, largest);
+  const double total = block_sum(static_cast<double>(own), sum_of);
+  if (threadIdx.x != 0) return;
+  const double before =
+      sum.total * ::exp(static_cast<double>(sum.largest) - static_cast<double>(largest));
+  const unsigned column = column_of(tile, target);
+  sums[blockIdx.x] = {largest, column < width ? row[column] : sum.wanted, before + total};
+}
+
 /// One block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    losses_and_gradients(float* logits, std::size_t stride, unsigned vocabulary,
-                         const std::int32_t* targets, float scale, double* losses) {
-  __shared__ float largest_of[kWarps];
-  __shared__ double sum_of[kWarps];
-  __shared__ float shared_factor;
-  float* const row = logits + blockIdx.x * stride;
+    replace_by_gradients(LogitTile tile, const std::int32_t* targets, float scale,
+                         const RowSum<float>* sums) {
+  float* const row = tile.logits + blockIdx.x * tile.stride;
   const std::int32_t target = targets[blockIdx.x];
-  if (target < 0) {
-    if (threadIdx.x == 0) losses[blockIdx.x] = 0.0;
-    if (scale != 0.0F) clear_row(reinterpret_cast<T*>(row), vocabulary);
-    return;
-  }
-  PartialSum partial;
-  for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
-    float x[kPieces][kEach];
-    load_chunk(row, chunk, vocabulary, x);
-    for (unsigned i = 0; i < kPieces; ++i) partial.add(x[i]);
-  }
-  const float largest = block_max(partial.largest, largest_of);
-  const float sum = partial.sum * exponential(partial.largest, largest);
-  const double total = block_sum(static_cast<double>(sum), sum_of);
-  const auto column = static_cast<unsigned>(target);
-  if (threadIdx.x == 0) {
-    const float wanted = column < vocabulary ? row[column] : NAN;
-    losses[blockIdx.x] = ::log(total) + static_cast<double>(largest) - static_cast<double>(wanted);
-    shared_factor = static_cast<float>(static_cast<double>(scale) / total);
-  }
-  if (scale == 0.0F) return;
-  __syncthreads();
-  replace_by_gradient<T>(
-      row, vocabulary,
-      {.largest = largest, .total = total, .factor = shared_factor, .target = column});
+  const auto width = static_cast<unsigned>(tile.width);
+  if (target < 0) return clear_row(reinterpret_cast<T*>(row), width);
+  const RowSum<float> sum = sums[blockIdx.x];
+  replace_by_gradient<T>(row, width,
+                         {.largest = sum.largest,
+                          .total = sum.total,
+                          .factor = static_cast<float>(static_cast<double>(scale) / sum.total),
+                          .target = column_of(tile, target)});
+}
+
+__global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targets,
+                            std::size_t rows, double* losses) {
+  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= rows) return;
+  const RowSum<float> sum = sums[i];
+  losses[i] = targets[i] < 0 ? 0.0
+                             : ::log(sum.total) + static_cast<double>(sum.largest) -
+                                   static_cast<double>(sum.wanted);
 }
 
 /// One block: each thread sums a part, then the parts are added.
@@ -172,14 +195,29 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-template <class T>
-cudaError_t cross_entropy(cudaStream_t stream, float* logits, std::size_t rows, std::size_t stride,
-                          std::size_t vocabulary, const std::int32_t* targets, float scale,
-                          double* losses) {
-  if (rows == 0) return cudaSuccess;
+cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
+                       bool first, RowSum<float>* sums) {
+  if (tile.rows == 0) return cudaSuccess;
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(rows), .threads = kThreads},
-      &losses_and_gradients<T>, logits, stride, vocabulary, targets, scale, losses);
+      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kThreads},
+      &add_to_sums, tile, targets, first, sums);
+}
+
+template <class T>
+cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
+                            float scale, const RowSum<float>* sums) {
+  if (tile.rows == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kThreads},
+      &replace_by_gradients<T>, tile, targets, scale, sums);
+}
+
+cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
+                       std::size_t rows, double* losses) {
+  if (rows == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
+  return device::launch({.stream = stream, .blocks = blocks, .threads = kThreads}, &find_losses,
+                        sums, targets, rows, losses);
 }
 
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum) {
@@ -187,9 +225,9 @@ cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t co
                         count, sum);
 }
 
-template cudaError_t cross_entropy<float>(cudaStream_t, float*, std::size_t, std::size_t,
-                                          std::size_t, const std::int32_t*, float, double*);
-template cudaError_t cross_entropy<Bf16>(cudaStream_t, float*, std::size_t, std::size_t,
-                                         std::size_t, const std::int32_t*, float, double*);
+template cudaError_t logit_gradients<float>(cudaStream_t, const LogitTile&, const std::int32_t*,
+                                            float, const RowSum<float>*);
+template cudaError_t logit_gradients<Bf16>(cudaStream_t, const LogitTile&, const std::int32_t*,
+                                           float, const RowSum<float>*);
 
 }  // namespace ballast::model::cuda

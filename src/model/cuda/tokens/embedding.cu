@@ -48,8 +48,9 @@ __device__ std::size_t own_column() {
   return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * kOneAccess<T>;
 }
 
-__device__ bool is_in(std::int32_t token, std::size_t vocabulary) {
-  return token >= 0 && static_cast<std::size_t>(token) < vocabulary;
+/// Whether `token` is one of [first, first + size).
+__device__ bool is_in(std::int32_t token, std::size_t first, std::size_t size) {
+  return token >= 0 && static_cast<std::size_t>(token) - first < size;
 }
 
 __global__ void find_bad_token(const std::int32_t* tokens, std::size_t count, std::int32_t least,
@@ -57,7 +58,7 @@ __global__ void find_bad_token(const std::int32_t* tokens, std::size_t count, st
   const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= count) return;
   const bool ignored = tokens[at] < 0 && tokens[at] >= least;
-  if (!ignored && !is_in(tokens[at], vocabulary)) {
+  if (!ignored && !is_in(tokens[at], 0, vocabulary)) {
     atomicMin(first_bad, static_cast<std::uint32_t>(at));
   }
 }
@@ -68,10 +69,14 @@ __global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents ext
   if (column >= extents.width) return;
   const std::size_t at = blockIdx.x;
   const std::int32_t token = ids.tokens[at];
+  const bool here = is_in(token, tables.first, tables.size);
+  if (!here && tables.tile && tables.positions == nullptr) return;
   Piece<T> row;
-  if (is_in(token, extents.vocabulary)) {
-    row = device::read<kOneAccess<T>>(tables.tokens +
-                                      static_cast<std::size_t>(token) * extents.width + column);
+  if (here) {
+    const std::size_t place = static_cast<std::size_t>(token) - tables.first;
+    row = device::read<kOneAccess<T>>(tables.tokens + place * extents.width + column);
+  } else if (tables.tile) {
+    row = device::read<kOneAccess<T>>(out + at * extents.width + column);
   }
   if (tables.positions != nullptr) {
     const std::size_t position = ids.positions == nullptr
@@ -163,7 +168,7 @@ __device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row, float scal
   for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
 }
 
-/// A sum of rows: row ids[i] of `table` [size, width] gets dy[i].
+/// A sum of rows: row ids[i] - first of `table` [size, width] gets dy[i].
 template <class T>
 struct Scatter {
   const std::int32_t* ids;
@@ -171,6 +176,7 @@ struct Scatter {
   const std::uint32_t* is_first = nullptr;
   const T* dy;
   float* table;
+  std::size_t first = 0;
   std::size_t size;
   std::size_t width;
   float scale = 1.0F;
@@ -182,9 +188,10 @@ __global__ void add_to_rows(Scatter<T> scatter) {
   const std::size_t column = own_column<T>();
   std::uint32_t at = blockIdx.x;
   const std::int32_t id = scatter.ids[at];
-  if (scatter.is_first[at] == 0 || !is_in(id, scatter.size)) return;
+  if (scatter.is_first[at] == 0 || !is_in(id, scatter.first, scatter.size)) return;
   if (column >= scatter.width) return;
-  float* const gradient = scatter.table + static_cast<std::size_t>(id) * scatter.width + column;
+  const std::size_t row = static_cast<std::size_t>(id) - scatter.first;
+  float* const gradient = scatter.table + row * scatter.width + column;
   float sum[kOneAccess<T>];
   device::read(gradient, sum);
   while (at != kNone) {
@@ -260,12 +267,13 @@ template <class T>
 cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                            const EmbeddingExtents& extents, const Embedding<float>& gradients,
                            std::uint32_t* links) {
-  const auto [count, length, vocabulary, width] = extents;
+  const auto [count, length, width] = extents;
   if (count == 0 || width == 0) return cudaSuccess;
   const Scatter<T> to_tokens = {.ids = ids.tokens,
                                 .dy = dy,
                                 .table = gradients.tokens,
-                                .size = vocabulary,
+                                .first = gradients.first,
+                                .size = gradients.size,
                                 .width = width,
                                 .scale = gradients.scale};
   const cudaError_t code = scatter(stream, to_tokens, count, links);

@@ -6,12 +6,13 @@
 #include <cuda_runtime_api.h>
 
 #include "src/model/embedding.h"
+#include "src/model/row_sum.h"
 
 namespace ballast::model::cuda {
 
-// Kernels that use token ids. Conventions: rows.h. A token outside [0, vocabulary) causes no access
-// outside the arrays: it embeds as 0 and its gradient is dropped. A target at or above `vocabulary`
-// has the loss NaN and an undefined gradient.
+// Kernels that use token ids. Conventions: rows.h. A token outside of a table causes no access
+// outside the arrays: unless the table is a tile, it embeds as 0, and its gradient is dropped. A
+// target that no tile contains has the loss NaN and an undefined gradient.
 
 /// *first_bad = min(*first_bad, index of the first token outside [least, vocabulary)).
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
@@ -20,10 +21,9 @@ cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::s
 struct EmbeddingExtents {
   std::size_t count = 0;   ///< tokens
   std::size_t length = 0;  ///< of a sequence
-  std::size_t vocabulary = 0;
   std::size_t width = 0;
 };
-/// out [count, width] = the row of each token (+ that of its position).
+/// out [count, width] = the row of each token (+ that of its position); of a tile, see Embedding.
 template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<const T>& tables, const Ids& ids,
                   const EmbeddingExtents& extents, T* out);
@@ -37,16 +37,20 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                            const EmbeddingExtents& extents, const Embedding<float>& gradients,
                            std::uint32_t* links);
 
-/// Cross-entropy in nats of each row of logits. Softmax and sum are in fp32, with fp32 partial sums
-/// in a fixed order: losses[r] = log(sum exp(logits[r])) - logits[r][targets[r]], from there in
-/// double; 0 for a negative target. If `scale` is not 0, each row of logits is overwritten from its
-/// start with the gradients of scale * loss, in T; the rest of the row is undefined. `stride`:
-/// floats from row to row, a multiple of 4. A row with NaN or +infinity has the loss NaN. The
-/// gradients replace the logits, because logits are the largest intermediate.
+/// Adds a tile of logits to the sums of its rows, from none if it is the `first` one. Sums of
+/// exponentials are in fp32 per thread in a fixed order, from there in double. Rows with negative
+/// targets have no sums. A row with NaN or +infinity has a total of NaN.
+cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
+                       bool first, RowSum<float>* sums);
+/// Overwrites each row of logits from its start with the gradients of scale * loss, in T; the rest
+/// of the row is undefined. The gradients replace the logits, because logits are the largest
+/// intermediate.
 template <class T>
-cudaError_t cross_entropy(cudaStream_t stream, float* logits, std::size_t rows, std::size_t stride,
-                          std::size_t vocabulary, const std::int32_t* targets, float scale,
-                          double* losses);
+cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
+                            float scale, const RowSum<float>* sums);
+/// losses[r] = cross-entropy of a row in nats, in double; 0 for a negative target.
+cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
+                       std::size_t rows, double* losses);
 /// *sum = the sum of the losses, in an order that depends only on `count`.
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count, double* sum);
 

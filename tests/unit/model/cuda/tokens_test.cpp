@@ -104,7 +104,8 @@ struct Table {
   std::vector<std::int32_t> places = {};  ///< positions of the tokens; empty: in their sequences
   std::vector<T> table = {};
   std::vector<T> positions = {};
-  float scale = 1.0F;  ///< of the rows of tokens
+  float scale = 1.0F;             ///< of the rows of tokens
+  std::size_t tile = vocabulary;  ///< rows that are embedded at a time
 
   Table(std::size_t width_, std::size_t sequences, std::size_t length_)
       : width(width_),
@@ -116,9 +117,7 @@ struct Table {
   [[nodiscard]] std::size_t position(std::size_t at) const {
     return places.empty() ? at % length : static_cast<std::size_t>(places[at]);
   }
-  [[nodiscard]] EmbeddingExtents extents() const {
-    return {tokens.size(), length, vocabulary, width};
-  }
+  [[nodiscard]] EmbeddingExtents extents() const { return {tokens.size(), length, width}; }
 };
 template <class T>
 Table<T> packed(Table<T> table) {
@@ -144,8 +143,14 @@ std::vector<T> embedded(const Table<T>& from, bool with_positions) {
   const UploadedIds<T> uploaded(from);
   return in_every_order([&] {
     const DeviceArray<T> out(from.tokens.size() * from.width, rounded<T>(-7.0F));
-    must(embed<T>(nullptr, {table.data(), with_positions ? positions.data() : nullptr, from.scale},
-                  uploaded.ids, from.extents(), out.data()));
+    for (std::size_t first = 0; first < from.vocabulary; first += from.tile) {
+      const bool last = first + from.tile >= from.vocabulary;
+      must(embed<T>(nullptr,
+                    {table.data() + first * from.width,
+                     with_positions && last ? positions.data() : nullptr, from.scale, first,
+                     std::min(from.tile, from.vocabulary - first), from.tile < from.vocabulary},
+                    uploaded.ids, from.extents(), out.data()));
+    }
     return out.get();
   });
 }
@@ -201,9 +206,14 @@ Gradients gradients(const Table<T>& from, const std::vector<T>& dy, bool with_po
     const DeviceArray<float> table(random_values<float>(from.table.size(), 5));
     const DeviceArray<float> positions(random_values<float>(from.positions.size(), 6));
     const DeviceArray<std::uint32_t> links(2 * from.tokens.size(), 0xdeadbeefU);
-    must(embed_backward<T>(nullptr, uploaded.ids, out.data(), from.extents(),
-                           {table.data(), with_positions ? positions.data() : nullptr, from.scale},
-                           links.data()));
+    for (std::size_t first = 0; first < from.vocabulary; first += from.tile) {
+      const bool last = first + from.tile >= from.vocabulary;
+      must(embed_backward<T>(
+          nullptr, uploaded.ids, out.data(), from.extents(),
+          {table.data() + first * from.width, with_positions && last ? positions.data() : nullptr,
+           from.scale, first, std::min(from.tile, from.vocabulary - first)},
+          links.data()));
+    }
     return Gradients(table.get(), positions.get());
   });
 }
@@ -238,6 +248,19 @@ TYPED_TEST(Tokens, GradientsOfScaledTokensAreScaled) {
   Table<TypeParam> from(40, 3, 7);
   from.scale = 8.0F;
   expect_gradients(from, false);
+}
+
+TYPED_TEST(Tokens, TilesEmbedLikeTheWholeTable) {
+  Table<TypeParam> from(40, 3, 7);
+  for (const bool with_positions : {false, true}) {
+    from.scale = with_positions ? 1.0F : 7.5F;
+    from.tile = from.vocabulary;
+    const std::vector<TypeParam> whole = embedded(from, with_positions);
+    from.tile = 16;
+    EXPECT_TRUE(same_bits(embedded(from, with_positions), whole)) << with_positions;
+    from.scale = 8.0F;  // a power of two, whose products with bf16 are exact, fused or not
+    expect_gradients(from, with_positions);
+  }
 }
 
 TYPED_TEST(Tokens, GradientsAreAddedInTokenOrder) {
@@ -291,16 +314,30 @@ struct Entropy {
   }
 };
 
+/// `tile`: tokens at a time; each tile's gradients begin where its logits did.
 template <class T>
 Entropy<T> entropy(const std::vector<float>& logits, std::size_t stride, std::size_t vocabulary,
-                   const std::vector<std::int32_t>& targets, float scale) {
+                   const std::vector<std::int32_t>& targets, float scale, std::size_t tile = 0) {
   const DeviceArray<std::int32_t> wanted(targets);
+  const std::size_t rows = targets.size();
+  const std::size_t step = tile == 0 ? vocabulary : tile;
   auto [losses, left] = in_every_order([&] {
-    const DeviceArray<float> rows(logits);
-    const DeviceArray<double> out(targets.size(), -1.0);
-    must(cross_entropy<T>(nullptr, rows.data(), targets.size(), stride, vocabulary, wanted.data(),
-                          scale, out.data()));
-    return std::tuple(out.get(), rows.get());
+    const DeviceArray<float> values(logits);
+    const DeviceArray<double> out(rows, -1.0);
+    const DeviceArray<RowSum<float>> sums(std::vector<RowSum<float>>(rows, {7.0F, 7.0F, 7.0}));
+    std::vector<LogitTile> tiles;
+    for (std::size_t first = 0; first < vocabulary; first += step) {
+      tiles.push_back(
+          {values.data() + first, rows, stride, first, std::min(step, vocabulary - first)});
+      must(sum_logits(nullptr, tiles.back(), wanted.data(), first == 0, sums.data()));
+    }
+    must(row_losses(nullptr, sums.data(), wanted.data(), rows, out.data()));
+    if (scale != 0.0F) {
+      for (const LogitTile& one : tiles) {
+        must(logit_gradients<T>(nullptr, one, wanted.data(), scale, sums.data()));
+      }
+    }
+    return std::tuple(out.get(), values.get());
   });
   return {losses, left};
 }
@@ -323,18 +360,20 @@ struct Softmax {
 };
 
 template <class T>
-void expect_entropy(std::size_t rows, std::size_t vocabulary, std::size_t stride) {
+void expect_entropy(std::size_t rows, std::size_t vocabulary, std::size_t stride,
+                    std::size_t tile = 0) {
   SCOPED_TRACE(testing::Message() << rows << " rows of " << vocabulary);
+  const std::size_t step = tile == 0 ? vocabulary : tile;
   const std::vector<float> logits = random_logits(rows, stride, vocabulary);
   std::vector<std::int32_t> targets(rows);
   for (std::size_t r = 0; r < rows; ++r) {
     targets[r] =
         static_cast<std::int32_t>((vocabulary - 1) * r / std::max<std::size_t>(rows - 1, 1));
   }
-  const Entropy<T> only = entropy<T>(logits, stride, vocabulary, targets, 0.0F);
+  const Entropy<T> only = entropy<T>(logits, stride, vocabulary, targets, 0.0F, tile);
   EXPECT_TRUE(same_bits(only.logits, logits)) << "an evaluation leaves the logits as they were";
   constexpr float kScale = 3.0F;
-  const Entropy<T> both = entropy<T>(logits, stride, vocabulary, targets, kScale);
+  const Entropy<T> both = entropy<T>(logits, stride, vocabulary, targets, kScale, tile);
   EXPECT_EQ(both.losses, only.losses);
   const double relative = std::is_same_v<T, float> ? 4e-6 : 4.1e-3;
   for (std::size_t r = 0; r < rows; ++r) {
@@ -344,7 +383,9 @@ void expect_entropy(std::size_t rows, std::size_t vocabulary, std::size_t stride
     EXPECT_NEAR(both.losses[r], softmax.loss(row[target]), 1e-6) << r;
     for (std::size_t i = 0; i < vocabulary; ++i) {
       const double expected = softmax.gradient(row[i], i == target, kScale);
-      ASSERT_NEAR(both.gradient(r, stride, i), expected, std::abs(expected) * relative + 1e-30)
+      const std::size_t first = i / step * step;
+      const auto* const out = reinterpret_cast<const T*>(both.logits.data() + r * stride + first);
+      ASSERT_NEAR(value_of(out[i - first]), expected, std::abs(expected) * relative + 1e-30)
           << r << ", " << i;
     }
   }
@@ -357,6 +398,9 @@ TYPED_TEST(Tokens, CrossEntropyIsThatOfDoublePrecision) {
   expect_entropy<TypeParam>(2, 4096, 4096);
   expect_entropy<TypeParam>(2, 4097, 4100);
   expect_entropy<TypeParam>(3, 18001, 18016);
+  // In tiles, the last of which is smaller.
+  expect_entropy<TypeParam>(5, 131, 144, 48);
+  expect_entropy<TypeParam>(3, 18001, 18016, 6000);
 }
 
 TYPED_TEST(Tokens, NegativeTargetsHaveNeitherLossNorGradient) {

@@ -1,0 +1,101 @@
+#include "src/schedule/head_operations.h"
+
+#include <utility>
+
+namespace ballast::schedule {
+
+/// The uses of an operation on the whole head.
+std::vector<Use> HeadOperations::whole(std::uint32_t micro, BufferId input) {
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(work_.head()), false},
+                           {Role::input, input, false},
+                           {Role::batch, layout_.batch_device[micro], false},
+                           {Role::losses, layout_.losses_device, true},
+                           {Role::workspace, layout_.workspace, true}};
+  for (std::uint32_t t = 0; t < tiles(); ++t) {
+    const std::uint32_t block = work_.block_of_tile(t);
+    if (block == work_.head()) continue;
+    uses.push_back({Role::output_weights, move_.weights_on_device(block), false});
+  }
+  return uses;
+}
+
+void HeadOperations::evaluate(std::uint32_t micro, BufferId input) {
+  move_.emit(Action::evaluate_head, work_.head(), micro, whole(micro, input), 0,
+             work_.blocks[work_.head()].forward_flops);
+}
+
+void HeadOperations::train(std::uint32_t micro, BufferId input) {
+  std::vector<Use> uses = whole(micro, input);
+  uses.push_back({Role::gradient_flow, layout_.flow[index(micro)], true});
+  uses.push_back({Role::accumulator, layout_.accumulator[work_.head()], true});
+  double flops = 0.0;
+  for (std::uint32_t t = 0; t < tiles(); ++t) {
+    flops += 3.0 * flops_of_tile(t);
+    const std::uint32_t block = work_.block_of_tile(t);
+    if (block == work_.head()) continue;
+    uses.push_back({Role::output_accumulator,
+                    work_.tied ? layout_.output_accumulator[t] : layout_.accumulator[block], true});
+  }
+  const std::vector<BufferId>& logits = layout_.intermediates[work_.head()];
+  if (!logits.empty()) uses.push_back({Role::intermediates, logits.front(), true});
+  move_.emit(Action::train_head, work_.head(), micro, std::move(uses), 0, flops);
+}
+
+/// The uses of an operation on a part of the head that is in `block`.
+std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro) {
+  return {{Role::weights, move_.weights_on_device(block), false},
+          {Role::batch, layout_.batch_device[micro], false},
+          {Role::head_rows, layout_.head_rows[index(micro)], true},
+          {Role::workspace, layout_.workspace, true}};
+}
+
+void HeadOperations::begin(std::uint32_t micro, BufferId input) {
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(work_.head()), false},
+                           {Role::input, input, false},
+                           {Role::head_rows, layout_.head_rows[index(micro)], true},
+                           {Role::workspace, layout_.workspace, true}};
+  move_.emit(Action::begin_head, work_.head(), micro, std::move(uses), 0, 0.0,
+             2 * work_.activation_bytes);
+}
+
+void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro) {
+  const std::uint32_t block = work_.block_of_tile(tile);
+  move_.emit(Action::scan_head, block, micro, visit(block, micro), 0, flops_of_tile(tile));
+}
+
+void HeadOperations::differentiate(std::uint32_t tile, std::uint32_t micro) {
+  const std::uint32_t block = work_.block_of_tile(tile);
+  std::vector<Use> uses = visit(block, micro);
+  uses.push_back({Role::head_gradient, layout_.head_gradient[index(micro)], true});
+  if (!work_.tied) uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+  move_.emit(Action::differentiate_head, block, micro, std::move(uses), 0,
+             (work_.tied ? 2.0 : 3.0) * flops_of_tile(tile));
+}
+
+void HeadOperations::differentiate_tied(std::uint32_t tile, std::uint32_t micro) {
+  std::vector<Use> uses = visit(tile, micro);
+  uses.push_back({Role::output_accumulator, layout_.output_accumulator[tile], true});
+  move_.emit(Action::differentiate_head, tile, micro, std::move(uses), 0,
+             2.0 * flops_of_tile(tile));
+}
+
+void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
+  const std::uint32_t block = work_.head();
+  std::vector<Use> uses = visit(block, micro);
+  uses.push_back({Role::losses, layout_.losses_device, true});
+  if (training) {
+    uses.push_back({Role::input, input, false});
+    uses.push_back({Role::head_gradient, layout_.head_gradient[index(micro)], false});
+    uses.push_back({Role::gradient_flow, layout_.flow[index(micro)], true});
+    uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+  }
+  move_.emit(Action::end_head, block, micro, std::move(uses), 0, 0.0, 4 * work_.activation_bytes);
+}
+
+/// All tiles but the last have the same size, and that is hardly smaller.
+double HeadOperations::flops_of_tile(std::uint32_t tile) const {
+  if (!work_.tied) return work_.blocks[work_.block_of_tile(tile)].forward_flops;
+  return work_.blocks[work_.head()].forward_flops / work_.vocabulary_tiles;
+}
+
+}  // namespace ballast::schedule

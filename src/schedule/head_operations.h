@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+#include "src/schedule/layout.h"
+#include "src/schedule/movements.h"
+
+namespace ballast::schedule {
+
+/// Emits the operations of the head: one for all tiles of the vocabulary, or visits to one tile
+/// after the other.
+class HeadOperations {
+ public:
+  HeadOperations(const Workload& workload, const Placement& placement, const Options& options,
+                 const Layout& layout, Movements& movements)
+      : work_(workload),
+        options_(options),
+        layout_(layout),
+        move_(movements),
+        one_pass_(schedule::in_one_pass(workload, placement)) {}
+
+  /// In training. An evaluation visits several tiles one after the other.
+  [[nodiscard]] bool in_one_pass() const { return one_pass_; }
+  [[nodiscard]] std::uint32_t tiles() const { return work_.vocabulary_tiles; }
+
+  /// `input`: the activation that the head reads.
+  void evaluate(std::uint32_t micro, BufferId input);
+  void train(std::uint32_t micro, BufferId input);
+
+  void begin(std::uint32_t micro, BufferId input);
+  void scan(std::uint32_t tile, std::uint32_t micro);
+  /// The tile's part of the gradient of the head's norm and, unless the vocabulary is tied, the
+  /// gradient of the tile.
+  void differentiate(std::uint32_t tile, std::uint32_t micro);
+  /// The gradient of a tied tile.
+  void differentiate_tied(std::uint32_t tile, std::uint32_t micro);
+  void end(std::uint32_t micro, BufferId input, bool training);
+
+ private:
+  /// Micro-batches that pass the head together have buffers of their own.
+  [[nodiscard]] std::uint32_t index(std::uint32_t micro) const {
+    return options_.order == Order::layer_major ? micro : 0;
+  }
+  [[nodiscard]] std::vector<Use> whole(std::uint32_t micro, BufferId input);
+  [[nodiscard]] std::vector<Use> visit(std::uint32_t block, std::uint32_t micro);
+  [[nodiscard]] double flops_of_tile(std::uint32_t tile) const;
+
+  const Workload& work_;
+  const Options& options_;
+  const Layout& layout_;
+  Movements& move_;
+  bool one_pass_;
+};
+
+}  // namespace ballast::schedule
