@@ -49,7 +49,7 @@ class ComputeBy final : public Compute {
       memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
       if (block.kind != BlockKind::layer) continue;
-      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(), kPage);
+      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true), kPage);
     }
     memory_.workspace = lay_out(nullptr);
   }

@@ -48,7 +48,8 @@ class Head {
       : tokens_(tokens), width_(model.config.hidden_size), ops_(ops) {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(tiles_.front().rows, 16);
-    chunk_ = chunk_rows(tokens, round_up(model.config.vocab_size, 16));
+    chunk_ =
+        chunk_rows(tokens, round_up(model.config.vocab_size, 16) * sizeof(float), Ops::kLogitBytes);
   }
 
   void take_memory(Bump& bump) {
@@ -143,8 +144,6 @@ class Head {
   }
 
  private:
-  static constexpr std::size_t kRowStep = 16;
-
   struct OnePass {
     HeadRows<T> rows;
     float* logits = nullptr;  ///< of a chunk, tile by tile
@@ -156,14 +155,6 @@ class Head {
     return all;
   }
 
-  /// Rows of equal chunks of at most Ops::kLogitBytes (but at least a few rows).
-  static std::size_t chunk_rows(std::size_t tokens, std::size_t logits_in_row) {
-    const std::size_t most =
-        std::max<std::size_t>(Ops::kLogitBytes / (logits_in_row * sizeof(float)), kRowStep);
-    const std::size_t chunks = (tokens + most - 1) / most;
-    const std::size_t rows = round_up((tokens + chunks - 1) / chunks, kRowStep);
-    return std::min(tokens, rows);
-  }
   /// Calls `work(first, rows)` for each chunk.
   template <class Work>
   void in_chunks(const Work& work) const {

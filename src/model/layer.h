@@ -150,9 +150,19 @@ struct BlockWeights {
   }
 };
 
+/// Rows of equal chunks of at most `limit` bytes, up to a multiple of 16 rows; `row`: bytes of one.
+inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
+  constexpr std::size_t kStep = 16;
+  const std::size_t most = std::max<std::size_t>(limit / row, kStep);
+  const std::size_t chunks = (rows + most - 1) / most;
+  return std::min(rows, round_up((rows + chunks - 1) / chunks, kStep));
+}
+
 /// Which arrays a family's layers have besides those that all have.
 struct LayerArrays {
   std::size_t mlp = 2;  ///< arrays [N, I] that hidden and activated take together, 2 or 3
+  /// The layer runs its MLP by Layer::by_chunks(). False: on all rows at once.
+  bool cuts_mlp = false;
   bool norm1 = true;
   bool projected = false;
   bool attention_out = false;
@@ -160,7 +170,8 @@ struct LayerArrays {
 };
 
 /// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
-/// The forward pass writes them; the backward pass reads and overwrites them.
+/// The forward pass writes them; the backward pass reads and overwrites them. If the MLP is cut,
+/// hidden, activated and mlp_out are found in its MlpChunks.
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
@@ -178,6 +189,16 @@ struct LayerMemory {
   float* log_sums = nullptr;   ///< of attention
 };
 
+/// Rows [first, first + rows) of a layer and the intermediates of its MLP for them.
+template <class T>
+struct MlpChunk {
+  std::size_t first = 0;
+  std::size_t rows = 0;
+  T* hidden = nullptr;     ///< as in LayerMemory, with `rows` instead of N
+  T* activated = nullptr;  ///< likewise
+  T* mlp_out = nullptr;    ///< likewise
+};
+
 /// Forward and backward of the transformer layers of one model, one layer at a time.
 template <class Ops>
 class Layer {
@@ -190,6 +211,9 @@ class Layer {
         width_(model.config.hidden_size),
         wide_(model.config.intermediate_size),
         arrays_(arrays),
+        mlp_rows_(arrays.cuts_mlp
+                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), Ops::kMlpBytes)
+                      : rows_),
         ops_(ops) {}
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
@@ -197,14 +221,15 @@ class Layer {
 
   /// Takes the memory of one call.
   void take_memory(Bump& bump) {
-    shared_ = bump.take<std::byte>(intermediate_bytes());
+    shared_ = bump.take<std::byte>(intermediate_bytes(false));
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Bytes of the intermediates of a layer if they are kept.
-  [[nodiscard]] std::size_t intermediate_bytes() const {
+  /// Bytes of the intermediates of a layer; if they are not kept, those of its MLP exist for one
+  /// chunk of rows at a time.
+  [[nodiscard]] std::size_t intermediate_bytes(bool kept) const {
     Bump counting;
-    take_intermediates(counting);
+    take_intermediates(counting, kept);
     return counting.used();
   }
 
@@ -228,15 +253,31 @@ class Layer {
   }
 
  protected:
-  /// Computes the intermediates, which is everything except the last product.
+  /// Computes the intermediates, except those of MlpChunks: everything but the last product, or
+  /// what is before the MLP.
   virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
-  /// Computes the last product.
+  /// Computes the rest, which ends with the last product.
   virtual void project(const BlockWeights<T>& block, T* out) = 0;
-  /// The backward pass, given the intermediates.
+  /// The backward pass, given what compute() left, and with kept_ also the MlpChunks.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
 
-  LayerMemory<T> take_intermediates(Bump& bump) const {
+  /// Calls work(MlpChunk) for all rows in order. The shape alone determines the chunks and their
+  /// layout, so that results do not depend on what is kept.
+  template <class Work>
+  void by_chunks(const Work& work) const {
+    for (std::size_t first = 0; first < rows_; first += mlp_rows_) {
+      MlpChunk<T> chunk{.first = first, .rows = std::min(mlp_rows_, rows_ - first)};
+      const std::size_t place = kept_ ? first : 0;
+      chunk.hidden = memory_.hidden + place * arrays_.mlp * wide_;
+      chunk.activated = chunk.hidden + (arrays_.mlp - 1) * chunk.rows * wide_;
+      if (arrays_.mlp_out) chunk.mlp_out = memory_.mlp_out + place * width_;
+      work(chunk);
+    }
+  }
+
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept) const {
     LayerMemory<T> memory;
+    const std::size_t mlp_rows = kept ? rows_ : mlp_rows_;
     const auto take_if = [&](bool wanted, std::size_t width) {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
@@ -249,11 +290,11 @@ class Layer {
     memory.norm2 = bump.take<T>(rows_ * std::max(width_, shape_.width()));
     memory.gradient = memory.norm2;
     memory.log_sums = bump.take<float>(shape_.log_sums());
-    memory.mlp_out = take_if(arrays_.mlp_out, width_);
-    memory.dqkv = bump.take<T>(rows_ * std::max(arrays_.mlp * wide_, shape_.row()));
+    memory.mlp_out = arrays_.mlp_out ? bump.take<T>(mlp_rows * width_) : nullptr;
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
-    memory.activated = memory.dqkv + (arrays_.mlp - 1) * rows_ * wide_;
+    memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
     return memory;
   }
 
@@ -283,15 +324,18 @@ class Layer {
   std::size_t width_;  ///< H
   std::size_t wide_;   ///< I
   LayerArrays arrays_;
+  std::size_t mlp_rows_;  ///< of a chunk
   Ops& ops_;
   LayerMemory<T> memory_;                    ///< of the current call
+  bool kept_ = false;                        ///< likewise: whether it keeps its intermediates
   const std::int32_t* positions_ = nullptr;  ///< likewise
 
  private:
   void use(const std::int32_t* positions, std::byte* kept) {
     positions_ = positions;
-    Bump bump(kept == nullptr ? shared_ : kept);
-    memory_ = take_intermediates(bump);
+    kept_ = kept != nullptr;
+    Bump bump(kept_ ? kept : shared_);
+    memory_ = take_intermediates(bump, kept_);
   }
 
   std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`

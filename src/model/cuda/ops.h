@@ -30,6 +30,7 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
+  static constexpr Bytes kMlpBytes = 1 * kGiB;
   static constexpr bool kJoinsGateAndUp = true;
 
   Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);

@@ -54,6 +54,7 @@ class DecoderLayer final : public Layer<Ops> {
 
   static LayerArrays arrays_of(const DecoderSpec& spec) {
     return {.mlp = spec.gated ? 3U : 2U,
+            .cuts_mlp = true,
             .norm1 = !spec.norm_before_attention.empty(),
             .projected = !spec.query_norm.empty(),
             .attention_out = !spec.norm_after_attention.empty(),
@@ -71,17 +72,18 @@ class DecoderLayer final : public Layer<Ops> {
   void project(const BlockWeights<T>& block, T* out) override;
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
+  void differentiate_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
 
   void project_qkv(const BlockWeights<T>& block, const T* x);
-  void activate(const Bound& b);
+  /// The intermediates of the MLP.
+  void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk);
   /// Row by row side by side if one product makes both, else one after the other.
-  [[nodiscard]] GateUp<T> gate_up(const Bound& b) const {
+  [[nodiscard]] GateUp<T> gate_up(const Bound& b, const MlpChunk<T>& chunk) const {
     const bool joined = b.mlp_in.size() == 1;
-    T* const gate = this->memory_.hidden;
     const std::size_t wide = this->wide_;
-    return {gate, gate + (joined ? wide : this->rows_ * wide), joined ? 2 * wide : wide,
-            this->rows_, wide};
+    return {chunk.hidden, chunk.hidden + (joined ? wide : chunk.rows * wide),
+            joined ? 2 * wide : wide, chunk.rows, wide};
   }
   [[nodiscard]] Groups heads(const Bound& b, std::size_t count) const {
     const std::size_t width = this->shape_.head_dim;
@@ -104,9 +106,13 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
     return b.parallel ? in : this->memory_.middle;
   }
-  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step) {
+  /// Rows from `first` on of what the first products of the MLP read.
+  [[nodiscard]] const T* mlp_x(const Bound& b, std::size_t first) const {
+    return (b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle) + first * this->width_;
+  }
+  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
     if (map.bias == nullptr) return;
-    this->ops_.add_column_sums(dy, step, map.bias_gradient, this->rows_, map.out);
+    this->ops_.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
   }
 
   std::vector<Bound> bound_;
@@ -195,16 +201,6 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::activate(const Bound& b) {
-  const LayerMemory<T>& m = this->memory_;
-  if (b.gated) {
-    this->ops_.gate(b.activation, gate_up(b), m.activated);
-  } else {
-    this->ops_.activate(b.activation, m.hidden, m.activated, this->rows_ * this->wide_);
-  }
-}
-
-template <class Ops>
 void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
@@ -219,28 +215,44 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   } else {
     ops.linear_onto(block[b.attention_out], m.attention, in, m.middle, rows);
   }
-  const T* const stream = mlp_input(b, in);
-  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], stream, m.norm2, rows);
-  const T* const x = b.norm_before_mlp ? m.norm2 : stream;
-  const std::size_t step = b.gated ? gate_up(b).step : this->wide_;
-  T* to = m.hidden;
-  for (const LinearAt& part : b.mlp_in) {
-    ops.linear(block[part], x, to, step, rows);
-    to = gate_up(b).up;
+  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const T* const x = mlp_x(b, chunk.first);
+  if (b.gated) {
+    const GateUp<T> pair = gate_up(b, chunk);
+    T* to = pair.gate;
+    for (const LinearAt& part : b.mlp_in) {
+      ops.linear(block[part], x, to, pair.step, chunk.rows);
+      to = pair.up;
+    }
+    ops.gate(b.activation, pair, chunk.activated);
+  } else {
+    ops.linear(block[b.mlp_in.front()], x, chunk.hidden, this->wide_, chunk.rows);
+    ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * this->wide_);
   }
-  activate(b);
-  if (b.norm_after_mlp) ops.linear(block[b.mlp_out], m.activated, m.mlp_out, this->width_, rows);
+  if (b.norm_after_mlp) {
+    ops.linear(block[b.mlp_out], chunk.activated, chunk.mlp_out, this->width_, chunk.rows);
+  }
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
   const Bound& b = bound_[block.layer];
-  const LayerMemory<T>& m = this->memory_;
-  if (b.norm_after_mlp) {
-    this->ops_.norm(block[*b.norm_after_mlp], m.mlp_out, out, this->rows_, m.middle);
-  } else {
-    this->ops_.linear_onto(block[b.mlp_out], m.activated, m.middle, out, this->rows_);
-  }
+  this->by_chunks([&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk);
+    const std::size_t at = chunk.first * this->width_;
+    const T* const residual = this->memory_.middle + at;
+    if (b.norm_after_mlp) {
+      this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out + at, chunk.rows, residual);
+    } else {
+      this->ops_.linear_onto(block[b.mlp_out], chunk.activated, residual, out + at, chunk.rows);
+    }
+  });
 }
 
 template <class Ops>
@@ -252,28 +264,47 @@ void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in,
 template <class Ops>
 void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy) {
   const Bound& b = bound_[block.layer];
-  auto& ops = this->ops_;
-  auto& m = this->memory_;
-  const std::size_t rows = this->rows_;
-  const std::size_t width = this->width_;
-  const Linear<T> out = block[b.mlp_out];
-  const T* dout = dy;
-  if (b.norm_after_mlp) {
-    ops.norm_backward(block[*b.norm_after_mlp], m.mlp_out, dy, nullptr, m.mlp_out, rows);
-    dout = m.mlp_out;
+  const LayerMemory<T>& m = this->memory_;
+  // Chunks add to what the first one wrote.
+  BlockWeights<T> weights = block;
+  this->by_chunks([&](const MlpChunk<T>& chunk) {
+    if (!this->kept_) compute_mlp(weights, chunk);
+    differentiate_mlp(weights, chunk, dy);
+    weights.accumulation = Accumulation::later;
+  });
+  if (b.norm_before_mlp) {
+    // Attention needs the gradient of the sum itself.
+    this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
+                             b.parallel ? m.middle : dy, this->rows_);
   }
-  add_bias_gradient(out, dout, width);
-  ops.linear_weight(out, m.activated, dout, width, rows);
-  ops.linear_input(out, dout, width, m.activated, rows);
+}
 
-  const T* const x = b.norm_before_mlp ? m.norm2 : m.middle;
-  T* const dx = b.norm_before_mlp ? m.gradient : dy;
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
+                                          T* dy) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  const std::size_t rows = chunk.rows;
+  const std::size_t width = this->width_;
+  const std::size_t at = chunk.first * width;
+  const Linear<T> out = block[b.mlp_out];
+  const T* dout = dy + at;
+  if (b.norm_after_mlp) {
+    ops.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr, chunk.mlp_out, rows);
+    dout = chunk.mlp_out;
+  }
+  add_bias_gradient(out, dout, width, rows);
+  ops.linear_weight(out, chunk.activated, dout, width, rows);
+  ops.linear_input(out, dout, width, chunk.activated, rows);
+
+  const T* const x = mlp_x(b, chunk.first);
+  T* const dx = (b.norm_before_mlp ? this->memory_.gradient : dy) + at;
   if (b.gated) {
-    const GateUp<T> pair = gate_up(b);
-    ops.gate_backward(b.activation, pair, m.activated);
+    const GateUp<T> pair = gate_up(b, chunk);
+    ops.gate_backward(b.activation, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      add_bias_gradient(block[part], from, pair.step);
+      add_bias_gradient(block[part], from, pair.step, rows);
       ops.linear_weight(block[part], x, from, pair.step, rows);
       from = pair.up;
     }
@@ -285,15 +316,10 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
     }
   } else {
     const Linear<T> map = block[b.mlp_in.front()];
-    ops.activate_backward(b.activation, m.hidden, m.activated, map.bias_gradient, rows,
+    ops.activate_backward(b.activation, chunk.hidden, chunk.activated, map.bias_gradient, rows,
                           this->wide_);
-    ops.linear_weight(map, x, m.activated, this->wide_, rows);
-    ops.linear_input(map, m.activated, this->wide_, dx, rows, !b.norm_before_mlp);
-  }
-  if (b.norm_before_mlp) {
-    // Attention needs the gradient of the sum itself.
-    ops.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
-                      b.parallel ? m.middle : dy, rows);
+    ops.linear_weight(map, x, chunk.activated, this->wide_, rows);
+    ops.linear_input(map, chunk.activated, this->wide_, dx, rows, !b.norm_before_mlp);
   }
 }
 
@@ -312,7 +338,7 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
                       rows);
     dout = m.attention_out;
   }
-  add_bias_gradient(out, dout, width);
+  add_bias_gradient(out, dout, width, rows);
   ops.linear_weight(out, m.attention, dout, width, rows);
   ops.linear_input(out, dout, width, m.gradient, rows);
   this->attend_backward(b.window);
@@ -328,7 +354,7 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
   T* const dx = b.norm_before_attention ? m.gradient : dy;
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
-    add_bias_gradient(block[part], from, row);
+    add_bias_gradient(block[part], from, row, rows);
     ops.linear_weight(block[part], x, from, row, rows);
     ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || !b.norm_before_attention);
     from += part.out;

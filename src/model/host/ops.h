@@ -23,6 +23,8 @@ class Ops {
   using Value = T;
   /// Limit of the logits in memory at a time.
   static constexpr Bytes kLogitBytes = 64 * kMiB;
+  /// Limit of the arrays [N, intermediate_size] of an MLP in memory at a time.
+  static constexpr Bytes kMlpBytes = 128 * kMiB;
   /// Whether a layer computes gate and up in one product.
   static constexpr bool kJoinsGateAndUp = false;
 

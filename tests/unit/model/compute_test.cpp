@@ -186,6 +186,17 @@ TEST(Workspace, GrowsLinearlyWithTheSequence) {
   EXPECT_LT(bytes(16384) / bytes(8192), 2.01);
 }
 
+TEST(Workspace, HoldsTheMlpOfAFewRowsOfLongSequences) {
+  ModelConfig config = test::small_llama();
+  config.intermediate_size = 4096;
+  constexpr MicroBatchShape kShape = {1, 131072};
+  const KernelMemory memory =
+      kernel_memory(build_architecture(config), DType::f32, kShape, test::device_kind(), 1);
+  const Bytes mlp = kShape.tokens() * 3 * config.intermediate_size * sizeof(float);
+  EXPECT_GT(memory.intermediates[1], mlp);
+  EXPECT_LT(memory.workspace, mlp / 4);
+}
+
 TEST(Workspace, IsKnownWithoutADevice) {
   device::DeviceOptions options;
   options.kind = "host";
