@@ -25,7 +25,8 @@ struct MicroBatchShape {
 /// Device memory that kernels need besides weights, activations and gradients.
 struct KernelMemory {
   /// Bytes for the intermediates of the largest block, including recompute; linear in sequence
-  /// length.
+  /// length. Logits and the arrays of a layer's MLP have an upper limit: they exist for a chunk of
+  /// rows at a time.
   Bytes workspace = 0;
   /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; for the first
   /// block of a head of several tiles: bytes for one pass, see Compute::head_train(); 0 for other
