@@ -90,7 +90,6 @@ struct Results {
   Values out;
   Values dx;
   Values gradient;
-  friend bool operator==(const Results&, const Results&) = default;
 };
 
 /// `first`: overwrites accumulators full of NaN. Otherwise adds to zeros.
