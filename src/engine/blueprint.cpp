@@ -62,7 +62,7 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   work.tied = blueprint.model.config.tie_embeddings;
   work.vocabulary_tiles = static_cast<std::uint32_t>(blueprint.model.config.vocabulary_tiles);
   if (work.tied) {
-    work.tied_accumulator_bytes = blueprint.model.tile(0).rows * width * size_of(DType::f32);
+    work.tied_accumulator_bytes = blueprint.model.largest_tile() * width * size_of(DType::f32);
   }
   if (work.vocabulary_tiles > 1) {
     work.head_rows_bytes = kernels.head_rows;

@@ -29,11 +29,6 @@ void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
   if (value == 0) refuse(key, fmt::format("missing; give {}", what));
 }
 
-/// Rows of all tiles but the last one.
-std::uint64_t rows_of_tiles(std::uint64_t vocabulary, std::uint64_t tiles) {
-  return round_up((vocabulary + tiles - 1) / tiles, kTileRows);
-}
-
 /// Needs the other keys.
 void complete_tiles(ModelConfig& c, const Refuse& refuse) {
   if (c.vocabulary_tiles == 0) {
@@ -44,13 +39,10 @@ void complete_tiles(ModelConfig& c, const Refuse& refuse) {
     }
     c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, largest);
   }
-  const std::uint64_t each = rows_of_tiles(c.vocab_size, c.vocabulary_tiles);
-  const std::uint64_t needed = (c.vocab_size + each - 1) / each;
-  if (needed == c.vocabulary_tiles) return;
-  refuse("vocabulary_tiles",
-         fmt::format("tiles have a multiple of {} rows, so {} tokens make {} tiles of {} rows, not "
-                     "{}",
-                     kTileRows, c.vocab_size, needed, each, c.vocabulary_tiles));
+  const std::uint64_t most = (c.vocab_size + kTileRows - 1) / kTileRows;
+  if (c.vocabulary_tiles <= most) return;
+  refuse("vocabulary_tiles", fmt::format("{} tokens are at most {} tiles of {} rows, got {}",
+                                         c.vocab_size, most, kTileRows, c.vocabulary_tiles));
 }
 
 void complete_heads(ModelConfig& c, const Refuse& refuse) {
@@ -68,18 +60,19 @@ void complete_heads(ModelConfig& c, const Refuse& refuse) {
   }
 }
 
-/// Rows [first, first + rows) of the vocabulary: equal tiles of a multiple of 16 rows, the last one
-/// is smaller.
+/// Rows [first, first + rows) of the vocabulary.
 struct Rows {
   std::uint64_t first = 0;
   std::uint64_t rows = 0;
 };
 
+/// Tiles differ by at most kTileRows rows.
 Rows rows_of_tile(const ModelConfig& c, std::uint64_t tile) {
-  const std::uint64_t tiles = c.vocabulary_tiles;
-  if (tiles == 1) return {0, c.vocab_size};
-  const std::uint64_t each = rows_of_tiles(c.vocab_size, tiles);
-  return {tile * each, std::min(each, c.vocab_size - tile * each)};
+  const std::uint64_t units = (c.vocab_size + kTileRows - 1) / kTileRows;
+  const auto begin = [&](std::uint64_t number) {
+    return std::min(c.vocab_size, units * number / c.vocabulary_tiles * kTileRows);
+  };
+  return {begin(tile), begin(tile + 1) - begin(tile)};
 }
 
 std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint64_t tile) {
@@ -249,16 +242,22 @@ void complete(ModelConfig& c, const Refuse& refuse) {
   complete_tiles(c, refuse);
 }
 
+std::uint64_t Architecture::largest_tile() const {
+  std::uint64_t rows = 0;
+  for (std::size_t t = 0; t < config.vocabulary_tiles; ++t) rows = std::max(rows, tile(t).rows);
+  return rows;
+}
+
 std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
                                      Elems largest_layer) {
   constexpr Elems kUncut = Elems{1} << 27;
-  constexpr Elems kTile = Elems{1} << 23;
+  constexpr Elems kTile = Elems{1} << 22;
   const Elems elements = vocabulary * width;
   if (elements <= std::max(kUncut, 2 * largest_layer)) return 1;
   const std::uint64_t rows =
-      std::max(std::max(kTile, largest_layer) / width / kTileRows, std::uint64_t{1}) * kTileRows;
-  const std::uint64_t each = rows_of_tiles(vocabulary, (vocabulary + rows - 1) / rows);
-  return (vocabulary + each - 1) / each;
+      std::max(std::max(kTile, largest_layer / 4) / width / kTileRows, std::uint64_t{1}) *
+      kTileRows;
+  return (vocabulary + rows - 1) / rows;
 }
 
 std::vector<std::uint64_t> TensorSpec::whole_shape() const {

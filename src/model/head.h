@@ -47,7 +47,7 @@ class Head {
   Head(const Architecture& model, std::size_t tokens, Ops& ops)
       : tokens_(tokens), width_(model.config.hidden_size), ops_(ops) {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
-    logit_row_ = round_up(tiles_.front().rows, 16);
+    logit_row_ = round_up(model.largest_tile(), 16);
     chunk_ =
         chunk_rows(tokens, round_up(model.config.vocab_size, 16) * sizeof(float), Ops::kLogitBytes);
   }

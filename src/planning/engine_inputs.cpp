@@ -200,13 +200,10 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
                                  const memory::Budgets& budgets, const model::KernelMemory& kernels,
                                  std::uint32_t world, std::uint32_t rank) {
   using enum Movable;
-  const Program program = {{activations, Tier::host},
-                           {weights, Tier::host},
-                           {optimizer, Tier::host},
-                           {activations, Tier::device},
-                           {weights, Tier::device},
-                           {optimizer, Tier::device},
-                           {intermediates, Tier::device, Pattern::last}};
+  const Program program = {{activations, Tier::host}, {weights, Tier::host},
+                           {optimizer, Tier::host},   {activations, Tier::device},
+                           {weights, Tier::device},   {optimizer, Tier::device},
+                           {logits, Tier::device},    {intermediates, Tier::device, Pattern::last}};
   engine::Blueprint blueprint = outline(config, model, budgets, kernels, world);
   blueprint.rank = rank;
   const auto constraints = read_constraints(config, model.blocks.size());

@@ -41,7 +41,9 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
     if (takes_optimizer(move.kind)) block.optimizer = move.tier;
     if (move.kind == Movable::activations) block.activations = move.tier;
     if (move.kind == Movable::gradients) block.gradients = move.tier;
-    if (move.kind == Movable::intermediates) block.keeps_intermediates = true;
+    if (move.kind == Movable::intermediates || move.kind == Movable::logits) {
+      block.keeps_intermediates = true;
+    }
   }
   return placement;
 }
@@ -72,12 +74,11 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once.
     const bool layer = work_.is_layer(b);
-    const bool keeps = work_.blocks[b].intermediate_bytes > 0;
     placement.blocks.push_back({constraint.weights.value_or(weights),
                                 constraint.optimizer.value_or(optimizer),
                                 constraint.activations.value_or(layer ? activations : Tier::device),
-                                keeps && !constraint.recompute.value_or(true), false,
-                                constraint.gradients.value_or(gradients)});
+                                work_.has_intermediates(b) && !constraint.recompute.value_or(true),
+                                false, constraint.gradients.value_or(gradients)});
   }
   return placement;
 }
@@ -103,8 +104,9 @@ bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
   if (kind == Movable::activations) return work_.is_layer(block) && !constraint.activations;
   if (kind == Movable::gradients) return !constraint.gradients;
-  if (kind == Movable::intermediates) {
-    return work_.blocks[block].intermediate_bytes > 0 && !constraint.recompute;
+  if (kind == Movable::intermediates) return work_.is_layer(block) && !constraint.recompute;
+  if (kind == Movable::logits) {
+    return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || !constraint.optimizer);
@@ -121,8 +123,15 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
     if (move.kind == Movable::gradients) {
       slower = now.gradients > move.tier && now.optimizer != Tier::device;
     }
-    if (move.kind == Movable::intermediates) slower = !now.keeps_intermediates;
-    if (slower && is_open(b, move.kind)) blocks.push_back(b);
+    if (move.kind == Movable::intermediates || move.kind == Movable::logits) {
+      slower = !now.keeps_intermediates;
+    }
+    if (!slower || !is_open(b, move.kind)) continue;
+    if (move.kind == Movable::logits &&
+        !schedule::in_one_pass(work_, moved_to(placement, move, {b}, 1))) {
+      continue;
+    }
+    blocks.push_back(b);
   }
   return blocks;
 }

@@ -30,7 +30,8 @@ enum class Movable : std::uint8_t {
   both,  ///< weights and optimizer states of a block together
   activations,
   gradients,      ///< to host memory; a program with such a move begins with them on NVMe
-  intermediates,  ///< kept on the device, whatever the tier of the move
+  intermediates,  ///< of layers: kept on the device, whatever the tier of the move
+  logits,         ///< of a head of several tiles: likewise, if the tiles' weights are there
   /// Everything open, to the tiers that need least above the budgets, whatever the tier and limit
   /// of the move. Slow: for runs that other moves do not fit.
   all
@@ -58,7 +59,8 @@ bool swaps_gradients(const Program& program);
 
 /// For configs that name everything else. The backward pass needs the last layers' first.
 inline Program keep_intermediates() {
-  return {{.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
+  return {{.kind = Movable::logits, .tier = Tier::device},
+          {.kind = Movable::intermediates, .tier = Tier::device, .pattern = Pattern::last}};
 }
 
 /// `placement` with `count` speculating blocks, evenly spread over those whose states are below the

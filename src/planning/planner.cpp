@@ -30,7 +30,7 @@ bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacemen
   std::size_t have = 0;
   std::size_t keep = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    have += work.blocks[b].intermediate_bytes > 0 ? 1 : 0;
+    have += work.has_intermediates(b) ? 1 : 0;
     keep += blocks[b].keeps_intermediates ? 1 : 0;
   }
   return 2 * keep > have;
@@ -48,7 +48,7 @@ void name_placement(config::Config& config, const schedule::Workload& work,
   // Named by their number, as they follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (work.blocks[b].intermediate_bytes > 0) continue;
+    if (work.has_intermediates(b)) continue;
     blocks[b].keeps_intermediates = most.keeps_intermediates;
   }
   config.zero.parameters.tier = most.weights;

@@ -154,13 +154,13 @@ std::vector<Program> basic_programs() {
   };
   using enum Movable;
   const std::array<Program, 8> device = {
-      in_order({activations, weights, both, optimizer, intermediates}, Tier::device),
-      in_order({activations, intermediates, weights, both, optimizer}, Tier::device),
-      in_order({activations, both, weights, optimizer, intermediates}, Tier::device),
-      in_order({both, activations, weights, optimizer, intermediates}, Tier::device),
+      in_order({activations, weights, both, optimizer, logits, intermediates}, Tier::device),
+      in_order({activations, intermediates, weights, both, optimizer, logits}, Tier::device),
+      in_order({activations, both, weights, optimizer, logits, intermediates}, Tier::device),
+      in_order({both, activations, weights, optimizer, logits, intermediates}, Tier::device),
       in_order({activations}, Tier::device),
-      in_order({intermediates, activations, weights, both}, Tier::device),
-      in_order({weights, activations, both, optimizer, intermediates}, Tier::device),
+      in_order({intermediates, activations, weights, both, logits}, Tier::device),
+      in_order({weights, logits, activations, both, optimizer, intermediates}, Tier::device),
       in_order({}, Tier::device)};
   const std::array<Program, 6> host = {
       in_order({weights, optimizer, activations}, Tier::host),

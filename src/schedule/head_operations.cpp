@@ -92,7 +92,7 @@ void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
   move_.emit(Action::end_head, block, micro, std::move(uses), 0, 0.0, 4 * work_.activation_bytes);
 }
 
-/// All tiles but the last have the same size, and that is hardly smaller.
+/// Tiles have nearly the same size.
 double HeadOperations::flops_of_tile(std::uint32_t tile) const {
   if (!work_.tied) return work_.blocks[work_.block_of_tile(tile)].forward_flops;
   return work_.blocks[work_.head()].forward_flops / work_.vocabulary_tiles;

@@ -83,6 +83,8 @@ Rate of_flops(const Operation& operation, const Workload& workload, const Rates&
   switch (operation.action) {
     case Action::train_head:
     case Action::evaluate_head:
+    case Action::scan_head:
+    case Action::differentiate_head:
       return {at(rates.head), "head", "the plan computes a loss"};
     case Action::backward:
       return {at(rates.backward), "backward", "the plan computes gradients"};

@@ -54,10 +54,15 @@ inline void draw_model(Dice& dice, std::vector<std::string>& set) {
   const bool llama = dice.chance(50);
   set.push_back(fmt::format("model.family={}", llama ? "llama" : "gpt2"));
   set.push_back(fmt::format("model.num_layers={}", 1 + dice.below(3)));
-  set.push_back(fmt::format("model.hidden_size={}", dice.pick<int>({16, 64, 96, 128})));
+  const int width = dice.pick<int>({16, 64, 96, 128});
+  set.push_back(fmt::format("model.hidden_size={}", width));
   set.push_back("model.num_heads=4");
   if (llama) set.push_back(fmt::format("model.num_kv_heads={}", dice.pick<int>({1, 2, 4})));
-  set.push_back(fmt::format("model.vocab_size={}", dice.pick<int>({64, 256, 1000, 4096})));
+  const int vocabulary = dice.pick<int>({64, 256, 1000, 4096});
+  set.push_back(fmt::format("model.vocab_size={}", vocabulary));
+  if (vocabulary == 1000) {
+    set.push_back(fmt::format("model.vocabulary_tiles={}", 1 + width / 32 % 4));
+  }
   set.push_back(fmt::format("model.tie_embeddings={}", dice.chance(50)));
   set.push_back(fmt::format("data.sequence_length={}", dice.pick<int>({8, 31, 64, 256})));
   set.push_back(fmt::format("bf16.enabled={}", dice.chance(60)));

@@ -73,7 +73,9 @@ struct TensorSpec {
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Index in the whole tensor of the first element in this block.
-  [[nodiscard]] Elems first_element() const { return first_row * (size / shape.front()); }
+  [[nodiscard]] Elems first_element() const {
+    return first_row == 0 ? 0 : first_row * (size / shape.front());
+  }
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -130,6 +132,7 @@ struct Architecture {
   /// The block with the final norm.
   [[nodiscard]] std::size_t head() const { return first_layer() + config.num_layers; }
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
+  [[nodiscard]] std::uint64_t largest_tile() const;  ///< in rows
 
   [[nodiscard]] Elems parameters() const;
   /// Matrix-multiply FLOPs of the forward pass of block `index` for `sequences` sequences of
@@ -149,8 +152,9 @@ std::size_t count_blocks(const ModelConfig& config);
 bool is_layer(const ModelConfig& config, std::size_t block);
 
 /// The number of tiles of a vocabulary, which depends on the shape of the model alone: 1 up to 2^27
-/// elements or twice the largest layer; otherwise tiles have at most 2^23 elements, or as many as
-/// the largest layer.
+/// elements or twice the largest layer; otherwise tiles have at most 2^22 elements, or a quarter of
+/// the largest layer: a tied tile has two accumulators, which should not need more memory than a
+/// layer.
 std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
                                      Elems largest_layer);
 

@@ -327,6 +327,10 @@ struct Workload {
   [[nodiscard]] bool is_layer(std::size_t block) const {
     return block >= first_layer() && block < head();
   }
+  /// Whether `block` may keep intermediates: a layer, or the head if it has several tiles.
+  [[nodiscard]] bool has_intermediates(std::size_t block) const {
+    return is_layer(block) || (block == head() && vocabulary_tiles > 1);
+  }
   /// The block with the output matrix's tile `number`.
   [[nodiscard]] std::uint32_t block_of_tile(std::uint32_t number) const {
     return tied ? number : head() + number;

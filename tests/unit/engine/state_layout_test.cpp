@@ -172,6 +172,7 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   Blueprint blueprint;
   blueprint.rank = rank;
   blueprint.sub_group_size = sub_group_size;
+  blueprint.model.config.vocabulary_tiles = 1;
   blueprint.model.blocks.emplace_back().elements = 100'000;
   blueprint.workload.world = world;
   blueprint.workload.stage = 1;

@@ -38,7 +38,8 @@ std::uint64_t number_from(const char* variable, std::uint64_t standard) {
 /// Memory of made-up kernels.
 model::KernelMemory kernels(const model::Architecture& model, model::MicroBatchShape shape) {
   return {.workspace = shape.tokens() * 512,
-          .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 1024)};
+          .intermediates = std::vector<Bytes>(model.blocks.size(), shape.tokens() * 1024),
+          .head_rows = shape.tokens() * 128};
 }
 
 /// A request for `config`. A budget that the config names replaces that of `budgets`.
@@ -89,14 +90,14 @@ class OpenPlacements {
   explicit OpenPlacements(const PlanRequest& request)
       : constraints_(read_constraints(request.config, request.model.blocks.size())) {
     for (std::size_t b = 0; b < constraints_.size(); ++b) {
-      const bool layer = schedule::is_layer(b, constraints_.size());
+      const bool layer = model::is_layer(request.model.config, b);
       add(b, &BlockPlacement::weights, constraints_[b].weights);
       add(b, &BlockPlacement::optimizer, constraints_[b].optimizer);
       if (layer) add(b, &BlockPlacement::activations, constraints_[b].activations);
       // Where the states are on the device, this has no effect.
       add(b, &BlockPlacement::gradients, constraints_[b].gradients);
       // Kept intermediates only need more memory.
-      start_.blocks[b].keeps_intermediates = layer && !constraints_[b].recompute.value_or(true);
+      start_.blocks[b].keeps_intermediates = !constraints_[b].recompute.value_or(true);
     }
   }
 

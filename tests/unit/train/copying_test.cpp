@@ -140,7 +140,14 @@ TEST(ReadAhead, GoesOnWithTheNextTensorOfTheOrder) {
        {std::vector{"0", "1", "2", "3", "4", "5"}, std::vector{"3", "0", "5", "2", "4", "1"}}) {
     std::vector<const WeightFiles::Place*> order;
     for (const char* name : names) order.push_back(files.find(name));
-    ReadAhead reader(files, order);
+    std::vector<ReadAhead::Source> sources;
+    for (const WeightFiles::Place* const place : order) {
+      // The rows of a tensor may be in two blocks.
+      const Bytes half = place->tensor->bytes / 2;
+      sources.push_back({place, 0, half});
+      sources.push_back({place, half, place->tensor->bytes});
+    }
+    ReadAhead reader(files, sources);
     std::vector<const WeightFiles::Place*> reads = order;
     reads.insert(reads.end(), {order[4], order[1], order[0]});  // not in the order
     for (const WeightFiles::Place* const place : reads) {
@@ -177,7 +184,8 @@ TEST(ReadAhead, ThreadsThatTakeTurnsReadEverythingOnce) {
   const OneTensor file;
   const WeightFiles files(file.path);
   const WeightFiles::Place& place = files.tensors().front();
-  ReadAhead reader(files, {&place, &place});
+  const ReadAhead::Source whole = {&place, 0, place.tensor->bytes};
+  ReadAhead reader(files, {whole, whole});
   constexpr Bytes kPart = 100'003;
   for (int round = 1; round <= 2; ++round) {
     std::atomic<Bytes> next = 0;
