@@ -1,5 +1,7 @@
 #include "ballast/config/config.h"
 
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,8 +19,12 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   const Json* const given = model == nullptr ? nullptr : model->find("path");
   if (given == nullptr || given->is_null() || *given == "") return;
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
+  // No config.json has it.
+  constexpr std::string_view kTiles = "vocabulary_tiles";
+  std::optional<Json> tiles;
   for (const auto& member : model->members()) {
-    if (member.key == "path" || member.value.is_null()) continue;
+    if (member.key == kTiles) tiles = member.value;
+    if (member.key == "path" || member.key == kTiles || member.value.is_null()) continue;
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
                               folder.string()));
@@ -30,6 +36,7 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
     document.fail("model.path", error.what());
   }
   section["weights"] = folder.string();
+  if (tiles) section[kTiles] = *tiles;
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));
 }

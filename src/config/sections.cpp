@@ -89,7 +89,7 @@ Section model_keys(Config& c) {
       also_called(real("norm_epsilon", m.norm_epsilon, kPositive),
                   {"rms_norm_eps", "layer_norm_epsilon"}),
       also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
-      whole("vocabulary_tiles", m.vocabulary_tiles, {0, 1U << 20U}),
+      or_auto(whole("vocabulary_tiles", m.vocabulary_tiles, {1, 1U << 28U}), m.vocabulary_tiles),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
       path("weights", c.initial_weights),
       model_path_key()};

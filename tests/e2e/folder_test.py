@@ -136,6 +136,22 @@ class Folder(RunTest):
         self.assertEqual(json.loads((self.path / "wide/config.json").read_text())["torch_dtype"],
                          "float32")
 
+    def test_tiles_of_the_vocabulary_are_whole_tensors_in_files(self):
+        tensors = self.llama()
+        for cut in ("1", "3"):
+            done = self.saving("--set", "model.vocabulary_tiles=" + cut, "--out", "imported" + cut)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.run_well("export", "imported" + cut, "--out", "out" + cut)
+            self.assertEqual(read_folder(self.path / ("out" + cut)), tensors, cut)
+        gpt2 = {"family": "gpt2", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
+                "num_heads": 4, "max_sequence": 48}
+        made = []
+        for cut in (1, 4):
+            done = self.saving("--out", f"made{cut}", model={**gpt2, "vocabulary_tiles": cut})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            made.append(read_folder(self.path / f"made{cut}/weights"))
+        self.assertEqual(made[0], made[1])
+
     def test_gpt_neox_is_exported_byte_for_byte(self):
         """Its queries, keys and values have another order in memory."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))

@@ -56,14 +56,14 @@ void expect_invariance(const std::string& model, bool bf16, bool packed = false)
   }
 }
 
-TEST(InvarianceOnCuda, Gpt2InBf16) {
-  expect_invariance(kGpt2, true);
+TEST(InvarianceOnCuda, Gpt2WithACutVocabularyInBf16) {
+  expect_invariance(kGpt2 + R"(, "vocabulary_tiles": 3)", true);
 }
 TEST(InvarianceOnCuda, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }
-TEST(InvarianceOnCuda, PackedLlamaInFp32) {
-  expect_invariance(kLlama, false, true);
+TEST(InvarianceOnCuda, PackedLlamaWithACutVocabularyInFp32) {
+  expect_invariance(kLlama + R"(, "vocabulary_tiles": 2)", false, true);
 }
 
 }  // namespace
