@@ -52,7 +52,11 @@ std::array<Operations, 3> parts_of(const schedule::Plan& plan) {
   const auto is = [](schedule::Action action) {
     return [action](const Operation& operation) { return operation.action == action; };
   };
-  const auto loss = is(schedule::Action::train_head);
+  // The head begins with one of these.
+  const auto loss = [](const Operation& operation) {
+    return operation.action == schedule::Action::train_head ||
+           operation.action == schedule::Action::begin_head;
+  };
   const auto first = std::find_if(all.begin(), all.end(), loss);
   const auto forwards = std::find_if(all.rbegin(), all.rend(), is(schedule::Action::forward));
   const auto last = std::find_if(std::max(first, forwards.base()), all.end(), loss);

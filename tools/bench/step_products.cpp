@@ -40,7 +40,8 @@ double model_flops_of_step(const engine::Blueprint& blueprint) {
 
 std::vector<Pass> time_passes(const schedule::Timeline& timeline,
                               const engine::Blueprint& blueprint) {
-  const auto head = static_cast<std::uint32_t>(blueprint.model.blocks.size() - 1);
+  const std::uint32_t head = blueprint.workload.head();
+  const std::uint32_t layer = blueprint.workload.first_layer();
   std::vector<Pass> passes;
   const auto add = [&](std::string_view name, std::string_view key, schedule::Action action,
                        std::uint32_t block) {
@@ -50,8 +51,8 @@ std::vector<Pass> time_passes(const schedule::Timeline& timeline,
     pass.key = key;
     passes.push_back(pass);
   };
-  add("layer forward", "layer_forward", schedule::Action::forward, 1);
-  add("layer backward", "layer_backward", schedule::Action::backward, 1);
+  add("layer forward", "layer_forward", schedule::Action::forward, layer);
+  add("layer backward", "layer_backward", schedule::Action::backward, layer);
   add("head fwd + bwd", "head", schedule::Action::train_head, head);
   return passes;
 }
