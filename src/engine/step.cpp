@@ -13,6 +13,7 @@
 #include "src/device/profiler_range.h"
 #include "src/engine/findings.h"
 #include "src/engine/state_layout.h"
+#include "src/engine/step_buffers.h"
 
 namespace ballast::engine {
 
@@ -25,14 +26,13 @@ using schedule::Role;
 using schedule::Speculation;
 using schedule::Use;
 
-/// The current operation with the buffers it names, cut to the sizes of its block.
-class Lanes::Step {
+/// The current operation.
+class Lanes::Step : private StepBuffers {
  public:
   Step(Lanes& lanes, const Operation& operation, StepContext& context)
-      : lanes_(lanes),
+      : StepBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
+        lanes_(lanes),
         modules_(lanes.modules_),
-        blueprint_(lanes.modules_.blueprint),
-        operation_(operation),
         context_(context) {}
 
   void perform() {
@@ -229,47 +229,6 @@ class Lanes::Step {
         trains ? accumulator() : DeviceView<float>(), loss());
   }
 
-  /// All tiles of the vocabulary, for an operation on the whole head.
-  [[nodiscard]] std::vector<model::OutputTile> tiles() const {
-    std::vector<BufferId> weights;
-    std::vector<BufferId> sums;
-    for (const Use& use : operation_.uses) {
-      if (use.role == Role::output_weights) weights.push_back(use.buffer);
-      if (use.role == Role::output_accumulator) sums.push_back(use.buffer);
-    }
-    const std::size_t count = blueprint_.model.config.vocabulary_tiles;
-    const std::size_t own = count - weights.size();  // 1: the head's first block has a tile
-    std::vector<model::OutputTile> all;
-    for (std::size_t t = 0; t < count; ++t) {
-      const std::size_t block = blueprint_.model.tile(t).block;
-      all.push_back({t, t < own ? this->weights() : weights_of(weights[t - own], block)});
-      if (has(Role::accumulator)) {
-        all.back().gradient = t < own ? accumulator() : gradient_of_tile(sums[t - own], t);
-      }
-    }
-    return all;
-  }
-  /// The tile of the operation's block.
-  [[nodiscard]] model::OutputTile tile() const {
-    const bool tied = blueprint_.workload.tied;
-    const std::size_t number = operation_.block - (tied ? 0 : blueprint_.workload.head());
-    model::OutputTile one = {number, weights()};
-    if (has(Role::accumulator)) one.gradient = accumulator();
-    if (has(Role::output_accumulator)) one.gradient = output_accumulator();
-    return one;
-  }
-  [[nodiscard]] DeviceBytes weights_of(BufferId buffer, std::size_t block) const {
-    return modules_.store.device(buffer, blueprint_.workload.blocks[block].weight_bytes);
-  }
-  [[nodiscard]] DeviceView<float> gradient_of_tile(BufferId buffer, std::size_t number) const {
-    const model::VocabularyTile tile = blueprint_.model.tile(number);
-    const Bytes rows = tile.rows * blueprint_.model.config.hidden_size * sizeof(float);
-    return view_as<float>(modules_.store.device(
-        buffer, blueprint_.workload.tied
-                    ? rows
-                    : blueprint_.workload.blocks[tile.block].accumulator_bytes));
-  }
-
   void clear_gradient() {
     modules_.compute.clear_gradient(stream(), operation_.block, accumulator());
   }
@@ -355,106 +314,15 @@ class Lanes::Step {
   }
 
   [[nodiscard]] device::Stream& stream() const { return lanes_.queue_of(operation_).stream(); }
-  [[nodiscard]] const schedule::BlockWork& work() const {
-    return blueprint_.workload.blocks[operation_.block];
-  }
-  [[nodiscard]] Bytes activation_bytes() const { return blueprint_.workload.activation_bytes; }
   [[nodiscard]] float loss_scale() const { return static_cast<float>(1.0 / targets_in_step()); }
   /// The divisor of means: targets that count, of all ranks.
   [[nodiscard]] double targets_in_step() const {
     return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
   }
-  [[nodiscard]] RankSizes sizes() const { return RankSizes(blueprint_.workload); }
-  /// The buffers that a copy or transfer reads and writes.
-  [[nodiscard]] const Use& source() const { return use_that(false); }
-  [[nodiscard]] const Use& target() const { return use_that(true); }
-  [[nodiscard]] const Use& use_that(bool writes) const {
-    return *std::find_if(operation_.uses.begin(), operation_.uses.end(),
-                         [writes](const Use& use) { return use.writes == writes; });
-  }
-  /// The first `bytes` of a buffer, or this rank's shard of that size.
-  [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
-    const Bytes before = use.shard ? shard_in(use.role) * bytes : 0;
-    return modules_.store.host(use.buffer, before + bytes).subspan(before);
-  }
-  [[nodiscard]] HostBytes host(Role role, Bytes bytes) const {
-    return host(operation_.use(role), bytes);
-  }
-  /// The same on the device, plus the operation's offset.
-  [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
-    const Bytes before = operation_.offset + (use.shard ? shard_in(use.role) * bytes : 0);
-    return modules_.store.device(use.buffer, before + bytes).subview(before, bytes);
-  }
-  [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {
-    return device(operation_.use(role), bytes);
-  }
-  /// Index of this rank's shard: in the block, and in the weights that the rank keeps.
-  [[nodiscard]] std::uint32_t shard_number() const { return sizes().shard_of(blueprint_.rank); }
-  [[nodiscard]] std::uint32_t shard_at_home() const {
-    return sizes().shard_at_home(operation_.block, blueprint_.rank);
-  }
-  [[nodiscard]] std::uint32_t shard_in(Role role) const {
-    const bool weights = role == Role::weights || role == Role::weights_source;
-    return weights ? shard_at_home() : shard_number();
-  }
   [[nodiscard]] comm::Communicator& in_group() const {
     return lanes_.channels_.gathering_in_group ? *lanes_.channels_.gathering_in_group
                                                : *lanes_.channels_.gathering;
   }
-  [[nodiscard]] bool has(Role role) const { return operation_.buffer(role) != schedule::kNoBuffer; }
-
-  /// A layer's intermediates; empty if it keeps none.
-  [[nodiscard]] DeviceBytes kept() const {
-    if (!has(Role::intermediates)) return {};
-    return device(Role::intermediates, work().intermediate_bytes);
-  }
-  [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
-  [[nodiscard]] DeviceView<float> accumulator() const {
-    return view_as<float>(device(Role::accumulator, work().accumulator_bytes));
-  }
-  /// Sums of the output matrix's gradient for the tied tile in the operation's block; empty if the
-  /// operation has none.
-  [[nodiscard]] DeviceView<float> output_accumulator() const {
-    if (!has(Role::output_accumulator)) return {};
-    return gradient_of_tile(operation_.buffer(Role::output_accumulator), operation_.block);
-  }
-  [[nodiscard]] DeviceBytes head_rows() const {
-    return device(Role::head_rows, blueprint_.workload.head_rows_bytes);
-  }
-  /// Empty if the operation has none.
-  [[nodiscard]] DeviceView<float> head_gradient() const {
-    if (!has(Role::head_gradient)) return {};
-    return view_as<float>(device(Role::head_gradient, blueprint_.workload.head_gradient_bytes));
-  }
-  [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
-    const Bytes bytes = blueprint_.workload.batch_bytes;
-    const auto ids = view_as<const std::int32_t>(ConstDeviceBytes(device(Role::batch, bytes)));
-    const std::size_t size = blueprint_.shape.tokens();
-    return ids.subview(part * size, size);
-  }
-  [[nodiscard]] DeviceView<const std::int32_t> tokens() const { return batch_part(0); }
-  [[nodiscard]] DeviceView<const std::int32_t> targets() const { return batch_part(1); }
-  /// Empty if every sequence is one document.
-  [[nodiscard]] DeviceView<const std::int32_t> positions() const {
-    if (!blueprint_.workload.packed) return {};
-    return batch_part(2);
-  }
-
-  [[nodiscard]] DeviceView<double> loss() const {
-    const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
-    return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
-  }
-  /// Output for the statistics of the block's gradient; empty if the operation has none.
-  [[nodiscard]] DeviceView<model::GradientStats> gradient_statistics() const {
-    if (!has(Role::statistics)) return {};
-    return view_as<model::GradientStats>(device(Role::statistics, sizeof(model::GradientStats)));
-  }
-  [[nodiscard]] model::GradientStats statistics(BufferId buffer) const {
-    model::GradientStats found;
-    std::memcpy(&found, modules_.store.host(buffer, sizeof found).data(), sizeof found);
-    return found;
-  }
-
   /// This rank's loss, then the statistics of each block's gradient.
   [[nodiscard]] std::vector<model::GradientStats> own_findings() const {
     const HostBytes bytes = host(Role::losses, blueprint_.workload.losses_bytes);
@@ -482,8 +350,6 @@ class Lanes::Step {
 
   Lanes& lanes_;
   const Modules& modules_;
-  const Blueprint& blueprint_;
-  const Operation& operation_;
   StepContext& context_;
 };
 
