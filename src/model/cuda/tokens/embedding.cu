@@ -130,25 +130,28 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
 
 /// Links each position to the next one with the same token, which then is not the first. The
 /// distances to all successors of a token add up to at most `count`, so the work is `count` times
-/// the number of different tokens.
-__global__ void link(const std::int32_t* tokens, std::uint32_t* next, std::uint32_t* is_first,
-                     unsigned count) {
+/// the number of different tokens in [from, from + size). The others are not linked.
+__global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t size,
+                     std::uint32_t* next, std::uint32_t* is_first, unsigned count) {
   constexpr unsigned kWarps = kThreads / device::kWarp;
   constexpr unsigned kEach = kPositions / kWarps;
   alignas(16) __shared__ std::int32_t tile[kTile];
   const unsigned lane = threadIdx.x % device::kWarp;
   const unsigned first = blockIdx.x * kPositions + threadIdx.x / device::kWarp * kEach;
   unsigned searching = 0;  // one bit per position of the warp
-  for (unsigned i = 0; i < kEach; ++i) searching |= (first + i < count ? 1U : 0U) << i;
+  for (unsigned i = 0; i < kEach; ++i) {
+    const bool wanted = first + i < count && is_in(tokens[first + i], from, size);
+    searching |= (wanted ? 1U : 0U) << i;
+  }
   for (unsigned start = blockIdx.x * kPositions; start < count; start += kTile) {
-    const unsigned size = count - start < kTile ? count - start : kTile;
-    for (unsigned i = threadIdx.x; i < size; i += kThreads) tile[i] = tokens[start + i];
+    const unsigned here = count - start < kTile ? count - start : kTile;
+    for (unsigned i = threadIdx.x; i < here; i += kThreads) tile[i] = tokens[start + i];
     __syncthreads();
     for (unsigned i = 0; i < kEach; ++i) {
       if ((searching >> i & 1U) == 0) continue;
       const unsigned begin = first + i + 1 > start ? first + i + 1 - start : 0;
-      const unsigned found = find_in(tile, begin, size, tokens[first + i]);
-      if (found >= size) continue;
+      const unsigned found = find_in(tile, begin, here, tokens[first + i]);
+      if (found >= here) continue;
       searching &= ~(1U << i);
       if (lane == 0) {
         next[first + i] = start + found;
@@ -240,7 +243,7 @@ cudaError_t scatter(cudaStream_t stream, Scatter<T> sums, std::size_t count, std
   if (code != cudaSuccess) return code;
   code = device::launch(
       {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kThreads}, &link,
-      sums.ids, next, is_first, count);
+      sums.ids, sums.first, sums.size, next, is_first, static_cast<unsigned>(count));
   if (code != cudaSuccess) return code;
   return device::launch(by_rows<T>(stream, count, sums.width), &add_to_rows<T>, sums);
 }
