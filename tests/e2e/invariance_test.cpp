@@ -18,7 +18,7 @@ namespace ballast::engine::invariance_test {
 namespace {
 
 constexpr std::uint64_t kSteps = 18;
-constexpr std::uint64_t kFewSteps = 10;
+constexpr std::uint64_t kFewSteps = 6;
 
 struct Model {
   std::string name;
