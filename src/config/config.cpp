@@ -1,6 +1,5 @@
 #include "ballast/config/config.h"
 
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -21,9 +20,7 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
   // No config.json has it.
   constexpr std::string_view kTiles = "vocabulary_tiles";
-  std::optional<Json> tiles;
   for (const auto& member : model->members()) {
-    if (member.key == kTiles) tiles = member.value;
     if (member.key == "path" || member.key == kTiles || member.value.is_null()) continue;
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
@@ -36,7 +33,7 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
     document.fail("model.path", error.what());
   }
   section["weights"] = folder.string();
-  if (tiles) section[kTiles] = *tiles;
+  if (const Json* const tiles = model->find(kTiles)) section[kTiles] = *tiles;
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));
 }

@@ -17,6 +17,7 @@ namespace {
 /// Elements between starts of tensors (a cache line of the smallest kind of state) and blocks.
 constexpr Elems kTensorStep = 32;
 constexpr Elems kBlockStep = 2048;
+/// Tiles of a vocabulary consist of runs of kTileRows rows; the last run may be shorter.
 constexpr std::uint64_t kTileRows = 16;
 
 std::vector<std::unique_ptr<const Family>>& families() {
@@ -29,6 +30,10 @@ void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
   if (value == 0) refuse(key, fmt::format("missing; give {}", what));
 }
 
+std::uint64_t tile_runs(const ModelConfig& c) {
+  return (c.vocab_size + kTileRows - 1) / kTileRows;
+}
+
 /// Needs the other keys.
 void complete_tiles(ModelConfig& c, const Refuse& refuse) {
   if (c.vocabulary_tiles == 0) {
@@ -39,7 +44,7 @@ void complete_tiles(ModelConfig& c, const Refuse& refuse) {
     }
     c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, largest);
   }
-  const std::uint64_t most = (c.vocab_size + kTileRows - 1) / kTileRows;
+  const std::uint64_t most = tile_runs(c);
   if (c.vocabulary_tiles <= most) return;
   refuse("vocabulary_tiles", fmt::format("{} tokens are at most {} tiles of {} rows, got {}",
                                          c.vocab_size, most, kTileRows, c.vocabulary_tiles));
@@ -60,19 +65,13 @@ void complete_heads(ModelConfig& c, const Refuse& refuse) {
   }
 }
 
-/// Rows [first, first + rows) of the vocabulary.
-struct Rows {
-  std::uint64_t first = 0;
-  std::uint64_t rows = 0;
-};
-
 /// Tiles differ by at most kTileRows rows.
-Rows rows_of_tile(const ModelConfig& c, std::uint64_t tile) {
-  const std::uint64_t units = (c.vocab_size + kTileRows - 1) / kTileRows;
-  const auto begin = [&](std::uint64_t number) {
-    return std::min(c.vocab_size, units * number / c.vocabulary_tiles * kTileRows);
+VocabularyTile tile_of(const ModelConfig& c, std::uint64_t number) {
+  const auto begin = [&c](std::uint64_t tile) {
+    return std::min(c.vocab_size, tile_runs(c) * tile / c.vocabulary_tiles * kTileRows);
   };
-  return {begin(tile), begin(tile + 1) - begin(tile)};
+  const std::uint64_t before = c.tie_embeddings ? 0 : c.vocabulary_tiles + c.num_layers;
+  return {begin(number), begin(number + 1) - begin(number), before + number};
 }
 
 std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint64_t tile) {
@@ -81,10 +80,10 @@ std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint6
 
 BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
   BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
-  const Rows rows = rows_of_tile(c, tile);
+  const VocabularyTile own = tile_of(c, tile);
   // First, because a tied gradient is added to the start of the block's gradient.
-  block.add(outer.tokens, {rows.rows, c.hidden_size}, Init::normal, c.init_stddev);
-  block.part_of(c.vocab_size, rows.first);
+  block.add(outer.tokens, {own.rows, c.hidden_size}, Init::normal, c.init_stddev);
+  block.part_of(c.vocab_size, own.first);
   // Last, because a file holds all rows of the tokens before them.
   if (!outer.positions.empty() && tile + 1 == c.vocabulary_tiles) {
     block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
@@ -100,14 +99,15 @@ BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint6
               outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
     if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
   }
-  Rows rows = {0, c.vocab_size};
+  std::uint64_t rows = c.vocab_size;
   if (!c.tie_embeddings) {
-    rows = rows_of_tile(c, tile);
-    block.add(outer.output, {rows.rows, c.hidden_size}, Init::normal, c.init_stddev);
-    block.part_of(c.vocab_size, rows.first);
+    const VocabularyTile own = tile_of(c, tile);
+    rows = own.rows;
+    block.add(outer.output, {rows, c.hidden_size}, Init::normal, c.init_stddev);
+    block.part_of(c.vocab_size, own.first);
   }
   BlockSpec head = block.finish();
-  head.product_elements = rows.rows * c.hidden_size;
+  head.product_elements = rows * c.hidden_size;
   return head;
 }
 
@@ -291,8 +291,7 @@ TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
 }
 
 VocabularyTile Architecture::tile(std::size_t number) const {
-  const Rows rows = rows_of_tile(config, number);
-  return {rows.first, rows.rows, config.tie_embeddings ? number : head() + number};
+  return tile_of(config, number);
 }
 
 Elems Architecture::parameters() const {

@@ -19,6 +19,10 @@ bool takes_optimizer(Movable kind) {
   return kind == Movable::optimizer || kind == Movable::both;
 }
 
+bool keeps(Movable kind) {
+  return kind == Movable::intermediates || kind == Movable::logits;
+}
+
 std::vector<std::size_t> chosen(const std::vector<std::size_t>& blocks, std::size_t count,
                                 Pattern pattern) {
   const std::size_t n = blocks.size();
@@ -41,9 +45,7 @@ Placement moved_to(Placement placement, const Move& move, const std::vector<std:
     if (takes_optimizer(move.kind)) block.optimizer = move.tier;
     if (move.kind == Movable::activations) block.activations = move.tier;
     if (move.kind == Movable::gradients) block.gradients = move.tier;
-    if (move.kind == Movable::intermediates || move.kind == Movable::logits) {
-      block.keeps_intermediates = true;
-    }
+    if (keeps(move.kind)) block.keeps_intermediates = true;
   }
   return placement;
 }
@@ -123,9 +125,7 @@ std::vector<std::size_t> Filler::movable(const Placement& placement, const Move&
     if (move.kind == Movable::gradients) {
       slower = now.gradients > move.tier && now.optimizer != Tier::device;
     }
-    if (move.kind == Movable::intermediates || move.kind == Movable::logits) {
-      slower = !now.keeps_intermediates;
-    }
+    if (keeps(move.kind)) slower = !now.keeps_intermediates;
     if (!slower || !is_open(b, move.kind)) continue;
     if (move.kind == Movable::logits &&
         !schedule::in_one_pass(work_, moved_to(placement, move, {b}, 1))) {

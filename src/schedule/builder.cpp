@@ -41,7 +41,7 @@ class StepBuilder {
         layout_(layout),
         micro_batches_(micro_batches),
         move_(name, workload, placement, options, layout, micro_batches),
-        head_(workload, placement, options, layout, move_),
+        head_(workload, placement, layout, move_),
         ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
         ahead_of_forward_(move_.states_ahead(Pass::forward), blocks()),
         inputs_(micro_batches, kNoBuffer) {}
@@ -142,9 +142,6 @@ class StepBuilder {
   template <class Work>
   static void for_each(const Micros& micros, const Work& work) {
     for (std::uint32_t m = micros.begin; m < micros.end; ++m) work(m);
-  }
-  [[nodiscard]] std::uint32_t flow_index(std::uint32_t micro) const {
-    return options_.order == Order::layer_major ? micro : 0;
   }
 
   void pending_updates() {
@@ -273,7 +270,7 @@ class StepBuilder {
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {
-    std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[flow_index(m)], true},
+    std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[move_.place_among(m)], true},
                              {Role::accumulator, layout_.accumulator[block], true}};
     double flops = 2.0 * work_.blocks[block].forward_flops;
     Bytes traffic = 0;

@@ -26,7 +26,7 @@ void HeadOperations::evaluate(std::uint32_t micro, BufferId input) {
 
 void HeadOperations::train(std::uint32_t micro, BufferId input) {
   std::vector<Use> uses = whole(micro, input);
-  uses.push_back({Role::gradient_flow, layout_.flow[index(micro)], true});
+  uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
   uses.push_back({Role::accumulator, layout_.accumulator[work_.head()], true});
   double flops = 0.0;
   for (std::uint32_t t = 0; t < tiles(); ++t) {
@@ -41,18 +41,19 @@ void HeadOperations::train(std::uint32_t micro, BufferId input) {
   move_.emit(Action::train_head, work_.head(), micro, std::move(uses), 0, flops);
 }
 
-/// The uses of an operation on a part of the head that is in `block`.
-std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro) {
+/// The uses of an operation on a part of the head that is in `block`. `sums`: it adds to what is
+/// known of the rows.
+std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro, bool sums) {
   return {{Role::weights, move_.weights_on_device(block), false},
           {Role::batch, layout_.batch_device[micro], false},
-          {Role::head_rows, layout_.head_rows[index(micro)], true},
+          {Role::head_rows, layout_.head_rows[move_.place_among(micro)], sums},
           {Role::workspace, layout_.workspace, true}};
 }
 
 void HeadOperations::begin(std::uint32_t micro, BufferId input) {
   std::vector<Use> uses = {{Role::weights, move_.weights_on_device(work_.head()), false},
                            {Role::input, input, false},
-                           {Role::head_rows, layout_.head_rows[index(micro)], true},
+                           {Role::head_rows, layout_.head_rows[move_.place_among(micro)], true},
                            {Role::workspace, layout_.workspace, true}};
   move_.emit(Action::begin_head, work_.head(), micro, std::move(uses), 0, 0.0,
              2 * work_.activation_bytes);
@@ -60,20 +61,20 @@ void HeadOperations::begin(std::uint32_t micro, BufferId input) {
 
 void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro) {
   const std::uint32_t block = work_.block_of_tile(tile);
-  move_.emit(Action::scan_head, block, micro, visit(block, micro), 0, flops_of_tile(tile));
+  move_.emit(Action::scan_head, block, micro, visit(block, micro, true), 0, flops_of_tile(tile));
 }
 
 void HeadOperations::differentiate(std::uint32_t tile, std::uint32_t micro) {
   const std::uint32_t block = work_.block_of_tile(tile);
-  std::vector<Use> uses = visit(block, micro);
-  uses.push_back({Role::head_gradient, layout_.head_gradient[index(micro)], true});
+  std::vector<Use> uses = visit(block, micro, false);
+  uses.push_back({Role::head_gradient, layout_.head_gradient[move_.place_among(micro)], true});
   if (!work_.tied) uses.push_back({Role::accumulator, layout_.accumulator[block], true});
   move_.emit(Action::differentiate_head, block, micro, std::move(uses), 0,
              (work_.tied ? 2.0 : 3.0) * flops_of_tile(tile));
 }
 
 void HeadOperations::differentiate_tied(std::uint32_t tile, std::uint32_t micro) {
-  std::vector<Use> uses = visit(tile, micro);
+  std::vector<Use> uses = visit(tile, micro, false);
   uses.push_back({Role::output_accumulator, layout_.output_accumulator[tile], true});
   move_.emit(Action::differentiate_head, tile, micro, std::move(uses), 0,
              2.0 * flops_of_tile(tile));
@@ -81,12 +82,12 @@ void HeadOperations::differentiate_tied(std::uint32_t tile, std::uint32_t micro)
 
 void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
   const std::uint32_t block = work_.head();
-  std::vector<Use> uses = visit(block, micro);
+  std::vector<Use> uses = visit(block, micro, false);
   uses.push_back({Role::losses, layout_.losses_device, true});
   if (training) {
     uses.push_back({Role::input, input, false});
-    uses.push_back({Role::head_gradient, layout_.head_gradient[index(micro)], false});
-    uses.push_back({Role::gradient_flow, layout_.flow[index(micro)], true});
+    uses.push_back({Role::head_gradient, layout_.head_gradient[move_.place_among(micro)], false});
+    uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
     uses.push_back({Role::accumulator, layout_.accumulator[block], true});
   }
   move_.emit(Action::end_head, block, micro, std::move(uses), 0, 0.0, 4 * work_.activation_bytes);

@@ -14,10 +14,9 @@ namespace ballast::schedule {
 /// after the other.
 class HeadOperations {
  public:
-  HeadOperations(const Workload& workload, const Placement& placement, const Options& options,
-                 const Layout& layout, Movements& movements)
+  HeadOperations(const Workload& workload, const Placement& placement, const Layout& layout,
+                 Movements& movements)
       : work_(workload),
-        options_(options),
         layout_(layout),
         move_(movements),
         one_pass_(schedule::in_one_pass(workload, placement)) {}
@@ -40,16 +39,11 @@ class HeadOperations {
   void end(std::uint32_t micro, BufferId input, bool training);
 
  private:
-  /// Micro-batches that pass the head together have buffers of their own.
-  [[nodiscard]] std::uint32_t index(std::uint32_t micro) const {
-    return options_.order == Order::layer_major ? micro : 0;
-  }
   [[nodiscard]] std::vector<Use> whole(std::uint32_t micro, BufferId input);
-  [[nodiscard]] std::vector<Use> visit(std::uint32_t block, std::uint32_t micro);
+  [[nodiscard]] std::vector<Use> visit(std::uint32_t block, std::uint32_t micro, bool sums);
   [[nodiscard]] double flops_of_tile(std::uint32_t tile) const;
 
   const Workload& work_;
-  const Options& options_;
   const Layout& layout_;
   Movements& move_;
   bool one_pass_;

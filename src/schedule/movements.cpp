@@ -120,24 +120,20 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) 
 
 // Activations.
 
-std::uint32_t Movements::input_index(std::uint32_t micro) const {
-  return options_.order == Order::layer_major ? micro : 0;
-}
-
 BufferId Movements::intermediates(std::uint32_t block, std::uint32_t micro) const {
   const std::vector<BufferId>& kept = layout_.intermediates[block];
-  return kept.empty() ? kNoBuffer : kept[input_index(micro)];
+  return kept.empty() ? kNoBuffer : kept[place_among(micro)];
 }
 
 BufferId Movements::place_for_input(std::uint32_t block, std::uint32_t micro) {
   const auto& homes = layout_.input_home[block];
   if (homes.empty() || input_leaves(work_, place_, block)) return activation_slots_.next();
-  return homes[input_index(micro)];
+  return homes[place_among(micro)];
 }
 
 void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId place) {
   if (!input_leaves(work_, place_, block)) return;
-  const BufferId home = layout_.input_home[block][input_index(micro)];
+  const BufferId home = layout_.input_home[block][place_among(micro)];
   const bool to_nvme = at(block).activations == Tier::nvme;
   const BufferId host = to_nvme ? activation_staging_.next() : home;
   emit(Action::offload_activation, block, micro,
@@ -148,7 +144,7 @@ void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId p
 }
 
 BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro) {
-  const BufferId home = layout_.input_home[block][input_index(micro)];
+  const BufferId home = layout_.input_home[block][place_among(micro)];
   if (!input_leaves(work_, place_, block)) return home;
   BufferId host = home;
   if (at(block).activations == Tier::nvme) {

@@ -30,6 +30,11 @@ class Movements {
   Plan finish() { return emitter_.finish(); }
 
   void upload_batch(std::uint32_t micro);
+  /// The place of a micro-batch among those that pass a block together, which have buffers of their
+  /// own.
+  [[nodiscard]] std::uint32_t place_among(std::uint32_t micro) const {
+    return options_.order == Order::layer_major ? micro : 0;
+  }
 
   /// The device buffer with the whole weights of `block`; moves them there if necessary.
   BufferId weights_on_device(std::uint32_t block);
@@ -80,7 +85,6 @@ class Movements {
  private:
   struct Home;
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
-  [[nodiscard]] std::uint32_t input_index(std::uint32_t micro) const;
   [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
 
   BufferId weights_on_host(std::uint32_t block);
