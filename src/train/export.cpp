@@ -133,10 +133,10 @@ void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStor
         stored.resize(values.size() * size_of(type));
         reader.read(from, first * size_of(type), stored);
         if (type == tensor.dtype) {
-          writer.write_stored(stored, type);
+          writer.write_stored(tensor.name, stored, type, first);
         } else {
           decode(stored, type, values);
-          writer.write(values);
+          writer.write(tensor.name, values, first);
         }
         done += values.size() * size_of(tensor.dtype);
       }

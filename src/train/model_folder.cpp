@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
+#include <memory>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 
 #include <fcntl.h>
@@ -18,6 +19,7 @@
 
 #include "src/train/new_folder.h"
 #include "src/train/safetensors_header.h"
+#include "src/train/write_behind.h"
 
 namespace ballast::train {
 namespace {
@@ -81,43 +83,76 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 }
 
 struct ModelFolderWriter::State {
+  struct File {
+    std::vector<TensorToStore> tensors;
+    Elems left = 0;                                       // values that it lacks
+    std::unique_ptr<SafetensorsWriter> writer = nullptr;  // while it is open
+    bool finished = false;
+  };
   NewFolder folder;
-  std::vector<std::vector<TensorToStore>> files;
   Bytes total = 0;
-  std::optional<SafetensorsWriter> writer = {};
-  std::size_t current = 0;  // file that is being written
-  Elems left = 0;           // values that it lacks
+  std::shared_ptr<WriteBuffers> buffers = std::make_shared<WriteBuffers>();
+  std::vector<File> files = {};
+  std::unordered_map<std::string, std::size_t> file_of = {};  // by tensor
 
   [[nodiscard]] std::string file_name(std::size_t file) const {
     if (files.size() == 1) return kSingleWeights;
     return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
   }
-  void open_current();
-  void next_file();
+  void add(std::vector<TensorToStore> tensors);
+  void open(std::size_t file);
+  template <class Write>
+  void write(const std::string& name, Elems count, const Write& write);
+  void finish(std::size_t file);
   [[nodiscard]] std::string index() const;
 };
 
-void ModelFolderWriter::State::open_current() {
-  left = 0;
-  for (const TensorToStore& tensor : files[current]) {
+void ModelFolderWriter::State::add(std::vector<TensorToStore> tensors) {
+  File& file = files.emplace_back(File{std::move(tensors)});
+  for (const TensorToStore& tensor : file.tensors) {
     Elems elements = 0;
     count_elements(tensor.shape, elements);
-    left += elements;
+    file.left += elements;
+    expects(file_of.emplace(tensor.name, files.size() - 1).second,
+            "two tensors of a model have the same name");
   }
-  writer.emplace(folder.temporary() / file_name(current), files[current],
-                 std::map<std::string, std::string>{{"format", "pt"}});
 }
 
-void ModelFolderWriter::State::next_file() {
-  writer->finish();
-  writer.reset();
-  if (++current < files.size()) open_current();
+void ModelFolderWriter::State::open(std::size_t file) {
+  if (files[file].writer != nullptr) return;
+  files[file].writer = std::make_unique<SafetensorsWriter>(
+      folder.temporary() / file_name(file), files[file].tensors,
+      std::map<std::string, std::string>{{"format", "pt"}}, buffers);
+}
+
+/// Calls `write(writer)` for `count` values of a tensor.
+template <class Write>
+void ModelFolderWriter::State::write(const std::string& name, Elems count, const Write& write) {
+  if (count == 0) return;
+  const auto found = file_of.find(name);
+  expects(found != file_of.end(), "a tensor to write is not in the model");
+  File& file = files[found->second];
+  expects(count <= file.left, "too many values for a file of a model");
+  open(found->second);
+  write(*file.writer);
+  file.left -= count;
+  if (file.left == 0) finish(found->second);
+}
+
+void ModelFolderWriter::State::finish(std::size_t file) {
+  File& one = files[file];
+  if (one.finished) return;
+  expects(one.left == 0, "a model was finished before all its values were written");
+  open(file);  // if its tensors are empty
+  one.writer->finish();
+  one.writer.reset();
+  one.finished = true;
 }
 
 std::string ModelFolderWriter::State::index() const {
   Json map = Json::object();
   for (std::size_t file = 0; file < files.size(); ++file) {
-    for (const TensorToStore& tensor : files[file]) map.add(tensor.name, file_name(file));
+    for (const TensorToStore& tensor : files[file].tensors) map.add(tensor.name, file_name(file));
   }
   return Json::object({{"metadata", Json::object({{"total_size", total}})}, {"weight_map", map}})
              .pretty() +
@@ -127,32 +162,21 @@ std::string ModelFolderWriter::State::index() const {
 ModelFolderWriter::ModelFolderWriter(fs::path folder,
                                      std::vector<std::vector<TensorToStore>> files) {
   const Bytes total = bytes_of(files);
-  state_.reset(new State{{std::move(folder), total}, std::move(files), total});
-  state_->open_current();
+  state_.reset(new State{{std::move(folder), total}, total});
+  for (std::vector<TensorToStore>& tensors : files) state_->add(std::move(tensors));
 }
 
 ModelFolderWriter::~ModelFolderWriter() = default;
 
-void ModelFolderWriter::write(std::span<const float> values) {
-  State& s = *state_;
-  while (!values.empty()) {
-    expects(s.writer.has_value(), "a value was written after the last tensor of a model");
-    const auto count = std::min<Elems>(values.size(), s.left);
-    s.writer->write(values.first(count));
-    s.left -= count;
-    values = values.subspan(count);
-    if (s.left == 0) s.next_file();
-  }
+void ModelFolderWriter::write(const std::string& name, std::span<const float> values, Elems first) {
+  state_->write(name, values.size(),
+                [&](SafetensorsWriter& writer) { writer.write(name, values, first); });
 }
 
-void ModelFolderWriter::write_stored(std::span<const std::byte> bytes, DType type) {
-  State& s = *state_;
-  const Elems count = bytes.size() / size_of(type);
-  while (s.writer && s.left == 0) s.next_file();  // its tensors are empty
-  expects(s.writer.has_value() && count <= s.left, "stored values end beyond a model's file");
-  s.writer->write_stored(bytes, type);
-  s.left -= count;
-  if (s.left == 0) s.next_file();
+void ModelFolderWriter::write_stored(const std::string& name, std::span<const std::byte> bytes,
+                                     DType type, Elems first) {
+  state_->write(name, bytes.size() / size_of(type),
+                [&](SafetensorsWriter& writer) { writer.write_stored(name, bytes, type, first); });
 }
 
 void ModelFolderWriter::add(const std::string& name, std::string_view content) {
@@ -168,8 +192,7 @@ void ModelFolderWriter::carry(const fs::path& from) {
 
 void ModelFolderWriter::finish() {
   State& s = *state_;
-  expects(!s.writer || s.left == 0, "a model was finished before its last tensor");
-  if (s.writer) s.next_file();
+  for (std::size_t file = 0; file < s.files.size(); ++file) s.finish(file);
   if (s.files.size() > 1) add(kWeightsIndex, s.index());
   s.folder.finish();
 }

@@ -181,85 +181,84 @@ void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64
 }
 
 struct SafetensorsWriter::File {
+  struct Tensor {
+    DType dtype;
+    Elems size;
+    Bytes offset;  // from the start of the file
+    Elems written = 0;
+  };
   WriteBehind output;
-  std::vector<TensorToStore> tensors;
-  std::vector<Elems> sizes;
-  std::size_t current = 0;  // index of the tensor that is being written
-  Elems written = 0;        // its elements that are written
+  std::unordered_map<std::string, Tensor> tensors;
 
-  void append(std::span<const float> values);
-  void skip_complete();
+  /// The tensor, of which `count` elements from `first` on will be written.
+  Tensor& range(const std::string& name, Elems first, Elems count);
 };
 
-void SafetensorsWriter::File::append(std::span<const float> values) {
-  const DType type = tensors[current].dtype;
-  if (type == DType::f32) return output.write(std::as_bytes(values));
+SafetensorsWriter::File::Tensor& SafetensorsWriter::File::range(const std::string& name,
+                                                                Elems first, Elems count) {
+  const auto found = tensors.find(name);
+  expects(found != tensors.end(), "safetensors: a tensor to write is not in the file");
+  Tensor& tensor = found->second;
+  expects(
+      first <= tensor.size && count <= tensor.size - first && count <= tensor.size - tensor.written,
+      "safetensors: too many values for the tensor");
+  return tensor;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path,
+                                     const std::vector<TensorToStore>& tensors,
+                                     const std::map<std::string, std::string>& metadata,
+                                     std::shared_ptr<WriteBuffers> buffers) {
+  std::vector<StoredTensor> stored;
+  std::unordered_map<std::string, File::Tensor> written;
+  Bytes bytes = 0;
+  for (const auto& tensor : tensors) {
+    Elems size = 0;
+    expects(count_elements(tensor.shape, size), "safetensors: a tensor has 2^64 or more elements");
+    stored.push_back({.name = tensor.name,
+                      .dtype = std::string(dtype_name(tensor.dtype)),
+                      .shape = tensor.shape,
+                      .bytes = size * size_of(tensor.dtype)});
+    written.insert({tensor.name, {tensor.dtype, size, bytes}});
+    bytes += stored.back().bytes;
+  }
+  const std::string head = format_head(stored, metadata);
+  for (auto& [name, tensor] : written) tensor.offset += head.size();
+  if (buffers == nullptr) buffers = std::make_shared<WriteBuffers>();
+  file_.reset(
+      new File{{std::move(path), head.size() + bytes, std::move(buffers)}, std::move(written)});
+  file_->output.write(0, std::as_bytes(std::span(head)));
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(const std::string& name, std::span<const float> values, Elems first) {
+  const DType type = file_->range(name, first, values.size()).dtype;
+  if (type == DType::f32) return write_stored(name, std::as_bytes(values), type, first);
   std::vector<std::byte> chunk;
   while (!values.empty()) {
     const auto count = std::min(values.size(), kChunk);
     chunk.resize(count * size_of(type));
     encode(values.first(count), type, chunk);
-    output.write(chunk);
+    write_stored(name, chunk, type, first);
     values = values.subspan(count);
+    first += count;
   }
 }
 
-void SafetensorsWriter::File::skip_complete() {
-  while (current < tensors.size() && written == sizes[current]) {
-    ++current;
-    written = 0;
-  }
-}
-
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
-                                     const std::map<std::string, std::string>& metadata) {
-  std::vector<StoredTensor> stored;
-  std::vector<Elems> sizes;
-  Bytes bytes = 0;
-  for (const auto& tensor : tensors) {
-    expects(count_elements(tensor.shape, sizes.emplace_back()),
-            "safetensors: a tensor has 2^64 or more elements");
-    stored.push_back({.name = tensor.name,
-                      .dtype = std::string(dtype_name(tensor.dtype)),
-                      .shape = tensor.shape,
-                      .bytes = sizes.back() * size_of(tensor.dtype)});
-    bytes += stored.back().bytes;
-  }
-  const std::string head = format_head(stored, metadata);
-  file_.reset(
-      new File{{std::move(path), head.size() + bytes}, std::move(tensors), std::move(sizes)});
-  file_->output.write(std::as_bytes(std::span(head)));
-  file_->skip_complete();
-}
-
-SafetensorsWriter::~SafetensorsWriter() = default;
-
-void SafetensorsWriter::write(std::span<const float> values) {
-  while (!values.empty()) {
-    expects(file_->current < file_->tensors.size(),
-            "safetensors: a value was written after the last tensor");
-    const auto count =
-        std::min<Elems>(values.size(), file_->sizes[file_->current] - file_->written);
-    file_->append(values.first(count));
-    file_->written += count;
-    values = values.subspan(count);
-    file_->skip_complete();
-  }
-}
-
-void SafetensorsWriter::write_stored(std::span<const std::byte> bytes, DType type) {
-  if (bytes.empty()) return;
-  expects(file_->current < file_->tensors.size() && file_->tensors[file_->current].dtype == type &&
-              bytes.size() / size_of(type) <= file_->sizes[file_->current] - file_->written,
-          "safetensors: stored values do not match the tensor");
-  file_->output.write(bytes);
-  file_->written += bytes.size() / size_of(type);
-  file_->skip_complete();
+void SafetensorsWriter::write_stored(const std::string& name, std::span<const std::byte> bytes,
+                                     DType type, Elems first) {
+  const Elems count = bytes.size() / size_of(type);
+  File::Tensor& tensor = file_->range(name, first, count);
+  expects(tensor.dtype == type, "safetensors: stored values do not match the tensor");
+  file_->output.write(tensor.offset + first * size_of(type), bytes);
+  tensor.written += count;
 }
 
 void SafetensorsWriter::finish() {
-  expects(file_->current == file_->tensors.size(),
-          "safetensors: the file was finished before its last tensor");
+  expects(std::all_of(file_->tensors.begin(), file_->tensors.end(),
+                      [](const auto& entry) { return entry.second.written == entry.second.size; }),
+          "safetensors: the file was finished before all its values were written");
   file_->output.commit();
 }
 

@@ -1,5 +1,6 @@
 #include "src/train/saved_weights.h"
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -40,20 +41,23 @@ std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
   std::vector<TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (tensor.first_row > 0) continue;  // the rest of a tensor that is in several blocks
+      if (tensor.first_element() > 0) continue;  // the rest of a tensor that is in several blocks
       tensors.push_back({tensor.name, DType::f32, tensor.whole_shape()});
     }
   }
   return tensors;
 }
 
-/// Writes a tensor in the order of files.
+/// Writes what a block has of a tensor, in the order of files: fast, also if memory has another
+/// one.
 void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
            std::span<const float> values) {
   for (Elems done = 0; done < tensor.size;) {
-    const model::TensorRun run = model::run_in_memory(tensor, done);
-    writer.write(values.subspan(run.first, run.count));
-    done += run.count;
+    const model::TensorRun from = model::run_in_memory(tensor, done);
+    const model::TensorRun to = model::run_in_files(tensor, from.first);
+    const Elems count = std::min(from.count, to.count);
+    writer.write(tensor.name, values.subspan(from.first, count), to.first);
+    done += count;
   }
 }
 

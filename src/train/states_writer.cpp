@@ -28,7 +28,8 @@ text::Json StatesWriter::finish() {
 
 void StatesWriter::pass_on() {
   checksums_.push_back(checksum_text(chunk_));
-  file_.write(chunk_);
+  file_.write(written_, chunk_);
+  written_ += chunk_.size();
   chunk_.clear();
 }
 

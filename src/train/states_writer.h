@@ -23,6 +23,7 @@ class StatesWriter {
   void pass_on();
 
   WriteBehind file_;
+  Bytes written_ = 0;  ///< without the chunk
   std::vector<std::byte> chunk_;
   text::Json checksums_ = text::Json::array();
 };

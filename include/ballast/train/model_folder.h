@@ -24,19 +24,20 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 /// and renames it, so no folder looks whole before it is.
 class ModelFolderWriter {
  public:
-  /// `files`: the tensors of each file, in the order of write(). One file is model.safetensors,
-  /// several are model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` holds
-  /// files, cannot be made, or its disk lacks the space for the weights.
+  /// `files`: the tensors of each file. One file is model.safetensors, several are
+  /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` holds files,
+  /// cannot be made, or its disk lacks the space for the weights.
   ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files);
   /// Without finish(): removes the temporary folder.
   ~ModelFolderWriter();
   ModelFolderWriter(const ModelFolderWriter&) = delete;
   ModelFolderWriter& operator=(const ModelFolderWriter&) = delete;
 
-  /// The next values, like SafetensorsWriter::write.
-  void write(std::span<const float> values);
-  /// The next values, like SafetensorsWriter::write_stored.
-  void write_stored(std::span<const std::byte> bytes, DType type);
+  /// Like SafetensorsWriter::write. A file is open from its first value to its last one.
+  void write(const std::string& name, std::span<const float> values, Elems first = 0);
+  /// Like SafetensorsWriter::write_stored.
+  void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
+                    Elems first = 0);
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content);
   /// Adds generation_config.json and the tokenizer's files, as far as the folder `from` has them.

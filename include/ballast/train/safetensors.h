@@ -70,26 +70,33 @@ struct TensorToStore {
   std::vector<std::uint64_t> shape;
 };
 
-/// Writes a safetensors file tensor by tensor, in the given order, behind the caller. The data
-/// begin at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it
-/// fill whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames
-/// it. Takes 64 MiB of memory.
+class WriteBuffers;
+
+/// Writes a safetensors file behind the caller, with the tensors in the given order. The data begin
+/// at a multiple of 4 KiB; the format allows no gaps, so a tensor does only if all before it fill
+/// whole pages. Data go to PATH.tmp-PID; finish() makes the complete file durable and renames it.
+/// Values may come in any order, each once; those that follow each other in the file are written
+/// fastest. Takes 64 MiB of memory.
 class SafetensorsWriter {
  public:
-  /// Throws Error(io) if the file cannot be created or the disk lacks the space for it,
-  /// Error(state) for duplicate names.
-  SafetensorsWriter(std::filesystem::path path, std::vector<TensorToStore> tensors,
-                    const std::map<std::string, std::string>& metadata = {});
+  /// `buffers`: the memory, shared with other writers of the same thread; null: its own. If one of
+  /// them is destroyed without finish(), the others may fail. Throws Error(io) if
+  /// the file cannot be created or the disk lacks the space for it, Error(state) for duplicate
+  /// names.
+  SafetensorsWriter(std::filesystem::path path, const std::vector<TensorToStore>& tensors,
+                    const std::map<std::string, std::string>& metadata = {},
+                    std::shared_ptr<WriteBuffers> buffers = nullptr);
   /// Without finish(): removes the temporary file.
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  /// Appends the next values, row-major; bf16 and f16 are rounded to nearest, ties to even. A call
-  /// may end within a tensor and span several. Throws Error(io), Error(state) for too many values.
-  void write(std::span<const float> values);
-  /// Appends values of one tensor that are stored as `type`, its own type. Throws like write().
-  void write_stored(std::span<const std::byte> bytes, DType type);
+  /// Writes elements [first, first + values.size()) of `name`, row-major; bf16 and f16 are rounded
+  /// to nearest, ties to even. Throws Error(io), Error(state): no such tensor, beyond its end.
+  void write(const std::string& name, std::span<const float> values, Elems first = 0);
+  /// The same for values that are stored as `type`, the tensor's own type.
+  void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
+                    Elems first = 0);
 
   /// Syncs the file, renames it and syncs the folder. Throws Error(io), Error(state) if values are
   /// missing.

@@ -2,8 +2,11 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -45,14 +48,66 @@ TEST(WriteBehind, WritesAllBytesInOrder) {
   const test::TempDir dir;
   const std::string wanted = pattern(kLarge);
   WriteBehind file(dir.path() / "a", wanted.size());
-  ConstHostBytes left = bytes_of(wanted);
-  for (Bytes size = 1; !left.empty(); size = size * 3 + 1) {
-    file.write(left.first(std::min(size, left.size())));
-    left = left.subspan(std::min(size, left.size()));
+  const ConstHostBytes bytes = bytes_of(wanted);
+  Bytes at = 0;
+  for (Bytes size = 1; at < bytes.size(); size = size * 3 + 1) {
+    const Bytes count = std::min(size, bytes.size() - at);
+    file.write(at, bytes.subspan(at, count));
+    at += count;
   }
   EXPECT_FALSE(fs::exists(dir.path() / "a"));
   file.commit();
   EXPECT_TRUE(read_small_file(dir.path() / "a") == wanted);
+}
+
+/// Pieces of all sizes, in any order, of two files in turn.
+TEST(WriteBehind, WritesPiecesOfSeveralFilesInAnyOrder) {
+  struct Piece {
+    std::size_t file;
+    Bytes at;
+    Bytes size;
+  };
+  const test::TempDir dir;
+  const std::string wanted = pattern(kLarge);
+  std::mt19937 random(1);
+  std::vector<Piece> pieces;
+  for (const std::size_t file : {0, 1}) {
+    for (Bytes at = 0; at < wanted.size(); at += pieces.back().size) {
+      // Short ones, and long ones that begin and end anywhere.
+      const Bytes size = random() % 3 > 0 ? random() % 5000 + 1 : random() % (6 * kMiB) + 1;
+      pieces.push_back({file, at, std::min(size, wanted.size() - at)});
+    }
+  }
+  for (std::size_t i = pieces.size(); --i > 0;) {
+    // Some of them follow the one before them.
+    if (random() % 4 > 0) std::swap(pieces[i], pieces[random() % i]);
+  }
+  const auto buffers = std::make_shared<WriteBuffers>();
+  WriteBehind first(dir.path() / "0", wanted.size(), buffers);
+  WriteBehind second(dir.path() / "1", wanted.size(), buffers);
+  for (const Piece& piece : pieces) {
+    WriteBehind& file = piece.file == 0 ? first : second;
+    file.write(piece.at, bytes_of(wanted).subspan(piece.at, piece.size));
+  }
+  second.commit();
+  first.commit();
+  for (const char* name : {"0", "1"}) EXPECT_TRUE(read_small_file(dir.path() / name) == wanted);
+}
+
+TEST(WriteBehind, EndsRequestsForAllFilesWhenOneIsGivenUp) {
+  const test::TempDir dir;
+  const std::string bytes = pattern(kLarge);
+  const auto buffers = std::make_shared<WriteBuffers>();
+  WriteBehind other(dir.path() / "other", bytes.size(), buffers);
+  {
+    WriteBehind file(dir.path() / "a", bytes.size(), buffers);
+    file.write(0, bytes_of(bytes));
+  }
+  expect_error(ErrorCategory::io, {"cannot write", "other"}, [&] {
+    other.write(0, bytes_of(bytes));
+    other.commit();
+  });
+  EXPECT_FALSE(fs::exists(dir.path() / "a"));
 }
 
 TEST(WriteBehind, ReportsAFailureBehindTheCaller) {
@@ -63,7 +118,7 @@ TEST(WriteBehind, ReportsAFailureBehindTheCaller) {
     const test::FileSizeLimit smaller(limit);
     expect_error(ErrorCategory::io, {"cannot write", (dir.path() / "a: File too large").native()},
                  [&] {
-                   file.write(bytes_of(bytes));
+                   file.write(0, bytes_of(bytes));
                    file.commit();
                  });
   }

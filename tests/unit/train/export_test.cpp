@@ -54,7 +54,11 @@ struct Folder {
     SafetensorsWriter writer(model() / kSingleWeights, tensors);
     std::vector<float> values(total);
     for (std::size_t i = 0; i < total; ++i) values[i] = static_cast<float>(i % 200);
-    writer.write(values);
+    Elems first = 0;
+    for (const TensorToStore& tensor : tensors) {
+      writer.write(tensor.name, std::span(values).subspan(first, tensor.shape[0]));
+      first += tensor.shape[0];
+    }
     writer.finish();
     dir.write("model/config.json", R"({"dtype": "bfloat16",  "x": 1})");
     dir.write("model/vocab.json", "{}");
@@ -128,8 +132,8 @@ TEST(Export, CopiesAndConvertsInPieces) {
     SafetensorsWriter writer(dir.path() / "f16" / kSingleWeights,
                              {{"odd", DType::f16, {1}}, {"w", DType::f16, {kElements}}},
                              {{"format", "pt"}});
-    writer.write(std::vector<float>{1});
-    writer.write(values);
+    writer.write("odd", std::vector<float>{1});
+    writer.write("w", values);
     writer.finish();
   }
   dir.write("f16/config.json", "{}");

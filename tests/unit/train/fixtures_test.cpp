@@ -156,7 +156,7 @@ void write_shards(const std::string& name, const std::filesystem::path& folder, 
     for (const TensorToStore& tensor : tensors) {
       std::vector<float> values(whole.find(tensor.name)->elements);
       whole.read(tensor.name, values);
-      writer.write(values);
+      writer.write(tensor.name, values);
     }
     writer.finish();
   }
@@ -227,7 +227,13 @@ void write_with(const std::string& name, const std::filesystem::path& path,
     from.read(tensor.name, std::span(values).subspan(start));
   }
   SafetensorsWriter writer(path, tensors);
-  writer.write(values);
+  std::span<const float> left = values;
+  for (const TensorToStore& tensor : tensors) {
+    Elems count = 1;
+    for (const std::uint64_t extent : tensor.shape) count *= extent;
+    writer.write(tensor.name, left.first(count));
+    left = left.subspan(count);
+  }
   writer.finish();
 }
 

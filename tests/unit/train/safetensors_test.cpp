@@ -59,10 +59,11 @@ TEST(Safetensors, ReadBackWhatWasWritten) {
                               {"layer.bias", DType::bf16, {3}},
                               {"half", DType::f16, {3}}},
                              {{"format", "pt"}});
-    writer.write(std::span(matrix).first(4));
-    writer.write(std::span(matrix).subspan(4));
-    writer.write(bias);
-    writer.write(bias);
+    writer.write("half", bias);
+    writer.write("layer.weight", std::span(matrix).subspan(4), 4);
+    writer.write("layer.weight", std::span(matrix).first(4));
+    writer.write("nothing", {});
+    writer.write("layer.bias", bias);
     EXPECT_FALSE(fs::exists(path));
     writer.finish();
   }
@@ -100,7 +101,7 @@ TEST(Safetensors, ConvertLargeTensorsInPieces) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251);
   {
     SafetensorsWriter writer(path, {{"w", DType::bf16, {700'001}}});
-    writer.write(values);
+    writer.write("w", values);
     writer.finish();
   }
   std::vector<float> read(values.size());
@@ -288,27 +289,31 @@ TEST(SafetensorsWriter, LeavesNothingBehindWithoutFinish) {
   const auto path = dir.write("model.safetensors", "the file before");
   {
     SafetensorsWriter writer(path, {{"a", DType::f32, {2}}});
-    writer.write(std::vector<float>{1.0F});
+    writer.write("a", std::vector<float>{1.0F}, 1);
     EXPECT_THROW(writer.finish(), Error);
-    EXPECT_THROW(writer.write(std::vector<float>{1.0F, 2.0F}), Error);
+    EXPECT_THROW(writer.write("a", std::vector<float>{1.0F, 2.0F}), Error);
+    EXPECT_THROW(writer.write("a", std::vector<float>{1.0F}, 2), Error);
+    EXPECT_THROW(writer.write("b", std::vector<float>{1.0F}), Error);
   }
   EXPECT_EQ(read_text(path), "the file before");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
 }
 
-TEST(SafetensorsWriter, AppendsStoredValuesAndChecksThem) {
+TEST(SafetensorsWriter, TakesStoredValuesAndChecksThem) {
   const test::TempDir dir;
   const auto path = dir.path() / "model.safetensors";
   SafetensorsWriter writer(path, {{"a", DType::bf16, {3}}, {"b", DType::f32, {1}}});
   const std::vector<std::uint16_t> stored = {0x3f80, 0x7f81, 0xc000};  // 0x7f81: a signalling NaN
   const auto bytes = std::as_bytes(std::span(stored));
   expect_error(ErrorCategory::state, {"do not match"},
-               [&] { writer.write_stored(bytes, DType::f16); });
-  writer.write_stored(bytes.first(4), DType::bf16);
-  expect_error(ErrorCategory::state, {"do not match"},
-               [&] { writer.write_stored(bytes.first(4), DType::bf16); });
-  writer.write_stored(bytes.last(2), DType::bf16);
-  writer.write(std::vector<float>{5.0F});
+               [&] { writer.write_stored("a", bytes, DType::f16); });
+  writer.write_stored("a", bytes.first(4), DType::bf16);
+  expect_error(ErrorCategory::state, {"too many values"},
+               [&] { writer.write_stored("a", bytes.first(4), DType::bf16, 1); });
+  expect_error(ErrorCategory::state, {"too many values"},
+               [&] { writer.write_stored("a", bytes.last(2), DType::bf16, 3); });
+  writer.write_stored("a", bytes.last(2), DType::bf16, 2);
+  writer.write("b", std::vector<float>{5.0F});
   writer.finish();
   EXPECT_EQ(read_text(path).substr(4096, 6), std::string("\x80\x3f\x81\x7f\x00\xc0", 6));
   std::vector<float> read(1);
@@ -320,7 +325,7 @@ TEST(SafetensorsWriter, ReplacesTheFileInOneStep) {
   const test::TempDir dir;
   const auto path = dir.write("model.safetensors", "the file before");
   SafetensorsWriter writer(path, {{"a", DType::f32, {1}}});
-  writer.write(std::vector<float>{5.0F});
+  writer.write("a", std::vector<float>{5.0F});
   writer.finish();
   std::vector<float> read(1);
   SafetensorsReader(path).read("a", read);

@@ -29,7 +29,7 @@ void write_file(const fs::path& path, const std::vector<TensorToStore>& tensors,
     std::vector<float> values(1);
     for (const auto count : tensor.shape) values.resize(values.size() * count);
     for (float& value : values) value = from++;
-    writer.write(values);
+    writer.write(tensor.name, values);
   }
   writer.finish();
 }
