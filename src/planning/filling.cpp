@@ -167,12 +167,13 @@ Bytes Filler::descend(Placement& placement, const schedule::Options& options) co
   };
   auto least = cost(placement);
   const auto attempt = [&](const Move& move, std::size_t first, std::size_t count) {
+    if (tries == 0 || least.first == 0) return;
     std::vector<std::size_t> open;
     for (std::size_t b = first; b < first + count; ++b) {
       if (is_open(b, move.kind)) open.push_back(b);
     }
     Placement other = moved_to(placement, move, open, open.size());
-    if (other.blocks == placement.blocks || tries == 0 || least.first == 0) return;
+    if (other.blocks == placement.blocks) return;
     --tries;
     const auto needed = cost(other);
     if (needed >= least) return;

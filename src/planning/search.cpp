@@ -121,14 +121,38 @@ schedule::Options with_buffers(const config::Config& config, schedule::Options o
   return options;
 }
 
+namespace {
+
+/// Raises the numbers of buffers to those of `usual`, or halfway, as far as `placement` still fits.
+void add_buffers(const Filler& filler, const schedule::Placement& placement,
+                 const schedule::Options& usual, schedule::Options& options) {
+  using schedule::Options;
+  constexpr std::array kCounts = {&Options::state_staging,      &Options::weight_slots,
+                                  &Options::weight_staging,     &Options::gradient_staging,
+                                  &Options::activation_staging, &Options::gradient_slots};
+  for (const auto count : kCounts) {
+    for (const std::uint32_t wanted : {usual.*count, (usual.*count + 1) / 2}) {
+      if (wanted <= options.*count) continue;
+      schedule::Options more = options;
+      more.*count = wanted;
+      if (filler.excess(placement, more) == 0) options = more;
+    }
+  }
+}
+
+}  // namespace
+
 schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
                                             const config::Config& config,
                                             schedule::Options& options) {
+  const schedule::Options usual = options;
   schedule::Placement placement;
   for (const Buffers number : kBuffers) {
     options = with_buffers(config, options, number);
     placement = filler.fill(program, options);
-    if (filler.excess(placement, options) == 0) return placement;
+    if (filler.excess(placement, options) > 0) continue;
+    add_buffers(filler, placement, usual, options);
+    return placement;
   }
   if (!opens_gradients(config)) return placement;
   return filler.fill(with_swapped_gradients({program}).front(), options);

@@ -35,8 +35,8 @@ inline constexpr std::array kBuffers = {Buffers::usual, Buffers::few, Buffers::f
 schedule::Options with_buffers(const config::Config& config, schedule::Options options,
                                Buffers number);
 
-/// Fills with the first of kBuffers that fits, or with the fewest; `options` become those that were
-/// used.
+/// Fills with the first of kBuffers that fits and then adds the buffers for which there is room, or
+/// fills with the fewest; `options` become those that were used.
 schedule::Placement fill_with_fewer_buffers(const Filler& filler, const Program& program,
                                             const config::Config& config,
                                             schedule::Options& options);
