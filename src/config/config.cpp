@@ -1,5 +1,7 @@
 #include "ballast/config/config.h"
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -18,10 +20,11 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   const Json* const given = model == nullptr ? nullptr : model->find("path");
   if (given == nullptr || given->is_null() || *given == "") return;
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
-  // No config.json has it.
-  constexpr std::string_view kTiles = "vocabulary_tiles";
+  // No config.json has them.
+  constexpr std::array kTiles = {"vocabulary_tiles", "layer_tiles"};
   for (const auto& member : model->members()) {
-    if (member.key == "path" || member.key == kTiles || member.value.is_null()) continue;
+    const bool tiles = std::find(kTiles.begin(), kTiles.end(), member.key) != kTiles.end();
+    if (member.key == "path" || tiles || member.value.is_null()) continue;
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
                               folder.string()));
@@ -33,7 +36,9 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
     document.fail("model.path", error.what());
   }
   section["weights"] = folder.string();
-  if (const Json* const tiles = model->find(kTiles)) section[kTiles] = *tiles;
+  for (const char* key : kTiles) {
+    if (const Json* const tiles = model->find(key)) section[key] = *tiles;
+  }
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));
 }

@@ -90,6 +90,7 @@ Section model_keys(Config& c) {
                   {"rms_norm_eps", "layer_norm_epsilon"}),
       also_called(flag("tie_embeddings", m.tie_embeddings), {"tie_word_embeddings"}),
       or_auto(whole("vocabulary_tiles", m.vocabulary_tiles, {1, 1U << 28U}), m.vocabulary_tiles),
+      or_auto(whole("layer_tiles", m.layer_tiles, {1, 1U << 20U}), m.layer_tiles),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
       path("weights", c.initial_weights),
       model_path_key()};

@@ -14,6 +14,20 @@
 namespace ballast::engine {
 namespace {
 
+/// Whether a block is a tile of the same embedding, head or half of a layer as the one before it.
+bool continues(const model::Architecture& model, std::size_t block) {
+  const model::BlockKind kind = model.blocks[block].kind;
+  if (kind == model::BlockKind::layer) return model.is_layer_tile(block);
+  return model.blocks[block - 1].kind == kind;
+}
+
+/// Whether a block is the norm between the halves of a layer.
+bool begins_second_half(const model::Architecture& model, std::size_t block) {
+  const model::BlockSpec& spec = model.blocks[block];
+  return spec.part == model::LayerPart::norm && model.is_layer_tile(block - 1) &&
+         model.blocks[block - 1].layer == spec.layer;
+}
+
 /// Adds the sizes of the blocks, with this rank's part of the states.
 void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                 std::uint64_t persistence_threshold) {
@@ -33,6 +47,8 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .recomputed_flops = blueprint.model.recomputed_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
+                           .continues = b > 0 && continues(blueprint.model, b),
+                           .mid_layer = begins_second_half(blueprint.model, b),
                            .keeps_whole = block.parameters <= persistence_threshold,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
                            .cleared_bytes = of_block(kernels.cleared, b)});
@@ -64,9 +80,9 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   if (work.tied) {
     work.tied_accumulator_bytes = blueprint.model.largest_tile() * width * size_of(DType::f32);
   }
-  if (work.vocabulary_tiles > 1) {
-    work.head_rows_bytes = kernels.head_rows;
-    work.head_gradient_bytes = tokens * width * size_of(DType::f32);
+  if (work.vocabulary_tiles > 1 || work.cuts_layers()) {
+    work.rows_bytes = kernels.rows;
+    work.row_sums_bytes = tokens * width * size_of(DType::f32);
   }
 }
 
@@ -98,15 +114,19 @@ std::string describe_speculation(const Blueprint& blueprint) {
 /// Empty for a model without layers.
 std::string describe_kept(const Blueprint& blueprint) {
   const schedule::Workload& work = blueprint.workload;
-  const std::size_t layers = work.head() - work.first_layer();
+  std::size_t layers = 0;
   std::size_t kept = 0;
   for (std::size_t b = work.first_layer(); b < work.head(); ++b) {
+    if (!work.has_intermediates(b)) continue;
+    ++layers;
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
+  const std::string_view what =
+      work.cuts_layers() ? " (of layers in tiles: what attention adds)" : "";
   if (kept == 0) return "recomputed in the backward pass";
-  if (kept == layers) return "kept on device";
-  return fmt::format("{} layer{} kept on device, {} recomputed", kept, kept == 1 ? "" : "s",
+  if (kept == layers) return fmt::format("kept on device{}", what);
+  return fmt::format("{} layer{} kept on device{}, {} recomputed", kept, kept == 1 ? "" : "s", what,
                      layers - kept);
 }
 

@@ -74,10 +74,11 @@ class Lanes::Step : private StepBuffers {
         return evaluate_head();
       case Action::train_head:
         return train_head();
-      case Action::begin_head:
-        return begin_head();
+      case Action::normalize:
+        return modules_.compute.normalize(stream(), operation_.block, weights(), input(), rows(),
+                                          row_sums());
       case Action::scan_head:
-        return modules_.compute.head_scan(stream(), tile(), targets(), head_rows());
+        return modules_.compute.head_scan(stream(), tile(), targets(), rows());
       case Action::differentiate_head:
         return differentiate_head();
       case Action::end_head:
@@ -172,26 +173,36 @@ class Lanes::Step : private StepBuffers {
   }
 
   void forward() {
-    const DeviceBytes out = device(Role::output, activation_bytes());
-    if (blueprint_.workload.is_embedding(operation_.block)) {
-      modules_.compute.embedding_forward(stream(), operation_.block, weights(), tokens(),
-                                         positions(), out);
-    } else {
-      modules_.compute.layer_forward(stream(), operation_.block, weights(), positions(),
-                                     device(Role::input, activation_bytes()), out, kept());
+    model::Compute& compute = modules_.compute;
+    const std::uint32_t block = operation_.block;
+    const DeviceBytes out =
+        has(Role::output) ? device(Role::output, activation_bytes()) : DeviceBytes();
+    if (blueprint_.workload.is_embedding(block)) {
+      return compute.embedding_forward(stream(), block, weights(), tokens(), positions(), out);
     }
+    if (has(Role::rows)) {
+      return compute.tile_forward(stream(), block, weights(), positions(), rows(), row_sums(), out);
+    }
+    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept());
   }
 
   void backward() {
-    const DeviceBytes flow = device(Role::gradient_flow, activation_bytes());
-    if (blueprint_.workload.is_embedding(operation_.block)) {
-      modules_.compute.embedding_backward(stream(), operation_.block, tokens(), positions(), flow,
-                                          accumulator());
-    } else {
-      modules_.compute.layer_backward(stream(), operation_.block, weights(), positions(),
-                                      device(Role::input, activation_bytes()), flow, accumulator(),
-                                      accumulation(), kept());
+    model::Compute& compute = modules_.compute;
+    const std::uint32_t block = operation_.block;
+    if (blueprint_.workload.is_embedding(block)) {
+      return compute.embedding_backward(stream(), block, tokens(), positions(), flow(),
+                                        accumulator());
     }
+    if (has(Role::rows)) {
+      return compute.tile_backward(stream(), block, weights(), positions(), rows(), flow(),
+                                   row_sums(), accumulator(), accumulation());
+    }
+    if (has(Role::row_sums)) {
+      return compute.norm_backward(stream(), block, weights(), input(), row_sums(), flow(),
+                                   accumulator());
+    }
+    compute.layer_backward(stream(), block, weights(), positions(), input(), flow(), accumulator(),
+                           accumulation(), kept());
   }
 
   [[nodiscard]] model::Accumulation accumulation() const {
@@ -199,34 +210,25 @@ class Lanes::Step : private StepBuffers {
   }
 
   void evaluate_head() {
-    modules_.compute.head_forward(stream(), weights(), tiles().front().weights,
-                                  device(Role::input, activation_bytes()), targets(), loss());
+    modules_.compute.head_forward(stream(), weights(), tiles().front().weights, input(), targets(),
+                                  loss());
   }
 
   void train_head() {
-    modules_.compute.head_train(stream(), weights(), tiles(),
-                                device(Role::input, activation_bytes()), targets(), loss_scale(),
-                                device(Role::gradient_flow, activation_bytes()), accumulator(),
-                                accumulation(), loss(), kept());
-  }
-
-  void begin_head() {
-    modules_.compute.head_begin(stream(), weights(), device(Role::input, activation_bytes()),
-                                head_rows());
+    modules_.compute.head_train(stream(), weights(), tiles(), input(), targets(), loss_scale(),
+                                flow(), accumulator(), accumulation(), loss(), kept());
   }
 
   void differentiate_head() {
-    modules_.compute.head_differentiate(stream(), tile(), targets(), loss_scale(), head_rows(),
-                                        head_gradient(), accumulation());
+    modules_.compute.head_differentiate(stream(), tile(), targets(), loss_scale(), rows(),
+                                        row_sums(), accumulation());
   }
 
   void end_head() {
     const bool trains = has(Role::gradient_flow);
-    modules_.compute.head_end(
-        stream(), weights(), trains ? device(Role::input, activation_bytes()) : ConstDeviceBytes(),
-        targets(), head_rows(), head_gradient(),
-        trains ? device(Role::gradient_flow, activation_bytes()) : DeviceBytes(),
-        trains ? accumulator() : DeviceView<float>(), loss());
+    modules_.compute.head_end(stream(), weights(), trains ? input() : ConstDeviceBytes(), targets(),
+                              rows(), row_sums(), trains ? flow() : DeviceBytes(),
+                              trains ? accumulator() : DeviceView<float>(), loss());
   }
 
   void clear_gradient() {

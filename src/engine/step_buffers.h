@@ -82,14 +82,16 @@ class StepBuffers {
     if (!has(Role::output_accumulator)) return {};
     return gradient_of_tile(operation_.buffer(Role::output_accumulator), operation_.block);
   }
-  [[nodiscard]] DeviceBytes head_rows() const {
-    return device(Role::head_rows, blueprint_.workload.head_rows_bytes);
+  [[nodiscard]] DeviceBytes rows() const {
+    return device(Role::rows, blueprint_.workload.rows_bytes);
   }
   /// Empty if the operation has none.
-  [[nodiscard]] DeviceView<float> head_gradient() const {
-    if (!has(Role::head_gradient)) return {};
-    return view_as<float>(device(Role::head_gradient, blueprint_.workload.head_gradient_bytes));
+  [[nodiscard]] DeviceView<float> row_sums() const {
+    if (!has(Role::row_sums)) return {};
+    return view_as<float>(device(Role::row_sums, blueprint_.workload.row_sums_bytes));
   }
+  [[nodiscard]] DeviceBytes input() const { return device(Role::input, activation_bytes()); }
+  [[nodiscard]] DeviceBytes flow() const { return device(Role::gradient_flow, activation_bytes()); }
   [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
     const Bytes bytes = blueprint_.workload.batch_bytes;
     const auto ids = view_as<const std::int32_t>(ConstDeviceBytes(device(Role::batch, bytes)));

@@ -17,14 +17,16 @@ bool needs_kernels(const Operation& operation) {
          operation.lane == Lane::reduce;
 }
 
-/// The properties that select an operation's kernels. All layers use the same kernels.
-auto kind_of(const Operation& operation, const schedule::Workload& workload) {
-  // Tiles of the vocabulary differ in their sizes.
-  const bool layer = workload.is_layer(operation.block);
-  const std::uint32_t place = layer ? workload.first_layer() : operation.block;
+/// The properties that select an operation's kernels. Layers, or their parts of equal sizes, use
+/// the same kernels; tiles of the vocabulary differ in their sizes.
+auto kind_of(const Operation& operation, const Blueprint& blueprint) {
+  const model::BlockSpec& block = blueprint.model.blocks[operation.block];
+  const bool layer = block.kind == model::BlockKind::layer;
+  const std::uint64_t place = layer ? block.elements : operation.block;
   const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
-  return std::tuple(operation.action, place, operation.micro == 0, has(Role::workspace),
-                    has(Role::weights_source), has(Role::intermediates));
+  return std::tuple(operation.action, block.kind, block.part, place, operation.micro == 0,
+                    has(Role::workspace), has(Role::weights_source), has(Role::intermediates),
+                    has(Role::output));
 }
 
 }  // namespace
@@ -32,18 +34,18 @@ auto kind_of(const Operation& operation, const schedule::Workload& workload) {
 void warm_up(Lanes& lanes) {
   constexpr std::uint64_t kSubmission = 1;
   lanes.context(kSubmission).micro_batches = 1;
-  const schedule::Schedule& schedule = lanes.modules().blueprint.schedule;
-  const schedule::Workload& workload = lanes.modules().blueprint.workload;
-  std::set<decltype(kind_of(Operation(), workload))> done;
+  const Blueprint& blueprint = lanes.modules().blueprint;
+  const schedule::Schedule& schedule = blueprint.schedule;
+  std::set<decltype(kind_of(Operation(), blueprint))> done;
   for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
     for (const Operation& operation : plan->operations) {
       if (!needs_kernels(operation)) continue;
-      if (!done.insert(kind_of(operation, workload)).second) continue;
+      if (!done.insert(kind_of(operation, blueprint)).second) continue;
       try {
         lanes.start(operation, kSubmission);
         if (schedule::is_queued(operation.lane)) lanes.finish(operation);
       } catch (const Error& error) {
-        throw error.with_context(schedule::describe(operation, workload));
+        throw error.with_context(schedule::describe(operation, blueprint.workload));
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/families.h"
+#include "src/model/tiles.h"
 
 namespace ballast::model {
 namespace {
@@ -17,8 +18,6 @@ namespace {
 /// Elements between starts of tensors (a cache line of the smallest kind of state) and blocks.
 constexpr Elems kTensorStep = 32;
 constexpr Elems kBlockStep = 2048;
-/// Tiles of a vocabulary consist of runs of kTileRows rows; the last run may be shorter.
-constexpr std::uint64_t kTileRows = 16;
 
 std::vector<std::unique_ptr<const Family>>& families() {
   static std::vector<std::unique_ptr<const Family>> all = BuiltInFamilies::families();
@@ -28,26 +27,6 @@ std::vector<std::unique_ptr<const Family>>& families() {
 void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
              std::string_view what) {
   if (value == 0) refuse(key, fmt::format("missing; give {}", what));
-}
-
-std::uint64_t tile_runs(const ModelConfig& c) {
-  return (c.vocab_size + kTileRows - 1) / kTileRows;
-}
-
-/// Needs the other keys.
-void complete_tiles(ModelConfig& c, const Refuse& refuse) {
-  if (c.vocabulary_tiles == 0) {
-    Elems largest = 0;
-    const bool small = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, 0) == 1;
-    for (std::uint64_t index = 0; index < c.num_layers && !small; ++index) {
-      largest = std::max(largest, family(c.family).layer(c, index).elements);
-    }
-    c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, largest);
-  }
-  const std::uint64_t most = tile_runs(c);
-  if (c.vocabulary_tiles <= most) return;
-  refuse("vocabulary_tiles", fmt::format("{} tokens are at most {} tiles of {} rows, got {}",
-                                         c.vocab_size, most, kTileRows, c.vocabulary_tiles));
 }
 
 void complete_heads(ModelConfig& c, const Refuse& refuse) {
@@ -65,25 +44,16 @@ void complete_heads(ModelConfig& c, const Refuse& refuse) {
   }
 }
 
-/// Tiles differ by at most kTileRows rows.
-VocabularyTile tile_of(const ModelConfig& c, std::uint64_t number) {
-  const auto begin = [&c](std::uint64_t tile) {
-    return std::min(c.vocab_size, tile_runs(c) * tile / c.vocabulary_tiles * kTileRows);
-  };
-  const std::uint64_t before = c.tie_embeddings ? 0 : c.vocabulary_tiles + c.num_layers;
-  return {begin(number), begin(number + 1) - begin(number), before + number};
-}
-
 std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint64_t tile) {
   return c.vocabulary_tiles == 1 ? std::string(name) : fmt::format("{} {}", name, tile);
 }
 
 BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
   BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
-  const VocabularyTile own = tile_of(c, tile);
+  const VocabularyTile own = vocabulary_tile(c, tile);
   // First, because a tied gradient is added to the start of the block's gradient.
   block.add(outer.tokens, {own.rows, c.hidden_size}, Init::normal, c.init_stddev);
-  block.part_of(c.vocab_size, own.first);
+  block.rows_of(c.vocab_size, own.first);
   // Last, because a file holds all rows of the tokens before them.
   if (!outer.positions.empty() && tile + 1 == c.vocabulary_tiles) {
     block.add(outer.positions, {c.max_sequence, c.hidden_size}, Init::normal, c.init_stddev);
@@ -101,10 +71,10 @@ BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint6
   }
   std::uint64_t rows = c.vocab_size;
   if (!c.tie_embeddings) {
-    const VocabularyTile own = tile_of(c, tile);
+    const VocabularyTile own = vocabulary_tile(c, tile);
     rows = own.rows;
     block.add(outer.output, {rows, c.hidden_size}, Init::normal, c.init_stddev);
-    block.part_of(c.vocab_size, own.first);
+    block.rows_of(c.vocab_size, own.first);
   }
   BlockSpec head = block.finish();
   head.product_elements = rows * c.hidden_size;
@@ -137,6 +107,7 @@ BlockBuilder& BlockBuilder::add(std::string_view name, std::vector<std::uint64_t
   for (const std::uint64_t extent : shape) tensor.size *= extent;
   tensor.shape = std::move(shape);
   tensor.rows_in_all = tensor.shape.front();
+  tensor.columns_in_all = tensor.size / tensor.shape.front();
   tensor.offset = block_.elements;
   tensor.init = init;
   tensor.stddev = stddev;
@@ -172,10 +143,23 @@ BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows) {
   return *this;
 }
 
-BlockBuilder& BlockBuilder::part_of(std::uint64_t rows_in_all, std::uint64_t first_row) {
+BlockBuilder& BlockBuilder::rows_of(std::uint64_t rows_in_all, std::uint64_t first_row) {
   TensorSpec& tensor = block_.tensors.back();
   tensor.rows_in_all = rows_in_all;
   tensor.first_row = first_row;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::columns_of(std::uint64_t columns_in_all, std::uint64_t first_column) {
+  TensorSpec& tensor = block_.tensors.back();
+  expects(tensor.shape.size() == 2, "only matrices have columns");
+  tensor.columns_in_all = columns_in_all;
+  tensor.first_column = first_column;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::part(LayerPart part) {
+  block_.part = part;
   return *this;
 }
 
@@ -242,27 +226,10 @@ void complete(ModelConfig& c, const Refuse& refuse) {
   complete_tiles(c, refuse);
 }
 
-std::uint64_t Architecture::largest_tile() const {
-  std::uint64_t rows = 0;
-  for (std::size_t t = 0; t < config.vocabulary_tiles; ++t) rows = std::max(rows, tile(t).rows);
-  return rows;
-}
-
-std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
-                                     Elems largest_layer) {
-  constexpr Elems kUncut = Elems{1} << 27;
-  constexpr Elems kTile = Elems{1} << 22;
-  const Elems elements = vocabulary * width;
-  if (elements <= std::max(kUncut, 2 * largest_layer)) return 1;
-  const std::uint64_t rows =
-      std::max(std::max(kTile, largest_layer / 4) / width / kTileRows, std::uint64_t{1}) *
-      kTileRows;
-  return (vocabulary + rows - 1) / rows;
-}
-
 std::vector<std::uint64_t> TensorSpec::whole_shape() const {
   std::vector<std::uint64_t> whole = shape;
   whole.front() = rows_in_all;
+  if (whole.size() > 1) whole.back() = cuts_rows() ? columns_in_all : whole.back();
   return whole;
 }
 
@@ -281,6 +248,12 @@ const TensorSpec& BlockSpec::tensor(std::string_view tensor_name) const {
 }
 
 TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
+  if (tensor.cuts_rows()) {
+    const Elems columns = tensor.size / tensor.shape.front();
+    const Elems row = at / columns;
+    const Elems column = at % columns;
+    return {tensor.first_element() + row * tensor.columns_in_all + column, columns - column};
+  }
   TensorRun run = transposed_run(tensor.size, tensor.stored.parts, tensor.stored.groups, at);
   run.first += tensor.first_element();
   return run;
@@ -288,10 +261,6 @@ TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
 
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
   return transposed_run(tensor.size, tensor.stored.groups, tensor.stored.parts, at);
-}
-
-VocabularyTile Architecture::tile(std::size_t number) const {
-  return tile_of(config, number);
 }
 
 Elems Architecture::parameters() const {
@@ -327,15 +296,6 @@ double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences
          2.0 * tokens * static_cast<double>(block.last_product_elements);
 }
 
-std::size_t count_blocks(const ModelConfig& config) {
-  const std::uint64_t tiles = config.vocabulary_tiles;
-  return tiles + config.num_layers + (config.tie_embeddings ? 1 : tiles);
-}
-
-bool is_layer(const ModelConfig& config, std::size_t block) {
-  return block >= config.vocabulary_tiles && block < config.vocabulary_tiles + config.num_layers;
-}
-
 Architecture build_architecture(ModelConfig config) {
   complete(config, [](std::string_view key, const std::string& rule) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
@@ -347,7 +307,12 @@ Architecture build_architecture(ModelConfig config) {
     model.blocks.push_back(embedding_block(c, model.outer, tile));
   }
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    model.blocks.push_back(described.layer(c, index));
+    const bool cut = c.layer_tiles > 1;
+    for (BlockSpec& block : cut ? described.layer_tiles(c, index)
+                                : std::vector<BlockSpec>{described.layer(c, index)}) {
+      block.layer = index;
+      model.blocks.push_back(std::move(block));
+    }
   }
   const std::uint64_t heads = c.tie_embeddings ? 1 : c.vocabulary_tiles;
   for (std::uint64_t tile = 0; tile < heads; ++tile) {

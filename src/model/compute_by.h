@@ -31,16 +31,18 @@ class ComputeBy final : public Compute {
   ComputeBy(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
       : model_(model),
         shape_(shape),
-        ops_(model_.config, shape, std::forward<AboutOps>(about_ops)...),
-        head_(model_, shape.tokens(), ops_),
-        layer_(make_layer(model_, attention_shape(model_.config, shape), ops_)),
+        ops_(config_of_tile(model_.config), shape, std::forward<AboutOps>(about_ops)...),
+        tile_sums_(model_, shape.tokens(), ops_),
+        head_(model_, shape.tokens(), ops_, tile_sums_),
+        layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)),
         final_norm_(
             find_norm(model_.blocks[model_.head()], model_.outer.norm, model_.outer.norm_offset)) {
     if (model_.outer.scales_tokens) {
       expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
-    memory_.head_rows = head_.rows_bytes();
+    memory_.rows =
+        std::max<Bytes>(head_.rows_bytes(), model_.config.layer_tiles > 1 ? activation_bytes() : 0);
     memory_.intermediates.resize(model_.blocks.size());
     memory_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
@@ -48,7 +50,7 @@ class ComputeBy final : public Compute {
       cleared_.push_back(cleared_ranges(block));
       memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
-      if (block.kind != BlockKind::layer) continue;
+      if (block.kind != BlockKind::layer || block.part != LayerPart::whole) continue;
       memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true), kPage);
     }
     memory_.workspace = lay_out(nullptr);
@@ -103,6 +105,53 @@ class ComputeBy final : public Compute {
                        positions.raw(), as<T>(in), as<T>(dy), kept.raw());
     });
   }
+
+  void normalize(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                 ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums) override {
+    const NormAt norm = norm_before_tiles(block);
+    expect_rows(rows);
+    run(stream, [=, this] {
+      const BlockWeights<T> about{.weights = as<T>(weights)};
+      ops_.norm(about[norm], as<T>(in), as<T>(rows), shape_.tokens());
+      if (!sums.empty()) ops_.widen(as<T>(in), sums.raw(), sums.size());
+    });
+  }
+  void tile_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                    DeviceView<const std::int32_t> positions, DeviceBytes rows,
+                    DeviceView<float> sums, DeviceBytes out) override {
+    expect_layer_tile(block);
+    expect_rows(rows);
+    run(stream, [=, this] {
+      layer_->forward_tile({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
+                           as<T>(rows), sums.raw());
+      if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
+    });
+  }
+  void tile_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                     DeviceView<const std::int32_t> positions, DeviceBytes rows,
+                     ConstDeviceBytes dy, DeviceView<float> sums, DeviceView<float> gradient,
+                     Accumulation accumulation) override {
+    expect_layer_tile(block);
+    expect_rows(rows);
+    // The last tile of the half comes first.
+    const bool adds = model_.is_layer_tile(block + 1);
+    run(stream, [=, this] {
+      layer_->backward_tile(
+          {block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
+          positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);
+    });
+  }
+  void norm_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                     ConstDeviceBytes in, DeviceView<float> sums, DeviceBytes dy,
+                     DeviceView<float> gradient) override {
+    expects(block != model_.head(), "the gradient of the final norm is a part of the head's end");
+    const NormAt norm = norm_before_tiles(block);
+    run(stream, [=, this] {
+      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient.raw()};
+      tile_sums_.norm_backward(about[norm], as<T>(in), sums.raw(), as<T>(dy), as<T>(dy));
+    });
+  }
+
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes output,
                     ConstDeviceBytes in, DeviceView<const std::int32_t> targets,
                     DeviceView<double> loss_sum) override {
@@ -128,13 +177,6 @@ class ComputeBy final : public Compute {
       const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
       head_.train(block[final_norm_], rows, accumulation, as<T>(in), targets.raw(), gradient_scale,
                   as<T>(dx), loss_sum.raw(), kept.raw());
-    });
-  }
-  void head_begin(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
-                  DeviceBytes rows) override {
-    run(stream, [=, this] {
-      const BlockWeights<T> block{.weights = as<T>(weights)};
-      head_.begin(block[final_norm_], as<T>(in), head_.rows_at(rows.raw()));
     });
   }
   void head_scan(device::Stream& stream, const OutputTile& tile,
@@ -278,9 +320,23 @@ class ComputeBy final : public Compute {
     ops_.run(stream, std::move(work));
   }
   void expect_layer(std::size_t block, DeviceBytes kept) const {
-    expects(is_layer(model_.config, block), "the block is not a layer");
+    expects(is_layer(model_.config, block) && model_.blocks[block].part == LayerPart::whole,
+            "the block is not a layer in one piece");
     expects(kept.empty() || kept.size() >= memory_.intermediates[block],
             "the memory for intermediates is smaller than memory().intermediates");
+  }
+  void expect_layer_tile(std::size_t block) const {
+    expects(is_layer(model_.config, block) && model_.is_layer_tile(block),
+            "the block is not a tile of a layer");
+  }
+  void expect_rows(DeviceBytes rows) const {
+    expects(rows.size() >= memory_.rows, "the memory for rows is smaller than memory().rows");
+  }
+  /// The norm that the tiles after `block` read.
+  [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
+    if (block == model_.head()) return final_norm_;
+    expects(is_layer(model_.config, block), "the block has no norm before tiles");
+    return layer_->norm_of(block - model_.first_layer());
   }
   /// The tables of a block of the embedding in its flat values.
   template <class U>
@@ -313,6 +369,7 @@ class ComputeBy final : public Compute {
     Bump layer(rest);
     layer_->take_memory(layer);
     Bump head(rest);
+    tile_sums_.take_memory(head);
     head_.take_memory(head);
     Bump others(rest);
     scratch_ = others.take<std::byte>(std::max<std::size_t>(
@@ -323,6 +380,7 @@ class ComputeBy final : public Compute {
   Architecture model_;
   MicroBatchShape shape_;
   Ops ops_;
+  TileSums<Ops> tile_sums_;
   Head<Ops> head_;
   std::unique_ptr<Layer<Ops>> layer_;
   NormAt final_norm_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/model/layer.h"
+#include "src/model/tile_sums.h"
 
 namespace ballast::model {
 
@@ -17,7 +18,8 @@ struct OutputRows {
   float* gradient = nullptr;   ///< the same; null: not wanted
 };
 
-/// What the head knows of the rows of a micro-batch between its visits to the tiles.
+/// What the head knows of the rows of a micro-batch between its visits to the tiles. The norm's
+/// result comes first, as in the rows of layers.
 template <class T>
 struct HeadRows {
   T* normed = nullptr;            ///< [N, H]
@@ -27,8 +29,8 @@ struct HeadRows {
 
   static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
     HeadRows rows;
-    rows.sums = bump.take<RowSum<float>>(tokens);
     rows.normed = bump.take<T>(tokens * width);
+    rows.sums = bump.take<RowSum<float>>(tokens);
     return rows;
   }
 };
@@ -44,23 +46,19 @@ class Head {
  public:
   using T = typename Ops::Value;
 
-  Head(const Architecture& model, std::size_t tokens, Ops& ops)
-      : tokens_(tokens), width_(model.config.hidden_size), ops_(ops) {
+  Head(const Architecture& model, std::size_t tokens, Ops& ops, TileSums<Ops>& tile_sums)
+      : tokens_(tokens), width_(model.config.hidden_size), ops_(ops), tile_sums_(tile_sums) {
     for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
     chunk_ =
         chunk_rows(tokens, round_up(model.config.vocab_size, 16) * sizeof(float), Ops::kLogitBytes);
   }
 
+  /// After that of the TileSums.
   void take_memory(Bump& bump) {
-    dnormed_ = bump.take<T>(tokens_ * width_);
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
-    if (tiles_.size() == 1) {
-      own_ = HeadRows<T>::take(bump, tokens_, width_);
-    } else {
-      partial_ = bump.take<GradientStats>((tokens_ * width_ + kStatsChunk - 1) / kStatsChunk);
-    }
+    if (tiles_.size() == 1) own_ = HeadRows<T>::take(bump, tokens_, width_);
   }
 
   [[nodiscard]] std::size_t rows_bytes() const {
@@ -81,10 +79,7 @@ class Head {
 
   // The visits.
 
-  void begin(const Norm<T>& norm, const T* in, const HeadRows<T>& rows) {
-    ops_.norm(norm, in, rows.normed, tokens_);
-  }
-  /// Adds a tile to the sums of the rows. Tiles come in ascending order.
+  /// After the norm: adds a tile to the sums of the rows. Tiles come in ascending order.
   void scan(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
       scan_chunk(tile, targets, rows, first, count, logits_);
@@ -105,10 +100,7 @@ class Head {
   }
   /// dx = the gradient of the norm's input; adds to the gradient of the norm.
   void end(const Norm<T>& norm, const T* in, const HeadRows<T>& rows, T* dx) {
-    if (rows.dnormed != nullptr) {
-      ops_.pack(rows.dnormed, nullptr, 0, dnormed_, tokens_ * width_, partial_, nullptr);
-    }
-    ops_.norm_backward(norm, in, dnormed_, nullptr, dx, tokens_);
+    tile_sums_.norm_backward(norm, in, rows.dnormed, nullptr, dx);
   }
 
   // All in one pass.
@@ -116,7 +108,7 @@ class Head {
   /// *loss_sum = sum of the rows' losses. For one tile.
   void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
                const std::int32_t* targets, double* loss_sum) {
-    begin(norm, in, own_);
+    ops_.norm(norm, in, own_.normed, tokens_);
     scan(tile, targets, own_);
     sum_losses(targets, own_, loss_sum);
   }
@@ -129,7 +121,7 @@ class Head {
     Bump bump(memory);
     const OnePass all = tiles.size() == 1 ? OnePass{own_, logits_} : take_for_one_pass(bump);
     const std::size_t step = chunk_ * logit_row_;
-    begin(norm, in, all.rows);
+    ops_.norm(norm, in, all.rows.normed, tokens_);
     in_chunks([&](std::size_t first, std::size_t count) {
       for (std::size_t t = 0; t < tiles.size(); ++t) {
         scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
@@ -192,9 +184,10 @@ class Head {
     const bool single = tiles_.size() == 1;
     ops_.logit_gradients(logits_of(tile, count, logits), targets + first, scale, rows.sums + first);
     if (single || rows.dnormed != nullptr) {
-      ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
-                    single ? matrix(dnormed_ + at, width_) : matrix(rows.dnormed + at, width_),
-                    tile.number + 1 < tiles_.size());
+      ops_.multiply(
+          {count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
+          single ? matrix(tile_sums_.rounded() + at, width_) : matrix(rows.dnormed + at, width_),
+          tile.number + 1 < tiles_.size());
     }
     if (tile.gradient != nullptr) {
       ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
@@ -209,11 +202,10 @@ class Head {
   std::size_t logit_row_ = 0;  ///< floats from one row of a tile's logits to the next
   std::size_t chunk_ = 0;      ///< rows
   Ops& ops_;
-  HeadRows<T> own_;       ///< if there is one tile
-  T* dnormed_ = nullptr;  ///< [tokens, width]
+  TileSums<Ops>& tile_sums_;
+  HeadRows<T> own_;  ///< if there is one tile
   float* logits_ = nullptr;
-  double* losses_ = nullptr;          ///< [tokens]
-  GradientStats* partial_ = nullptr;  ///< scratch of the rounding
+  double* losses_ = nullptr;  ///< [tokens]
 };
 
 }  // namespace ballast::model

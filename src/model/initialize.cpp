@@ -51,15 +51,25 @@ struct Batch {
   }
 };
 
-/// Element i is number i mod 4 of group i / 4.
+/// Where element `first` is in the whole tensor, and how many follow it there. The order of rows in
+/// files has no influence on values.
+TensorRun run_of_values(const TensorSpec& tensor, Elems first) {
+  if (tensor.cuts_rows()) return run_in_files(tensor, first);
+  return {tensor.first_element() + first, tensor.size - first};
+}
+
+/// Element i of the whole tensor is number i mod 4 of group i / 4.
 void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
   Batch batch;
+  TensorRun run;
   while (!out.empty()) {
-    const Elems before = first % Batch::kSize;
-    batch.make(tensor, seed, stream, first - before);
-    const Elems count = std::min<Elems>(Batch::kSize - before, out.size());
+    if (run.count == 0) run = run_of_values(tensor, first);
+    const Elems before = run.first % Batch::kSize;
+    batch.make(tensor, seed, stream, run.first - before);
+    const Elems count = std::min<Elems>({Batch::kSize - before, run.count, out.size()});
     std::copy_n(batch.values.data() + before, count, out.data());
+    run = {run.first + count, run.count - count};
     first += count;
     out = out.subspan(count);
   }
@@ -76,7 +86,7 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
       std::fill(out.begin(), out.end(), 1.0F);
       return;
     case Init::normal:
-      fill_normal(tensor, seed, tensor.first_element() + first, out);
+      fill_normal(tensor, seed, first, out);
       return;
   }
 }

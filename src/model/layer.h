@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ballast/core/bump.h"
+#include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
@@ -124,7 +125,7 @@ inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
 /// The weights of one block, and the places of their gradients (null in a forward pass).
 template <class T>
 struct BlockWeights {
-  std::size_t layer = 0;  ///< its number, if the block is a layer
+  std::size_t layer = 0;  ///< its number among the blocks of layers, if it is one
   const T* weights = nullptr;
   float* gradient = nullptr;
   Accumulation accumulation = Accumulation::later;
@@ -167,11 +168,14 @@ struct LayerArrays {
   bool projected = false;
   bool attention_out = false;
   bool mlp_out = false;
+  /// Layers are cut: one call is for one tile, whose input is in memory of the caller.
+  bool tiles = false;
 };
 
 /// Intermediates of one layer: N tokens, H hidden_size, A heads x head_dim, I intermediate_size.
 /// The forward pass writes them; the backward pass reads and overwrites them. If the MLP is cut,
-/// hidden, activated and mlp_out are found in its MlpChunks.
+/// hidden, activated and mlp_out are found in its MlpChunks. Of tiles of layers: A and I are those
+/// of the widest tile, and there is no norm1, middle or norm2.
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
@@ -194,12 +198,13 @@ template <class T>
 struct MlpChunk {
   std::size_t first = 0;
   std::size_t rows = 0;
+  std::size_t width = 0;   ///< I, or that of the tile
   T* hidden = nullptr;     ///< as in LayerMemory, with `rows` instead of N
   T* activated = nullptr;  ///< likewise
   T* mlp_out = nullptr;    ///< likewise
 };
 
-/// Forward and backward of the transformer layers of one model, one layer at a time.
+/// Forward and backward of the transformer layers of one model, one layer or tile at a time.
 template <class Ops>
 class Layer {
  public:
@@ -209,7 +214,7 @@ class Layer {
       : shape_(shape),
         rows_(shape.tokens()),
         width_(model.config.hidden_size),
-        wide_(model.config.intermediate_size),
+        wide_(config_of_tile(model.config).intermediate_size),
         arrays_(arrays),
         mlp_rows_(arrays.cuts_mlp
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), Ops::kMlpBytes)
@@ -252,6 +257,23 @@ class Layer {
     differentiate(block, in, dy);
   }
 
+  // Tiles. Families whose layers are not cut leave the defaults, which throw Error(state).
+
+  /// The norm of a block of LayerPart::norm; `layer` as in BlockWeights.
+  [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
+  /// Adds the tile's part of the output to `sums` [N, H]; `x` [N, H] is the norm's result.
+  void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+                    float* sums) {
+    use(positions, nullptr);
+    add_tile(block, x, sums);
+  }
+  /// Adds the gradient of `x` to `sums`, or overwrites them.
+  void backward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+                     const T* dy, float* sums, bool add_to_sums) {
+    use(positions, nullptr);
+    differentiate_tile(block, x, dy, sums, add_to_sums);
+  }
+
  protected:
   /// Computes the intermediates, except those of MlpChunks: everything but the last product, or
   /// what is before the MLP.
@@ -260,16 +282,24 @@ class Layer {
   virtual void project(const BlockWeights<T>& block, T* out) = 0;
   /// The backward pass, given what compute() left, and with kept_ also the MlpChunks.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
+  /// As the functions of tiles above.
+  virtual void add_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, float* /*sums*/) {
+    refuse_tiles();
+  }
+  virtual void differentiate_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, const T* /*dy*/,
+                                  float* /*sums*/, bool /*add_to_sums*/) {
+    refuse_tiles();
+  }
 
-  /// Calls work(MlpChunk) for all rows in order. The shape alone determines the chunks and their
-  /// layout, so that results do not depend on what is kept.
+  /// Calls work(MlpChunk) for all rows of an MLP of `width` in order. The shape alone determines
+  /// the chunks and their layout, so that results do not depend on what is kept.
   template <class Work>
-  void by_chunks(const Work& work) const {
+  void by_chunks(std::size_t width, const Work& work) const {
     for (std::size_t first = 0; first < rows_; first += mlp_rows_) {
-      MlpChunk<T> chunk{.first = first, .rows = std::min(mlp_rows_, rows_ - first)};
+      MlpChunk<T> chunk{.first = first, .rows = std::min(mlp_rows_, rows_ - first), .width = width};
       const std::size_t place = kept_ ? first : 0;
-      chunk.hidden = memory_.hidden + place * arrays_.mlp * wide_;
-      chunk.activated = chunk.hidden + (arrays_.mlp - 1) * chunk.rows * wide_;
+      chunk.hidden = memory_.hidden + place * arrays_.mlp * width;
+      chunk.activated = chunk.hidden + (arrays_.mlp - 1) * chunk.rows * width;
       if (arrays_.mlp_out) chunk.mlp_out = memory_.mlp_out + place * width_;
       work(chunk);
     }
@@ -286,9 +316,10 @@ class Layer {
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
     memory.attention_out = take_if(arrays_.attention_out, width_);
-    memory.middle = bump.take<T>(rows_ * width_);
-    memory.norm2 = bump.take<T>(rows_ * std::max(width_, shape_.width()));
-    memory.gradient = memory.norm2;
+    memory.middle = take_if(!arrays_.tiles, width_);
+    memory.gradient =
+        bump.take<T>(rows_ * (arrays_.tiles ? shape_.width() : std::max(width_, shape_.width())));
+    memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
     memory.log_sums = bump.take<float>(shape_.log_sums());
     memory.mlp_out = arrays_.mlp_out ? bump.take<T>(mlp_rows * width_) : nullptr;
     memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
@@ -331,6 +362,9 @@ class Layer {
   const std::int32_t* positions_ = nullptr;  ///< likewise
 
  private:
+  [[noreturn]] static void refuse_tiles() {
+    throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
+  }
   void use(const std::int32_t* positions, std::byte* kept) {
     positions_ = positions;
     kept_ = kept != nullptr;

@@ -53,9 +53,9 @@ struct Linear {
   bool overwrites_gradient = false;  ///< of the weight, instead of adding to it
 };
 
-/// y = x W; rows of y are `y_row` apart.
-template <class T>
-Product forward_product(const Linear<T>& layer, const T* x, T* y, std::size_t y_row,
+/// y = x W; rows of y are `y_row` apart. Y: the training type or float.
+template <class T, class Y>
+Product forward_product(const Linear<T>& layer, const T* x, Y* y, std::size_t y_row,
                         std::size_t rows) {
   return {{rows, layer.out, layer.in},
           matrix(x, layer.in),
@@ -63,9 +63,9 @@ Product forward_product(const Linear<T>& layer, const T* x, T* y, std::size_t y_
           matrix(y, y_row)};
 }
 
-/// dx = dy W^T; rows of dy are `dy_row` apart.
-template <class T>
-Product input_product(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
+/// dx = dy W^T; rows of dy are `dy_row` apart. D: the training type or float.
+template <class T, class D>
+Product input_product(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
                       std::size_t rows) {
   return {{rows, layer.in, layer.out},
           matrix(dy, dy_row),

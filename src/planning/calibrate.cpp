@@ -34,9 +34,10 @@ constexpr Bytes kMostCold = 256 * kMiB;
 /// Assumed cache size where it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
-/// One layer and the head. The head's rate hardly depends on the size of a large vocabulary.
+/// One layer, as wide as a tile if layers are cut, and the head, whose rate hardly depends on the
+/// size of a large vocabulary.
 model::Architecture one_layer(const model::Architecture& model, DType type) {
-  model::ModelConfig config = model.config;
+  model::ModelConfig config = model::config_of_tile(model.config);
   config.num_layers = 1;
   config.vocabulary_tiles = 1;
   // Lists have an entry per layer.

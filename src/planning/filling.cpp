@@ -106,7 +106,9 @@ bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
   if (kind == Movable::activations) return work_.is_layer(block) && !constraint.activations;
   if (kind == Movable::gradients) return !constraint.gradients;
-  if (kind == Movable::intermediates) return work_.is_layer(block) && !constraint.recompute;
+  if (kind == Movable::intermediates) {
+    return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
+  }
   if (kind == Movable::logits) {
     return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }

@@ -47,18 +47,17 @@ using Operations = std::span<const Operation>;
 /// The first forward pass, the passes of further micro-batches, and the last backward pass with the
 /// loss. Gated updates must be done when the first forward pass reaches their blocks, and updates
 /// in the backward pass begin only there, so each part hides only what the plan has in it.
-std::array<Operations, 3> parts_of(const schedule::Plan& plan) {
+std::array<Operations, 3> parts_of(const schedule::Plan& plan, const schedule::Workload& workload) {
   const Operations all = plan.operations;
-  const auto is = [](schedule::Action action) {
-    return [action](const Operation& operation) { return operation.action == action; };
+  const auto begins = [&](const Operation& operation) {
+    return operation.action == schedule::Action::forward && workload.is_embedding(operation.block);
   };
-  // The head begins with one of these.
-  const auto loss = [](const Operation& operation) {
+  const auto loss = [&](const Operation& operation) {
     return operation.action == schedule::Action::train_head ||
-           operation.action == schedule::Action::begin_head;
+           (operation.action == schedule::Action::normalize && operation.block == workload.head());
   };
   const auto first = std::find_if(all.begin(), all.end(), loss);
-  const auto forwards = std::find_if(all.rbegin(), all.rend(), is(schedule::Action::forward));
+  const auto forwards = std::find_if(all.rbegin(), all.rend(), begins);
   const auto last = std::find_if(std::max(first, forwards.base()), all.end(), loss);
   return {Operations(all.begin(), first), Operations(first, last), Operations(last, all.end())};
 }
@@ -122,7 +121,7 @@ std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
   std::vector<HidingPoint> points;
   const auto add = [&](const char* what, auto load_of) {
     double most = 0.0;
-    for (const Operations& part : parts_of(step)) {
+    for (const Operations& part : parts_of(step, work)) {
       const Load load = load_of(part);
       const double compute = slowdown * compute_seconds(part, work, rates);
       if (load.bytes == 0 || load.seconds <= 0.0 || compute <= 0.0) continue;

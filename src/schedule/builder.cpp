@@ -9,6 +9,7 @@
 #include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
+#include "src/schedule/tile_operations.h"
 
 namespace ballast::schedule {
 namespace {
@@ -41,6 +42,7 @@ class StepBuilder {
         layout_(layout),
         micro_batches_(micro_batches),
         move_(name, workload, placement, options, layout, micro_batches),
+        tiles_(workload, layout, move_),
         head_(workload, placement, layout, move_),
         ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
         ahead_of_forward_(move_.states_ahead(Pass::forward), blocks()),
@@ -69,7 +71,9 @@ class StepBuilder {
   }
 
   Plan flush() {
-    pending_updates();
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (move_.update_pass(b) == Pass::forward) move_.update(b, 1);
+    }
     Plan plan = move_.finish();
     plan.applies_updates = true;
     return plan;
@@ -144,12 +148,6 @@ class StepBuilder {
     for (std::uint32_t m = micros.begin; m < micros.end; ++m) work(m);
   }
 
-  void pending_updates() {
-    for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (move_.update_pass(b) == Pass::forward) move_.update(b, 1);
-    }
-  }
-
   void passes() {
     // With one micro-batch at a time, the sums of all blocks are open at once.
     if (!layer_major()) clear_gradients(0, blocks());
@@ -164,10 +162,37 @@ class StepBuilder {
         train_head_by_tiles(micros);
       }
       for (std::uint32_t b = work_.head(); b-- > 0;) {
+        if (work_.is_layer(b)) prepare_backward(b, micros);
         if (layer_major()) clear_gradients(b, b + 1);
         for_each(micros, [&](std::uint32_t m) { backward(b, m); });
         if (micros.last) finish_gradient(b);
       }
+    }
+  }
+
+  /// The tiles of half a layer need the result of its norm again.
+  void prepare_backward(std::uint32_t block, const Micros& micros) {
+    if (!work_.blocks[block].continues || work_.last_tile(block) != block) return;
+    const std::uint32_t norm = work_.first_tile(block);
+    if (work_.blocks[norm].mid_layer && !move_.keeps_input(norm)) {
+      recompute_half(work_.first_tile(norm - 1), micros);
+    }
+    for_each(micros, [&](std::uint32_t m) {
+      tiles_.normalize(norm, m, move_.input_for_backward(norm, m), false);
+    });
+  }
+
+  /// The first half of a layer, for the input of the second.
+  void recompute_half(std::uint32_t norm, const Micros& micros) {
+    for_each(micros, [&](std::uint32_t m) {
+      tiles_.normalize(norm, m, move_.input_for_backward(norm, m), true);
+    });
+    const std::uint32_t last = work_.last_tile(norm);
+    for (std::uint32_t tile = norm + 1; tile <= last; ++tile) {
+      for_each(micros, [&](std::uint32_t m) {
+        const BufferId out = tile == last ? move_.place_for_input(last + 1, m) : kNoBuffer;
+        tiles_.forward(tile, m, out);
+      });
     }
   }
 
@@ -181,12 +206,14 @@ class StepBuilder {
     if (head_.tiles() == 1) {
       return for_each(micros, [&](std::uint32_t m) { head_.evaluate(m, inputs_[m]); });
     }
-    for_each(micros, [&](std::uint32_t m) { head_.begin(m, inputs_[m]); });
+    for_each(micros, [&](std::uint32_t m) { normalize_for_head(m); });
     for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
       for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
     }
     for_each(micros, [&](std::uint32_t m) { head_.end(m, inputs_[m], false); });
   }
+
+  void normalize_for_head(std::uint32_t m) { tiles_.normalize(work_.head(), m, inputs_[m], false); }
 
   void train_head(const Micros& micros) {
     for (std::uint32_t b = work_.head(); b < blocks(); ++b) arrive(b, micros);
@@ -199,7 +226,7 @@ class StepBuilder {
   void train_head_by_tiles(const Micros& micros) {
     const std::uint32_t norm = work_.head();
     arrive(norm, micros);
-    for_each(micros, [&](std::uint32_t m) { head_.begin(m, inputs_[m]); });
+    for_each(micros, [&](std::uint32_t m) { normalize_for_head(m); });
     for (std::uint32_t t = 0; t < head_.tiles(); ++t) {
       if (!work_.tied && t > 0) arrive(norm + t, micros);
       for_each(micros, [&](std::uint32_t m) { head_.scan(t, m); });
@@ -236,11 +263,13 @@ class StepBuilder {
   }
 
   void forward(std::uint32_t block, std::uint32_t m, bool training) {
+    if (work_.is_part_of_layer(block)) return forward_part(block, m, training);
     const BufferId weights = move_.weights_on_device(block);
     const BufferId in = inputs_[m];
     const bool embedding = work_.is_embedding(block);
     // All tiles of the embedding write to the same buffer.
-    const BufferId out = embedding && block > 0 ? in : move_.place_for_input(output_of(block), m);
+    const BufferId out =
+        work_.blocks[block].continues ? in : move_.place_for_input(work_.last_tile(block) + 1, m);
     std::vector<Use> uses = {{Role::weights, weights, false}, {Role::output, out, true}};
     Bytes traffic = 0;
     if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
@@ -256,9 +285,17 @@ class StepBuilder {
     if (training && !embedding) move_.store_input(block, m, in);
     inputs_[m] = out;
   }
-  /// The block that reads what `block` writes.
-  [[nodiscard]] std::uint32_t output_of(std::uint32_t block) const {
-    return work_.is_embedding(block) ? work_.first_layer() : block + 1;
+  /// A tile of a layer, or the norm before some.
+  void forward_part(std::uint32_t block, std::uint32_t m, bool training) {
+    if (!work_.blocks[block].continues) {
+      tiles_.normalize(block, m, inputs_[m], true);
+      if (training) move_.store_input(block, m, inputs_[m]);
+      return;
+    }
+    const bool last = work_.last_tile(block) == block;
+    const BufferId out = last ? move_.place_for_input(block + 1, m) : kNoBuffer;
+    tiles_.forward(block, m, out);
+    if (last) inputs_[m] = out;
   }
 
   /// Clears the sums of blocks [begin, end).
@@ -270,6 +307,10 @@ class StepBuilder {
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {
+    if (work_.is_part_of_layer(block)) {
+      if (work_.blocks[block].continues) return tiles_.backward(block, m);
+      return tiles_.norm_backward(block, m, move_.input_for_backward(block, m));
+    }
     std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[move_.place_among(m)], true},
                              {Role::accumulator, layout_.accumulator[block], true}};
     double flops = 2.0 * work_.blocks[block].forward_flops;
@@ -307,6 +348,7 @@ class StepBuilder {
   std::uint32_t micro_batches_;
   bool applies_updates_ = false;
   Movements move_;
+  TileOperations tiles_;
   HeadOperations head_;
   Spread ahead_of_backward_;      ///< states for the backward pass of this step
   Spread ahead_of_forward_;       ///< states for the forward pass of the next one

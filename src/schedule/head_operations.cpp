@@ -46,17 +46,8 @@ void HeadOperations::train(std::uint32_t micro, BufferId input) {
 std::vector<Use> HeadOperations::visit(std::uint32_t block, std::uint32_t micro, bool sums) {
   return {{Role::weights, move_.weights_on_device(block), false},
           {Role::batch, layout_.batch_device[micro], false},
-          {Role::head_rows, layout_.head_rows[move_.place_among(micro)], sums},
+          {Role::rows, layout_.head_rows[move_.place_among(micro)], sums},
           {Role::workspace, layout_.workspace, true}};
-}
-
-void HeadOperations::begin(std::uint32_t micro, BufferId input) {
-  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(work_.head()), false},
-                           {Role::input, input, false},
-                           {Role::head_rows, layout_.head_rows[move_.place_among(micro)], true},
-                           {Role::workspace, layout_.workspace, true}};
-  move_.emit(Action::begin_head, work_.head(), micro, std::move(uses), 0, 0.0,
-             2 * work_.activation_bytes);
 }
 
 void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro) {
@@ -67,7 +58,7 @@ void HeadOperations::scan(std::uint32_t tile, std::uint32_t micro) {
 void HeadOperations::differentiate(std::uint32_t tile, std::uint32_t micro) {
   const std::uint32_t block = work_.block_of_tile(tile);
   std::vector<Use> uses = visit(block, micro, false);
-  uses.push_back({Role::head_gradient, layout_.head_gradient[move_.place_among(micro)], true});
+  uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], true});
   if (!work_.tied) uses.push_back({Role::accumulator, layout_.accumulator[block], true});
   move_.emit(Action::differentiate_head, block, micro, std::move(uses), 0,
              (work_.tied ? 2.0 : 3.0) * flops_of_tile(tile));
@@ -86,7 +77,7 @@ void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
   uses.push_back({Role::losses, layout_.losses_device, true});
   if (training) {
     uses.push_back({Role::input, input, false});
-    uses.push_back({Role::head_gradient, layout_.head_gradient[move_.place_among(micro)], false});
+    uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], false});
     uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
     uses.push_back({Role::accumulator, layout_.accumulator[block], true});
   }

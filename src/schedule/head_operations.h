@@ -29,7 +29,7 @@ class HeadOperations {
   void evaluate(std::uint32_t micro, BufferId input);
   void train(std::uint32_t micro, BufferId input);
 
-  void begin(std::uint32_t micro, BufferId input);
+  // After the norm (TileOperations::normalize).
   void scan(std::uint32_t tile, std::uint32_t micro);
   /// The tile's part of the gradient of the head's norm and, unless the vocabulary is tied, the
   /// gradient of the tile.

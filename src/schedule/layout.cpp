@@ -33,7 +33,7 @@ class LayoutMaker {
     } else {
       passing_activations();
     }
-    head_by_tiles();
+    tiles();
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
@@ -116,8 +116,13 @@ class LayoutMaker {
 
   void homes() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      layout_.weight_home.push_back(
-          add(name_of(b, "weights"), at(b).weights, Kind::weights, rank_.weights(b)));
+      const BufferId weights =
+          add(name_of(b, "weights"), at(b).weights, Kind::weights, rank_.weights(b));
+      if (merges_) {
+        if (trains()) merge_states(b);
+        continue;
+      }
+      layout_.weight_home.push_back(weights);
       if (!trains()) continue;
       layout_.state_home.push_back(
           add_states(b, name_of(b, "states"), at(b).optimizer, Kind::states));
@@ -125,27 +130,43 @@ class LayoutMaker {
     }
   }
 
+  /// States and undo buffers, without lists of them.
+  void merge_states(std::uint32_t b) {
+    const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
+    for (std::uint32_t g = 0; g < groups; ++g) {
+      merge(at(b).optimizer, Kind::states, rank_.states(b, g), 1);
+      if (at(b).speculates) merge(at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
+    }
+    if (at(b).speculates) merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
+  }
+
   /// One buffer for each sub-group.
   std::vector<BufferId> add_states(std::uint32_t b, const std::string& name, Tier tier, Kind kind) {
     const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
     std::vector<BufferId> buffers;
     for (std::uint32_t g = 0; g < groups; ++g) {
-      buffers.push_back(
-          add(groups == 1 || merges_ ? name : fmt::format("{}, sub-group {}", name, g), tier, kind,
-              rank_.states(b, g)));
+      buffers.push_back(add(groups == 1 ? name : fmt::format("{}, sub-group {}", name, g), tier,
+                            kind, rank_.states(b, g)));
     }
     return buffers;
   }
 
   /// No plan uses these: a home and such a buffer change places (state/slots.h).
   void checkpoints() {
+    if (options_.kept_checkpoints == 0) return;
+    if (merges_) {
+      for (const Kind kind : {Kind::weights, Kind::states}) {
+        const BufferId homes =
+            merged_.at(static_cast<std::size_t>(Tier::nvme)).at(static_cast<std::size_t>(kind));
+        if (homes == kNoBuffer) continue;
+        merge(Tier::nvme, Kind::checkpoints, layout_.buffers[homes].bytes,
+              options_.kept_checkpoints);
+      }
+      return;
+    }
     std::vector<BufferId> homes = layout_.weight_home;
     for (const auto& states : layout_.state_home) {
       homes.insert(homes.end(), states.begin(), states.end());
-    }
-    if (merges_) {
-      std::sort(homes.begin(), homes.end());
-      homes.erase(std::unique(homes.begin(), homes.end()), homes.end());
     }
     for (const BufferId home : homes) {
       const Buffer kept = layout_.buffers[home];
@@ -155,15 +176,20 @@ class LayoutMaker {
     }
   }
 
+  /// The updated weights of a block are in host memory, wherever they live.
+  [[nodiscard]] Tier undo_tier(std::uint32_t b) const {
+    return at(b).weights == Tier::nvme ? Tier::nvme : Tier::host;
+  }
+  [[nodiscard]] Bytes undo_bytes(std::uint32_t b) const {
+    return at(b).weights == Tier::nvme ? rank_.weights(b) : rank_.updated_weights(b);
+  }
+
   void undo(std::uint32_t b) {
     layout_.weight_undo.push_back(kNoBuffer);
     layout_.state_undo.emplace_back();
     if (!at(b).speculates) return;
-    // The updated weights of a block are in host memory, wherever they live.
-    const bool swaps_weights = at(b).weights == Tier::nvme;
     layout_.weight_undo.back() =
-        add(name_of(b, "weights before the update"), swaps_weights ? Tier::nvme : Tier::host,
-            Kind::undo, swaps_weights ? rank_.weights(b) : rank_.updated_weights(b));
+        add(name_of(b, "weights before the update"), undo_tier(b), Kind::undo, undo_bytes(b));
     layout_.state_undo.back() =
         add_states(b, name_of(b, "states before the update"), at(b).optimizer, Kind::undo);
   }
@@ -275,13 +301,13 @@ class LayoutMaker {
       }
     }
     const bool one_pass = in_one_pass(work_, place_);
-    const std::uint32_t tiles = work_.vocabulary_tiles;
+    const std::uint32_t number = work_.vocabulary_tiles;
     if (work_.tied) {
       const bool all = one_pass || options_.order == Order::micro_batch_major;
       const auto name = [](std::size_t tile) { return fmt::format("tied accumulator {}", tile); };
       layout_.output_accumulator = add_equal(name, Tier::device, Kind::accumulators,
-                                             work_.tied_accumulator_bytes, all ? tiles : 1);
-      layout_.output_accumulator.resize(tiles, layout_.output_accumulator.back());
+                                             work_.tied_accumulator_bytes, all ? number : 1);
+      layout_.output_accumulator.resize(number, layout_.output_accumulator.back());
     } else if (one_pass && options_.order == Order::layer_major) {
       // The first tile uses the shared one.
       for (std::uint32_t b = work_.head() + 1; b < blocks(); ++b) {
@@ -291,23 +317,32 @@ class LayoutMaker {
     }
   }
 
-  /// What the head needs besides the buffers of all blocks if it has several tiles.
-  void head_by_tiles() {
-    if (work_.vocabulary_tiles == 1) return;
+  /// What tiles of layers and of the head need between them.
+  void tiles() {
+    const bool head = work_.vocabulary_tiles > 1;
+    const bool layers = work_.cuts_layers();
     const bool one_pass = trains() && in_one_pass(work_, place_);
-    // An evaluation visits one tile after the other.
-    layout_.head_rows =
-        add_slots("rows of the head", Tier::device, Kind::activations, work_.head_rows_bytes,
-                  one_pass ? evaluated_together() : micro_batches_together());
-    if (!trains()) return;
-    if (one_pass) {
+    // An evaluation visits one tile of the head after the other.
+    const bool evaluates_only = one_pass && !layers;
+    if (head || layers) {
+      layout_.rows =
+          add_slots("rows between tiles", Tier::device, Kind::activations, work_.rows_bytes,
+                    evaluates_only ? evaluated_together() : micro_batches_together());
+    }
+    layout_.head_rows = layout_.rows;
+    // The backward pass of a tied embedding still needs those of the head.
+    if (head && layers && work_.tied && trains() && !one_pass) {
+      layout_.head_rows = add_slots("rows of the head", Tier::device, Kind::activations,
+                                    work_.rows_bytes, micro_batches_together());
+    }
+    if (layers || (head && trains() && !one_pass)) {
+      layout_.row_sums = add_slots("sums over tiles", Tier::device, Kind::activations,
+                                   work_.row_sums_bytes, micro_batches_together());
+    }
+    if (head && one_pass) {
       layout_.intermediates[work_.head()] =
           add_slots("logits", Tier::device, Kind::intermediates,
                     work_.blocks[work_.head()].intermediate_bytes, 1);
-    } else {
-      layout_.head_gradient =
-          add_slots("gradient of the head's norm", Tier::device, Kind::activations,
-                    work_.head_gradient_bytes, micro_batches_together());
     }
   }
 
@@ -327,6 +362,7 @@ class LayoutMaker {
     std::size_t leaving = 0;
     std::size_t to_nvme = 0;
     for (std::uint32_t b = work_.first_layer(); b < work_.head(); ++b) {
+      if (!work_.places_input(b)) continue;
       const bool leaves = input_leaves(work_, place_, b);
       leaving += leaves ? 1 : 0;
       to_nvme += leaves && at(b).activations == Tier::nvme ? together : 0;
@@ -337,6 +373,7 @@ class LayoutMaker {
                       work_.blocks[b].intermediate_bytes, together);
       }
     }
+    add_middles(together);
     if (leaving == 0) add_inputs(work_.head(), Tier::device, together);
     if (leaving > 0) {
       layout_.activation_slots = add_slots("activations in transit", Tier::device,
@@ -349,13 +386,27 @@ class LayoutMaker {
                              work_.activation_bytes, together);
   }
 
+  /// Inputs of the second halves of layers: kept, or passing through buffers that all others share.
+  void add_middles(std::uint32_t together) {
+    std::uint32_t shared = 0;
+    for (std::uint32_t b = work_.first_layer(); b < work_.head(); ++b) {
+      if (!work_.blocks[b].mid_layer) continue;
+      if (shared > 0 && !at(b).keeps_intermediates) {
+        layout_.input_home[b] = layout_.input_home[shared];
+        continue;
+      }
+      add_inputs(b, Tier::device, together);
+      if (!at(b).keeps_intermediates) shared = b;
+    }
+  }
+
   /// A block's outputs while those of the block before are read, one after the other.
   void passing_activations() {
     const std::uint32_t together = micro_batches_together();
     layout_.input_home.resize(blocks());
     // With one more than are read, or fewer for a model without layers.
     const std::uint32_t layers = work_.head() - work_.first_layer();
-    const std::uint32_t count = std::min(together + 1, together * (layers + 1));
+    const std::uint32_t count = layers == 0 ? together : together + 1;
     layout_.activation_slots =
         add_slots("activations", Tier::device, Kind::activations, work_.activation_bytes, count);
   }
@@ -420,47 +471,6 @@ class LayoutMaker {
 };
 
 }  // namespace
-
-bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block) {
-  return workload.is_layer(block) && placement.blocks[block].activations != Tier::device;
-}
-
-bool swaps_gradient(const Placement& placement, std::uint32_t block) {
-  const BlockPlacement& place = placement.blocks[block];
-  return place.optimizer != Tier::device && place.gradients == Tier::nvme;
-}
-
-bool keeps_intermediates(const Workload& workload, const Placement& placement,
-                         std::uint32_t block) {
-  return workload.is_layer(block) && placement.blocks[block].keeps_intermediates;
-}
-
-Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
-  const bool gated = options.update == Update::gated && !placement.blocks[block].speculates;
-  return gated ? Pass::forward : Pass::backward;
-}
-
-std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
-                                          const Options& options, Pass pass) {
-  std::vector<SwappedStates> swapped;
-  const auto blocks = static_cast<std::uint32_t>(placement.blocks.size());
-  for (std::uint32_t i = 0; i < blocks; ++i) {
-    const std::uint32_t b = pass == Pass::forward ? i : blocks - 1 - i;
-    if (placement.blocks[b].optimizer != Tier::nvme) continue;
-    if (update_pass(placement, options, b) != pass) continue;
-    const auto groups = static_cast<std::uint32_t>(workload.blocks[b].sub_groups.size());
-    for (std::uint32_t g = 0; g < groups; ++g) swapped.push_back({b, g});
-  }
-  return swapped;
-}
-
-Bytes swapped_input_bytes(const Workload& workload) {
-  return round_up(workload.activation_bytes, kPage);
-}
-
-Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block) {
-  return round_up(RankSizes(workload).updated_gradient(block), kPage);
-}
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options) {
   return LayoutMaker(workload, placement, options, false).make();

@@ -5,6 +5,8 @@
 
 #include "ballast/schedule/plan.h"
 
+#include "src/schedule/placement_rules.h"
+
 namespace ballast::schedule {
 
 /// Every buffer of a run by its purpose. Ids index `buffers`; lists that a placement does not need
@@ -53,47 +55,16 @@ struct Layout {
   /// [tile]: sums of the output matrix's gradient besides those of the blocks. Some tiles may share
   /// one. Empty if there are none.
   std::vector<BufferId> output_accumulator;
-  /// [micro-batch]: see the roles; empty with one tile.
-  std::vector<BufferId> head_rows;
-  std::vector<BufferId> head_gradient;
+  /// [micro-batch]: see the roles; empty without tiles.
+  std::vector<BufferId> rows;
+  std::vector<BufferId> head_rows;  ///< those of the head
+  std::vector<BufferId> row_sums;
   BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
   BufferId losses_device = kNoBuffer;
   BufferId losses_host = kNoBuffer;
   BufferId verdict = kNoBuffer;
   BufferId workspace = kNoBuffer;
 };
-
-/// Whether the input of `block` leaves the device between forward and backward. The head's input
-/// never does: it is consumed at once.
-bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block);
-
-/// Of a layer.
-bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
-
-/// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
-bool swaps_gradient(const Placement& placement, std::uint32_t block);
-
-/// The pass of a step in which blocks are updated: gated updates of the step before precede the
-/// forward pass of their block, eager and speculative ones follow its backward pass.
-enum class Pass : std::uint8_t { forward, backward };
-
-Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block);
-
-struct SwappedStates {
-  std::uint32_t block = 0;
-  std::uint32_t sub_group = 0;
-};
-
-/// The sub-groups whose states live on NVMe and that are updated in `pass`, in update order. The
-/// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
-/// turn.
-std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
-                                          const Options& options, Pass pass);
-
-/// Bytes of a block's input on NVMe, in whole pages.
-Bytes swapped_input_bytes(const Workload& workload);
-/// The same for what this rank keeps of the gradient of `block`.
-Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block);
 
 Layout make_layout(const Workload& workload, const Placement& placement, const Options& options);
 

@@ -17,6 +17,7 @@ Movements::Movements(std::string name, const Workload& workload, const Placement
       activation_slots_(layout.activation_slots),
       activation_staging_(layout.activation_staging),
       gradient_staging_(layout.gradient_staging),
+      uploaded_(micro_batches, {0, kNoBuffer}),
       ordinal_(workload.blocks.size(), 0) {
   std::size_t slot = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
@@ -146,6 +147,8 @@ void Movements::store_input(std::uint32_t block, std::uint32_t micro, BufferId p
 BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro) {
   const BufferId home = layout_.input_home[block][place_among(micro)];
   if (!input_leaves(work_, place_, block)) return home;
+  auto& [uploaded, there] = uploaded_[micro];
+  if (there != kNoBuffer && uploaded == block) return there;
   BufferId host = home;
   if (at(block).activations == Tier::nvme) {
     host = activation_staging_.next();
@@ -155,6 +158,8 @@ BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro)
   const BufferId slot = activation_slots_.next();
   emit(Action::upload_activation, block, micro,
        {{Role::input, host, false}, {Role::output, slot, true}}, work_.activation_bytes);
+  uploaded = block;
+  there = slot;
   return slot;
 }
 

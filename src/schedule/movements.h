@@ -45,8 +45,12 @@ class Movements {
   BufferId place_for_input(std::uint32_t block, std::uint32_t micro);
   /// Offloads the input of `block` from `place` if its home is not on the device.
   void store_input(std::uint32_t block, std::uint32_t micro, BufferId place);
-  /// The input of `block` on the device again.
+  /// The input of `block` on the device again, where it stays until that of another block is asked
+  /// for.
   BufferId input_for_backward(std::uint32_t block, std::uint32_t micro);
+  [[nodiscard]] bool keeps_input(std::uint32_t block) const {
+    return place_.blocks[block].keeps_intermediates;
+  }
 
   /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
   /// where the update reads it; copies its statistics to the host.
@@ -156,6 +160,8 @@ class Movements {
   Ring activation_staging_;
   Ring gradient_staging_;
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
+  /// By micro-batch: the last input that was uploaded for the backward pass, and its block.
+  std::vector<std::pair<std::uint32_t, BufferId>> uploaded_;
   std::array<Swapped, 2> swapped_;  ///< by pass
   /// By block: the place of its first sub-group among those of its pass.
   std::vector<std::size_t> ordinal_;

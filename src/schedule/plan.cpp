@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "ballast/schedule/rank_sizes.h"
-
 namespace ballast::schedule {
 namespace {
 
@@ -30,10 +28,10 @@ constexpr Traits kActions[] = {
     {Action::fetch_weights, "fetch weights", Lane::fetch},
     {Action::upload_weights, "upload weights", Lane::upload},
     {Action::gather_weights, "gather weights", Lane::gather},
+    {Action::normalize, "norm", Lane::compute, kBlockAndMicro, true},
     {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro, true},
-    {Action::begin_head, "norm", Lane::compute, kBlockAndMicro, true},
     {Action::scan_head, "sums of logits", Lane::compute, kBlockAndMicro, true},
     {Action::differentiate_head, "backward of logits", Lane::compute, kBlockAndMicro, true},
     {Action::end_head, "loss", Lane::compute, kBlockAndMicro, true},
@@ -115,18 +113,6 @@ Bytes Plan::bytes_on(Lane lane) const {
     if (operation.lane == lane) sum += operation.bytes;
   }
   return sum;
-}
-
-bool in_one_pass(const Workload& workload, const Placement& placement) {
-  if (workload.vocabulary_tiles == 1) return true;
-  if (!placement.blocks[workload.head()].keeps_intermediates) return false;
-  const RankSizes sizes(workload);
-  for (std::uint32_t t = 0; t < workload.vocabulary_tiles; ++t) {
-    const std::uint32_t block = workload.block_of_tile(t);
-    if (placement.blocks[block].weights != Tier::device || sizes.splits_weights(block))
-      return false;
-  }
-  return true;
 }
 
 Bytes BlockWork::state_bytes() const {

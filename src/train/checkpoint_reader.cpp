@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -36,6 +39,30 @@ Checkpoint::Block block_of(const Json& json, const fs::path& path) {
 
 std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
   return std::make_shared<const Descriptor>(text::open_file(path, O_RDONLY, ErrorCategory::data));
+}
+
+/// Blocks whose names begin with `prefix`, but at least 1: what is in one piece has another name.
+std::uint64_t count_tiles(const std::vector<Checkpoint::Block>& blocks, std::string_view prefix) {
+  const auto count = std::count_if(
+      blocks.begin(), blocks.end(),
+      [prefix](const Checkpoint::Block& block) { return block.name.starts_with(prefix); });
+  return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(count));
+}
+
+/// What a checkpoint with other `blocks` than those of `config` says.
+std::string describe_other_blocks(const std::vector<Checkpoint::Block>& blocks,
+                                  const model::ModelConfig& config) {
+  const auto other = [](std::string_view key, std::uint64_t here, std::uint64_t in_config) {
+    return fmt::format("has model.{} {}, but the config has {}; set it to {}", key, here, in_config,
+                       here);
+  };
+  const std::uint64_t layer = count_tiles(blocks, "layer 0 mlp ");
+  const std::uint64_t vocabulary = count_tiles(blocks, "embedding ");
+  if (layer != config.layer_tiles) return other("layer_tiles", layer, config.layer_tiles);
+  if (vocabulary != config.vocabulary_tiles) {
+    return other("vocabulary_tiles", vocabulary, config.vocabulary_tiles);
+  }
+  return "is of another model than the config's";
 }
 
 /// Of the pieces of an array.
@@ -232,7 +259,7 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
     same = blocks_[b] == Block{blocks[b].name, blocks[b].elements};
   }
-  if (!same) refuse_checkpoint(folder_, "is of another model than the config's");
+  if (!same) refuse_checkpoint(folder_, describe_other_blocks(blocks_, blueprint.model.config));
   for (const StateRange& range : engine::whole_ranges(blueprint)) {
     const auto found = pieces_.find({range.block, range.kind});
     const std::string what =

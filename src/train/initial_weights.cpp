@@ -146,13 +146,48 @@ const WeightFiles::Place& place_of(const WeightFiles& files, const model::Tensor
   return *place;
 }
 
+namespace {
+
+/// Columns are in short runs all over their tensor. Reading ahead would read the whole tensor for
+/// each tile; the page cache reads the pages of the runs, and has those that tiles share for the
+/// next tile.
+bool is_read_ahead(const model::TensorSpec& tensor) {
+  return !tensor.cuts_rows();
+}
+
+}  // namespace
+
+std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
+                                             const model::Architecture& model, bool split) {
+  std::vector<ReadAhead::Source> order;
+  const auto add = [&](const model::TensorSpec& tensor, bool remainders) {
+    if (!is_read_ahead(tensor)) return;
+    const WeightFiles::Place* const place = files.find(tensor.name);
+    if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
+    const Bytes width = size_of(type_of(*place));
+    const Bytes begin = tensor.first_element() * width;
+    order.push_back({place, begin, begin + tensor.size * width});
+  };
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
+    if (!split) continue;
+    for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
+  }
+  return order;
+}
+
 void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out) {
   const Bytes width = size_of(type_of(place));
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size() / width);
-    reader.read(place, run.first * width, out.first(count * width));
+    const HostBytes part = out.first(count * width);
+    if (is_read_ahead(tensor)) {
+      reader.read(place, run.first * width, part);
+    } else {
+      read_stored(place, run.first * width, part);
+    }
     out = out.subspan(count * width);
     first += count;
   }
@@ -168,30 +203,6 @@ void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
   read_stored_weights(place, reader, tensor, first, stored);
   decode(stored, type, out);
 }
-
-namespace {
-
-/// The tensors in the order in which the fill asks for them: for the weights of a block, then, if
-/// they are `split`, for their remainders.
-std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
-                                             const model::Architecture& model, bool split) {
-  std::vector<ReadAhead::Source> order;
-  const auto add = [&](const model::TensorSpec& tensor, bool remainders) {
-    const WeightFiles::Place* const place = files.find(tensor.name);
-    if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
-    const Bytes width = size_of(type_of(*place));
-    const Bytes begin = tensor.first_element() * width;
-    order.push_back({place, begin, begin + tensor.size * width});
-  };
-  for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
-    if (!split) continue;
-    for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
-  }
-  return order;
-}
-
-}  // namespace
 
 void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
                         const std::function<void(Bytes done, Bytes total)>& reading) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
@@ -31,6 +32,11 @@ void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
 /// The same, as fp32.
 void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out);
+
+/// What a reader of both functions should read ahead, in the order in which the fill asks for it:
+/// for the weights of a block, then, if they are `split`, for their remainders.
+std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
+                                             const model::Architecture& model, bool split);
 
 /// Starts `engine` with the `weights` (WeightFiles), or with its random initial ones if the path is
 /// empty. Calls `reading`, one call at a time, with the bytes that are read and those of the whole.

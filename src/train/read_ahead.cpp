@@ -109,9 +109,7 @@ void ReadAhead::read(const WeightFiles::Place& place, Bytes first, HostBytes out
   Bytes at = place.tensor->offset + first;
   while (!out.empty()) {
     Hold window(*this, place, at);
-    if (!window.found()) {
-      return text::read_fully(place.file->descriptor(), place.file->path(), at, out);
-    }
+    if (!window.found()) return read_stored(place, at - place.tensor->offset, out);
     const Bytes taken = window.take(at, out);
     out = out.subspan(taken);
     at += taken;

@@ -37,19 +37,7 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
 }
 
-std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
-  std::vector<TensorToStore> tensors;
-  for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) {
-      if (tensor.first_element() > 0) continue;  // the rest of a tensor that is in several blocks
-      tensors.push_back({tensor.name, DType::f32, tensor.whole_shape()});
-    }
-  }
-  return tensors;
-}
-
-/// Writes what a block has of a tensor, in the order of files: fast, also if memory has another
-/// one.
+/// In the order of files, which is fast even if memory has another one.
 void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
            std::span<const float> values) {
   for (Elems done = 0; done < tensor.size;) {
@@ -86,6 +74,24 @@ void check_room_for_weights(const config::Config& config, const model::Architect
                   format_bytes(needed)));
 }
 
+std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
+  std::vector<TensorToStore> tensors;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (tensor.first_element() > 0) continue;  // the rest of a tensor that is in several blocks
+      tensors.push_back({tensor.name, DType::f32, tensor.whole_shape()});
+    }
+  }
+  return tensors;
+}
+
+void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
+                 std::span<const float> values) {
+  for (const model::TensorSpec& tensor : block.tensors) {
+    write(writer, tensor, values.subspan(tensor.offset, tensor.size));
+  }
+}
+
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
@@ -98,10 +104,8 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     if (first) progress(done, size_of_weights(model));
     const std::vector<float> values = engine.read_block(b);
-    for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
-      if (writer) write(*writer, tensor, std::span(values).subspan(tensor.offset, tensor.size));
-      done += tensor.size * sizeof(float);
-    }
+    if (writer) write_block(*writer, model.blocks[b], values);
+    done += model.blocks[b].parameters * sizeof(float);
   }
   if (!writer) return;
   describe(*writer, config);

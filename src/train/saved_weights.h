@@ -2,6 +2,8 @@
 
 #include <filesystem>
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
@@ -17,6 +19,12 @@ using Progress = std::function<void(Bytes done, Bytes total)>;
 
 /// Throws Error(io) if the disk of the run directory lacks the room for the weights of `config`.
 void check_room_for_weights(const config::Config& config, const model::Architecture& model);
+
+/// The tensors of a model in files, as F32; those of which blocks have parts are whole.
+std::vector<TensorToStore> tensors_of(const model::Architecture& model);
+/// Writes the `values` of a block (flat) to their places in the tensors of its model.
+void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
+                 std::span<const float> values);
 
 /// Writes the master weights of `engine` as F32 to the run directory: a folder of Hugging Face,
 /// with the config.json, generation_config.json and tokenizer of the imported model, or a

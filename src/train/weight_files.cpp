@@ -173,6 +173,10 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
   refuse_file(path_, fmt::format(" has no tensor '{}'{}", name, did_you_mean(name, names)));
 }
 
+void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out) {
+  text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
+}
+
 DType type_of(const WeightFiles::Place& place) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     if (place.tensor->dtype == dtype_name(type)) return type;

@@ -152,6 +152,27 @@ class Folder(RunTest):
             made.append(read_folder(self.path / f"made{cut}/weights"))
         self.assertEqual(made[0], made[1])
 
+    def test_tiles_of_layers_are_whole_tensors_in_files(self):
+        tensors = self.llama()
+        for cut in ("2", "3"):
+            for bf16 in ("true", "false"):
+                with self.subTest(cut, bf16=bf16):
+                    done = self.saving("--set", "model.layer_tiles=" + cut,
+                                       "--set", "bf16.enabled=" + bf16, "--overwrite")
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    out = f"out{cut}-{bf16}"
+                    self.run_well("export", "run", "--out", out)
+                    self.assertEqual(read_folder(self.path / out), tensors)
+        llama = {"family": "llama", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
+                 "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 136}
+        made = []
+        for cut in (1, 3):
+            done = self.saving("--out", f"made{cut}", model={**llama, "layer_tiles": cut,
+                                                             "vocabulary_tiles": cut})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            made.append((self.path / f"made{cut}/weights/model.safetensors").read_bytes())
+        self.assertEqual(made[0], made[1])
+
     def test_gpt_neox_is_exported_byte_for_byte(self):
         """Its queries, keys and values have another order in memory."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))

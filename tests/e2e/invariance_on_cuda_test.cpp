@@ -62,8 +62,8 @@ TEST(InvarianceOnCuda, Gpt2WithACutVocabularyInBf16) {
 TEST(InvarianceOnCuda, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }
-TEST(InvarianceOnCuda, PackedLlamaWithACutVocabularyInFp32) {
-  expect_invariance(kLlama + R"(, "vocabulary_tiles": 2)", false, true);
+TEST(InvarianceOnCuda, PackedLlamaInTilesInFp32) {
+  expect_invariance(kLlama + R"(, "vocabulary_tiles": 2, "layer_tiles": 2)", false, true);
 }
 
 }  // namespace

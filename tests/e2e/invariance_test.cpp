@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -35,6 +36,12 @@ const Model kLlama = {"llama",
 Model cut(const Model& model, int tiles) {
   return {fmt::format("{} in {} tiles", model.name, tiles),
           fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles)};
+}
+/// With its layers in tiles, too: two of attention, three of the MLP, which differ in width.
+Model cut_everywhere(const Model& model, int tiles) {
+  const Model vocabulary = cut(model, tiles);
+  return {fmt::format("{}, layers too", vocabulary.name),
+          fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section)};
 }
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
@@ -151,18 +158,22 @@ TEST(Invariance, LlamaInBf16) {
 TEST(Invariance, LlamaWithACutVocabularyInFp32) {
   expect_invariance(cut(kLlama, 5), false, kFewSteps);
 }
-TEST(Invariance, PackedTiedLlamaWithACutVocabularyInBf16) {
-  expect_invariance(cut(kTiedLlama, 3), true, kFewSteps, true);
+TEST(Invariance, PackedTiedLlamaInTilesInBf16) {
+  expect_invariance(cut_everywhere(kTiedLlama, 3), true, kFewSteps, true);
 }
 
 /// Tiles only change the order of sums.
-TEST(Invariance, ACutVocabularyHasTheLossesOfAWholeOne) {
-  for (const Model& model : {kGpt2, kLlama, kTiedLlama}) {
+TEST(Invariance, TilesHaveTheLossesOfAWholeModel) {
+  const std::vector<std::pair<Model, Model>> pairs = {{kGpt2, cut(kGpt2, 3)},
+                                                      {kLlama, cut(kLlama, 3)},
+                                                      {kTiedLlama, cut(kTiedLlama, 3)},
+                                                      {kLlama, cut_everywhere(kLlama, 1)}};
+  for (const auto& [model, in_tiles] : pairs) {
     const test::Outcome whole = train(model, false, {}, kFewSteps);
-    const test::Outcome tiles = train(cut(model, 3), false, {}, kFewSteps);
+    const test::Outcome tiles = train(in_tiles, false, {}, kFewSteps);
     ASSERT_EQ(tiles.losses.size(), whole.losses.size());
     for (std::size_t i = 0; i < whole.losses.size(); ++i) {
-      EXPECT_NEAR(tiles.losses[i], whole.losses[i], 2e-4) << model.name << ", step " << i;
+      EXPECT_NEAR(tiles.losses[i], whole.losses[i], 2e-4) << in_tiles.name << ", step " << i;
     }
   }
 }

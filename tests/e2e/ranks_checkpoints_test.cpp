@@ -71,7 +71,8 @@ config::Config config_of(const fs::path& directory, std::uint64_t world, Overrid
   // With three ranks, one of them has almost nothing of a block.
   return test::tiny_config(
       R"("family": "llama", "vocab_size": 131, "hidden_size": 24, "num_layers": 2,
-         "num_heads": 3, "num_kv_heads": 1, "tie_embeddings": true, "vocabulary_tiles": 2)",
+         "num_heads": 3, "num_kv_heads": 1, "tie_embeddings": true, "vocabulary_tiles": 2,
+         "layer_tiles": 2)",
       false, directory, overrides);
 }
 

@@ -26,7 +26,7 @@ const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size":
 /// Blocks of few pages: with three ranks, one of them has almost nothing of a block.
 const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 24,
                               "num_layers": 2, "num_heads": 3, "num_kv_heads": 1,
-                              "vocabulary_tiles": 3)";
+                              "vocabulary_tiles": 3, "layer_tiles": 2)";
 
 /// Without a GPU the kernels of the CUDA device run thread by thread on the host, so runs are short
 /// on it and few.

@@ -30,6 +30,9 @@ struct ModelConfig {
   /// Blocks into which the rows of the embedding and of the output matrix are cut; 0: by the rule
   /// of usual_vocabulary_tiles().
   std::uint64_t vocabulary_tiles = 0;
+  /// Tiles into which the MLP of a layer is cut, and its attention into at most so many; 1: a layer
+  /// is one block; 0: by the rule of usual_layer_tiles().
+  std::uint64_t layer_tiles = 0;
   double init_stddev = 0.02;
   /// Keys that only some families have, by name (Family::details).
   std::map<std::string, text::Json, std::less<>> details;
@@ -57,9 +60,9 @@ struct StoredRows {
   std::uint64_t groups = 1;
 };
 
-/// One tensor of a block, or the rows of one that are in this block. `offset`: elements from the
-/// start of the block's flat buffer, the same for every kind of state (weight, remainder, moments,
-/// gradient).
+/// One tensor of a block, or the rows or columns of one that are in this block. `offset`: elements
+/// from the start of the block's flat buffer, the same for every kind of state (weight, remainder,
+/// moments, gradient).
 struct TensorSpec {
   std::string name;                  ///< Hugging Face's name
   std::vector<std::uint64_t> shape;  ///< of what is in this block
@@ -67,15 +70,25 @@ struct TensorSpec {
   Elems size = 0;
   std::uint64_t first_row = 0;    ///< of the rows in this block
   std::uint64_t rows_in_all = 0;  ///< of the whole tensor
+  std::uint64_t first_column = 0;
+  std::uint64_t columns_in_all = 0;  ///< elements of a row of the whole tensor
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::normal
   StoredRows stored;
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Index in the whole tensor of the first element in this block.
-  [[nodiscard]] Elems first_element() const {
-    return first_row == 0 ? 0 : first_row * (size / shape.front());
-  }
+  [[nodiscard]] Elems first_element() const { return first_row * columns_in_all + first_column; }
+  /// Whether the block has only some columns: its rows do not follow each other in the tensor.
+  [[nodiscard]] bool cuts_rows() const { return size != shape.front() * columns_in_all; }
+};
+
+/// What a block of a layer holds.
+enum class LayerPart {
+  whole,      ///< the whole layer
+  norm,       ///< the norm before attention or the MLP of a layer that is cut; its tiles follow
+  attention,  ///< a tile: queries, keys, values and columns of the output map of some heads
+  mlp         ///< a tile: rows of the first maps and the same columns of the last one
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -83,7 +96,11 @@ struct TensorSpec {
 /// Padding is zero and stays zero under the update.
 struct BlockSpec {
   BlockKind kind = BlockKind::layer;
-  std::string name;    ///< "embedding", "layer 0", "head"; tiles: "embedding 0", "head 0"
+  LayerPart part = LayerPart::whole;  ///< of a layer
+  std::uint64_t layer = 0;            ///< the number of the layer, if it is one
+  /// "embedding", "layer 0", "head"; tiles: "embedding 0", "head 0", "layer 0 attention 3"; norms
+  /// before tiles: "layer 0 attention", "layer 0 mlp".
+  std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
   Elems parameters = 0;  ///< without padding
@@ -122,7 +139,9 @@ struct VocabularyTile {
 /// A model as a list of blocks: embedding, layers, head. With tied embeddings the head has no
 /// weight matrix of its own and reads the embedding's. A large vocabulary is cut into tiles: then
 /// the embedding is one block per tile, the last of them with the positions, and so is the head,
-/// the first of them with the norm (if tied, the head is one block with the norm).
+/// the first of them with the norm (if tied, the head is one block with the norm). Wide layers are
+/// cut too: each half, attention and MLP, is a block with the norm before it, then one per tile;
+/// the tiles add their parts of the half's result.
 struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
@@ -130,7 +149,13 @@ struct Architecture {
 
   [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
   /// The block with the final norm.
-  [[nodiscard]] std::size_t head() const { return first_layer() + config.num_layers; }
+  [[nodiscard]] std::size_t head() const {
+    return blocks.size() - (config.tie_embeddings ? 1 : config.vocabulary_tiles);
+  }
+  /// Whether `block` is a tile of half a layer.
+  [[nodiscard]] bool is_layer_tile(std::size_t block) const {
+    return blocks[block].part == LayerPart::attention || blocks[block].part == LayerPart::mlp;
+  }
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
   [[nodiscard]] std::uint64_t largest_tile() const;  ///< in rows
 
@@ -152,11 +177,19 @@ std::size_t count_blocks(const ModelConfig& config);
 bool is_layer(const ModelConfig& config, std::size_t block);
 
 /// The number of tiles of a vocabulary, which depends on the shape of the model alone: 1 up to 2^27
-/// elements or twice the largest layer; otherwise tiles have at most 2^22 elements, or a quarter of
-/// the largest layer: a tied tile has two accumulators, which should not need more memory than a
-/// layer.
+/// elements or twice the largest block of a layer; otherwise tiles have at most 2^22 elements, or a
+/// quarter of that block: a tied tile has two accumulators, which should not need more memory than
+/// a layer.
 std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t width,
-                                     Elems largest_layer);
+                                     Elems largest_block);
+/// The number of tiles of an MLP, which depends on the shape of the model alone: 1 for layers of up
+/// to 2^30 elements; otherwise tiles have at most 2^25, but there are at most 64, and fewer in a
+/// model of more than 8 layers (512 in all, at least 4), since a block has a price of its own.
+std::uint64_t usual_layer_tiles(Elems layer, std::uint64_t layers);
+/// The same for attention, of a complete config: at most as many, of equally many heads of keys.
+std::uint64_t attention_tiles(const ModelConfig& config);
+/// The config of a model whose layers in one piece are as wide as the widest tiles of `config`.
+ModelConfig config_of_tile(const ModelConfig& config);
 
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.

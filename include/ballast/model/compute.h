@@ -28,12 +28,13 @@ struct KernelMemory {
   /// length. Logits and the arrays of a layer's MLP have an upper limit: they exist for a chunk of
   /// rows at a time.
   Bytes workspace = 0;
-  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch; for the first
-  /// block of a head of several tiles: bytes for one pass, see Compute::head_train(); 0 for other
-  /// blocks.
+  /// By block: bytes (whole pages) to keep the intermediates of one micro-batch, for layers in one
+  /// piece; for the first block of a head of several tiles: bytes for one pass, see
+  /// Compute::head_train(); 0 for other blocks.
   std::vector<Bytes> intermediates;
-  /// Bytes of the rows of a head of several tiles, see Compute::head_begin(); 0 with one tile.
-  Bytes head_rows = 0;
+  /// Bytes of what is known of the rows between visits to tiles, of the head or of layers, see
+  /// Compute::normalize(); 0 without tiles.
+  Bytes rows = 0;
   /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
   std::vector<Bytes> cleared;
 };
@@ -88,7 +89,7 @@ class Compute {
                                   DeviceView<const std::int32_t> positions, ConstDeviceBytes dy,
                                   DeviceView<float> gradient) = 0;
 
-  /// Block `block`, a layer. `out` may not alias `in`. `kept`: page-aligned
+  /// Block `block`, a layer in one piece. `out` may not alias `in`. `kept`: page-aligned
   /// device memory of at least memory().intermediates[block] for intermediates that
   /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -101,6 +102,29 @@ class Compute {
                               DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
                               DeviceBytes dy, DeviceView<float> gradient, Accumulation accumulation,
                               DeviceBytes kept) = 0;
+
+  /// The norm before tiles: of the head's first block, or of a block of LayerPart::norm. `rows`:
+  /// device memory of memory().rows bytes that keeps its result, and what else is known of the
+  /// rows, for the tiles. `sums`: accumulators [N, H], set to `in`; empty: not wanted.
+  virtual void normalize(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                         ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums) = 0;
+  /// Block `block`, a tile of a layer, after normalize(): adds its part of the output to `sums`.
+  /// `out`: those, rounded; empty: not wanted. Tiles come in ascending order.
+  virtual void tile_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                            DeviceView<const std::int32_t> positions, DeviceBytes rows,
+                            DeviceView<float> sums, DeviceBytes out) = 0;
+  /// Given `dy`, the gradient of the output: adds the gradient of the norm's result to `sums` (the
+  /// half's last tile overwrites them) and those of the tile's weights to `gradient`. Tiles come in
+  /// descending order.
+  virtual void tile_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                             DeviceView<const std::int32_t> positions, DeviceBytes rows,
+                             ConstDeviceBytes dy, DeviceView<float> sums,
+                             DeviceView<float> gradient, Accumulation accumulation) = 0;
+  /// The last step of the backward pass through half a layer: turns `dy` in place into the gradient
+  /// of `in`, given the `sums` of its tiles, and adds the norm's gradient to `gradient`.
+  virtual void norm_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                             ConstDeviceBytes in, DeviceView<float> sums, DeviceBytes dy,
+                             DeviceView<float> gradient) = 0;
 
   /// The head, evaluation, for a vocabulary of one tile: *loss_sum = sum over targets of the
   /// cross-entropy in nats. `weights`: of the block with the final norm. `output`: the flat weights
@@ -120,11 +144,9 @@ class Compute {
                           DeviceBytes dx, DeviceView<float> gradient, Accumulation accumulation,
                           DeviceView<double> loss_sum, DeviceBytes kept = {}) = 0;
 
-  /// The same tile by tile, with the same bits: begin; scan all tiles in ascending order;
-  /// differentiate them in descending order; end. `rows`: device memory of memory().head_rows bytes
-  /// that keeps what is known of the rows in between. `dnormed`: accumulators [N, H].
-  virtual void head_begin(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes in,
-                          DeviceBytes rows) = 0;
+  /// The same tile by tile, with the same bits: normalize(); scan all tiles in ascending order;
+  /// differentiate them in descending order; end. `rows`: as in normalize(). `dnormed`:
+  /// accumulators [N, H].
   virtual void head_scan(device::Stream& stream, const OutputTile& tile,
                          DeviceView<const std::int32_t> targets, DeviceBytes rows) = 0;
   /// Adds the tile's part to `dnormed` (the last tile overwrites it), unless that is empty, and to

@@ -25,7 +25,11 @@ class BlockBuilder {
   /// Declares the order in files of the rows of the last matrix, and of its bias if one follows it.
   BlockBuilder& stored_by(const StoredRows& rows);
   /// Declares the last tensor to be rows of a larger one, from `first_row` on.
-  BlockBuilder& part_of(std::uint64_t rows_in_all, std::uint64_t first_row);
+  BlockBuilder& rows_of(std::uint64_t rows_in_all, std::uint64_t first_row);
+  /// Declares the last tensor, a matrix, to be columns of a larger one, from `first_column` on.
+  BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
+  /// Declares the block to be a part of a layer that is cut.
+  BlockBuilder& part(LayerPart part);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
   /// Returns the padded block; call it once.
@@ -73,8 +77,16 @@ class Family {
   virtual void complete(ModelConfig& config, const Refuse& refuse) const = 0;
 
   [[nodiscard]] virtual OuterTensors outer() const = 0;
-  /// Layer `index`, counted from 0, of a complete config.
+  /// Layer `index`, counted from 0, of a complete config, in one piece.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
+  /// Whether layers of such models can be cut into tiles.
+  [[nodiscard]] virtual bool cuts_layers(const ModelConfig& /*config*/) const { return false; }
+  /// The blocks of layer `index` of a complete config with layer_tiles above 1: two norms, each
+  /// followed by its tiles (see Architecture). Called if cuts_layers().
+  [[nodiscard]] virtual std::vector<BlockSpec> layer_tiles(const ModelConfig& /*config*/,
+                                                           std::uint64_t /*index*/) const {
+    return {};
+  }
   /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
   /// The value of model_type in Hugging Face's config.json.

@@ -11,6 +11,7 @@
 
 #include "ballast/core/tier.h"
 #include "ballast/core/units.h"
+#include "ballast/schedule/workload.h"
 
 namespace ballast::schedule {
 
@@ -69,10 +70,10 @@ enum class Action : std::uint8_t {
   fetch_weights,         ///< NVMe to host staging
   upload_weights,        ///< host (home or staging) to device
   gather_weights,        ///< shards of all ranks to whole weights on the device
+  normalize,             ///< the norm before tiles of a layer or of the head
   forward,               ///< one block, one micro-batch
   evaluate_head,         ///< the head's loss without gradients
   train_head,            ///< the head forward and backward, all tiles of the vocabulary in one
-  begin_head,            ///< its norm; the vocabulary is visited tile by tile
   scan_head,             ///< one tile: the sums of its logits
   differentiate_head,    ///< one tile: its part of the gradients, logits computed again
   end_head,              ///< the loss and, in training, the gradient of the norm
@@ -152,9 +153,12 @@ enum class Role : std::uint8_t {
   /// fp32 gradient sums of a tile of the output matrix: of one that is tied, or is not in the
   /// head's first block.
   output_accumulator,
-  head_rows,      ///< what the head knows of the rows of a micro-batch between visits to its tiles
-  head_gradient,  ///< fp32 sums of the tiles' parts of the gradient of the head's norm
-  gradient,       ///< packed gradient
+  /// What is known of the rows of a micro-batch between visits to tiles: the norm's result, and
+  /// what the head adds.
+  rows,
+  /// fp32 sums over tiles: of the output of half a layer, or of the gradient of the norm's result.
+  row_sums,
+  gradient,         ///< packed gradient
   gradient_source,  ///< source of a copied or reduced gradient
   states,           ///< remainder and moments
   states_source,
@@ -262,87 +266,14 @@ struct Plan {
 /// back to back without a barrier. Edges that a common stream implies are left out.
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 
-/// Consecutive elements of a block whose states are kept in one buffer, moved and updated together
-/// (sub_group_size of DeepSpeed's ZeRO-Infinity). Sizes are those of this rank's part.
-struct SubGroup {
-  Bytes state_bytes = 0;          ///< remainder and moments
-  Bytes initial_state_bytes = 0;  ///< of state_bytes, the first that do not begin as zeros
-  Bytes update_traffic = 0;       ///< memory that the update reads and writes
-};
-
-/// Sizes of one block: weights and gradients in full, states and their update per rank.
-struct BlockWork {
-  std::string name;
-  Bytes weight_bytes = 0;       ///< in the training type
-  Bytes accumulator_bytes = 0;  ///< fp32
-  Bytes gradient_bytes = 0;     ///< packed
-  double forward_flops = 0.0;   ///< per micro-batch
-  /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
-  double recomputed_flops = 0.0;
-  bool keeps_whole = false;      ///< stage 3 does not split its weights
-  Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
-  Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
-  std::vector<SubGroup> sub_groups = {};  ///< at least one, in ascending order of elements
-
-  /// Remainder and moments that this rank keeps.
-  [[nodiscard]] Bytes state_bytes() const;
-};
-
-/// Sizes of a model and its batch.
-struct Workload {
-  std::vector<BlockWork> blocks;  ///< embedding, layers, head
-  bool tied = false;              ///< the head also reads the embedding's weights
-  /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the
-  /// vocabulary. A tied head is one block.
-  std::uint32_t vocabulary_tiles = 1;
-  Bytes tied_accumulator_bytes = 0;  ///< of one tile
-  Bytes head_rows_bytes = 0;         ///< per micro-batch; 0 with one tile
-  Bytes head_gradient_bytes = 0;     ///< likewise
-  Bytes activation_bytes = 0;        ///< of one micro-batch between two blocks
-  Bytes batch_bytes = 0;       ///< tokens, targets and, if packed, positions of one micro-batch
-  bool packed = false;         ///< layers read the positions of the tokens
-  Bytes losses_bytes = 0;      ///< losses of all micro-batches
-  Bytes statistics_bytes = 0;  ///< of the gradient of one block
-  Bytes workspace_bytes = 0;
-  std::uint64_t micro_batch_tokens = 0;
-  std::uint32_t micro_batches = 1;             ///< per training step, on each rank
-  std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
-  std::uint32_t world = 1;                     ///< ranks
-  std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect with one rank
-  /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of
-  /// `world`; 0: all of them.
-  std::uint32_t weight_ranks = 0;
-  /// Bytes of one weight (2 or 4) when gathers of split weights move WeightCodes, else 0.
-  Bytes coded_weight = 0;
-
-  [[nodiscard]] std::uint64_t tokens_per_step() const {
-    return micro_batch_tokens * micro_batches * world;
-  }
-  [[nodiscard]] std::uint32_t first_layer() const { return vocabulary_tiles; }
-  /// The first block of the head.
-  [[nodiscard]] std::uint32_t head() const {
-    return static_cast<std::uint32_t>(blocks.size()) - (tied ? 1 : vocabulary_tiles);
-  }
-  [[nodiscard]] bool is_embedding(std::size_t block) const { return block < first_layer(); }
-  [[nodiscard]] bool is_layer(std::size_t block) const {
-    return block >= first_layer() && block < head();
-  }
-  /// Whether `block` may keep intermediates: a layer, or the head if it has several tiles.
-  [[nodiscard]] bool has_intermediates(std::size_t block) const {
-    return is_layer(block) || (block == head() && vocabulary_tiles > 1);
-  }
-  /// The block with the output matrix's tile `number`.
-  [[nodiscard]] std::uint32_t block_of_tile(std::uint32_t number) const {
-    return tied ? number : head() + number;
-  }
-};
-
 /// Where the states of one block live between uses.
 struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
-  Tier activations = Tier::device;  ///< the block's input between forward and backward
+  /// The block's input between forward and backward, see Workload::places_input().
+  Tier activations = Tier::device;
   /// Layers: intermediates stay on the device from forward to backward, else they are recomputed.
+  /// The second half of a layer that is cut: its input does.
   /// The first block of a head of several tiles: their logits do, see in_one_pass().
   bool keeps_intermediates = false;
   /// With gated updates, for states below the device: the block is updated in the backward pass, in

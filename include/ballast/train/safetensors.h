@@ -80,9 +80,8 @@ class WriteBuffers;
 class SafetensorsWriter {
  public:
   /// `buffers`: the memory, shared with other writers of the same thread; null: its own. If one of
-  /// them is destroyed without finish(), the others may fail. Throws Error(io) if
-  /// the file cannot be created or the disk lacks the space for it, Error(state) for duplicate
-  /// names.
+  /// them is destroyed without finish(), the others may fail. Throws Error(io) if the file cannot
+  /// be created or the disk lacks the space for it, Error(state) for duplicate names.
   SafetensorsWriter(std::filesystem::path path, const std::vector<TensorToStore>& tensors,
                     const std::map<std::string, std::string>& metadata = {},
                     std::shared_ptr<WriteBuffers> buffers = nullptr);

@@ -56,6 +56,10 @@ class WeightFiles {
   std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
 };
 
+/// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
+/// Error(data) if the file is too short, Error(io).
+void read_stored(const WeightFiles::Place& place, Bytes first, std::span<std::byte> out);
+
 /// Throws Error(data) naming file and tensor if the dtype is not one of weights.
 DType type_of(const WeightFiles::Place& place);
 

@@ -201,13 +201,6 @@ void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, 
 }
 
 template <class T>
-void Ops<T>::linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
-                          std::size_t rows, bool add_to_dx) {
-  const Product p = input_product(layer, dy, dy_row, dx, rows);
-  multiply(p.extents, p.a, p.b, p.c, add_to_dx);
-}
-
-template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
   const Product p = weight_product(layer, x, dy, dy_row, rows);
@@ -271,6 +264,11 @@ template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
   if (size == 0) return;
   check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");
+}
+
+template <class T>
+void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
+  check_cuda(cuda::widen(queue_, x, y, size), "conversion to fp32");
 }
 
 template <class T>

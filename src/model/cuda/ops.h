@@ -73,8 +73,16 @@ class Ops {
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
-  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
-                    std::size_t rows, bool add_to_dx = false);
+  void linear_sums(const Linear<T>& layer, const T* x, float* sums, std::size_t rows) {
+    const Product p = forward_product(layer, x, sums, layer.out, rows);
+    multiply(p.extents, p.a, p.b, p.c, true);
+  }
+  template <class D>
+  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
+                    std::size_t rows, bool add_to_dx = false) {
+    const Product p = input_product(layer, dy, dy_row, dx, rows);
+    multiply(p.extents, p.a, p.b, p.c, add_to_dx);
+  }
   void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                      std::size_t rows);
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
@@ -95,6 +103,7 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
   void zero(float* values, std::size_t size) const;
+  void widen(const T* x, float* y, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,

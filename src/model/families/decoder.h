@@ -65,6 +65,9 @@ class DecoderFamily : public Family {
   [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
                                             std::uint64_t index) const = 0;
   [[nodiscard]] BlockSpec layer(const ModelConfig& config, std::uint64_t index) const final;
+  [[nodiscard]] bool cuts_layers(const ModelConfig& config) const final;
+  [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
+                                                   std::uint64_t index) const final;
   /// Rotary positions of the layers (DecoderSpec::rotary); none if no layer rotates.
   [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& /*config*/,
                                                      std::uint64_t /*length*/,

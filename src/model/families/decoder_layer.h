@@ -14,25 +14,28 @@
 
 namespace ballast::model {
 
-/// Forward and backward of the layers that a DecoderSpec describes.
+/// Forward and backward of the layers that a DecoderSpec describes, or of their tiles. Both run the
+/// same steps. A layer writes rounded results of its own memory or of the residual stream, a tile
+/// adds to fp32 sums.
 template <class Ops>
 class DecoderLayer final : public Layer<Ops> {
  public:
   using T = typename Ops::Value;
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(model, shape, ops,
-                   arrays_of(decoder_family(model.config).decoder(model.config, 0))),
+                   arrays_of(decoder_family(model.config).decoder(model.config, 0),
+                             model.config.layer_tiles > 1)),
+        bound_(Layer<Ops>::bind_layers(
+            model, [&](const BlockSpec& block) { return bind(model.config, block); })),
         rotaries_(rotaries_of(model.config, shape.length)),
-        angles_(rotaries_.size()) {
-    for (std::size_t layer = 0; layer < model.config.num_layers; ++layer) {
-      bound_.push_back(bind(model, layer));
-    }
-  }
+        angles_(rotaries_.size()) {}
   void take_lasting_memory(Bump& bump) override;
+  [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
 
  private:
-  /// Where the tensors of a layer are.
+  /// Where the tensors of a block are; a part of a layer lacks those of the others.
   struct Bound {
+    LayerPart part = LayerPart::whole;
     std::optional<NormAt> norm_before_attention;
     std::optional<NormAt> norm_after_attention;
     std::optional<NormAt> norm_before_mlp;
@@ -52,13 +55,14 @@ class DecoderLayer final : public Layer<Ops> {
     LinearAt mlp_out;
   };
 
-  static LayerArrays arrays_of(const DecoderSpec& spec) {
+  static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles) {
     return {.mlp = spec.gated ? 3U : 2U,
             .cuts_mlp = true,
-            .norm1 = !spec.norm_before_attention.empty(),
+            .norm1 = !spec.norm_before_attention.empty() && !tiles,
             .projected = !spec.query_norm.empty(),
             .attention_out = !spec.norm_after_attention.empty(),
-            .mlp_out = !spec.norm_after_mlp.empty()};
+            .mlp_out = !spec.norm_after_mlp.empty(),
+            .tiles = tiles};
   }
   static std::vector<Rotary> rotaries_of(const ModelConfig& config, std::size_t length) {
     return decoder_family(config).rotaries(
@@ -66,22 +70,35 @@ class DecoderLayer final : public Layer<Ops> {
           throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
         });
   }
-  static Bound bind(const Architecture& model, std::size_t layer);
+  static Bound bind(const ModelConfig& config, const BlockSpec& block);
 
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, T* out) override;
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
-  void differentiate_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
+  void add_tile(const BlockWeights<T>& block, const T* x, float* sums) override;
+  void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy, float* sums,
+                          bool add_to_sums) override;
+
+  // Steps of layers and tiles. `x` [N, H] is what the first maps read; `dx`, of the training type
+  // or fp32, gets the gradient of x or is added to.
 
   void project_qkv(const BlockWeights<T>& block, const T* x);
   /// The intermediates of the MLP.
-  void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk);
+  void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);
+  /// Given `dout`, the gradient of what the last map makes.
+  template <class D>
+  void attention_backward(const BlockWeights<T>& block, const T* x, const T* dout, D* dx,
+                          bool add_to_dx);
+  /// Likewise; `dout` is the first of the chunk's rows, `x` and `dx` are all rows.
+  template <class D>
+  void mlp_backward(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x,
+                    const T* dout, D* dx, bool add_to_dx);
   /// Row by row side by side if one product makes both, else one after the other.
   [[nodiscard]] GateUp<T> gate_up(const Bound& b, const MlpChunk<T>& chunk) const {
     const bool joined = b.mlp_in.size() == 1;
-    const std::size_t wide = this->wide_;
+    const std::size_t wide = chunk.width;
     return {chunk.hidden, chunk.hidden + (joined ? wide : chunk.rows * wide),
             joined ? 2 * wide : wide, chunk.rows, wide};
   }
@@ -106,9 +123,9 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
     return b.parallel ? in : this->memory_.middle;
   }
-  /// Rows from `first` on of what the first products of the MLP read.
-  [[nodiscard]] const T* mlp_x(const Bound& b, std::size_t first) const {
-    return (b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle) + first * this->width_;
+  /// What the first products of a layer's MLP read.
+  [[nodiscard]] const T* mlp_x(const Bound& b) const {
+    return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
   void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
     if (map.bias == nullptr) return;
@@ -122,15 +139,20 @@ class DecoderLayer final : public Layer<Ops> {
 };
 
 template <class Ops>
-typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& model,
-                                                          std::size_t layer) {
-  const BlockSpec& tensors = model.blocks[model.first_layer() + layer];
-  const DecoderSpec spec = decoder_family(model.config).decoder(model.config, layer);
+typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& config,
+                                                          const BlockSpec& block) {
+  const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
+  const auto is_elsewhere = [&](const std::string& name) {
+    return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
+  };
   const auto norm = [&](const std::string& name) {
-    return name.empty() ? std::nullopt : std::optional(find_norm(tensors, name, spec.norm_offset));
+    return name.empty() || is_elsewhere(name)
+               ? std::nullopt
+               : std::optional(find_norm(block, name, spec.norm_offset));
   };
   const auto linear = [&](const std::string& name) {
-    return spec.conv1d ? find_conv1d(tensors, name) : find_linear(tensors, name);
+    if (is_elsewhere(name)) return LinearAt();
+    return spec.conv1d ? find_conv1d(block, name) : find_linear(block, name);
   };
   const auto linears = [&](const std::vector<std::string>& names) {
     std::vector<LinearAt> maps;
@@ -138,7 +160,8 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
     for (const std::string& name : names) maps.push_back(linear(name));
     return maps;
   };
-  Bound b = {.norm_before_attention = norm(spec.norm_before_attention),
+  Bound b = {.part = block.part,
+             .norm_before_attention = norm(spec.norm_before_attention),
              .norm_after_attention = norm(spec.norm_after_attention),
              .norm_before_mlp = norm(spec.norm_before_mlp),
              .norm_after_mlp = norm(spec.norm_after_mlp),
@@ -164,6 +187,13 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const Architecture& mo
           "a parallel MLP needs norms before it and before attention");
   if (Ops::kJoinsGateAndUp) b.mlp_in = joined(b.mlp_in);
   return b;
+}
+
+template <class Ops>
+NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
+  const Bound& b = bound_[layer];
+  expects(b.part == LayerPart::norm, "the block is not a norm before tiles");
+  return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
 }
 
 template <class Ops>
@@ -219,10 +249,11 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk) {
+void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
+                                    const T* x) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
-  const T* const x = mlp_x(b, chunk.first);
+  x += chunk.first * this->width_;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
     T* to = pair.gate;
@@ -232,8 +263,8 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
     }
     ops.gate(b.activation, pair, chunk.activated);
   } else {
-    ops.linear(block[b.mlp_in.front()], x, chunk.hidden, this->wide_, chunk.rows);
-    ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * this->wide_);
+    ops.linear(block[b.mlp_in.front()], x, chunk.hidden, chunk.width, chunk.rows);
+    ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
   }
   if (b.norm_after_mlp) {
     ops.linear(block[b.mlp_out], chunk.activated, chunk.mlp_out, this->width_, chunk.rows);
@@ -243,8 +274,8 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
 template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
   const Bound& b = bound_[block.layer];
-  this->by_chunks([&](const MlpChunk<T>& chunk) {
-    compute_mlp(block, chunk);
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk, mlp_x(b));
     const std::size_t at = chunk.first * this->width_;
     const T* const residual = this->memory_.middle + at;
     if (b.norm_after_mlp) {
@@ -265,14 +296,21 @@ template <class Ops>
 void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy) {
   const Bound& b = bound_[block.layer];
   const LayerMemory<T>& m = this->memory_;
+  const bool normed = b.norm_before_mlp.has_value();
   // Chunks add to what the first one wrote.
   BlockWeights<T> weights = block;
-  this->by_chunks([&](const MlpChunk<T>& chunk) {
-    if (!this->kept_) compute_mlp(weights, chunk);
-    differentiate_mlp(weights, chunk, dy);
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    if (!this->kept_) compute_mlp(weights, chunk, mlp_x(b));
+    const T* dout = dy + chunk.first * this->width_;
+    if (b.norm_after_mlp) {
+      this->ops_.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr,
+                               chunk.mlp_out, chunk.rows);
+      dout = chunk.mlp_out;
+    }
+    mlp_backward(weights, chunk, mlp_x(b), dout, normed ? m.gradient : dy, !normed);
     weights.accumulation = Accumulation::later;
   });
-  if (b.norm_before_mlp) {
+  if (normed) {
     // Attention needs the gradient of the sum itself.
     this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
                              b.parallel ? m.middle : dy, this->rows_);
@@ -280,25 +318,20 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
-                                          T* dy) {
+template <class D>
+void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChunk<T>& chunk,
+                                     const T* x, const T* dout, D* dx, bool add_to_dx) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
   const std::size_t rows = chunk.rows;
   const std::size_t width = this->width_;
-  const std::size_t at = chunk.first * width;
   const Linear<T> out = block[b.mlp_out];
-  const T* dout = dy + at;
-  if (b.norm_after_mlp) {
-    ops.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr, chunk.mlp_out, rows);
-    dout = chunk.mlp_out;
-  }
   add_bias_gradient(out, dout, width, rows);
   ops.linear_weight(out, chunk.activated, dout, width, rows);
   ops.linear_input(out, dout, width, chunk.activated, rows);
 
-  const T* const x = mlp_x(b, chunk.first);
-  T* const dx = (b.norm_before_mlp ? this->memory_.gradient : dy) + at;
+  x += chunk.first * width;
+  dx += chunk.first * width;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
     ops.gate_backward(b.activation, pair, chunk.activated);
@@ -310,16 +343,15 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const Ml
     }
     from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      ops.linear_input(block[part], from, pair.step, dx, rows,
-                       from != pair.gate || !b.norm_before_mlp);
+      ops.linear_input(block[part], from, pair.step, dx, rows, from != pair.gate || add_to_dx);
       from = pair.up;
     }
   } else {
     const Linear<T> map = block[b.mlp_in.front()];
     ops.activate_backward(b.activation, chunk.hidden, chunk.activated, map.bias_gradient, rows,
-                          this->wide_);
-    ops.linear_weight(map, x, chunk.activated, this->wide_, rows);
-    ops.linear_input(map, chunk.activated, this->wide_, dx, rows, !b.norm_before_mlp);
+                          chunk.width);
+    ops.linear_weight(map, x, chunk.activated, chunk.width, rows);
+    ops.linear_input(map, chunk.activated, chunk.width, dx, rows, add_to_dx);
   }
 }
 
@@ -328,19 +360,34 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
   auto& m = this->memory_;
-  const std::size_t rows = this->rows_;
-  const std::size_t row = this->shape_.row();
-  const std::size_t width = this->width_;
-  const Linear<T> out = block[b.attention_out];
   const T* dout = dy;
   if (b.norm_after_attention) {
     ops.norm_backward(block[*b.norm_after_attention], m.attention_out, dy, nullptr, m.attention_out,
-                      rows);
+                      this->rows_);
     dout = m.attention_out;
   }
-  add_bias_gradient(out, dout, width, rows);
-  ops.linear_weight(out, m.attention, dout, width, rows);
-  ops.linear_input(out, dout, width, m.gradient, rows);
+  if (b.norm_before_attention) {
+    attention_backward(block, m.norm1, dout, m.gradient, false);
+    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, b.parallel ? m.middle : dy,
+                      dy, this->rows_);
+  } else {
+    attention_backward(block, in, dout, dy, true);
+  }
+}
+
+template <class Ops>
+template <class D>
+void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T* x, const T* dout,
+                                           D* dx, bool add_to_dx) {
+  const Bound& b = bound_[block.layer];
+  auto& ops = this->ops_;
+  auto& m = this->memory_;
+  const std::size_t rows = this->rows_;
+  const std::size_t row = this->shape_.row();
+  const Linear<T> out = block[b.attention_out];
+  add_bias_gradient(out, dout, this->width_, rows);
+  ops.linear_weight(out, m.attention, dout, this->width_, rows);
+  ops.linear_input(out, dout, this->width_, m.gradient, rows);
   this->attend_backward(b.window);
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
@@ -350,19 +397,47 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
     ops.norm_groups_backward(block[*b.key_norm], heads(b, this->shape_.kv_heads),
                              m.projected + keys, projected_row(), m.dqkv + keys, row);
   }
-  const T* const x = b.norm_before_attention ? m.norm1 : in;
-  T* const dx = b.norm_before_attention ? m.gradient : dy;
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
     add_bias_gradient(block[part], from, row, rows);
     ops.linear_weight(block[part], x, from, row, rows);
-    ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || !b.norm_before_attention);
+    ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || add_to_dx);
     from += part.out;
   }
-  if (b.norm_before_attention) {
-    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, b.parallel ? m.middle : dy,
-                      dy, rows);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::add_tile(const BlockWeights<T>& block, const T* x, float* sums) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    project_qkv(block, x);
+    this->attend(b.window);
+    this->ops_.linear_sums(block[b.attention_out], this->memory_.attention, sums, this->rows_);
+    return;
   }
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk, x);
+    this->ops_.linear_sums(block[b.mlp_out], chunk.activated, sums + chunk.first * this->width_,
+                           chunk.rows);
+  });
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
+                                           float* sums, bool add_to_sums) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    project_qkv(block, x);
+    this->attend(b.window);
+    attention_backward(block, x, dy, sums, add_to_sums);
+    return;
+  }
+  BlockWeights<T> weights = block;
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(weights, chunk, x);
+    mlp_backward(weights, chunk, x, dy + chunk.first * this->width_, sums, add_to_sums);
+    weights.accumulation = Accumulation::later;
+  });
 }
 
 }  // namespace ballast::model

@@ -333,13 +333,6 @@ void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, 
 }
 
 template <class T>
-void Ops<T>::linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
-                          std::size_t rows, bool add_to_dx) {
-  const Product p = input_product(layer, dy, dy_row, dx, rows);
-  products_.multiply(p.extents, p.a, p.b, p.c, add_to_dx);
-}
-
-template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
   const Product p = weight_product(layer, x, dy, dy_row, rows);
@@ -411,6 +404,17 @@ template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
   split(size, kPage / sizeof(float),
         [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
+}
+
+template <class T>
+void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
+  split(size, kPage / sizeof(float), [&](Range r) {
+    if constexpr (kTypeOf<T> == DType::f32) {
+      std::memcpy(y + r.begin, x + r.begin, r.size() * sizeof(float));
+    } else {
+      std::transform(x + r.begin, x + r.end, y + r.begin, [](T value) { return to_float(value); });
+    }
+  });
 }
 
 template <class T>

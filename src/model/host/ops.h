@@ -84,9 +84,18 @@ class Ops {
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   /// y = residual + x W (+ bias), rows without gaps.
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
-  /// dx = dy W^T (+ dx); rows of dy are `dy_row` apart.
-  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
-                    std::size_t rows, bool add_to_dx = false);
+  /// sums += x W, rows without gaps; no bias.
+  void linear_sums(const Linear<T>& layer, const T* x, float* sums, std::size_t rows) {
+    const Product p = forward_product(layer, x, sums, layer.out, rows);
+    multiply(p.extents, p.a, p.b, p.c, true);
+  }
+  /// dx = dy W^T (+ dx); rows of dy are `dy_row` apart. D: T or float.
+  template <class D>
+  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
+                    std::size_t rows, bool add_to_dx = false) {
+    const Product p = input_product(layer, dy, dy_row, dx, rows);
+    multiply(p.extents, p.a, p.b, p.c, add_to_dx);
+  }
   /// Adds x^T dy to the weight's gradient, or overwrites it (Linear::overwrites_gradient).
   void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                      std::size_t rows);
@@ -119,6 +128,8 @@ class Ops {
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
   void zero(float* values, std::size_t size) const;
+  /// y = x in fp32.
+  void widen(const T* x, float* y, std::size_t size) const;
   /// As the calls of Compute; `stats` may be null.
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;

@@ -3,6 +3,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -127,6 +128,20 @@ TEST(ModelPath, IsFrozenAsKeysAndWeights) {
   EXPECT_EQ(print(folder.parse({{"path", folder.dir.path() / "m"}})), printed);
   EXPECT_EQ(print(folder.parse({{"path", nullptr}, {"hidden_size", nullptr}}, {"model.path=m"})),
             printed);
+}
+
+TEST(ModelPath, LeavesTilesToTheConfig) {
+  const Folder folder(llama());
+  const std::string path = folder.dir.path() / "m";
+  const auto tiles = [&](const json& model) {
+    const Config c = folder.parse(model);
+    return std::pair(c.model.vocabulary_tiles, c.model.layer_tiles);
+  };
+  EXPECT_EQ(tiles({{"path", path}}), std::pair(1UL, 1UL));
+  EXPECT_EQ(tiles({{"path", path}, {"vocabulary_tiles", 2}}), std::pair(2UL, 1UL));
+  EXPECT_EQ(tiles({{"path", path}, {"layer_tiles", 3}}), std::pair(1UL, 3UL));
+  EXPECT_EQ(tiles({{"path", path}, {"vocabulary_tiles", "auto"}, {"layer_tiles", 4}}),
+            std::pair(1UL, 4UL));
 }
 
 TEST(ModelPath, ReadsBothFormsOfRopeTheta) {

@@ -70,6 +70,7 @@ Config unusual() {
       .norm_epsilon = 1e-6,
       .tie_embeddings = true,
       .vocabulary_tiles = 1,
+      .layer_tiles = 1,
       .init_stddev = 0.01,
       .details = {
           {"rope_theta", 5e5}, {"rope_scaling", {}}, {"attention_bias", true}, {"mlp_bias", true}}};

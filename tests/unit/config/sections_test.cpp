@@ -1,3 +1,7 @@
+#include <initializer_list>
+#include <string>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/unit/config/samples.h"
@@ -155,6 +159,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"data.eval", "0.6", "must be at least 0 and at most 0.5, got 0.6"},
         Refusal{"data.held_out", "0.51", "must be at least 0 and at most 0.5, got 0.51"},
         Refusal{"data.sequence_length", "0", "must be at least 1, got 0"},
+        Refusal{"model.vocabulary_tiles", "0", "must be at least 1, got 0"},
+        Refusal{"model.layer_tiles", "0", "must be at least 1, got 0"},
         Refusal{"zero_optimization.stage", "4", "must be at most 3, got 4"},
         Refusal{"aio.queue_depth", "0", "must be at least 1, got 0"},
         Refusal{"aio.block_size", "5000", "must be a multiple of 4 KiB (4096), got 5000"},
@@ -218,7 +224,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
         Refusal{"model.vocab_size", "4294967296", "4294967296 does not fit 32-bit tokens"},
         Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
-        Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"}));
+        Refusal{"model.num_kv_heads", "2", "gpt2 has as many as num_heads (4), got 2"},
+        Refusal{"model.layer_tiles", "2",
+                "layers of this gpt2 model cannot be cut (that needs a norm before attention and "
+                "one before the MLP, no other norm, maps of their own for queries, keys, values, "
+                "gate and up, and no bias after the last maps); set it to 1"}));
 
 INSTANTIATE_TEST_SUITE_P(Keys, ConfigRefusal,
                          testing::Values(Refusal{"zero_optimization.offload_optimzer", "1",
@@ -269,6 +279,37 @@ TEST(ConfigRefusal, OfPlacementRules) {
                   .find("blocks: expected a block number, a range such as \"0-3\" or \"all\", got"),
               std::string::npos)
         << blocks;
+  }
+}
+
+TEST(ConfigLayerTiles, AreANumberOrFollowFromTheShape) {
+  const auto tiles = [](std::initializer_list<std::string> overrides) {
+    std::vector<std::string> all = {"model.family=llama", "model.intermediate_size=100"};
+    all.insert(all.end(), overrides);
+    return parse_text(kMinimal, all).model.layer_tiles;
+  };
+  EXPECT_EQ(tiles({}), 1U);
+  EXPECT_EQ(tiles({"model.layer_tiles=auto"}), 1U);
+  EXPECT_EQ(tiles({"model.layer_tiles=7"}), 7U);
+  // Layers of 2^31 elements; more of them have fewer tiles.
+  const std::string width = "model.hidden_size=16384";
+  const std::string wide = "model.intermediate_size=21846";
+  EXPECT_EQ(tiles({width, wide}), 43U);
+  EXPECT_EQ(tiles({width, wide, "model.num_layers=64"}), 8U);
+  EXPECT_EQ(tiles({width, wide, "model.attention_bias=true"}), 1U);  // cannot be cut
+}
+
+TEST(ConfigLayerTiles, HaveAtLeastOneStepEach) {
+  EXPECT_EQ(error_of(kMinimal,
+                     {"model.family=llama", "model.intermediate_size=100", "model.layer_tiles=8"}),
+            "c.json: model.layer_tiles (--set model.layer_tiles=8): intermediate_size 100 is at "
+            "most 7 tiles of 16, got 8");
+  for (const char* bias : {"attention_bias", "mlp_bias"}) {
+    EXPECT_NE(error_of(kMinimal, {"model.family=llama", "model.layer_tiles=2",
+                                  std::string("model.") + bias + "=true"})
+                  .find("no bias after the last maps); set it to 1"),
+              std::string::npos)
+        << bias;
   }
 }
 

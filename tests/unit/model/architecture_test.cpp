@@ -173,7 +173,9 @@ std::vector<float> initial(const TensorSpec& tensor, std::uint64_t seed) {
 TensorSpec normal_tensor(const std::string& name, Elems size) {
   TensorSpec tensor;
   tensor.name = name;
+  tensor.shape = {size};
   tensor.size = size;
+  tensor.columns_in_all = 1;
   tensor.init = Init::normal;
   tensor.stddev = 0.5;
   return tensor;

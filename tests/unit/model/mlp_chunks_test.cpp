@@ -1,4 +1,4 @@
-// Layers whose MLP runs in chunks of rows.
+// Layers, and tiles of layers, whose MLP runs in chunks of rows.
 #include <limits>
 #include <ostream>
 #include <string>
@@ -8,6 +8,7 @@
 #include "src/model/compute_by.h"
 #include "src/model/host/ops.h"
 #include "tests/unit/model/fixture.h"
+#include "tests/unit/model/layers_run.h"
 
 namespace ballast::model::mlp_chunks_test {
 namespace {
@@ -33,6 +34,7 @@ struct Case {
   const char* family;
   DType type = DType::f32;
   bool joins = false;  ///< one product makes gate and up, as on CUDA
+  std::uint64_t layer_tiles = 1;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -64,6 +66,7 @@ Bench make_whole(const Case& c) {
   config.head_dim = 16;
   config.intermediate_size = kWide;
   config.max_sequence = kShape.length;
+  config.layer_tiles = c.layer_tiles;
   return {config, c.type, kShape, kThreads};
 }
 
@@ -155,6 +158,35 @@ TEST_P(MlpInChunks, NeedsLessMemoryUnlessItKeepsIntermediates) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, MlpInChunks, testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+class TilesInChunks : public testing::TestWithParam<Case> {};
+
+TEST_P(TilesInChunks, GiveNearlyTheSameAsLayersInOnePiece) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double tolerance = GetParam().type == DType::f32 ? 3e-6 : 2e-2;
+  Case one_piece = GetParam();
+  one_piece.layer_tiles = 1;
+  const test::LayerResults whole = test::LayersRun(make_whole(one_piece), true, nan).train();
+  const test::LayerResults tiles = test::LayersRun(make_cut(GetParam()), true, nan).train();
+  EXPECT_LT(test::relative_error(tiles.out, whole.out), tolerance);
+  EXPECT_LT(test::relative_error(tiles.dx, whole.dx), tolerance);
+  for (const auto& [name, expected] : whole.gradients) {
+    EXPECT_LT(test::relative_error(tiles.gradients.at(name), expected), tolerance) << name;
+  }
+}
+
+TEST_P(TilesInChunks, NeedLessMemoryThanAllRowsAtOnce) {
+  EXPECT_LT(make_cut(GetParam()).compute->memory().workspace,
+            make_whole(GetParam()).compute->memory().workspace);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, TilesInChunks,
+                         testing::Values(Case{"llama", "llama", DType::f32, false, 2},
+                                         Case{"llama_joined", "llama", DType::f32, true, 2},
+                                         Case{"llama_in_bf16", "llama", DType::bf16, false, 2},
+                                         Case{"qwen2_joined_in_bf16", "qwen2", DType::bf16, true,
+                                              2}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

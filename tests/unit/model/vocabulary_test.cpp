@@ -109,8 +109,8 @@ class Step {
                            gradients_[head], Accumulation::first, loss, kept);
   }
   DeviceBytes begin_and_scan() {
-    const DeviceBytes rows = b_.device->allocate(b_.compute->memory().head_rows, "rows");
-    b_.compute->head_begin(*b_.stream, norm_weights(), in_, rows);
+    const DeviceBytes rows = b_.device->allocate(b_.compute->memory().rows, "rows");
+    b_.compute->normalize(*b_.stream, b_.architecture.head(), norm_weights(), in_, rows, {});
     for (const OutputTile& tile : tiles_) {
       b_.compute->head_scan(*b_.stream, tile, targets_, rows);
     }

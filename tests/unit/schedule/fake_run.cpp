@@ -31,8 +31,12 @@ bool fills(const Operation& op, const Use& use) {
     case Action::differentiate_head:
       return false;
     case Action::forward:
+      if (use.role == Role::row_sums) return false;
       // A tile of the embedding adds its rows to those of the tiles before it.
-      if (op.block > 0 && op.buffer(Role::input) == kNoBuffer) return false;
+      if (op.block > 0 && op.buffer(Role::input) == kNoBuffer &&
+          op.buffer(Role::rows) == kNoBuffer) {
+        return false;
+      }
       return use.role != Role::workspace;
     case Action::train_head:
     case Action::end_head:
@@ -47,6 +51,12 @@ bool fills(const Operation& op, const Use& use) {
     default:
       return use.role != Role::workspace;
   }
+}
+
+/// Whether it is the last that uses the sums over tiles.
+bool ends_sums(const Operation& op) {
+  return op.action == Action::end_head || op.buffer(Role::output) != kNoBuffer ||
+         (op.action == Action::backward && op.buffer(Role::rows) == kNoBuffer);
 }
 
 bool passes(const Buffer& buffer) {
@@ -90,7 +100,7 @@ class LeaseBook {
       if (op.action == Action::train_head && use.role == Role::intermediates) continue;
       // The last tile replaces the gradient of the norm, which the others add to; the first
       // micro-batch the sums of a tied tile.
-      const bool sums = use.role == Role::head_gradient || use.role == Role::output_accumulator;
+      const bool sums = use.role == Role::row_sums || use.role == Role::output_accumulator;
       const bool next = sums && use.writes && !lease.open;
       if (next || fills(op, use)) {
         give_back(use.buffer);
@@ -100,7 +110,7 @@ class LeaseBook {
         if (!lease.open) complain(use.buffer, "is used before it is filled");
         ++lease.uses;
         lease.returned = std::max(lease.returned, span.end);
-        if (op.action == Action::end_head && use.role == Role::head_gradient) give_back(use.buffer);
+        if (use.role == Role::row_sums && ends_sums(op)) give_back(use.buffer);
       }
     }
   }

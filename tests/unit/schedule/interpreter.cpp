@@ -8,10 +8,12 @@ namespace ballast::schedule {
 namespace {
 
 std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 16> kNames = {
-      "nothing", "weights",     "states",           "batch",     "activation",    "intermediates",
-      "flow",    "accumulator", "tied accumulator", "head rows", "head gradient", "packed",
-      "reduced", "statistics",  "losses",           "verdict"};
+  constexpr std::array<std::string_view, 18> kNames = {
+      "nothing",          "weights",       "states",    "batch",
+      "activation",       "intermediates", "flow",      "accumulator",
+      "tied accumulator", "normed",        "head rows", "output sums",
+      "normed gradient",  "packed",        "reduced",   "statistics",
+      "losses",           "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),
@@ -95,8 +97,8 @@ void Interpreter::perform(const Operation& op) {
     case Action::evaluate_head:
     case Action::train_head:
       return head(op);
-    case Action::begin_head:
-      return begin_head(op);
+    case Action::normalize:
+      return normalize(op);
     case Action::scan_head:
       return scan_head(op);
     case Action::differentiate_head:
@@ -232,6 +234,7 @@ void Interpreter::batch_of(const Operation& op) {
 
 /// The tiles of the embedding complete the activation one after the other.
 void Interpreter::forward(const Operation& op) {
+  if (work_.is_part_of_layer(op.block)) return tile_forward(op);
   current_weights_in_use(op, op.block);
   batch_of(op);
   if (!work_.is_embedding(op.block)) {
@@ -265,6 +268,9 @@ void Interpreter::clear(const Operation& op) {
 }
 
 void Interpreter::backward(const Operation& op) {
+  if (work_.is_part_of_layer(op.block)) {
+    return work_.blocks[op.block].continues ? tile_backward(op) : norm_backward(op);
+  }
   need(op, Role::gradient_flow, {What::flow, op.block + 1, op.micro, run_});
   --seen_uses_;
   batch_of(op);
@@ -290,7 +296,8 @@ void Interpreter::use_up_intermediates(const Operation& op) {
 }
 
 bool Interpreter::keeps(const Operation& op) const {
-  return work_.is_layer(op.block) && problem_.placement.blocks[op.block].keeps_intermediates;
+  return work_.is_layer(op.block) && !work_.is_part_of_layer(op.block) &&
+         problem_.placement.blocks[op.block].keeps_intermediates;
 }
 
 void Interpreter::pack(const Operation& op) {
@@ -404,10 +411,12 @@ Bytes Interpreter::size(const Content& content) const {
       return block.accumulator_bytes;
     case What::tied_accumulator:
       return work_.tied_accumulator_bytes;
+    case What::normed:
     case What::head_rows:
-      return work_.head_rows_bytes;
-    case What::head_gradient:
-      return work_.head_gradient_bytes;
+      return work_.rows_bytes;
+    case What::output_sums:
+    case What::normed_gradient:
+      return work_.row_sums_bytes;
     case What::packed:
     case What::reduced:
       return part_of(block.gradient_bytes, content.extent);

@@ -23,13 +23,15 @@ struct Content {
     flow,              ///< gradient of the input of `block`; number: run
     accumulator,       ///< micro: micro-batches added so far; number: run
     tied_accumulator,  ///< the same, of tile `block`
-    head_rows,         ///< `block`: tiles scanned so far; number: run
-    head_gradient,     ///< `block`: the last tile that was added, from the end; number: run
-    packed,            ///< gradient of this rank's micro-batches; number: run
-    reduced,           ///< gradient over all ranks; number: run
-    statistics,        ///< number: run
-    losses,            ///< micro: micro-batches so far; number: run
-    verdict            ///< number: run
+    normed,            ///< result of the norm in `block`; number: run
+    head_rows,         ///< the same of the head; `block`: tiles scanned so far; number: run
+    output_sums,      ///< `block`: the last one that was added, the norm's or a tile's; number: run
+    normed_gradient,  ///< `block`: the last one that was added, from the end; number: run
+    packed,           ///< gradient of this rank's micro-batches; number: run
+    reduced,          ///< gradient over all ranks; number: run
+    statistics,       ///< number: run
+    losses,           ///< micro: micro-batches so far; number: run
+    verdict           ///< number: run
   };
   enum class Extent : std::uint8_t {
     whole,
@@ -73,7 +75,10 @@ class Interpreter {
   void batch_of(const Operation& op);
   void forward(const Operation& op);
   void head(const Operation& op);
-  void begin_head(const Operation& op);
+  void normalize(const Operation& op);
+  void tile_forward(const Operation& op);
+  void tile_backward(const Operation& op);
+  void norm_backward(const Operation& op);
   void scan_head(const Operation& op);
   void differentiate_head(const Operation& op);
   void end_head(const Operation& op);

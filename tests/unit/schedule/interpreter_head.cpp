@@ -40,20 +40,13 @@ void Interpreter::head(const Operation& op) {
   add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
 }
 
-void Interpreter::begin_head(const Operation& op) {
-  current_weights_in_use(op, op.block);
-  need(op, Role::input, of_run(What::activation, op, op.micro));
-  pass(op, Role::workspace);
-  put(op, Role::head_rows, {What::head_rows, 0, op.micro, run_});
-}
-
 void Interpreter::scan_head(const Operation& op) {
   current_weights_in_use(op, op.block);
   need(op, Role::batch, {What::batch, 0, op.micro, run_});
   pass(op, Role::workspace);
-  need(op, Role::head_rows, {What::head_rows, tile_of(op), op.micro, run_});
+  need(op, Role::rows, {What::head_rows, tile_of(op), op.micro, run_});
   --seen_uses_;
-  put(op, Role::head_rows, {What::head_rows, tile_of(op) + 1, op.micro, run_});
+  put(op, Role::rows, {What::head_rows, tile_of(op) + 1, op.micro, run_});
 }
 
 void Interpreter::differentiate_head(const Operation& op) {
@@ -61,13 +54,13 @@ void Interpreter::differentiate_head(const Operation& op) {
   current_weights_in_use(op, op.block);
   need(op, Role::batch, {What::batch, 0, op.micro, run_});
   pass(op, Role::workspace);
-  need(op, Role::head_rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
-  if (op.buffer(Role::head_gradient) != kNoBuffer) {
+  need(op, Role::rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
+  if (op.buffer(Role::row_sums) != kNoBuffer) {
     if (tile + 1 < work_.vocabulary_tiles) {
-      need(op, Role::head_gradient, {What::head_gradient, tile + 1, op.micro, run_});
+      need(op, Role::row_sums, {What::normed_gradient, work_.head() + tile + 1, op.micro, run_});
       --seen_uses_;
     }
-    put(op, Role::head_gradient, {What::head_gradient, tile, op.micro, run_});
+    put(op, Role::row_sums, {What::normed_gradient, work_.head() + tile, op.micro, run_});
   } else if (!work_.tied) {
     complain(op, "adds nothing to the gradient of the norm");
   }
@@ -80,11 +73,11 @@ void Interpreter::end_head(const Operation& op) {
   current_weights_in_use(op, op.block);
   need(op, Role::batch, {What::batch, 0, op.micro, run_});
   pass(op, Role::workspace);
-  need(op, Role::head_rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
+  need(op, Role::rows, {What::head_rows, work_.vocabulary_tiles, op.micro, run_});
   add_losses(op);
   if (!training_) return;
   need(op, Role::input, of_run(What::activation, op, op.micro));
-  need(op, Role::head_gradient, {What::head_gradient, 0, op.micro, run_});
+  need(op, Role::row_sums, {What::normed_gradient, work_.head(), op.micro, run_});
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
   if (work_.tied) return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
   // The first tile has already added its part of all micro-batches that pass the head together.

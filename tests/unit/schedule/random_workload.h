@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <random>
@@ -72,6 +73,29 @@ inline std::vector<SubGroup> random_sub_groups(std::uint64_t seed, Elems element
   return groups;
 }
 
+/// Says which blocks are tiles: of the vocabulary and, in a quarter of the problems, of layers.
+inline void cut_blocks(Workload& work, std::uint64_t seed) {
+  const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
+  for (std::uint32_t b = 1; b < blocks; ++b) {
+    work.blocks[b].continues = b < work.vocabulary_tiles || b > work.head();
+  }
+  if (seed % 4 != 1) return;
+  Dice cut(seed + 17'000'023);
+  for (std::uint32_t b = work.first_layer() + 1; b < work.head(); ++b) {
+    work.blocks[b].continues = cut.pick(0, 2) > 0;
+  }
+  // Of two halves in a row, each with tiles, the second may belong to the same layer.
+  bool half = false;
+  for (std::uint32_t b = work.first_layer(); b < work.head(); ++b) {
+    if (work.blocks[b].continues) continue;
+    work.blocks[b].mid_layer = half && work.is_part_of_layer(b) && cut.toss();
+    half = work.is_part_of_layer(b) && !work.blocks[b].mid_layer;
+  }
+  if (!work.cuts_layers()) return;
+  work.rows_bytes = std::max(work.rows_bytes, cut.pick(1, 16) * 1024);
+  work.row_sums_bytes = std::max(work.row_sums_bytes, cut.pick(1, 16) * 1024);
+}
+
 inline Problem random_problem(std::uint64_t seed) {
   Dice dice(seed);
   Problem problem;
@@ -103,9 +127,10 @@ inline Problem random_problem(std::uint64_t seed) {
       for (BlockPlacement& block : problem.placement.blocks) block.weights = Tier::device;
     }
     for (std::uint32_t b = 0; b < work.vocabulary_tiles; ++b) work.blocks[b].forward_flops = 0.0;
-    if (work.vocabulary_tiles > 1) work.head_rows_bytes = cut.pick(1, 16) * 1024;
-    if (work.vocabulary_tiles > 1) work.head_gradient_bytes = cut.pick(1, 16) * 1024;
+    if (work.vocabulary_tiles > 1) work.rows_bytes = cut.pick(1, 16) * 1024;
+    if (work.vocabulary_tiles > 1) work.row_sums_bytes = cut.pick(1, 16) * 1024;
   }
+  cut_blocks(work, seed);
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
   work.activation_bytes = dice.pick(1, 16) * 1024;
   for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;

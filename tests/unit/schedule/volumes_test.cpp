@@ -60,6 +60,7 @@ class Counter {
       for (std::uint32_t b = 0; b < head(); ++b) arrive(b, updates);
       train_head(updates, last);
       for (std::uint32_t b = head(); b-- > 0;) {
+        if (b >= tiles() && continues(b) && !continues(b + 1)) prepare(first_tile(b));
         // The gradient of the embedding's rows needs no weights.
         if (b >= tiles() || (work_.tied && !one_pass())) weights(b);
         if (at_once(b) && last) update(b);
@@ -134,6 +135,20 @@ class Counter {
     }
     return tiles() == 1 || on_device;
   }
+  [[nodiscard]] bool continues(std::uint32_t block) const {
+    return block < head() && work_.blocks[block].continues;
+  }
+  [[nodiscard]] std::uint32_t first_tile(std::uint32_t block) const {
+    while (continues(block)) --block;
+    return block;
+  }
+  /// Tiles of layers need their norm first, and its input, which half a layer may compute again.
+  void prepare(std::uint32_t norm) {
+    if (work_.blocks[norm].mid_layer && !at(norm).keeps_intermediates) {
+      for (std::uint32_t b = first_tile(norm - 1); b < norm; ++b) weights(b);
+    }
+    weights(norm);
+  }
   void arrive(std::uint32_t block, bool updates) {
     if (updates && !at_once(block)) update(block);
     weights(block);
@@ -205,6 +220,7 @@ class Counter {
 
   void activations(std::uint32_t block, std::uint32_t micro_batches) {
     if (block < tiles() || block >= head() || at(block).activations == Tier::device) return;
+    if (continues(block) || work_.blocks[block].mid_layer) return;
     count(Lane::offload, micro_batches * work_.activation_bytes);
     count(Lane::upload, micro_batches * work_.activation_bytes);
     if (at(block).activations != Tier::nvme) return;

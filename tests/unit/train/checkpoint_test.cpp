@@ -9,6 +9,10 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/core/error.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/state/checksum.h"
 #include "ballast/train/safetensors.h"
@@ -358,6 +362,39 @@ TEST(Checkpoint, PathsAreOfARun) {
   EXPECT_TRUE(names_checkpoint(run / "checkpoints/step-12/"));
   EXPECT_TRUE(names_checkpoint(forms.folders[1]));
   EXPECT_FALSE(names_checkpoint(run));
+}
+
+TEST(Checkpoint, OfOtherTilesNamesTheKey) {
+  const auto refusal = [](const std::vector<std::string>& names, std::uint64_t layer_tiles,
+                          std::uint64_t vocabulary_tiles) {
+    const test::TempDir dir;
+    WrittenStates states;
+    for (std::size_t b = 0; b < names.size(); ++b) states.blocks[b].name = names[b];
+    states.write(dir.path(), 1);
+    engine::Blueprint blueprint;
+    model::ModelConfig config = model::default_config("llama");
+    config.hidden_size = 64;
+    config.num_layers = 1;
+    config.num_heads = 4;
+    config.layer_tiles = layer_tiles;
+    config.vocabulary_tiles = vocabulary_tiles;
+    blueprint.model = model::build_architecture(config);
+    try {
+      Checkpoint(dir.path()).check_fits(blueprint);
+    } catch (const Error& error) {
+      return std::string(error.what()).substr(dir.path().string().size() + 2);
+    }
+    return std::string("no error");
+  };
+  const std::vector<std::string> layers = {"layer 0 mlp", "layer 0 mlp 0", "layer 0 mlp 1"};
+  EXPECT_EQ(refusal(layers, 1, 1), "has model.layer_tiles 2, but the config has 1; set it to 2");
+  EXPECT_EQ(refusal(layers, 3, 1), "has model.layer_tiles 2, but the config has 3; set it to 2");
+  EXPECT_EQ(refusal({"embedding", "layer 0", "head"}, 3, 1),
+            "has model.layer_tiles 1, but the config has 3; set it to 1");
+  EXPECT_EQ(refusal({"embedding 0", "embedding 1", "layer 0"}, 1, 1),
+            "has model.vocabulary_tiles 2, but the config has 1; set it to 2");
+  EXPECT_EQ(refusal({"embedding", "layer 0", "head"}, 1, 1),
+            "is of another model than the config's");
 }
 
 TEST(Checkpoint, TrainingGoesOnFromEveryForm) {

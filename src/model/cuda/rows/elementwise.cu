@@ -157,6 +157,15 @@ __global__ void gate_gradients(T* gate, T* up, std::size_t step, const T* dy, st
   write(u, up + from);
 }
 
+template <class T>
+__global__ void widened(const T* x, float* y, std::size_t size) {
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float values[kEight];
+  read(x + at, values);
+  write(values, y + at);
+}
+
 /// For a kernel with one thread per eight elements.
 device::Launch over(cudaStream_t stream, std::size_t size) {
   constexpr std::size_t kTogether = std::size_t{kThreads} * kEight;
@@ -212,6 +221,12 @@ cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std
                         gate, up, step, dy, size, static_cast<unsigned>(rows.width));
 }
 
+template <class T>
+cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &widened<T>, x, y, size);
+}
+
 template cudaError_t activate(cudaStream_t, Activation, const float*, float*, std::size_t);
 template cudaError_t activate(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const float*, float*, std::size_t);
@@ -224,5 +239,7 @@ template cudaError_t gate_backward(cudaStream_t, Activation, float*, float*, std
                                    const float*, Rows);
 template cudaError_t gate_backward(cudaStream_t, Activation, Bf16*, Bf16*, std::size_t, const Bf16*,
                                    Rows);
+template cudaError_t widen(cudaStream_t, const float*, float*, std::size_t);
+template cudaError_t widen(cudaStream_t, const Bf16*, float*, std::size_t);
 
 }  // namespace ballast::model::cuda

@@ -88,6 +88,10 @@ template <class T>
 cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std::size_t step,
                           const T* dy, Rows rows);
 
+/// y = x in fp32, `size` elements.
+template <class T>
+cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size);
+
 /// Rotary positions.
 struct Rotation {
   std::size_t length = 0;

@@ -135,6 +135,24 @@ TEST_F(CudaRows, GeluOfExtremes) {
   }
 }
 
+template <class T>
+void check_widening(std::size_t size) {
+  const std::vector<T> x = normals_of<T>(size, 1);
+  const DeviceArray<T> there(x);
+  const DeviceArray<float> y(std::vector<float>(size + 8, 3.0F));
+  must(widen<T>(nullptr, there.data(), y.data(), size));
+  std::vector<double> expected = exact(x);
+  expected.resize(size + 8, 3.0);
+  const std::vector<float> found = y.get();
+  EXPECT_EQ(std::vector<double>(found.begin(), found.end()), expected);
+}
+TEST_F(CudaRows, WideningIsExact) {
+  for (const std::size_t size : kSizes) {
+    check_widening<float>(size);
+    check_widening<Bf16>(size);
+  }
+}
+
 /// Numbers of rows on both sides of one group, of all threads of a column, and of the largest
 /// number of groups; numbers of columns on both sides of a block.
 constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},  {64, 264},
@@ -286,6 +304,7 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   EXPECT_EQ(gate<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(gate_backward<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(
       rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),

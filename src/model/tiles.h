@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/model/architecture.h"
+
+namespace ballast::model {
+
+/// Part `number` of `size` rows or columns in `tiles` parts that differ by at most kTileStep and
+/// begin at multiples of it.
+struct TileRange {
+  std::uint64_t first = 0;
+  std::uint64_t size = 0;
+};
+inline constexpr std::uint64_t kTileStep = 16;
+TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t number);
+
+/// The part of complete() that sets the numbers of tiles; needs all other keys.
+void complete_tiles(ModelConfig& config, const Refuse& refuse);
+
+/// Rows of the vocabulary in tile `number` of a complete config; VocabularyTile::block is not set.
+VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number);
+
+}  // namespace ballast::model

@@ -1,0 +1,61 @@
+#include "src/schedule/placement_rules.h"
+
+#include "ballast/schedule/rank_sizes.h"
+
+namespace ballast::schedule {
+
+bool in_one_pass(const Workload& workload, const Placement& placement) {
+  if (workload.vocabulary_tiles == 1) return true;
+  if (!placement.blocks[workload.head()].keeps_intermediates) return false;
+  const RankSizes sizes(workload);
+  for (std::uint32_t t = 0; t < workload.vocabulary_tiles; ++t) {
+    const std::uint32_t block = workload.block_of_tile(t);
+    if (placement.blocks[block].weights != Tier::device || sizes.splits_weights(block))
+      return false;
+  }
+  return true;
+}
+
+bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block) {
+  return workload.places_input(block) && placement.blocks[block].activations != Tier::device;
+}
+
+bool swaps_gradient(const Placement& placement, std::uint32_t block) {
+  const BlockPlacement& place = placement.blocks[block];
+  return place.optimizer != Tier::device && place.gradients == Tier::nvme;
+}
+
+bool keeps_intermediates(const Workload& workload, const Placement& placement,
+                         std::uint32_t block) {
+  return workload.is_layer(block) && !workload.is_part_of_layer(block) &&
+         placement.blocks[block].keeps_intermediates;
+}
+
+Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {
+  const bool gated = options.update == Update::gated && !placement.blocks[block].speculates;
+  return gated ? Pass::forward : Pass::backward;
+}
+
+std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
+                                          const Options& options, Pass pass) {
+  std::vector<SwappedStates> swapped;
+  const auto blocks = static_cast<std::uint32_t>(placement.blocks.size());
+  for (std::uint32_t i = 0; i < blocks; ++i) {
+    const std::uint32_t b = pass == Pass::forward ? i : blocks - 1 - i;
+    if (placement.blocks[b].optimizer != Tier::nvme) continue;
+    if (update_pass(placement, options, b) != pass) continue;
+    const auto groups = static_cast<std::uint32_t>(workload.blocks[b].sub_groups.size());
+    for (std::uint32_t g = 0; g < groups; ++g) swapped.push_back({b, g});
+  }
+  return swapped;
+}
+
+Bytes swapped_input_bytes(const Workload& workload) {
+  return round_up(workload.activation_bytes, kPage);
+}
+
+Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block) {
+  return round_up(RankSizes(workload).updated_gradient(block), kPage);
+}
+
+}  // namespace ballast::schedule

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+namespace ballast::schedule {
+
+// What follows from a placement for the buffers and operations of its blocks.
+
+/// Whether the input of `block` leaves the device between forward and backward. The head's input
+/// never does: it is consumed at once.
+bool input_leaves(const Workload& workload, const Placement& placement, std::uint32_t block);
+
+/// Of a layer in one piece.
+bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
+
+/// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
+bool swaps_gradient(const Placement& placement, std::uint32_t block);
+
+/// The pass of a step in which blocks are updated: gated updates of the step before precede the
+/// forward pass of their block, eager and speculative ones follow its backward pass.
+enum class Pass : std::uint8_t { forward, backward };
+
+Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block);
+
+struct SwappedStates {
+  std::uint32_t block = 0;
+  std::uint32_t sub_group = 0;
+};
+
+/// The sub-groups whose states live on NVMe and that are updated in `pass`, in update order. The
+/// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
+/// turn.
+std::vector<SwappedStates> swapped_states(const Workload& workload, const Placement& placement,
+                                          const Options& options, Pass pass);
+
+/// Bytes of a block's input on NVMe, in whole pages.
+Bytes swapped_input_bytes(const Workload& workload);
+/// The same for what this rank keeps of the gradient of `block`.
+Bytes swapped_gradient_bytes(const Workload& workload, std::uint32_t block);
+
+}  // namespace ballast::schedule

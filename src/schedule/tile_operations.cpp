@@ -1,0 +1,60 @@
+#include "src/schedule/tile_operations.h"
+
+#include <utility>
+
+namespace ballast::schedule {
+
+void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferId input,
+                               bool sums) {
+  const std::uint32_t place = move_.place_among(micro);
+  const auto& rows = block == work_.head() ? layout_.head_rows : layout_.rows;
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
+                           {Role::input, input, false},
+                           {Role::rows, rows[place], true},
+                           {Role::workspace, layout_.workspace, true}};
+  if (sums) uses.push_back({Role::row_sums, layout_.row_sums[place], true});
+  move_.emit(Action::normalize, block, micro, std::move(uses), 0, 0.0,
+             2 * work_.activation_bytes + (sums ? work_.row_sums_bytes : 0));
+}
+
+/// The uses of both passes through a tile of a layer.
+std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micro) {
+  const std::uint32_t place = move_.place_among(micro);
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
+                           {Role::rows, layout_.rows[place], false},
+                           {Role::row_sums, layout_.row_sums[place], true},
+                           {Role::workspace, layout_.workspace, true}};
+  if (work_.packed) uses.push_back({Role::batch, layout_.batch_device[micro], false});
+  return uses;
+}
+
+void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId output) {
+  std::vector<Use> uses = of_tile(block, micro);
+  const bool last = output != kNoBuffer;
+  if (last) uses.push_back({Role::output, output, true});
+  move_.emit(Action::forward, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
+             last ? work_.row_sums_bytes + work_.activation_bytes : 0);
+}
+
+void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
+  std::vector<Use> uses = of_tile(block, micro);
+  uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], false});
+  uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+  const BlockWork& work = work_.blocks[block];
+  move_.emit(Action::backward, block, micro, std::move(uses), 0,
+             2.0 * work.forward_flops + work.recomputed_flops);
+}
+
+void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input) {
+  const std::uint32_t place = move_.place_among(micro);
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
+                           {Role::input, input, false},
+                           {Role::row_sums, layout_.row_sums[place], false},
+                           {Role::gradient_flow, layout_.flow[place], true},
+                           {Role::accumulator, layout_.accumulator[block], true},
+                           {Role::workspace, layout_.workspace, true}};
+  move_.emit(Action::backward, block, micro, std::move(uses), 0, 0.0,
+             3 * work_.activation_bytes + work_.row_sums_bytes);
+}
+
+}  // namespace ballast::schedule

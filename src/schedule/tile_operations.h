@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ballast/schedule/plan.h"
+
+#include "src/schedule/layout.h"
+#include "src/schedule/movements.h"
+
+namespace ballast::schedule {
+
+/// Emits the operations of the norm before tiles, of a layer or of the head, and of the tiles of
+/// layers.
+class TileOperations {
+ public:
+  TileOperations(const Workload& workload, const Layout& layout, Movements& movements)
+      : work_(workload), layout_(layout), move_(movements) {}
+
+  /// The norm in `block`. `input`: the activation that it reads. `sums`: the tiles add to it.
+  void normalize(std::uint32_t block, std::uint32_t micro, BufferId input, bool sums);
+  /// A tile of a layer. `output`: what all of them have added, from the last one; else kNoBuffer.
+  void forward(std::uint32_t block, std::uint32_t micro, BufferId output);
+  void backward(std::uint32_t block, std::uint32_t micro);
+  /// The backward pass of a layer's norm, after its tiles.
+  void norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input);
+
+ private:
+  [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
+
+  const Workload& work_;
+  const Layout& layout_;
+  Movements& move_;
+};
+
+}  // namespace ballast::schedule

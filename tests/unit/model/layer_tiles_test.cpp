@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
+#include "ballast/model/family.h"
+
+#include "src/model/tiles.h"
+#include "tests/unit/model/fixture.h"
+#include "tests/unit/model/layers_run.h"
+
+// Layers in tiles: the results of layers in one piece, up to the order of sums.
+
+namespace ballast::model::layer_tiles_test {
+namespace {
+
+using test::Bench;
+using test::LayerResults;
+using test::LayersRun;
+using Values = std::vector<double>;
+
+constexpr MicroBatchShape kShape = {2, 21};
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Four heads, two of keys. The MLP is five steps of a tile wide, the last of which is not full.
+ModelConfig small(std::string_view family) {
+  ModelConfig c = default_config(family);
+  c.vocab_size = 61;
+  c.hidden_size = test::odd(36, 40);
+  c.num_layers = 2;
+  c.num_heads = 4;
+  c.num_kv_heads = 2;
+  c.head_dim = test::odd(10, 8);
+  c.intermediate_size = test::odd(70, 72);
+  c.layer_tiles = 1;
+  return c;
+}
+ModelConfig with_kv_heads(ModelConfig config, std::uint64_t heads) {
+  config.num_kv_heads = heads;
+  return config;
+}
+ModelConfig with_detail(ModelConfig config, const std::string& key, std::uint64_t value) {
+  config.details[key] = value;
+  return config;
+}
+ModelConfig in_tiles(ModelConfig config, std::uint64_t tiles) {
+  config.layer_tiles = tiles;
+  return config;
+}
+
+struct Case {
+  const char* name;
+  ModelConfig config;
+  std::uint64_t tiles = 2;
+  DType type = DType::f32;
+  bool packed = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
+}
+
+std::vector<Case> cases() {
+  const ModelConfig llama = small("llama");
+  return {
+      {"llama", llama},
+      {"llama_3_tiles", llama, 3},
+      {"llama_5_tiles", llama, 5},
+      {"llama_packed", llama, 4, DType::f32, true},
+      {"llama_in_bf16", llama, 4, DType::bf16},
+      {"llama_packed_in_bf16", llama, 3, DType::bf16, true},
+      {"llama_one_attention_tile", with_kv_heads(llama, 1), 3},
+      {"llama_four_kv_heads", with_kv_heads(llama, 4), 5},
+      {"qwen2", small("qwen2"), 4},
+      {"qwen2_in_bf16", small("qwen2"), 2, DType::bf16},
+      // The second layer has no rotary positions.
+      {"smollm3", with_detail(small("smollm3"), "no_rope_layer_interval", 2), 3},
+      {"mistral", with_detail(small("mistral"), "sliding_window", 5), 3},
+      {"mistral_packed", with_detail(small("mistral"), "sliding_window", 5), 2, DType::f32, true}};
+}
+
+Bench make(const Case& c, std::uint64_t tiles) {
+  return {in_tiles(c.config, tiles), c.type, kShape};
+}
+
+LayerResults train(const Case& c, std::uint64_t tiles, double before = kNan) {
+  return LayersRun(make(c, tiles), c.packed, before).train();
+}
+
+class LayerTiles : public testing::TestWithParam<Case> {};
+
+TEST_P(LayerTiles, GiveTheResultsOfLayersInOnePiece) {
+  const double tolerance = GetParam().type == DType::f32 ? 3e-6 : 2e-2;
+  const LayerResults whole = train(GetParam(), 1);
+  const LayerResults tiles = train(GetParam(), GetParam().tiles);
+  // A comparison with NaN fails.
+  EXPECT_LT(test::relative_error(tiles.out, whole.out), tolerance);
+  EXPECT_LT(test::relative_error(tiles.dx, whole.dx), tolerance);
+  ASSERT_EQ(tiles.gradients.size(), whole.gradients.size());
+  for (const auto& [name, expected] : whole.gradients) {
+    ASSERT_TRUE(tiles.gradients.contains(name)) << name;
+    const Values& found = tiles.gradients.at(name);
+    ASSERT_EQ(found.size(), expected.size()) << name;
+    EXPECT_GT(test::dot(expected, expected), 0.0) << name;
+    EXPECT_LT(test::relative_error(found, expected), tolerance) << name;
+  }
+}
+
+TEST_P(LayerTiles, GiveTheSameBitsWhateverTheirMemoryHeld) {
+  const LayerResults expected = train(GetParam(), GetParam().tiles, 0.0);
+  for (const double before : {0.0, 7.0, kNan}) {
+    EXPECT_EQ(train(GetParam(), GetParam().tiles, before), expected) << before;
+  }
+}
+
+TEST_P(LayerTiles, NeedLessWorkspaceAndNoIntermediates) {
+  const Bench whole = make(GetParam(), 1);
+  const Bench tiles = make(GetParam(), GetParam().tiles);
+  EXPECT_LT(tiles.compute->memory().workspace, whole.compute->memory().workspace);
+  EXPECT_EQ(whole.compute->memory().rows, 0U);
+  EXPECT_EQ(tiles.compute->memory().rows, tiles.compute->activation_bytes());
+  for (const Bytes bytes : tiles.compute->memory().intermediates) EXPECT_EQ(bytes, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, LayerTiles, testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(LayerTilesInMemory, ShareTheRowsWithTilesOfTheVocabulary) {
+  const auto rows = [](std::uint64_t vocabulary_tiles, std::uint64_t layer_tiles) {
+    ModelConfig config = in_tiles(small("llama"), layer_tiles);
+    config.vocabulary_tiles = vocabulary_tiles;
+    return Bench(config, DType::bf16, kShape).compute->memory().rows;
+  };
+  EXPECT_EQ(rows(3, 2), std::max(rows(3, 1), rows(1, 2)));
+  EXPECT_GT(rows(3, 2), 0U);
+}
+
+TEST(LayerTilesInMemory, AreTakenForNothingElse) {
+  Bench b(in_tiles(small("llama"), 2), DType::f32, kShape);
+  const DeviceBytes rows = b.device->allocate(b.compute->memory().rows, "rows");
+  const DeviceBytes some = b.activation();
+  const auto sums = b.gradient(b.activations());
+  const std::size_t norm = b.architecture.first_layer();
+  Compute& compute = *b.compute;
+  for (const std::size_t block : {norm, norm + 1}) {
+    EXPECT_THROW(compute.layer_forward(*b.stream, block, some, {}, some, some, {}), Error);
+  }
+  for (const std::size_t block : {std::size_t{0}, norm, b.architecture.head()}) {
+    EXPECT_THROW(compute.tile_forward(*b.stream, block, some, {}, rows, sums, some), Error);
+    EXPECT_THROW(compute.tile_backward(*b.stream, block, some, {}, rows, some, sums, {},
+                                       Accumulation::first),
+                 Error);
+  }
+  EXPECT_THROW(compute.normalize(*b.stream, norm + 1, some, some, rows, sums), Error);
+  EXPECT_THROW(compute.normalize(*b.stream, norm, some, some, {}, sums), Error);
+  EXPECT_THROW(compute.norm_backward(*b.stream, norm + 1, some, some, sums, some, {}), Error);
+  EXPECT_THROW(compute.norm_backward(*b.stream, b.architecture.head(), some, some, sums, some, {}),
+               Error);
+}
+
+TEST(LayerTileRules, HoldEveryElementOnce) {
+  for (const Case& c : cases()) {
+    const Architecture whole = build_architecture(c.config);
+    const Architecture tiles = build_architecture(in_tiles(c.config, c.tiles));
+    EXPECT_EQ(tiles.parameters(), whole.parameters()) << c.name;
+    std::map<std::string, std::vector<int>> held;
+    for (const BlockSpec& block : tiles.blocks) {
+      for (const TensorSpec& tensor : block.tensors) {
+        std::vector<int>& counts = held[tensor.name];
+        counts.resize(test::whole_size(tensor));
+        test::for_elements(tensor, [&](Elems, Elems in_all) { ++counts.at(in_all); });
+      }
+    }
+    for (const BlockSpec& block : whole.blocks) {
+      for (const TensorSpec& tensor : block.tensors) {
+        EXPECT_EQ(held[tensor.name], std::vector<int>(tensor.size, 1)) << c.name << tensor.name;
+      }
+    }
+  }
+}
+
+TEST(LayerTileRules, CutAnExtentAtMultiplesOfAStep) {
+  for (const std::uint64_t size : {1U, 16U, 70U, 72U, 80U, 1000U}) {
+    for (std::uint64_t tiles = 1; tiles <= (size + kTileStep - 1) / kTileStep; ++tiles) {
+      std::uint64_t next = 0;
+      for (std::uint64_t t = 0; t < tiles; ++t) {
+        const TileRange range = tile_range(size, tiles, t);
+        EXPECT_EQ(range.first, next);
+        EXPECT_EQ(range.first % kTileStep, 0U);
+        EXPECT_GT(range.size, 0U) << size << " in " << tiles;
+        next += range.size;
+      }
+      EXPECT_EQ(next, size);
+    }
+  }
+}
+
+TEST(LayerTileRules, FollowFromTheShapeAlone) {
+  // Up to 2^30 elements a layer is whole: Llama 2 with 70 billion parameters.
+  EXPECT_EQ(usual_layer_tiles(855'654'400, 80), 1U);
+  EXPECT_EQ(usual_layer_tiles(Elems{1} << 30, 1), 1U);
+  // Above, tiles of an MLP have up to 2^25 elements.
+  EXPECT_EQ(usual_layer_tiles((Elems{1} << 30) + 1, 16), 22U);
+  EXPECT_EQ(usual_layer_tiles(Elems{1} << 40, 1), 64U);
+  // Larger ones in a model of many layers: Llama 3.1 with 405 billion parameters.
+  EXPECT_EQ(usual_layer_tiles(3'187'703'808, 126), 4U);
+  EXPECT_EQ(usual_layer_tiles(Elems{1} << 40, 10000), 4U);
+}
+
+TEST(LayerTileRules, GiveEveryTileOfAttentionEquallyManyHeadsOfKeys) {
+  const auto tiles = [](std::uint64_t kv_heads, std::uint64_t layer_tiles) {
+    ModelConfig config = in_tiles(small("llama"), layer_tiles);
+    config.num_heads = 24;
+    config.num_kv_heads = kv_heads;
+    return attention_tiles(build_architecture(config).config);
+  };
+  EXPECT_EQ(tiles(2, 5), 2U);
+  EXPECT_EQ(tiles(1, 5), 1U);
+  EXPECT_EQ(tiles(4, 3), 2U);
+  EXPECT_EQ(tiles(8, 5), 4U);
+  EXPECT_EQ(tiles(3, 2), 1U);
+}
+
+TEST(LayerTileRules, KnowTheWidestTile) {
+  const ModelConfig whole = build_architecture(small("llama")).config;
+  const ModelConfig one = config_of_tile(build_architecture(in_tiles(small("llama"), 3)).config);
+  EXPECT_EQ(one.num_heads, 2U);
+  EXPECT_EQ(one.num_kv_heads, 1U);
+  EXPECT_EQ(one.head_dim, whole.head_dim);
+  EXPECT_EQ(one.hidden_size, whole.hidden_size);
+  EXPECT_EQ(one.intermediate_size, 32U);
+  EXPECT_EQ(config_of_tile(whole).intermediate_size, whole.intermediate_size);
+  EXPECT_EQ(config_of_tile(whole).num_heads, whole.num_heads);
+}
+
+}  // namespace
+}  // namespace ballast::model::layer_tiles_test
