@@ -38,11 +38,10 @@ Error as_error(const std::exception_ptr& failure) {
 
 /// Ranks that fail together report in the order of their numbers: the first one ends the others.
 /// Ranks that wait for a lost rank do not notice it at the same time.
-void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
+void wait_for_lower_ranks(std::uint32_t rank) {
   using namespace std::chrono_literals;
-  // A launcher needs up to a second to end the others, and longer if one of them stands still.
-  const auto turn = category == ErrorCategory::comm ? 4000ms : 2000ms;
-  const auto end = std::chrono::steady_clock::now() + turn * std::min(rank, 5U);
+  // A launcher needs up to a second to end the others, and longer on a busy machine.
+  const auto end = std::chrono::steady_clock::now() + 4000ms * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);
   }
@@ -57,7 +56,7 @@ void wait_for_lower_ranks(std::uint32_t rank, ErrorCategory category) {
 }
 
 [[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
-  wait_for_lower_ranks(ranks.rank(), error.category());
+  wait_for_lower_ranks(ranks.rank());
   if (interrupted()) end_interrupted(ranks.rank());
   fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
              error.what());
