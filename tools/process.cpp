@@ -1,6 +1,7 @@
 #include "tools/process.h"
 
 #include <csignal>
+#include <utility>
 
 namespace ballast::tools {
 namespace {
@@ -64,8 +65,8 @@ int interrupt_signal() {
   return first_signal().load();
 }
 
-void remember_command_line(int argc, char** argv) {
-  words().assign(argv, argv + argc);
+void remember_command_line(std::vector<std::string> command) {
+  words() = std::move(command);
 }
 
 const std::vector<std::string>& command_line() {

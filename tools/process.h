@@ -17,8 +17,8 @@ std::atomic<bool>& checkpoint_wanted();
 /// The first of these signals; 0 before any.
 int interrupt_signal();
 
-/// Keeps the words of the program's command line for command_line(). Call once, in main().
-void remember_command_line(int argc, char** argv);
+/// Keeps the words of the program's command line for command_line(). Call once, at the start.
+void remember_command_line(std::vector<std::string> words);
 /// The words of the program's command line, its name included.
 const std::vector<std::string>& command_line();
 

@@ -34,6 +34,8 @@ MODULES = {
               "state", "text"],
     "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
               "planning", "schedule", "state", "text", "train"],
+    "python": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
+               "planning", "schedule", "state", "text", "tools", "train", "update"],
 }
 
 # Header pattern: folders (or file prefixes) in which it may be included.
@@ -52,6 +54,7 @@ THIRD_PARTY = {
     r"nccl\.h": ["src/comm/nccl"],
     r"nvtx3/.*": ["src/device/cuda"],
     r"mpi\.h": ["src/comm/mpi"],
+    r"nanobind/.*|Python\.h": ["src/python"],
     r"fmt/.*": ["src", "aio", "cpu_adam", "tools"],
 }
 

@@ -1,0 +1,6 @@
+"""Ballast for Python: asynchronous file I/O, plans and training runs in this process, and the program
+itself as ``python -m ballast``."""
+
+from .errors import ConfigError, Error, FileError, OutOfMemoryError
+
+__all__ = ["ConfigError", "Error", "FileError", "OutOfMemoryError"]

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ballast::python {
+
+// Each adds a part of the package to the extension module.
+
+/// python -m ballast, plan, train.
+void bind_program(nanobind::module_& module);
+
+}  // namespace ballast::python

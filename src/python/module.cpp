@@ -1,0 +1,10 @@
+#include <nanobind/nanobind.h>
+
+#include "src/python/bindings.h"
+#include "src/python/errors.h"
+
+NB_MODULE(_ballast, module) {
+  module.doc() = "The compiled part of the package ballast. Use ballast and its modules.";
+  ballast::python::bind_errors(module);
+  ballast::python::bind_program(module);
+}

@@ -1,0 +1,127 @@
+#include "tools/program.h"
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/comm/launch.h"
+#include "ballast/comm/together.h"
+#include "ballast/core/error.h"
+#include "ballast/core/log.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/process.h"
+#include "tools/ranks.h"
+#include "tools/terminal.h"
+
+namespace ballast::tools {
+namespace {
+
+/// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
+void install_log_sink(bool verbose, std::uint32_t rank) {
+  set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
+    const bool shown =
+        level == LogLevel::warning || (rank == 0 && (level == LogLevel::info || verbose));
+    if (shown) erase_live_line();
+    if (level == LogLevel::warning) {
+      const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
+      fmt::print(stderr, "ballast: warning: {}{}\n", who, line);
+    } else if (rank == 0 && (level == LogLevel::info || verbose)) {
+      fmt::print(stderr, "ballast: {}\n", line);
+    }
+  });
+}
+
+/// Rank of this process among those of its launcher; 0 until it is known.
+std::uint32_t& own_rank() {
+  static std::uint32_t rank = 0;
+  return rank;
+}
+
+/// Ranks that could not join have failed alike, and rank 0 prints the error. The others wait, since
+/// the launcher kills rank 0 as soon as one of them exits.
+int fail(const std::string& message, int status) {
+  if (own_rank() == 0) {
+    fmt::print(stderr, "ballast: error: {}\n", message);
+  } else {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  return status;
+}
+
+/// Fails on all ranks together.
+[[noreturn]] void refuse(const Error& error, const comm::Launch& launch) {
+  if (launch.world > 1) {
+    run_as_rank(launch, {}, [&error](comm::Ranks& ranks) {
+      comm::together(&ranks, [&error] { throw Error(error); });
+    });
+  }
+  throw Error(error);
+}
+
+int run(int argc, char** argv, const std::vector<std::string>& name) {
+  CommandLine line("ballast", "Trains transformers that are larger than the device's memory.");
+  Command program = line.program();
+  bool version = false;
+  bool verbose = false;
+  program.add_flag("--version", &version, "Print the version and the compiled-in features");
+  program.add_flag("-v,--verbose", &verbose, "Log details, such as why a backend was chosen");
+  add_train(program);
+  add_plan(program);
+  add_eval(program);
+  add_export(program);
+  add_inspect(program);
+  add_tokenize(program);
+  add_bench(program);
+  add_tune(program);
+  const comm::Launch launch = comm::read_launch();
+  own_rank() = launch.rank;
+  std::vector<std::string> words = name.empty() ? std::vector<std::string>{argv[0]} : name;
+  words.insert(words.end(), argv + 1, argv + argc);
+  remember_command_line(std::move(words));
+  try {
+    if (!line.parse(argc, argv)) {
+      if (launch.first()) fmt::print("{}", line.help());
+      return 0;
+    }
+  } catch (const Error& error) {
+    refuse(error, launch);
+  }
+  // Only training uses several ranks.
+  if (!launch.first() && !line.chosen("train")) return 0;
+  install_log_sink(verbose, launch.rank);
+  install_signal_handlers();
+  if (version) {
+    print_version();
+    return 0;
+  }
+  if (!line.action()) {
+    fmt::print("{}", line.help());
+    return 2;
+  }
+  line.action()();
+  return std::fflush(stdout) == 0 ? 0 : fail("cannot write to standard output", 1);
+}
+
+}  // namespace
+
+int main_program(int argc, char** argv, const std::vector<std::string>& name) {
+  try {
+    return run(argc, argv, name);
+  } catch (const Reported& reported) {
+    return reported.status;
+  } catch (const Error& error) {
+    return fail(error.what(), status_of(error));
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory", 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}
+
+}  // namespace ballast::tools
