@@ -171,10 +171,14 @@ File File::create_in_memory(Bytes size) {
 }
 
 File File::open(const std::filesystem::path& path, bool writable, Access access) {
-  const std::string place = path.string();
+  return open_as(path.string(), path.string(), writable, access);
+}
+
+File File::open_as(const std::string& opened, const std::string& place, bool writable,
+                   Access access) {
   const bool direct = access == Access::direct;
   const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  Descriptor file(::open(place.c_str(), flags));
+  Descriptor file(::open(opened.c_str(), flags));
   if (!file.is_open()) {
     const int error_number = errno;
     if (direct && error_number == EINVAL) throw no_direct_io(place);
@@ -202,6 +206,37 @@ File File::open_for_pages(const std::filesystem::path& path, bool writable) {
     // The file system has no direct I/O.
   }
   return open(path, writable, Access::buffered);
+}
+
+File File::create(const std::filesystem::path& path, Bytes size) {
+  const std::string place = path.string();
+  require_size_limit(place, size);
+  Descriptor file(::open(place.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file.is_open()) {
+    throw Error(ErrorCategory::io, fmt::format("cannot create {}", place), errno);
+  }
+  File created(std::move(file), place, 0, 1);
+  if (size == 0) return created;
+  if (fallocate(created.descriptor(), 0, 0, static_cast<off_t>(size)) != 0) {
+    if (errno != EOPNOTSUPP) {
+      throw Error(ErrorCategory::io,
+                  fmt::format("{}: cannot allocate {}", place, format_bytes(size)), errno);
+    }
+    created.resize(size);
+  }
+  created.size_ = size;
+  return created;
+}
+
+File File::reopened(bool writable, Access access) const {
+  return open_as(fmt::format("/proc/self/fd/{}", descriptor()), name_, writable, access);
+}
+
+void File::resize(Bytes size) const {
+  require_size_limit(name_, size);
+  if (ftruncate(descriptor(), static_cast<off_t>(size)) == 0) return;
+  throw Error(ErrorCategory::io, fmt::format("{}: cannot make it {} bytes long", name_, size),
+              errno);
 }
 
 bool File::link(const std::filesystem::path& path) const {

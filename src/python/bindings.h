@@ -6,6 +6,8 @@ namespace ballast::python {
 
 // Each adds a part of the package to the extension module.
 
+/// Files and futures; at the interpreter's exit, their end.
+void bind_aio(nanobind::module_& module);
 /// python -m ballast, plan, train.
 void bind_program(nanobind::module_& module);
 

@@ -12,6 +12,7 @@ namespace nb = nanobind;
 const char* class_of(ErrorCategory category) {
   switch (category) {
     case ErrorCategory::usage:
+      return "UsageError";
     case ErrorCategory::config:
       return "ConfigError";
     case ErrorCategory::io:

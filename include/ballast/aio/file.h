@@ -39,6 +39,15 @@ class File {
   /// The same: direct if the file system allows it for whole pages, otherwise buffered.
   static File open_for_pages(const std::filesystem::path& path, bool writable);
 
+  /// Creates `path`, or empties the file that is there. `size`: its length, with blocks allocated
+  /// where the file system can; 0: it grows with resize(). Throws Error(io).
+  static File create(const std::filesystem::path& path, Bytes size);
+  /// Another descriptor for the same open file, also after it was renamed or removed, with its
+  /// present size. Throws Error(io).
+  [[nodiscard]] File reopened(bool writable, Access access) const;
+  /// Makes the file `size` bytes long on the disk; size() of this object stays. Throws Error(io).
+  void resize(Bytes size) const;
+
   /// Gives the file another name, or its first one if create_anonymous() has made it: from then on
   /// it outlives its descriptor. False if `path` is on another file system, or if the file system
   /// has no O_TMPFILE and the file no name. The name is on the disk when this returns. Throws
@@ -57,6 +66,8 @@ class File {
 
  private:
   File(Descriptor descriptor, std::string name, Bytes size, Bytes alignment);
+  static File open_as(const std::string& place, const std::string& name, bool writable,
+                      Access access);
 
   Descriptor descriptor_;
   std::string name_;

@@ -8,8 +8,12 @@ class Error(RuntimeError):
     category: str = "state"
 
 
-class ConfigError(Error, ValueError):
-    """A wrong argument or config. The message names the argument or the key."""
+class UsageError(Error, ValueError):
+    """A wrong argument, or an object in the wrong state, such as a closed file. The message names it."""
+
+
+class ConfigError(UsageError):
+    """A wrong config. The message names the file and the key."""
 
 
 class FileError(OSError, Error):

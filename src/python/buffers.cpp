@@ -1,0 +1,134 @@
+#include "src/python/buffers.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "ballast/core/error.h"
+
+#include "src/python/fork.h"
+
+namespace ballast::python {
+namespace {
+
+namespace nb = nanobind;
+
+using Writable = nb::ndarray<>;
+using ReadOnly = nb::ndarray<nb::ro>;
+
+struct Held {
+  nb::object object;
+  ReadOnly array;
+};
+
+/// Objects to be released under the GIL.
+struct Released {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Held>> objects;
+  bool scheduled = false;
+};
+
+Released& released() {
+  static auto* const all = new Released;  // threads may use it until the process ends
+  return *all;
+}
+
+int release_scheduled(void* /*unused*/) {
+  release_buffers();
+  return 0;
+}
+
+void release_later(Held* held) {
+  // In a forked child the lock may be held forever.
+  if (lost_threads()) return;
+  const std::scoped_lock lock(released().mutex);
+  released().objects.emplace_back(held);
+  // Needs no GIL. If too many calls are pending, the next release_buffers() does it.
+  if (!released().scheduled)
+    released().scheduled = Py_AddPendingCall(release_scheduled, nullptr) == 0;
+}
+
+std::string type_of(const nb::object& object) {
+  return nb::cast<std::string>(nb::str(nb::type_name(object.type())));
+}
+
+[[noreturn]] void refuse(const char* name, const std::string& why) {
+  throw Error(ErrorCategory::usage, fmt::format("{}: {}", name, why));
+}
+
+[[noreturn]] void refuse_type(const char* name, const nb::object& object) {
+  const std::string message = fmt::format(
+      "{}: must be a CPU tensor, an array or an object with the buffer protocol, not {}", name,
+      type_of(object));
+  throw nb::type_error(message.c_str());
+}
+
+bool is_contiguous(const ReadOnly& array) {
+  if (array.stride_ptr() == nullptr) return true;
+  std::int64_t expected = 1;
+  for (std::size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) == 0) return true;
+    if (array.shape(i) != 1 && array.stride(i) != expected) return false;
+    expected *= static_cast<std::int64_t>(array.shape(i));
+  }
+  return true;
+}
+
+void check(const ReadOnly& array, const char* name) {
+  const int device = array.device_type();
+  if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
+    refuse(name, fmt::format("must be in CPU memory, but is on a device (DLPack type {})", device));
+  }
+  if (!is_contiguous(array)) refuse(name, "must be contiguous; use contiguous() or a copy");
+  if (array.dtype().bits % 8 != 0 || array.dtype().lanes != 1) {
+    refuse(name, "must have elements of whole bytes");
+  }
+}
+
+/// PyTorch exports no tensor that requires a gradient; the memory is the same.
+nb::object without_gradient(nb::object object) {
+  const bool tensor = nb::hasattr(object, "requires_grad") && nb::hasattr(object, "detach");
+  if (tensor && nb::cast<bool>(nb::bool_(object.attr("requires_grad"))))
+    return object.attr("detach")();
+  return object;
+}
+
+}  // namespace
+
+Buffer take_buffer(nb::object given, Use use, const char* name) {
+  nb::object object = without_gradient(std::move(given));
+  ReadOnly array;
+  if (!nb::try_cast(object, array, false)) {
+    PyErr_Clear();
+    refuse_type(name, object);
+  }
+  check(array, name);
+  if (use == Use::write) {
+    Writable writable;
+    if (!nb::try_cast(object, writable, false)) {
+      PyErr_Clear();
+      refuse(name, "is read-only");
+    }
+  }
+  auto* const data = static_cast<std::byte*>(const_cast<void*>(array.data()));
+  const HostBytes bytes(data, array.nbytes());
+  auto* const held = new Held{std::move(object), std::move(array)};
+  return {bytes, std::shared_ptr<void>(
+                     held, [](void* memory) { release_later(static_cast<Held*>(memory)); })};
+}
+
+void release_buffers() {
+  if (lost_threads()) return;
+  std::vector<std::unique_ptr<Held>> objects;
+  {
+    const std::scoped_lock lock(released().mutex);
+    objects.swap(released().objects);
+    released().scheduled = false;
+  }
+}
+
+}  // namespace ballast::python

@@ -1,0 +1,233 @@
+#include "src/python/transfers.h"
+
+#include <cerrno>
+#include <utility>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+
+#include "src/python/fork.h"
+#include "src/python/shared_file.h"
+
+namespace ballast::python {
+namespace {
+
+using aio::Direction;
+
+using Clock = std::chrono::steady_clock;
+
+/// Blocks that do not come back are given up by the queue, which then tells wait() alone.
+constexpr auto kPatience = std::chrono::seconds(1);
+const std::chrono::duration<double> kAbandoned(aio::QueueOptions().abandon_seconds + 10.0);
+
+std::size_t index(Way way) {
+  return static_cast<std::size_t>(way);
+}
+
+std::size_t other(Way way) {
+  return index(way == Way::direct ? Way::buffered : Way::direct);
+}
+
+std::mutex& singleton_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// Never destroyed by the end of the process, but by Transfers::end().
+Transfers*& singleton() {
+  static Transfers* transfers = nullptr;
+  return transfers;
+}
+
+bool& ended() {
+  static bool flag = false;
+  return flag;
+}
+
+}  // namespace
+
+Wakeup::Wakeup() : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (descriptor_.is_open()) return;
+  throw Error(ErrorCategory::io, "cannot make an eventfd for the event loop", errno);
+}
+
+void Wakeup::signal() const noexcept {
+  const std::uint64_t one = 1;
+  // Fails only when the counter is full: then the reader is awake anyway.
+  if (::write(descriptor_.number(), &one, sizeof one) < 0) return;
+}
+
+Transfers& Transfers::get() {
+  refuse_after_fork();
+  const std::scoped_lock lock(singleton_mutex());
+  if (ended()) {
+    throw Error(ErrorCategory::state, "ballast.aio: the interpreter ends; no transfer can start");
+  }
+  if (singleton() == nullptr) {
+    singleton() = new Transfers;
+    note_threads();
+  }
+  return *singleton();
+}
+
+Transfers* Transfers::existing() {
+  refuse_after_fork();
+  const std::scoped_lock lock(singleton_mutex());
+  return singleton();
+}
+
+void Transfers::end() {
+  if (lost_threads()) return;
+  Transfers* last = nullptr;
+  {
+    const std::scoped_lock lock(singleton_mutex());
+    ended() = true;
+    last = std::exchange(singleton(), nullptr);
+  }
+  delete last;
+}
+
+Transfers::Transfers() : queue_(aio::make_queue({})), collector_([this] { collect(); }) {}
+
+Transfers::~Transfers() {
+  {
+    const std::scoped_lock lock(returned_mutex_);
+    ending_ = true;
+  }
+  any_returned_.notify_one();
+  collector_.join();
+}
+
+void Transfers::submit(const std::shared_ptr<Transfer>& transfer) {
+  const std::scoped_lock lock(mutex_);
+  SharedFile& file = *transfer->file;
+  const bool waits = transfer->direction == Direction::write &&
+                     (!file.waiting_.empty() || file.writes_[other(transfer->way)] > 0);
+  if (waits) {
+    file.waiting_.push_back(transfer);
+  } else {
+    launch(transfer);
+  }
+  ++file.unfinished_;
+  ++unfinished_;
+}
+
+void Transfers::launch(const std::shared_ptr<Transfer>& transfer) {
+  aio::Request request = {.direction = transfer->direction,
+                          .file = transfer->opened.get(),
+                          .offset = transfer->offset,
+                          .memory = transfer->memory,
+                          .ahead = false,
+                          .returned = [this, transfer] {
+                            {
+                              const std::scoped_lock lock(returned_mutex_);
+                              returned_.push_back(transfer);
+                            }
+                            any_returned_.notify_one();
+                          }};
+  transfer->begun = Clock::now();
+  in_flight_.insert(transfer);
+  try {
+    transfer->ticket = queue_->submit(std::move(request));
+  } catch (...) {
+    in_flight_.erase(transfer);
+    throw;
+  }
+  if (transfer->direction == Direction::write) {
+    ++transfer->file->writes_[index(transfer->way)];
+  }
+}
+
+void Transfers::collect() {
+  for (;;) {
+    std::vector<std::shared_ptr<Transfer>> finished;
+    bool ending = false;
+    {
+      std::unique_lock lock(returned_mutex_);
+      any_returned_.wait_for(lock, kPatience, [this] { return ending_ || !returned_.empty(); });
+      finished.swap(returned_);
+      ending = ending_;
+    }
+    {
+      const std::scoped_lock lock(mutex_);
+      if (ending && unfinished_ == 0) return;
+      if (finished.empty()) add_late(finished, ending);
+      std::erase_if(finished,
+                    [this](const auto& transfer) { return !in_flight_.contains(transfer); });
+    }
+    for (const auto& transfer : finished) {
+      aio::Completion completion = queue_->wait(transfer->ticket);
+      const std::scoped_lock lock(mutex_);
+      in_flight_.erase(transfer);
+      if (transfer->direction == Direction::write) --transfer->file->writes_[index(transfer->way)];
+      const std::shared_ptr<SharedFile> file = transfer->file;
+      finish(*transfer, std::move(completion));
+      start_waiting(*file);
+    }
+  }
+}
+
+void Transfers::add_late(std::vector<std::shared_ptr<Transfer>>& finished, bool all) const {
+  const auto now = Clock::now();
+  for (const auto& transfer : in_flight_) {
+    if (all || now - transfer->begun > kAbandoned) finished.push_back(transfer);
+  }
+}
+
+void Transfers::finish(Transfer& transfer, aio::Completion completion) {
+  transfer.completion = std::move(completion);
+  transfer.done = true;
+  transfer.ended.notify_all();
+  for (const auto& wakeup : std::exchange(transfer.wakeups, {})) wakeup->signal();
+  // After ETIMEDOUT the device may still use the memory: it is kept until the queue gives it back.
+  if (transfer.completion.error_number != ETIMEDOUT) transfer.memory_owner.reset();
+  transfer.opened.reset();
+  const std::shared_ptr<SharedFile> file = std::move(transfer.file);
+  --unfinished_;
+  if (--file->unfinished_ == 0) file_idle_.notify_all();
+}
+
+void Transfers::start_waiting(SharedFile& file) {
+  while (!file.waiting_.empty()) {
+    const std::shared_ptr<Transfer> next = file.waiting_.front();
+    if (file.writes_[other(next->way)] > 0) return;
+    file.waiting_.pop_front();
+    try {
+      launch(next);
+    } catch (const std::exception&) {
+      finish(*next, {.direction = next->direction,
+                     .error_number = ENOMEM,
+                     .end_of_file = false,
+                     .transferred = 0,
+                     .offset = next->offset,
+                     .length = next->memory.size(),
+                     .seconds = 0.0,
+                     .file = file.path()});
+    }
+  }
+}
+
+bool Transfers::done(const Transfer& transfer) {
+  const std::scoped_lock lock(mutex_);
+  return transfer.done;
+}
+
+bool Transfers::wait(Transfer& transfer, std::chrono::duration<double> most) {
+  std::unique_lock lock(mutex_);
+  return transfer.ended.wait_for(lock, most, [&transfer] { return transfer.done; });
+}
+
+void Transfers::notify(Transfer& transfer, const std::shared_ptr<Wakeup>& wakeup) {
+  const std::scoped_lock lock(mutex_);
+  if (transfer.done) return wakeup->signal();
+  transfer.wakeups.push_back(wakeup);
+}
+
+bool Transfers::wait(SharedFile& file, std::chrono::duration<double> most) {
+  std::unique_lock lock(mutex_);
+  return file_idle_.wait_for(lock, most, [&file] { return file.unfinished_ == 0; });
+}
+
+}  // namespace ballast::python

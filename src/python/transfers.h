@@ -1,0 +1,107 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "ballast/aio/file.h"
+#include "ballast/aio/queue.h"
+#include "ballast/core/descriptor.h"
+#include "ballast/core/view.h"
+
+namespace ballast::python {
+
+class SharedFile;
+
+/// An eventfd on which an event loop waits for transfers.
+class Wakeup {
+ public:
+  /// Throws Error(io).
+  Wakeup();
+  void signal() const noexcept;
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_.number(); }
+
+ private:
+  Descriptor descriptor_;
+};
+
+/// How the bytes of a transfer move.
+enum class Way { direct, buffered };
+
+/// One transfer that has been asked for. Its members belong to Transfers.
+struct Transfer {
+  aio::Direction direction = aio::Direction::read;
+  Way way = Way::buffered;
+  Bytes offset = 0;
+  HostBytes memory;
+  std::shared_ptr<void> memory_owner;  ///< released when the transfer has ended
+  std::shared_ptr<SharedFile> file;    ///< the same
+  std::shared_ptr<const aio::File> opened;
+  aio::Ticket ticket;
+  std::chrono::steady_clock::time_point begun;
+  bool done = false;
+  aio::Completion completion;
+  std::vector<std::shared_ptr<Wakeup>> wakeups;
+  std::condition_variable ended;
+};
+
+/// All transfers of the process: one queue for all files, and a thread that takes what has
+/// finished. Thread-safe. Begins at first use; lives until end().
+class Transfers {
+ public:
+  /// Throws Error(state) in a forked child and after end(), Error(io) without a usable backend.
+  static Transfers& get();
+  /// The same, or null if there is none.
+  static Transfers* existing();
+  /// Finishes all transfers and ends the threads. Does nothing in a forked child, or if nothing has
+  /// begun. Call without locks, and without the GIL: owners of memory are released.
+  static void end();
+
+  /// Starts `transfer`, or keeps it until the writes before it have ended (see SharedFile).
+  void submit(const std::shared_ptr<Transfer>& transfer);
+  [[nodiscard]] bool done(const Transfer& transfer);
+  /// Waits until the transfer has ended, at most so long. Returns whether it has.
+  bool wait(Transfer& transfer, std::chrono::duration<double> most);
+  /// Signals `wakeup` when the transfer ends, or now if it has ended.
+  void notify(Transfer& transfer, const std::shared_ptr<Wakeup>& wakeup);
+  /// Waits until no transfer of `file` is left, at most so long. Returns whether there is none.
+  bool wait(SharedFile& file, std::chrono::duration<double> most);
+
+  [[nodiscard]] std::string backend() const { return std::string(queue_->backend()); }
+
+ private:
+  Transfers();
+  ~Transfers();
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
+
+  void launch(const std::shared_ptr<Transfer>& transfer);
+  void collect();
+  /// Adds transfers that the queue has given up without giving back their memory, or all.
+  void add_late(std::vector<std::shared_ptr<Transfer>>& finished, bool all) const;
+  void finish(Transfer& transfer, aio::Completion completion);
+  void start_waiting(SharedFile& file);
+
+  /// Guards the transfers and files; held while submitting.
+  std::mutex mutex_;
+  std::unordered_set<std::shared_ptr<Transfer>> in_flight_;
+  std::size_t unfinished_ = 0;  ///< transfers, those that wait included
+  std::condition_variable file_idle_;
+
+  /// Guards what the queue's thread passes on; never held while submitting.
+  std::mutex returned_mutex_;
+  std::condition_variable any_returned_;
+  std::vector<std::shared_ptr<Transfer>> returned_;
+  bool ending_ = false;
+
+  std::unique_ptr<aio::Queue> queue_;
+  std::thread collector_;
+};
+
+}  // namespace ballast::python
