@@ -1,8 +1,13 @@
 #include "ballast/cpu_adam/reference.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+
+#include "ballast/core/error.h"
 
 namespace ballast::cpu_adam {
 namespace {
@@ -244,6 +249,43 @@ void read_second(const Moments& moments, Elems index, Element& element) {
   element.second_smallest = decoded(1, exponent, 8);
 }
 
+/// The nearest code of `value` in a block whose largest magnitude rounds up to the exponent.
+unsigned encoded(float value, unsigned exponent, int magnitude_bits) {
+  const unsigned largest = (1U << magnitude_bits) - 1;
+  const unsigned sign = magnitude_bits == 7 && std::signbit(value) ? 0x80U : 0U;
+  if (exponent == 255) return largest | sign;
+  const float magnitude = std::fabs(value);
+  const float smallest = decoded(1, exponent, magnitude_bits);
+  if (magnitude < smallest) {
+    const bool to_zero = magnitude == 0.0F || (magnitude_bits == 7 && 2 * magnitude < smallest);
+    return (to_zero ? 0U : 1U) | sign;
+  }
+  const unsigned base = 8 * exponent + 7 - largest;
+  const unsigned place = (std::bit_cast<std::uint32_t>(magnitude) + 0x80000U) >> 20U;
+  return std::min(place - base, largest) | sign;
+}
+
+void write_codes(std::span<const float> values, int magnitude_bits, std::uint8_t* codes,
+                 std::uint8_t* exponents) {
+  for (Elems start = 0; start < values.size(); start += Codes::kBlock) {
+    const auto block = values.subspan(start, std::min(Codes::kBlock, values.size() - start));
+    std::uint32_t largest = 0;
+    for (const float value : block) {
+      largest = std::max(largest, std::bit_cast<std::uint32_t>(std::fabs(value)));
+    }
+    // 48: no code stands for a denormal (README.md).
+    const unsigned exponent = std::clamp((largest + 0xfffffU) >> 23U, 48U, 255U);
+    exponents[start / Codes::kBlock] = static_cast<std::uint8_t>(exponent);
+    for (Elems i = 0; i < block.size(); ++i) {
+      codes[start + i] = static_cast<std::uint8_t>(encoded(block[i], exponent, magnitude_bits));
+    }
+  }
+}
+
+void require_length(std::size_t length, const Shard& shard) {
+  expects(length == 0 || length == shard.size, "moments: the number of values");
+}
+
 }  // namespace
 
 Element read_element(Optimizer optimizer, const Shard& shard, Elems index) {
@@ -253,6 +295,43 @@ Element read_element(Optimizer optimizer, const Shard& shard, Elems index) {
   if (has_first_moment(optimizer)) read_first(shard.moments, index, element);
   if (has_second_moment(optimizer)) read_second(shard.moments, index, element);
   return element;
+}
+
+void read_moments(Optimizer optimizer, const Shard& shard, std::span<float> first,
+                  std::span<float> second) {
+  if (!has_first_moment(optimizer)) first = {};
+  if (!has_second_moment(optimizer)) second = {};
+  require_length(first.size(), shard);
+  require_length(second.size(), shard);
+  Element element;
+  for (Elems i = 0; i < first.size(); ++i) {
+    cpu_adam::read_first(shard.moments, i, element);
+    first[i] = element.first;
+  }
+  for (Elems i = 0; i < second.size(); ++i) {
+    cpu_adam::read_second(shard.moments, i, element);
+    second[i] = element.second;
+  }
+}
+
+void write_moments(Optimizer optimizer, const Shard& shard, std::span<const float> first,
+                   std::span<const float> second) {
+  if (!has_first_moment(optimizer)) first = {};
+  if (!has_second_moment(optimizer)) second = {};
+  require_length(first.size(), shard);
+  require_length(second.size(), shard);
+  const Moments& moments = shard.moments;
+  if (moments.format == Moments::Format::blockwise8) {
+    write_codes(first, 7, static_cast<std::uint8_t*>(moments.first), moments.first_exponents);
+    write_codes(second, 8, static_cast<std::uint8_t*>(moments.second), moments.second_exponents);
+    return;
+  }
+  std::ranges::copy(second, static_cast<float*>(moments.second));
+  if (moments.format == Moments::Format::f32) {
+    std::ranges::copy(first, static_cast<float*>(moments.first));
+  } else {
+    std::ranges::transform(first, static_cast<Bf16*>(moments.first), to_bf16);
+  }
 }
 
 double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,

@@ -32,10 +32,11 @@ MODULES = {
                  "schedule", "state", "text", "update"],
     "train": ["aio", "core", "comm", "config", "engine", "memory", "model", "planning", "schedule",
               "state", "text"],
+    "offload": ["core", "cpu_adam", "state", "train"],
     "tools": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
               "planning", "schedule", "state", "text", "train"],
     "python": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
-               "planning", "schedule", "state", "text", "tools", "train", "update"],
+               "offload", "planning", "schedule", "state", "text", "tools", "train", "update"],
 }
 
 # Header pattern: folders (or file prefixes) in which it may be included.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
 
@@ -19,6 +21,16 @@ struct Element {
 /// Decodes element `index` (< size) of a shard, for checks and inspection; slow. This second
 /// implementation of the formats shares no code with the kernels.
 Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
+
+/// Copies the moments of a shard out as floats, each `size` long. A span that is empty, or whose
+/// moment is not kept, is left alone. Throws Error(state) for another length.
+void read_moments(Optimizer optimizer, const Shard& shard, std::span<float> first,
+                  std::span<float> second);
+
+/// Copies floats in as the moments of a shard: the inverse of read_moments(). What a format cannot
+/// hold is rounded to nearest; a second moment that is not zero does not become zero.
+void write_moments(Optimizer optimizer, const Shard& shard, std::span<const float> first,
+                   std::span<const float> second);
 
 /// The error of one update against the same update computed in double: the largest distance of the
 /// weight and of the moments, each divided by its bound in README.md. 1 or less is correct. NaN

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/units.h"
+#include "ballast/core/view.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/shard.h"
+
+namespace ballast::offload {
+
+/// A parameter whose states are kept: its number of elements and the type of its weights.
+struct Parameter {
+  Elems elements = 0;
+  DType type = DType::f32;
+};
+
+/// Elements [first, first + count) of a parameter whose states lie in one sub-group.
+struct Part {
+  std::size_t parameter = 0;
+  Elems first = 0;
+  Elems count = 0;
+  Bytes offset = 0;  ///< of its states in the sub-group
+};
+
+/// The unit of memory and transfer: states that are fetched, updated and written back together.
+struct SubGroup {
+  std::vector<Part> parts;
+  Bytes bytes = 0;  ///< whole pages
+};
+
+/// Where the optimizer states of some parameters lie. Each part has its arrays in a row: the
+/// remainder of bf16 weights or the fp32 master of fp16 weights, the moments, and their shared
+/// exponents if they are Codes. Weights and gradients are the caller's.
+class Layout {
+ public:
+  /// `largest`: elements of a sub-group, a multiple of Codes::kBlock.
+  Layout(cpu_adam::Optimizer optimizer, cpu_adam::Moments::Format moments,
+         std::vector<Parameter> parameters, Elems largest);
+
+  [[nodiscard]] cpu_adam::Optimizer optimizer() const { return optimizer_; }
+  [[nodiscard]] cpu_adam::Moments::Format moments() const { return moments_; }
+  [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const std::vector<SubGroup>& sub_groups() const { return sub_groups_; }
+  /// The sub-group of the parameter's first element; those of the others follow it.
+  [[nodiscard]] std::size_t first_sub_group(std::size_t parameter) const {
+    return first_sub_groups_.at(parameter);
+  }
+  [[nodiscard]] Bytes bytes() const;
+
+  /// The arrays of a part for an update. `states`: its sub-group. `weights`: all weights of the
+  /// parameter, in its type. `gradient`: that of the whole parameter.
+  [[nodiscard]] cpu_adam::Shard shard(const Part& part, HostBytes states, void* weights,
+                                      const cpu_adam::Gradient& gradient) const;
+
+ private:
+  /// Offsets of a part's arrays from its own offset.
+  struct Arrays {
+    Bytes companion = 0;
+    Bytes first = 0;
+    Bytes second = 0;
+    Bytes first_exponents = 0;
+    Bytes second_exponents = 0;
+    Bytes end = 0;
+  };
+  [[nodiscard]] Arrays arrays(DType type, Elems count) const;
+  void add_parts(std::size_t parameter, Elems largest, Elems& free);
+
+  cpu_adam::Optimizer optimizer_;
+  cpu_adam::Moments::Format moments_;
+  std::vector<Parameter> parameters_;
+  std::vector<Elems> first_elements_;  ///< number of a parameter's first element, for rounding
+  std::vector<std::size_t> first_sub_groups_;
+  std::vector<SubGroup> sub_groups_;
+};
+
+}  // namespace ballast::offload

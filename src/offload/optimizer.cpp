@@ -1,0 +1,169 @@
+#include "src/offload/optimizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ballast/core/error.h"
+
+namespace ballast::offload {
+namespace {
+
+using cpu_adam::Shard;
+using cpu_adam::Weights;
+
+/// A gradient for shards that are not updated.
+const cpu_adam::Gradient kNoGradient(static_cast<const float*>(nullptr));
+
+template <class T>
+std::span<T> array(void* data, Elems size) {
+  return {static_cast<T*>(data), size};
+}
+
+}  // namespace
+
+OffloadedOptimizer::OffloadedOptimizer(Layout layout, const Place& place, int threads)
+    : layout_(std::move(layout)),
+      updater_({.threads = threads}),
+      homes_(layout_, updater_, place),
+      update_of_(layout_.parameters().size()) {
+  for (const SubGroup& group : layout_.sub_groups()) {
+    knows_master_.emplace_back(group.parts.size());
+  }
+}
+
+OffloadedOptimizer::~OffloadedOptimizer() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void OffloadedOptimizer::begin(std::vector<Update> updates) {
+  finish();
+  std::ranges::fill(update_of_, nullptr);
+  updates_ = std::move(updates);
+  for (const Update& update : updates_) {
+    const Update*& place = update_of_.at(update.parameter);
+    expects(place == nullptr, "optimizer step: a parameter is named twice");
+    place = &update;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    updated_ = 0;
+    running_ = true;
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  changed_.notify_all();
+}
+
+void OffloadedOptimizer::rethrow_failure() {
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void OffloadedOptimizer::wait(std::size_t parameter) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !running_ || updated_ > parameter; });
+  rethrow_failure();
+}
+
+void OffloadedOptimizer::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !running_; });
+  rethrow_failure();
+}
+
+void OffloadedOptimizer::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return running_ || stopping_; });
+    if (!running_) return;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      run_step();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    failure_ = failure;
+    running_ = false;
+    changed_.notify_all();
+  }
+}
+
+void OffloadedOptimizer::run_step() {
+  const std::size_t groups = layout_.sub_groups().size();
+  for (std::size_t i = 0; i < groups; ++i) update_group(i);
+  homes_.finish_writes();
+  homes_.read_first();
+}
+
+void OffloadedOptimizer::update_group(std::size_t group) {
+  const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
+  const auto has_update = [&](const Part& part) { return update_of_[part.parameter] != nullptr; };
+  if (!std::ranges::any_of(parts, has_update)) return;
+  const HostBytes states = homes_.acquire(group, true);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    const Elems elements = layout_.parameters()[part.parameter].elements;
+    if (const Update* update = update_of_[part.parameter]) {
+      const Shard shard = layout_.shard(part, states, update->weights, update->gradient);
+      require_master(shard, knows_master_[group][i]);
+      updater_.step(update->hyper, shard);
+    }
+    if (part.first + part.count < elements) continue;
+    const std::lock_guard lock(mutex_);
+    updated_ = part.parameter + 1;
+    changed_.notify_all();
+  }
+  homes_.release(group, true);
+}
+
+bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
+  if (known != 0) return false;
+  known = 1;
+  const Weights& weights = shard.weights;
+  if (weights.format == Weights::Format::split) {
+    std::ranges::fill(array<std::uint16_t>(weights.companion, shard.size), std::uint16_t{0});
+  } else if (weights.format == Weights::Format::copy_f16) {
+    auto* master = static_cast<float*>(weights.main);
+    const auto* weight = static_cast<const F16*>(weights.companion);
+    updater_.for_ranges(shard.size, [&](Elems first, Elems last) {
+      for (Elems i = first; i < last; ++i) master[i] = to_float(weight[i]);
+    });
+  }
+  return true;
+}
+
+void OffloadedOptimizer::forget_master(std::size_t parameter) {
+  finish();
+  for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
+       ++group) {
+    const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
+    if (parts.front().parameter > parameter) return;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].parameter == parameter) knows_master_[group][i] = 0;
+    }
+  }
+}
+
+void OffloadedOptimizer::visit(std::size_t parameter, void* weights,
+                               const std::function<bool(const Part&, const Shard&)>& work) {
+  finish();
+  for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
+       ++group) {
+    const std::vector<Part>& parts = layout_.sub_groups()[group].parts;
+    if (parts.front().parameter > parameter) return;
+    const auto part = std::ranges::find(parts, parameter, &Part::parameter);
+    const HostBytes states = homes_.acquire(group, false);
+    const Shard shard = layout_.shard(*part, states, weights, kNoGradient);
+    char& known = knows_master_[group][static_cast<std::size_t>(part - parts.begin())];
+    const bool made_master = require_master(shard, known);
+    const bool changed = work(*part, shard);
+    homes_.release(group, changed || made_master);
+  }
+}
+
+}  // namespace ballast::offload

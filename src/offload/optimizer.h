@@ -1,0 +1,88 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ballast/cpu_adam/updater.h"
+
+#include "src/offload/homes.h"
+#include "src/offload/layout.h"
+
+namespace ballast::offload {
+
+/// One parameter of a step. The caller owns the arrays; they must stay valid, and must not be used
+/// otherwise, until the step has updated the parameter.
+struct Update {
+  std::size_t parameter = 0;
+  void* weights = nullptr;  ///< in the parameter's type
+  cpu_adam::Gradient gradient;
+  cpu_adam::Hyper hyper;
+};
+
+/// The optimizer states of parameters that belong to another program, and their updates on a thread
+/// of its own. Results do not depend on where the states are, on the size of a sub-group or on the
+/// instruction set. Calls must not overlap.
+///
+/// 16-bit weights have an fp32 master that is theirs until they are updated first, and again after
+/// forget_master().
+class OffloadedOptimizer {
+ public:
+  OffloadedOptimizer(Layout layout, const Place& place, int threads);
+  /// Waits for a running step.
+  ~OffloadedOptimizer();
+  OffloadedOptimizer(const OffloadedOptimizer&) = delete;
+  OffloadedOptimizer& operator=(const OffloadedOptimizer&) = delete;
+
+  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] const cpu_adam::Updater& updater() const { return updater_; }
+  [[nodiscard]] const Homes& homes() const { return homes_; }
+
+  /// Starts a step and returns; the parameters are updated in ascending order. Waits for the step
+  /// before. Throws Error(state) for a parameter that is named twice, and the errors of a step that
+  /// failed: the states are then lost, and every later call throws the same.
+  void begin(std::vector<Update> updates);
+  /// Blocks until the running step, if any, has updated the parameter. Throws like begin().
+  void wait(std::size_t parameter);
+  /// Blocks until no step is running. Throws like begin().
+  void finish();
+
+  /// Takes the weights of the parameter as its master at its next update, for weights that somebody
+  /// else has changed.
+  void forget_master(std::size_t parameter);
+
+  /// Calls `work` for each part of the parameter, with its arrays and without a gradient. It
+  /// returns whether it has changed the states. `weights`: those of the parameter. Throws like
+  /// begin().
+  void visit(std::size_t parameter, void* weights,
+             const std::function<bool(const Part&, const cpu_adam::Shard&)>& work);
+
+ private:
+  void run();
+  void run_step();
+  void update_group(std::size_t group);
+  /// Whether it has set the master.
+  bool require_master(const cpu_adam::Shard& shard, char& known) const;
+  void rethrow_failure();
+
+  Layout layout_;
+  cpu_adam::Updater updater_;
+  Homes homes_;
+  std::vector<std::vector<char>> knows_master_;  ///< by sub-group and part
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<const Update*> update_of_;  ///< by parameter; null: none in this step
+  std::vector<Update> updates_;
+  std::size_t updated_ = 0;  ///< parameters before this one are updated
+  bool running_ = false;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;  ///< begins with the first step
+};
+
+}  // namespace ballast::offload

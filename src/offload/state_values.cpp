@@ -1,0 +1,76 @@
+#include "src/offload/state_values.h"
+
+#include <algorithm>
+
+#include "ballast/cpu_adam/reference.h"
+
+namespace ballast::offload {
+namespace {
+
+using cpu_adam::Shard;
+using cpu_adam::Weights;
+
+StateValues part_of(const StateValues& values, const Part& part) {
+  const auto some = [&part](std::span<float> all) {
+    return all.empty() ? all : all.subspan(part.first, part.count);
+  };
+  return {some(values.master), some(values.first), some(values.second)};
+}
+
+void read_master(const Weights& weights, std::span<float> out) {
+  if (weights.format == Weights::Format::split) {
+    const auto* weight = static_cast<const Bf16*>(weights.main);
+    const auto* remainder = static_cast<const std::uint16_t*>(weights.companion);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = join_master({weight[i], remainder[i]});
+  } else {
+    std::copy_n(static_cast<const float*>(weights.main), out.size(), out.begin());
+  }
+}
+
+void write_master(const Weights& weights, std::span<const float> values) {
+  if (weights.format == Weights::Format::split) {
+    auto* weight = static_cast<Bf16*>(weights.main);
+    auto* remainder = static_cast<std::uint16_t*>(weights.companion);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const SplitMaster split = split_master(values[i]);
+      weight[i] = split.weight;
+      remainder[i] = split.remainder;
+    }
+  } else {
+    std::ranges::copy(values, static_cast<float*>(weights.main));
+    auto* copy = static_cast<F16*>(weights.companion);
+    for (std::size_t i = 0; i < values.size(); ++i) copy[i] = to_f16(values[i]);
+  }
+}
+
+}  // namespace
+
+void read_values(cpu_adam::Optimizer optimizer, const Shard& shard, const StateValues& values) {
+  cpu_adam::read_moments(optimizer, shard, values.first, values.second);
+  if (shard.weights.format != Weights::Format::plain) read_master(shard.weights, values.master);
+}
+
+void write_values(cpu_adam::Optimizer optimizer, const Shard& shard, const StateValues& values) {
+  cpu_adam::write_moments(optimizer, shard, values.first, values.second);
+  if (shard.weights.format != Weights::Format::plain && !values.master.empty()) {
+    write_master(shard.weights, values.master);
+  }
+}
+
+void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
+                 const StateValues& values) {
+  states.visit(parameter, weights, [&](const Part& part, const Shard& shard) {
+    read_values(states.layout().optimizer(), shard, part_of(values, part));
+    return false;
+  });
+}
+
+void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
+                  const StateValues& values) {
+  states.visit(parameter, weights, [&](const Part& part, const Shard& shard) {
+    write_values(states.layout().optimizer(), shard, part_of(values, part));
+    return true;
+  });
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <span>
+
+#include "src/offload/optimizer.h"
+
+namespace ballast::offload {
+
+/// Numbers of one parameter, or of one part, as fp32: each as many as it has elements, or none.
+struct StateValues {
+  std::span<float> master;  ///< only of a 16-bit parameter
+  std::span<float> first;
+  std::span<float> second;
+};
+
+/// Copies states of a part out. Moments that the optimizer does not keep are left alone.
+void read_values(cpu_adam::Optimizer optimizer, const cpu_adam::Shard& shard,
+                 const StateValues& values);
+/// Copies states of a part in. A master also sets the weights. See cpu_adam::write_moments().
+void write_values(cpu_adam::Optimizer optimizer, const cpu_adam::Shard& shard,
+                  const StateValues& values);
+
+/// The same for a whole parameter. Throws like OffloadedOptimizer::begin().
+void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
+                 const StateValues& values);
+void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
+                  const StateValues& values);
+
+}  // namespace ballast::offload

@@ -1,0 +1,186 @@
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/random.h"
+#include "ballast/cpu_adam/reference.h"
+
+#include "src/offload/optimizer.h"
+#include "src/offload/state_file.h"
+#include "src/offload/state_values.h"
+
+namespace ballast::offload {
+namespace {
+
+using cpu_adam::Gradient;
+using cpu_adam::Moments;
+using cpu_adam::Optimizer;
+
+constexpr Elems kTiny = 1024;
+
+/// Parameters of several types and sizes, with weights and gradients.
+struct Model {
+  std::vector<Parameter> parameters = {{3000, DType::bf16},
+                                       {1, DType::f32},
+                                       {700, DType::f16},
+                                       {256, DType::f32},
+                                       {5000, DType::f32}};
+  std::vector<std::vector<float>> weights;  // memory of any type
+  std::vector<std::vector<float>> gradients;
+
+  Model() {
+    float value = 0.0F;
+    for (const Parameter& parameter : parameters) {
+      std::vector<float> gradient;
+      for (Elems i = 0; i < parameter.elements; ++i) {
+        value += 0.37F;
+        gradient.push_back(std::sin(value) * std::exp2(std::fmod(value, 20.0F) - 10.0F));
+      }
+      gradients.push_back(gradient);
+      weights.emplace_back(parameter.elements);
+    }
+  }
+
+  std::vector<Update> updates(std::int64_t step, Optimizer optimizer) {
+    std::vector<Update> all;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      all.push_back({i,
+                     weights[i].data(),
+                     Gradient(gradients[i].data()),
+                     {.optimizer = optimizer,
+                      .weight_decay = 0.1,
+                      .step = step,
+                      .gradient_scale = static_cast<float>(step)}});
+    }
+    return all;
+  }
+  std::vector<void*> addresses() {
+    std::vector<void*> all;
+    for (auto& one : weights) all.push_back(one.data());
+    return all;
+  }
+};
+
+/// The fp32 states of all parameters.
+std::vector<std::vector<float>> values_of(OffloadedOptimizer& states, Model& model) {
+  std::vector<std::vector<float>> all;
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    std::vector<float> master(model.parameters[i].elements), first(master), second(master);
+    read_values(states, i, model.weights[i].data(), {master, first, second});
+    all.insert(all.end(), {master, first, second});
+  }
+  return all;
+}
+
+class Offload : public testing::TestWithParam<Moments::Format> {
+ protected:
+  Offload() { std::filesystem::create_directories(folder_); }
+  ~Offload() override { std::filesystem::remove_all(folder_); }
+
+  OffloadedOptimizer make(Model& model, const Place& place, Elems largest = kTiny,
+                          Optimizer optimizer = Optimizer::adamw) const {
+    return {Layout(optimizer, GetParam(), model.parameters, largest), place, 2};
+  }
+  Place on_nvme(std::optional<Bytes> host = std::nullopt) const {
+    return {state::SwapOptions{.paths = {{.directory = folder_}}, .any_file_system = true}, host};
+  }
+
+  std::filesystem::path folder_ =
+      std::filesystem::path(testing::TempDir()) / ("offload-" + std::to_string(getpid()));
+};
+
+TEST_P(Offload, PlacesAndSubGroupsHaveTheSameBits) {
+  for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::lion, Optimizer::adagrad}) {
+    // Some sub-groups stay in memory.
+    const Bytes most = Layout(optimizer, GetParam(), Model().parameters, 256).bytes() * 9 / 10;
+    std::vector<std::vector<float>> expected_states, expected_weights;
+    const std::vector<std::pair<Place, Elems>> ways = {{{}, Elems{1} << 20U},
+                                                       {{}, kTiny},
+                                                       {on_nvme(), kTiny},
+                                                       {on_nvme(), 256},
+                                                       {on_nvme(most), 256}};
+    for (const auto& [place, largest] : ways) {
+      Model model;
+      OffloadedOptimizer states = make(model, place, largest, optimizer);
+      for (int step = 1; step <= 4; ++step) {
+        states.begin(model.updates(step, optimizer));
+        states.wait(2);
+        states.finish();
+      }
+      EXPECT_EQ(place.nvme.has_value(), states.homes().nvme_bytes() > 0);
+      const auto values = values_of(states, model);
+      if (expected_states.empty()) {
+        expected_states = values;
+        expected_weights = model.weights;
+      }
+      EXPECT_EQ(values, expected_states);
+      EXPECT_EQ(model.weights, expected_weights);
+    }
+  }
+}
+
+TEST_P(Offload, SavedStatesGoOnWithTheSameBits) {
+  Model model;
+  OffloadedOptimizer states = make(model, {});
+  for (int step = 1; step <= 3; ++step) states.begin(model.updates(step, Optimizer::adamw));
+  states.finish();
+  const auto file = folder_ / "states.safetensors";
+  save_states(states, model.addresses(), file, {{"note", "kept"}});
+
+  Model other;
+  other.weights[1] = model.weights[1];  // fp32 weights are the caller's
+  other.weights[3] = model.weights[3];
+  other.weights[4] = model.weights[4];
+  OffloadedOptimizer again = make(other, on_nvme(), 256);
+  EXPECT_EQ(load_states(again, other.addresses(), file).at("note"), "kept");
+  EXPECT_EQ(other.weights, model.weights);
+  EXPECT_EQ(values_of(again, other), values_of(states, model));
+  states.begin(model.updates(4, Optimizer::adamw));
+  again.begin(other.updates(4, Optimizer::adamw));
+  EXPECT_EQ(values_of(again, other), values_of(states, model));
+  EXPECT_EQ(other.weights, model.weights);
+}
+
+TEST_P(Offload, RefusesStatesOfOthersAndDamagedFiles) {
+  Model model;
+  OffloadedOptimizer states = make(model, {});
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  const auto file = folder_ / "states.safetensors";
+  save_states(states, model.addresses(), file, {});
+  const auto before = values_of(states, model);
+  OffloadedOptimizer lion = make(model, {}, kTiny, Optimizer::lion);
+  EXPECT_THROW(load_states(lion, model.addresses(), file), Error);
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  EXPECT_THROW(load_states(states, model.addresses(), file), Error);
+  EXPECT_EQ(values_of(states, model), before);
+  EXPECT_THROW(make(model, on_nvme(1)), Error);
+}
+
+TEST_P(Offload, WeightsThatOthersChangeBecomeTheMaster) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  auto updates = model.updates(1, Optimizer::adamw);
+  states.begin(updates);
+  states.finish();
+  auto* weights = reinterpret_cast<Bf16*>(model.weights[0].data());
+  for (Elems i = 0; i < 3000; ++i) weights[i] = to_bf16(2.0F);
+  states.forget_master(0);
+  for (Update& update : updates) update.hyper.learning_rate = 0.0;
+  states.begin(updates);
+  std::vector<float> master(3000);
+  read_values(states, 0, weights, {master, {}, {}});
+  EXPECT_EQ(master, std::vector<float>(3000, 2.0F));
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, Offload,
+                         testing::Values(Moments::Format::f32, Moments::Format::bf16_first,
+                                         Moments::Format::blockwise8));
+
+}  // namespace
+}  // namespace ballast::offload
