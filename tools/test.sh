@@ -69,4 +69,11 @@ check build-tsan --setup tsan --suite threads --timeout-multiplier 8
 step "static analysis, clang's warnings as errors"
 tools/tidy.sh build-asan
 
+step "Python package"
+if python3 -c 'import torch' 2>/dev/null; then
+  tools/python_test.sh
+else
+  echo "left out: python3 has no PyTorch, against which the optimizers are tested"
+fi
+
 printf '\nall good\n'
