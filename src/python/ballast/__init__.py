@@ -2,6 +2,11 @@
 itself as ``python -m ballast``."""
 
 from . import aio
+from ._ballast import version as _version
 from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
+from .plans import Forecast, LedgerLine, Plan, plan
+from .runs import Run, train
 
-__all__ = ["ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError", "aio"]
+__version__ = _version()
+__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
+           "Run", "UsageError", "aio", "plan", "train"]
