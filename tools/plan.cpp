@@ -1,3 +1,5 @@
+#include "tools/plan.h"
+
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -7,7 +9,6 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
@@ -26,28 +27,26 @@ namespace ballast::tools {
 namespace {
 
 struct PlanArguments {
-  std::filesystem::path config;
-  std::vector<std::string> overrides;
-  std::filesystem::path rates;
+  PlanRequest request;
   std::filesystem::path trace;
-  std::uint32_t world = 1;
   bool json = false;
-  bool recalibrate = false;
 };
 
-schedule::Rates rates_for(const PlanArguments& arguments, config::Config config) {
-  if (!arguments.rates.empty()) return planning::load_rates(arguments.rates);
-  if (arguments.world > 1) {
+schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
+  if (!request.rates.empty()) return planning::load_rates(request.rates);
+  if (request.world > 1) {
     throw Error(ErrorCategory::usage,
-                "--world needs --rates FILE: the network between ranks cannot be measured here "
-                "(configs/rates has files of machines)");
+                fmt::format("{} needs {}: the network between ranks cannot be measured here "
+                            "(configs/rates has files of machines)",
+                            option(request.config.caller, "world"),
+                            option(request.config.caller, "rates", "FILE")));
   }
-  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(arguments.config);
+  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
   train::check_inputs(config);
   const model::Architecture model = model::build_architecture(config.model);
   planning::require_fit(
       {.config = config, .model = model, .budgets = planning::budgets_of(config, {})});
-  return planning::machine_rates(config, model, arguments.recalibrate, &interrupted());
+  return planning::machine_rates(config, model, request.recalibrate, &interrupted());
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const planning::Forecast& forecast) {
@@ -58,41 +57,43 @@ void write_simulated_steps(const std::filesystem::path& file, const planning::Fo
 }
 
 void run_plan(const PlanArguments& arguments) {
-  const config::Config config =
-      config::load(arguments.config, arguments.overrides, arguments.world);
-  for (const auto& line : config.ignored) log(LogLevel::debug, "ignored: " + line);
-  for (const auto& line : config.notes) log(LogLevel::info, line);
+  const PlanRequest& request = arguments.request;
+  const config::Config config = request.config.load(request.world);
+  log_notes(config);
   if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
-  const schedule::Rates rates = rates_for(arguments, config);
-  const planning::Forecast forecast = planning::make_forecast(config, rates, arguments.world);
+  const planning::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, forecast);
   if (arguments.json) {
     fmt::print("{}\n", planning::to_json(forecast));
     return;
   }
-  fmt::print("ballast plan {}\n", arguments.config.string());
+  fmt::print("ballast plan {}\n", request.config.file.string());
   for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
 }
 
 }  // namespace
 
+planning::Forecast forecast_of(const PlanRequest& request, const config::Config& config) {
+  return planning::make_forecast(config, rates_for(request, config), request.world);
+}
+
 void add_plan(Command program) {
   auto arguments = std::make_shared<PlanArguments>();
   auto& a = *arguments;
   Command command =
       program.add_command("plan", "Predict memory and speed of CONFIG without running it");
-  command.add_option("CONFIG", &a.config, "JSON config (see configs/README.md)",
+  command.add_option("CONFIG", &a.request.config.file, "JSON config (see configs/README.md)",
                      {.required = true});
-  command.add_option("--set", &a.overrides, "Override a key: path.to.key=value",
+  command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true});
-  command.add_option("--rates", &a.rates,
+  command.add_option("--rates", &a.request.rates,
                      "Rates file of the machine (default: measure this machine)");
   command.add_option(
-      "--world", &a.world, "Number of ranks",
+      "--world", &a.request.world, "Number of ranks",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
-  command.add_flag("--recalibrate", &a.recalibrate, "Ignore cached rates, measure again",
+  command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");
   command.set_action([arguments] { run_plan(*arguments); });

@@ -3,6 +3,8 @@
 #include <csignal>
 #include <utility>
 
+#include "ballast/core/error.h"
+
 namespace ballast::tools {
 namespace {
 
@@ -36,21 +38,72 @@ extern "C" void on_checkpoint_signal(int /*number*/) {
   checkpoint_flag().store(true);
 }
 
-}  // namespace
-
-void install_signal_handlers() {
+struct sigaction ending_action() {
   struct sigaction action = {};
   action.sa_handler = on_signal;
   // A second signal ends the program at once.
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  return action;
+}
+
+struct sigaction checkpoint_action() {
+  struct sigaction action = {};
   action.sa_handler = on_checkpoint_signal;
   action.sa_flags = SA_RESTART;
-  sigaction(SIGUSR1, &action, nullptr);
+  return action;
+}
+
+std::atomic<bool>& scope_exists() {
+  static std::atomic<bool> exists = false;
+  return exists;
+}
+
+void forget_signals() {
+  interrupt_flag().store(false);
+  checkpoint_flag().store(false);
+  first_signal().store(0);
+}
+
+}  // namespace
+
+void install_signal_handlers() {
+  const struct sigaction ending = ending_action();
+  const struct sigaction checkpoint = checkpoint_action();
+  sigaction(SIGINT, &ending, nullptr);
+  sigaction(SIGTERM, &ending, nullptr);
+  sigaction(SIGUSR1, &checkpoint, nullptr);
   // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+}
+
+void interrupt() {
+  interrupt_flag().store(true);
+}
+
+SignalScope::SignalScope() {
+  if (scope_exists().exchange(true)) {
+    throw Error(
+        ErrorCategory::usage,
+        "another run or measurement of Ballast is in progress in this process; wait for its "
+        "end");
+  }
+  forget_signals();
+  const struct sigaction ending = ending_action();
+  const struct sigaction checkpoint = checkpoint_action();
+  sigaction(SIGINT, &ending, &former_interrupt_);
+  sigaction(SIGTERM, &ending, &former_end_);
+  sigaction(SIGUSR1, &checkpoint, &former_checkpoint_);
+}
+
+SignalScope::~SignalScope() {
+  sigaction(SIGINT, &former_interrupt_, nullptr);
+  sigaction(SIGTERM, &former_end_, nullptr);
+  sigaction(SIGUSR1, &former_checkpoint_, nullptr);
+  const int signal = interrupt_signal();
+  forget_signals();
+  scope_exists().store(false);
+  if (signal != 0) std::raise(signal);
 }
 
 const std::atomic<bool>& interrupted() {

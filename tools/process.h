@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,26 @@ const std::atomic<bool>& interrupted();
 std::atomic<bool>& checkpoint_wanted();
 /// The first of these signals; 0 before any.
 int interrupt_signal();
+
+/// Makes interrupted() true, as a signal does.
+void interrupt();
+
+/// Handles SIGINT, SIGTERM and SIGUSR1 like install_signal_handlers() while it lives, for work
+/// inside another program. Then the former handlers get them back, and a signal that has
+/// interrupted the work. One at a time in a process, since all share interrupted(): throws
+/// Error(usage) for a second.
+class SignalScope {
+ public:
+  SignalScope();
+  ~SignalScope();
+  SignalScope(const SignalScope&) = delete;
+  SignalScope& operator=(const SignalScope&) = delete;
+
+ private:
+  struct sigaction former_interrupt_ = {};
+  struct sigaction former_end_ = {};
+  struct sigaction former_checkpoint_ = {};
+};
 
 /// Keeps the words of the program's command line for command_line(). Call once, at the start.
 void remember_command_line(std::vector<std::string> words);

@@ -1,3 +1,5 @@
+#include "tools/bench/io.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -26,23 +28,6 @@ namespace {
 using text::Json;
 
 constexpr const char* kTask = "bench io";
-
-struct BenchIoArguments {
-  std::vector<std::string> paths;
-  std::vector<std::string> patterns = {"read", "write", "mixed"};
-  std::vector<std::string> blocks = {"1MiB"};
-  std::vector<unsigned> depths = {32};
-  std::vector<std::string> backends = {"auto"};
-  std::string size = "2GiB";
-  std::optional<double> seconds;
-  bool sqpoll = false;
-  bool iopoll = false;
-  bool buffered = false;
-  bool check = false;
-  bool list_backends = false;
-  bool json = false;
-  std::string job;
-};
 
 /// The measurements, checked before any file is created.
 struct Sweep {
@@ -215,30 +200,6 @@ std::vector<IoRegion> make_placeholders(const Sweep& sweep) {
   return regions;
 }
 
-void run_sweep(const BenchIoArguments& a) {
-  const Sweep sweep = make_sweep(a);
-  std::vector<IoRegion> files = make_regions(sweep);
-  std::vector<IoRegion> placeholders = make_placeholders(sweep);
-  if (!a.json) print_head(sweep, a);
-  const auto mover = std::find_if_not(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
-  if (mover != sweep.loads.end()) fill_regions(files, mover->backend, kTask, interrupted());
-  Json json = Json::array();
-  for (const IoLoad& load : sweep.loads) {
-    std::vector<IoRegion>& regions = moves_nothing(load) ? placeholders : files;
-    const IoResult result = run_load(load, regions, kTask, interrupted());
-    if (load.check && load.pattern != IoPattern::read) {
-      verify_regions(load, regions, kTask, interrupted());
-    }
-    if (!a.json) print_row(load, result);
-    json.push_back(json_of(load, result, sweep.paths));
-  }
-  if (a.json) {
-    fmt::print("{}\n", json.pretty(1));
-  } else {
-    print_foot(sweep);
-  }
-}
-
 void print_backends(bool json) {
   Json rows = Json::array();
   for (const aio::Backend& backend : aio::probe_backends()) {
@@ -283,6 +244,27 @@ void add_options(Command command, BenchIoArguments& a) {
 
 }  // namespace
 
+Json bench_io(const BenchIoArguments& a) {
+  const Sweep sweep = make_sweep(a);
+  std::vector<IoRegion> files = make_regions(sweep);
+  std::vector<IoRegion> placeholders = make_placeholders(sweep);
+  if (!a.json) print_head(sweep, a);
+  const auto mover = std::find_if_not(sweep.loads.begin(), sweep.loads.end(), moves_nothing);
+  if (mover != sweep.loads.end()) fill_regions(files, mover->backend, kTask, interrupted());
+  Json json = Json::array();
+  for (const IoLoad& load : sweep.loads) {
+    std::vector<IoRegion>& regions = moves_nothing(load) ? placeholders : files;
+    const IoResult result = run_load(load, regions, kTask, interrupted());
+    if (load.check && load.pattern != IoPattern::read) {
+      verify_regions(load, regions, kTask, interrupted());
+    }
+    if (!a.json) print_row(load, result);
+    json.push_back(json_of(load, result, sweep.paths));
+  }
+  if (!a.json) print_foot(sweep);
+  return json;
+}
+
 void add_bench_io(Command bench) {
   auto arguments = std::make_shared<BenchIoArguments>();
   auto& a = *arguments;
@@ -296,7 +278,8 @@ void add_bench_io(Command bench) {
   command.set_action([arguments, command] {
     if (arguments->list_backends) return print_backends(arguments->json);
     if (!arguments->job.empty()) read_job_file(command, arguments->job);
-    run_sweep(*arguments);
+    const Json json = bench_io(*arguments);
+    if (arguments->json) fmt::print("{}\n", json.pretty(1));
   });
 }
 

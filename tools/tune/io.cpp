@@ -28,15 +28,6 @@ constexpr std::size_t kLineWidth = 80;
 /// Share of a path's time for the search; the rest is for measuring the chosen setting.
 constexpr double kSearchShare = 0.75;
 
-struct TuneIoArguments {
-  std::vector<std::string> paths;
-  double seconds = 20.0;
-  std::string size = "1GiB";
-  std::filesystem::path config;
-  std::vector<double> tflops = {100.0, 400.0};
-  bool json = false;
-};
-
 /// The usable backends, best first.
 std::vector<std::string> usable_backends() {
   std::vector<std::string> names;
@@ -192,7 +183,9 @@ Json json_of(const TunedPath& tuned) {
   return json;
 }
 
-Json json_of(const IoTuning& tuning, const std::vector<double>& tflops) {
+}  // namespace
+
+Json to_json(const IoTuning& tuning, const std::vector<double>& tflops) {
   Json hidden = Json::array();
   for (const double f : tflops) {
     hidden.push_back(
@@ -207,7 +200,7 @@ Json json_of(const IoTuning& tuning, const std::vector<double>& tflops) {
   return json;
 }
 
-void run_tune_io(const TuneIoArguments& a) {
+IoTuning tune_io(const TuneIoArguments& a) {
   const auto paths = measured_paths(a.paths, kTask);
   const auto backends = usable_backends();
   const Bytes size = checked_size(a, settings_to_try(backends));
@@ -235,17 +228,9 @@ void run_tune_io(const TuneIoArguments& a) {
     tuning.mixed_together =
         measure_rates(tuning.common, regions, seconds, kTask, interrupted()).mixed;
   }
-  if (a.json) {
-    fmt::print("{}\n", json_of(tuning, a.tflops).pretty(4));
-  } else {
-    fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kLineWidth, ""));
-  }
-  if (a.config.empty()) return;
-  write_tuning(a.config, tuning);
-  if (!a.json) fmt::print("\nwritten to {}\n", a.config.string());
+  if (!a.json) fmt::print("\n{}\n", wrap(explain(tuning, a.tflops), kLineWidth, ""));
+  return tuning;
 }
-
-}  // namespace
 
 void add_tune(Command program) {
   Command tune = program.add_command("tune", "Find settings that suit this machine");
@@ -265,7 +250,15 @@ void add_tune(Command program) {
                      "(default: 100,400)",
                      {.commas = true, .single_argument = true, .positive = true});
   command.add_flag("--json", &a.json, "Print a JSON object");
-  command.set_action([arguments] { run_tune_io(*arguments); });
+  command.set_action([arguments] {
+    const IoTuning tuning = tune_io(*arguments);
+    if (arguments->json) {
+      fmt::print("{}\n", to_json(tuning, arguments->tflops).pretty(4));
+    }
+    if (arguments->config.empty()) return;
+    write_tuning(arguments->config, tuning);
+    if (!arguments->json) fmt::print("\nwritten to {}\n", arguments->config.string());
+  });
 }
 
 }  // namespace ballast::tools

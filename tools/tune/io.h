@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "ballast/text/json.h"
+
 #include "tools/io/search.h"
 
 namespace ballast::tools {
@@ -20,6 +22,23 @@ struct IoTuning {
   IoSetting common;             ///< best for all of them
   double mixed_together = 0.0;  ///< GB/s of all paths at once, at their common setting
 };
+
+/// Options of `ballast tune io`.
+struct TuneIoArguments {
+  std::vector<std::string> paths;
+  double seconds = 20.0;
+  std::string size = "1GiB";
+  std::filesystem::path config;
+  std::vector<double> tflops = {100.0, 400.0};
+  bool json = false;
+};
+
+/// Measures and chooses; write_tuning() is the caller's. Prints tables unless `arguments.json`.
+/// Throws Error, also if `arguments.config` could not be written.
+IoTuning tune_io(const TuneIoArguments& arguments);
+
+/// What `ballast tune io --json` prints.
+text::Json to_json(const IoTuning& tuning, const std::vector<double>& tflops);
 
 /// Puts the tuning into a config: aio.backend, block_size, queue_depth and paths, and the nvme_path
 /// of each offload section whose device is nvme or auto. Keeps the rest of the text. Throws Error

@@ -5,12 +5,17 @@ asynchronous file I/O, plans and training runs in this process, and the program 
 from typing import Any
 
 from . import aio
+from ._ballast import version as _version
 from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
+from .plans import Forecast, LedgerLine, Plan, plan
+from .runs import Run, train
+
+__version__ = _version()
 
 _OPTIMIZERS = ["OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"]
 
-__all__ = ["ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError", "aio",
-           *_OPTIMIZERS]
+__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
+           "Run", "UsageError", "aio", "plan", "train", *_OPTIMIZERS]
 
 
 def __getattr__(name: str) -> Any:

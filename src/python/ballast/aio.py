@@ -13,34 +13,15 @@ transfer, and at the interpreter's exit it finishes what was started.
 from __future__ import annotations
 
 import asyncio
-import operator
+import json
 import os
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
-from . import _ballast
+from . import _arguments, _ballast
 
-__all__ = ["File", "Future", "empty"]
-
-
-def _whole(value: Any, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: must be a whole number of bytes, not {type(value).__name__}") from None
-    if number < 0:
-        raise ValueError(f"{name}: must not be negative, got {number}")
-    if number >= 1 << 63:
-        raise ValueError(f"{name}: {number} is too large")
-    return number
-
-
-def _path(value: Any) -> str:
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str):
-        raise TypeError(f"path: must be str or os.PathLike, not {type(value).__name__}")
-    return path
+__all__ = ["File", "Future", "bench", "empty", "tune"]
 
 
 class Future:
@@ -135,12 +116,12 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: str = "r", size: int | None = None) -> None:
-        path = _path(path)
+        path = _arguments.path(path, "path")
         if not isinstance(mode, str):
             raise TypeError(f"mode: must be str, not {type(mode).__name__}")
         self._path = path
         self._mode = mode
-        self._file = _ballast.open_file(path, mode, None if size is None else _whole(size, "size"))
+        self._file = _ballast.open_file(path, mode, None if size is None else _arguments.whole(size, "size"))
 
     def read_into(self, buffer: Any, offset: int = 0) -> Future:
         """Starts to read the bytes [offset, offset + size of the buffer) into `buffer`: a CPU tensor or
@@ -156,7 +137,7 @@ class File:
         return self._start(self._file.write_from, "write", buffer, offset)
 
     def _start(self, start: Any, what: str, buffer: Any, offset: int) -> Future:
-        offset = _whole(offset, "offset")
+        offset = _arguments.whole(offset, "offset")
         return Future(start(buffer, offset), f"{what} of {self._path} at {offset}")
 
     def sync(self) -> None:
@@ -206,5 +187,30 @@ def empty(nbytes: int) -> memoryview:
     """`nbytes` of zeroed memory that begins at a page, for transfers at full speed: a writable
     memoryview of bytes. ``torch.frombuffer(memory, dtype=...)`` and ``numpy.frombuffer`` make tensors
     and arrays of it without a copy. Raises MemoryError."""
-    nbytes = _whole(nbytes, "nbytes")
+    nbytes = _arguments.whole(nbytes, "nbytes")
     return _ballast.empty(nbytes) if nbytes > 0 else memoryview(bytearray())
+
+
+def bench(path: str | os.PathLike[str], *, patterns: Iterable[str] = ("read", "write", "mixed"),
+          blocks: Iterable[str] = ("1MiB",), depths: Iterable[int] = (32,), backend: str = "auto",
+          size: str = "2GiB", seconds: float | None = None) -> list[dict[str, Any]]:
+    """Measures the disk of the folder `path` as ``ballast bench io`` does: all combinations of `patterns`
+    (read, write, mixed, copy), `blocks` and `depths`, with a temporary file of `size`. `seconds`: the time
+    of each measurement; None: one pass over the file. Returns the objects of ``--json``, with
+    ``gb_per_second`` in 10^9 bytes a second. Raises ballast.UsageError, ballast.FileError,
+    KeyboardInterrupt."""
+    listed = [_arguments.whole(depth, "depths", 1, 16384) for depth in depths]
+    asked = None if seconds is None else _arguments.real(seconds, "seconds", 0.01, 86400.0)
+    names = _arguments.texts([backend, size], "backend and size")
+    return json.loads(_ballast.bench_io(
+        _arguments.path(path, "path"), _arguments.texts(patterns, "patterns"),
+        _arguments.texts(blocks, "blocks"), listed, names[0], names[1], asked))
+
+
+def tune(path: str | os.PathLike[str], *, seconds: float = 20.0, size: str = "1GiB") -> dict[str, Any]:
+    """Finds block size, depth and backend for the folder `path` as ``ballast tune io`` does, in about
+    `seconds` seconds with a temporary file of `size`. Returns the object of ``--json``. Raises
+    ballast.UsageError, ballast.FileError, KeyboardInterrupt."""
+    return json.loads(_ballast.tune_io(
+        _arguments.path(path, "path"), _arguments.real(seconds, "seconds", 0.5, 86400.0),
+        _arguments.texts([size], "size")[0]))

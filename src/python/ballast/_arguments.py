@@ -1,0 +1,66 @@
+"""Checks of arguments. Each error names the argument."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
+    """`value` as an int from `least` to `most`. Raises TypeError, ValueError."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: must be a whole number, not {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name}: must be from {least} to {most}, got {number}")
+    return number
+
+
+def real(value: Any, name: str, least: float, most: float) -> float:
+    """`value` as a float from `least` to `most`. Raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: must be a number, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: must be from {least:g} to {most:g}, got {value:g}")
+    return float(value)
+
+
+def path(value: Any, name: str) -> str:
+    """`value`, a str or os.PathLike, as str. Raises TypeError, ValueError if it is empty."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: must be str or os.PathLike, not {type(value).__name__}")
+    if not text or "\0" in text:
+        raise ValueError(f"{name}: {text!r} is not a path")
+    return text
+
+
+def texts(value: Any, name: str) -> list[str]:
+    """`value`, an iterable of str, as a list. Raises TypeError."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: must be a list of str, not {type(value).__name__}")
+    listed = list(value)
+    for text in listed:
+        if not isinstance(text, str):
+            raise TypeError(f"{name}: must be a list of str, but has {type(text).__name__}")
+    return listed
+
+
+def config(value: Any, name: str = "config") -> tuple[str, str | None]:
+    """The file of a config, and its JSON if it is not in a file. Raises TypeError, ValueError."""
+    if not isinstance(value, Mapping):
+        if not isinstance(value, (str, os.PathLike)):
+            raise TypeError(f"{name}: must be a dict, str or os.PathLike, not {type(value).__name__}")
+        return path(value, name), None
+    try:
+        return name, json.dumps(value, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

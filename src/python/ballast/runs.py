@@ -1,0 +1,70 @@
+"""Training runs of the engine in this process, as of ``ballast train``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import _arguments, _ballast
+
+__all__ = ["Run", "train"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    directory: str  #: the run directory: metrics.jsonl, config.json, run.json, weights, checkpoints
+    steps: int  #: finished ones, those before a resumed checkpoint included
+    planned_steps: int
+    interrupted: bool  #: the callback has ended it before the last step
+    loss: float  #: of the last step
+    held_out_loss: float | None  #: of the last evaluation
+    tokens_per_second: float
+    weights: str  #: the folder of the trained weights; "" if there is none
+    checkpoint: str  #: the newest one of this run; "" if there is none
+    advice: str  #: the bottleneck and the best improvement
+
+
+def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
+          out: str | os.PathLike[str] | None = None, steps: int | None = None,
+          overrides: Iterable[str] = (), resume: bool | str | os.PathLike[str] | None = None,
+          overwrite: bool = False,
+          callback: Callable[[dict[str, Any]], object] | None = None) -> Run:
+    """Trains in this process, without the GIL, and returns when the run has ended.
+
+    `config`: a dict, or the path of a JSON file; paths in a dict are relative to the working directory.
+    `out`: the run directory; None: that of the config, or a new one. `steps`: instead of
+    ``ballast.steps``. `overrides`: like ``"optimizer.params.lr=1e-4"``. `resume`: True goes on with the run
+    of `out`; a path with that run, or from that checkpoint. `overwrite` replaces another run in `out`.
+
+    `callback` is called after each step with the fields of its line in metrics.jsonl, on the calling
+    thread. If it returns False, the run ends as after a signal: with a checkpoint if the config writes
+    them, otherwise in mid step. So does an exception, which is raised again.
+
+    While it runs, Ctrl-C and SIGTERM end the run as they end ``ballast train``, a second one ends the
+    process, and SIGUSR1 writes a checkpoint. After the run they have their effect in Python:
+    KeyboardInterrupt for Ctrl-C. One run at a time in a process.
+
+    Raises ballast.ConfigError and ballast.UsageError (ValueErrors), ballast.FileError (an OSError),
+    ballast.OutOfMemoryError, ballast.Error.
+    """
+    file, text = _arguments.config(config)
+    directory = "" if out is None else _arguments.path(out, "out")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: must be callable, not {type(callback).__name__}")
+    if not isinstance(overwrite, bool):
+        raise TypeError(f"overwrite: must be bool, not {type(overwrite).__name__}")
+    number = 0 if steps is None else _arguments.whole(steps, "steps", 1, 1 << 40)
+    return Run(**_ballast.train(file, text, _arguments.texts(overrides, "overrides"), directory, number,
+                                _resumed(resume), overwrite, [sys.executable, *sys.argv], callback))
+
+
+def _resumed(resume: bool | str | os.PathLike[str] | None) -> str:
+    """As of the program's --resume: "true" is the run of `out`, so a path is made absolute."""
+    if resume is None or isinstance(resume, bool):
+        return "true" if resume else ""
+    return os.path.abspath(_arguments.path(resume, "resume"))
