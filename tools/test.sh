@@ -1,7 +1,8 @@
 #!/bin/sh
 # Everything that must hold before a change is good: format, all tests with gcc, those of vector
 # kernels as on CPUs with fewer instruction sets, address and undefined-behaviour sanitizers over
-# unit and conformance tests, the thread sanitizer over tests of threads, static analysis.
+# unit and conformance tests, the thread sanitizer over tests of threads, static analysis, the Python
+# package if there is PyTorch.
 #
 #   tools/test.sh            all of it
 #   tools/test.sh quick      for daily work: format, unit, architecture and conformance tests with
@@ -70,10 +71,10 @@ step "static analysis, clang's warnings as errors"
 tools/tidy.sh build-asan
 
 step "Python package"
-if python3 -c 'import torch' 2>/dev/null; then
+if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
   tools/python_test.sh
 else
-  echo "left out: python3 has no PyTorch, against which the optimizers are tested"
+  echo "left out: ${PYTHON:-python3} has no torch, which the tests of the optimizers need"
 fi
 
 printf '\nall good\n'

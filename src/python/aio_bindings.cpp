@@ -156,13 +156,13 @@ void bind_aio(nb::module_& module) {
           [](SharedFile& file, nb::object buffer, std::uint64_t offset) {
             return start(file, aio::Direction::read, std::move(buffer), offset);
           },
-          nb::arg("buffer"), nb::arg("offset"))
+          nb::arg("buffer").none(), nb::arg("offset"))
       .def(
           "write_from",
           [](SharedFile& file, nb::object buffer, std::uint64_t offset) {
             return start(file, aio::Direction::write, std::move(buffer), offset);
           },
-          nb::arg("buffer"), nb::arg("offset"))
+          nb::arg("buffer").none(), nb::arg("offset"))
       .def("sync", &SharedFile::sync, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &close_file)
       .def_prop_ro("closed", &SharedFile::closed)

@@ -1,5 +1,6 @@
 #include "src/python/shared_file.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -86,6 +87,7 @@ const Handle& SharedFile::opened(Way way) {
   if (way == Way::direct) return direct_;
   if (!buffered_) {
     buffered_ = std::make_shared<const aio::File>(direct_->reopened(writable(), Access::buffered));
+    size_ = std::min(size_, buffered_->size());  // others may have cut it
   }
   return buffered_;
 }
@@ -123,6 +125,10 @@ std::shared_ptr<Transfer> SharedFile::start(aio::Direction direction, Bytes offs
   transfer->memory_owner = std::move(owner);
   transfer->file = shared_from_this();
   transfer->opened = opened(transfer->way);
+  if (transfer->opened->size() < offset + memory.size()) {
+    reach(direction, offset, offset + memory.size());
+    transfer->opened = opened(transfer->way);
+  }
   transfers.submit(transfer);
   return transfer;
 }

