@@ -13,7 +13,7 @@ python=${PYTHON:-python3}
 folder=$PWD/build-wheel
 dist=${1:-$folder/dist}
 mkdir -p "$folder" "$dist"
-rm -rf "$folder/plain" "$folder/check"
+rm -rf "$folder/plain" "$folder/repaired" "$folder/check"
 quietly() {
   "$@" >"$folder/wheel.log" 2>&1 || {
     tail -n 60 "$folder/wheel.log" >&2
@@ -27,7 +27,7 @@ quietly "$folder/tools/bin/python" -m pip wheel --disable-pip-version-check --no
   "-Cbuild-dir=$folder/build" --wheel-dir "$folder/plain" .
 quietly env PATH="$folder/tools/bin:$PATH" "$folder/tools/bin/python" -m auditwheel repair \
   --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
-wheel=$(ls -t "$folder"/repaired/*.whl | head -n 1)
+wheel=$(ls "$folder"/repaired/*.whl)
 
 quietly "$python" -m venv "$folder/check"
 quietly "$folder/check/bin/python" -m pip install --disable-pip-version-check "$wheel"
