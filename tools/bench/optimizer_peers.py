@@ -2,12 +2,14 @@
 """Times OffloadAdamW.step() against other optimizers on the CPU, in turn, for a model of bf16.
 
     optimizer_peers.py [--params 300] [--rounds 7] [--peers deepspeed,foreach,fused] [--fp32]
+                       [--clip NORM]
 
 Needs ballast, torch and, for their peers, deepspeed with ninja. The parameters are those of
 transformer layers of width 1024. Each peer has what its users have: fp32 masters and moments. With
 bf16 weights, DeepSpeedCPUAdam and torch's optimizers update fp32 masters, so gradients are copied to
-fp32 before and weights to bf16 after a step; OffloadAdamW reads and writes both itself. All have the
-check for infinities off. Prints medians, and the median of the ratios of each round.
+fp32 before and weights to bf16 after a step; OffloadAdamW reads and writes both itself. With --clip, the
+peers clip by torch.nn.utils.clip_grad_norm_ and OffloadAdamW by max_grad_norm; without, nobody looks
+at the gradients before the update. Prints medians, and the median of the ratios of each round.
 """
 
 import argparse
@@ -31,8 +33,9 @@ def tensors(millions: int, dtype: torch.dtype) -> list[torch.Tensor]:
 class Peer:
     """An optimizer over fp32 masters of the parameters; over the parameters if they are fp32."""
 
-    def __init__(self, make, weights: list[torch.Tensor]) -> None:
+    def __init__(self, make, weights: list[torch.Tensor], clip: float) -> None:
         self.weights = weights
+        self.clip = clip
         self.copies = weights[0].dtype != torch.float32
         self.masters = [torch.nn.Parameter(w.float() if self.copies else w) for w in weights]
         self.optimizer = make(self.masters)
@@ -46,6 +49,8 @@ class Peer:
                 master.grad.copy_(gradient)
             else:
                 master.grad = gradient
+        if self.clip > 0:
+            torch.nn.utils.clip_grad_norm_(self.masters, self.clip, foreach=True)
         self.optimizer.step()
         if self.copies:
             for weight, master in zip(self.weights, self.masters):
@@ -53,9 +58,10 @@ class Peer:
 
 
 class Own:
-    def __init__(self, weights: list[torch.Tensor]) -> None:
+    def __init__(self, weights: list[torch.Tensor], clip: float) -> None:
         self.parameters = [torch.nn.Parameter(w) for w in weights]
-        self.optimizer = ballast.OffloadAdamW(self.parameters, lr=1e-4, skip_non_finite=False)
+        self.optimizer = ballast.OffloadAdamW(self.parameters, lr=1e-4, skip_non_finite=clip > 0,
+                                              max_grad_norm=clip or None)
 
     def step(self, gradients: list[torch.Tensor]) -> None:
         for parameter, gradient in zip(self.parameters, gradients):
@@ -75,6 +81,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", default="deepspeed,foreach,fused")
     parser.add_argument("--fp32", action="store_true", help="fp32 weights and gradients")
+    parser.add_argument("--clip", type=float, default=0.0, metavar="NORM",
+                        help="clip gradients to this global norm, as training loops do")
     arguments = parser.parse_args()
     makers = {
         "deepspeed": make_deepspeed,
@@ -84,12 +92,12 @@ def main() -> None:
     dtype = torch.float32 if arguments.fp32 else torch.bfloat16
     weights = tensors(arguments.params, dtype)
     gradients = [torch.full_like(w, 0.5) for w in weights]
-    own = Own([w.clone() for w in weights])
+    own = Own([w.clone() for w in weights], arguments.clip)
     count = sum(w.numel() for w in weights)
     print(f"{count / 1e6:.0f}M parameters, {dtype}, {torch.get_num_threads()} threads, "
           f"{own.optimizer._states.isa}")
     for name in arguments.peers.split(","):
-        peer = Peer(makers[name], [w.clone() for w in weights])
+        peer = Peer(makers[name], [w.clone() for w in weights], arguments.clip)
         times: dict[str, list[float]] = {"own": [], "peer": []}
         for number in range(arguments.rounds + 1):
             for key, optimizer in (("own", own), ("peer", peer)):
