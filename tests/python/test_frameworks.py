@@ -1,0 +1,144 @@
+"""The optimizers under DistributedDataParallel, Accelerate and FSDP2. Needs torch."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+    import torch.distributed
+    import torch.multiprocessing
+    from torch.nn.parallel import DistributedDataParallel
+except ImportError as error:
+    raise unittest.SkipTest(f"needs PyTorch: {error}")
+
+from ballast import OffloadAdamW
+from small_gpt import bits, loss_of, make_model, tokens
+
+RANKS = 2
+STEPS = 6
+MICRO = 2
+
+
+def join(rank: int, folder: str) -> None:
+    """Joins a group of two ranks on the loopback interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank,
+                                         world_size=RANKS)
+
+
+def train_rank(rank: int, folder: str, own: bool, dtype: torch.dtype) -> None:
+    """Each rank has its own tokens; gradients are averaged with the last micro-batch of a step."""
+    join(rank, folder)
+    plain = make_model(dtype)
+    model = DistributedDataParallel(plain)
+    if own:
+        optimizer = OffloadAdamW(model, lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    losses = []
+    for step in range(STEPS):
+        for micro in range(MICRO):
+            batch = tokens((step * MICRO + micro) * RANKS + rank)
+            model.require_backward_grad_sync = micro == MICRO - 1
+            loss = loss_of(model, batch) / MICRO
+            loss.backward()
+            losses.append(loss.item() * MICRO)
+        if not own:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    if own:
+        optimizer.synchronize()
+    torch.save({"losses": losses, "bits": bits(plain)}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def run_ranks(own: bool, dtype: torch.dtype) -> list[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(train_rank, (folder, own, dtype), nprocs=RANKS)
+        return [torch.load(pathlib.Path(folder, f"{rank}.pt")) for rank in range(RANKS)]
+
+
+def shard_rank(rank: int, folder: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    join(rank, folder)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (RANKS,)))
+    try:
+        OffloadAdamW(model, lr=1e-3)
+        said = "nothing"
+    except TypeError as error:
+        said = str(error)
+    pathlib.Path(folder, f"{rank}.txt").write_text(said)
+    torch.distributed.destroy_process_group()
+
+
+@unittest.skipUnless(sys.platform == "linux" and torch.distributed.is_available(),
+                     "this torch has no torch.distributed")
+class Ranks(unittest.TestCase):
+    def test_ddp_trains_as_with_the_optimizer_of_torch(self) -> None:
+        ours, theirs = (run_ranks(own, torch.float32) for own in (True, False))
+        self.assertEqual(ours[0]["bits"], ours[1]["bits"])
+        self.assertNotEqual(ours[0]["losses"], ours[1]["losses"])  # tokens of their own
+        for mine, its in zip(ours, theirs):
+            for a, b in zip(mine["losses"], its["losses"]):
+                self.assertAlmostEqual(a, b, delta=1e-6 * b)
+
+    def test_ddp_with_16_bit_weights_has_equal_ranks(self) -> None:
+        first, second = run_ranks(True, torch.bfloat16)
+        self.assertEqual(first["bits"], second["bits"])
+
+    def test_parameters_of_fsdp2_are_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                torch.multiprocessing.spawn(shard_rank, (folder,), nprocs=RANKS)
+            except ImportError as error:
+                self.skipTest(f"this torch has no fully_shard: {error}")
+            for rank in range(RANKS):
+                said = pathlib.Path(folder, f"{rank}.txt").read_text()
+                self.assertRegex(said, r"DTensors \(FSDP2, tensor parallelism\) are not supported")
+
+
+@unittest.skipUnless(importlib.util.find_spec("accelerate"), "accelerate is not installed")
+class Accelerate(unittest.TestCase):
+    def run_accelerated(self, own: bool) -> tuple[list[float], torch.nn.Module]:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO)
+        plain = make_model()
+        optimizer = (OffloadAdamW(plain, lr=1e-3) if own
+                     else torch.optim.AdamW(plain.parameters(), lr=1e-3))
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
+        batches = [tokens(i) for i in range(STEPS * MICRO)]
+        loader = torch.utils.data.DataLoader(batches, batch_size=None)
+        model, optimizer, loader, scheduler = accelerator.prepare(plain, optimizer, loader, scheduler)
+        losses = []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = loss_of(model, batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        accelerator.free_memory()
+        return losses, plain
+
+    def test_it_trains_as_with_the_optimizer_of_torch(self) -> None:
+        (ours, trained), (theirs, _) = self.run_accelerated(True), self.run_accelerated(False)
+        self.assertTrue(all(a != b for a, b in zip(bits(trained), bits(make_model()))))
+        for a, b in zip(ours, theirs):
+            self.assertAlmostEqual(a, b, delta=1e-6 * b)
+
+
+if __name__ == "__main__":
+    unittest.main()
