@@ -85,7 +85,7 @@ def shard_rank(rank: int, folder: str) -> None:
 class Ranks(unittest.TestCase):
     def test_ddp_trains_as_with_the_optimizer_of_torch(self) -> None:
         ours, theirs = (run_ranks(own, torch.float32) for own in (True, False))
-        self.assertEqual(ours[0]["bits"], ours[1]["bits"])
+        self.assertTrue(ours[0]["bits"] == ours[1]["bits"], "the weights of ranks differ")
         self.assertNotEqual(ours[0]["losses"], ours[1]["losses"])  # tokens of their own
         for mine, its in zip(ours, theirs):
             for a, b in zip(mine["losses"], its["losses"]):
@@ -93,7 +93,7 @@ class Ranks(unittest.TestCase):
 
     def test_ddp_with_16_bit_weights_has_equal_ranks(self) -> None:
         first, second = run_ranks(True, torch.bfloat16)
-        self.assertEqual(first["bits"], second["bits"])
+        self.assertTrue(first["bits"] == second["bits"], "the weights of ranks differ")
 
     def test_parameters_of_fsdp2_are_refused(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
