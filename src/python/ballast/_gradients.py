@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 
@@ -17,7 +17,7 @@ class Gradients:
     """
 
     def __init__(self) -> None:
-        self._hooks: dict[torch.Tensor, object] = {}
+        self._hooks: dict[torch.Tensor, Any] = {}
         self._landing: dict[torch.Tensor, torch.Tensor] = {}
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
         self._pinned: dict[torch.Tensor, torch.Tensor] = {}

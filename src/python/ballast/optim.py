@@ -79,8 +79,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  '"fp32", "bf16_first" or "8bit"')
         _require(max_grad_norm is None or max_grad_norm >= 0, "max_grad_norm", max_grad_norm,
                  "None or a number of at least 0")
-        self._options = {"sub_group": _sub_group, "paths": self._paths, "host_bytes": host_bytes,
-                         "any_file_system": any_file_system, "threads": threads}
+        self._options: dict[str, Any] = {
+            "sub_group": _sub_group, "paths": self._paths, "host_bytes": host_bytes,
+            "any_file_system": any_file_system, "threads": threads}
         self._moments = optimizer_states
         self._hook_mode = gradient_hooks
         self.max_grad_norm = max_grad_norm
@@ -89,7 +90,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         self.grad_norm: float | None = None
         self.skipped_steps = 0
         self.updating = False
-        self._states: _ballast.OptimizerStates | None = None
+        self._states: _ballast.OptimizerStates  # since _make_states()
         self._index: dict[torch.Tensor, int] = {}
         self._steps: dict[torch.Tensor, int] = {}
         self._versions: dict[torch.Tensor, int] = {}
@@ -167,7 +168,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for i, parameter in enumerate(listed):
             _check_parameter(parameter, f"params[{len(self.param_groups)}][{i}]")
         super().add_param_group({**param_group, "params": listed})
-        if self._states is not None:
+        if hasattr(self, "_states"):
             self._rebuild()
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,7 +253,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def _rebuild(self) -> None:
         """New states for other parameters, with the values of the old ones."""
         old = _torch_states.read(self)
-        self._states = None
+        del self._states
         self._make_states()
         _torch_states.write(self, {p: s for p, s in old.items() if p in self._index})
 
