@@ -55,13 +55,14 @@ for isa in scalar avx2; do
   check build-test --no-rebuild --setup "masked_$isa" --suite isa
 done
 
+# Calibrations run alone and measure the time of code that other tests cover: not under sanitizers.
 # Clang links sanitizers to programs only. Several sources are compiled as one, which is faster.
 sanitized="-Doptimization=1 -Db_lundef=false -Dunity=on -Dunity_size=8"
 
 step "address and undefined-behaviour sanitizers: clang"
 CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
 check build-asan --setup asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
-  --timeout-multiplier 4
+  --no-suite rates --timeout-multiplier 4
 
 step "thread sanitizer: clang"
 CXX=clang++ configure build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled

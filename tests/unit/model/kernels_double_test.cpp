@@ -21,11 +21,11 @@ using Values = std::vector<double>;
 
 constexpr double kTolerance = 1e-6;
 
-/// Checks that every element of `gradient` is the derivative of `loss` by the same element of `x`.
+/// Checks that elements of `gradient`, each `stride`-th, are the derivatives of `loss` by those of `x`.
 void expect_gradient(const std::function<double()>& loss, Values& x, const Values& gradient,
-                     const char* what) {
+                     const char* what, std::size_t stride = 1) {
   ASSERT_EQ(x.size(), gradient.size());
-  for (std::size_t i = 0; i < x.size(); ++i) {
+  for (std::size_t i = 0; i < x.size(); i += stride) {
     const double expected = central_difference(loss, x[i]);
     EXPECT_NEAR(gradient[i], expected, kTolerance * std::max(1.0, std::abs(expected)))
         << what << " [" << i << "]";
@@ -299,7 +299,7 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
         in_double::logit_gradients<double>(some, std::min(part, size - at), target - at, &row,
                                            kScale, some);
       }
-      expect_gradient(loss, logits, in_place, "logits");
+      expect_gradient(loss, logits, in_place, "logits", size / 100 + 1);
     }
   }
 }
