@@ -21,7 +21,7 @@ using Values = std::vector<double>;
 
 constexpr double kTolerance = 1e-6;
 
-/// Checks that elements of `gradient`, each `stride`-th, are the derivatives of `loss` by those of `x`.
+/// Checks that every `stride`-th element of `gradient` is the derivative of `loss` by that of `x`.
 void expect_gradient(const std::function<double()>& loss, Values& x, const Values& gradient,
                      const char* what, std::size_t stride = 1) {
   ASSERT_EQ(x.size(), gradient.size());
