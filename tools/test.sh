@@ -62,7 +62,7 @@ sanitized="-Doptimization=1 -Db_lundef=false -Dunity=on -Dunity_size=8"
 step "address and undefined-behaviour sanitizers: clang"
 CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
 check build-asan --setup asan --suite unit --suite conformance --no-suite older-cpus --no-suite emulated \
-  --no-suite rates --timeout-multiplier 4
+  --no-suite rates --no-suite other-sizes --timeout-multiplier 4
 
 step "thread sanitizer: clang"
 CXX=clang++ configure build-tsan $sanitized -Db_sanitize=thread -Dcuda=disabled

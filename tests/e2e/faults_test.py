@@ -261,8 +261,8 @@ class TwoProcesses(FaultTest):
 
 class OneProcess(FaultTest):
     def test_that_stood_still_goes_on(self):
-        # For longer than a request may take.
-        aio = {"any_file_system": True, "stall_seconds": 1, "abandon_seconds": 2}
+        # For longer than a request may take, which is longer than a busy disk takes.
+        aio = {"any_file_system": True, "stall_seconds": 3, "abandon_seconds": 4}
         expected = self.reference(aio=aio)
         self.config(ballast=self.BALLAST, aio=aio)
         for moment in (1, 7, 13):
@@ -270,7 +270,7 @@ class OneProcess(FaultTest):
             process = self.start()
             self.wait_for_row(process, moment)
             process.send_signal(signal.SIGSTOP)
-            time.sleep(3)
+            time.sleep(5)
             process.send_signal(signal.SIGCONT)
             _, err = process.communicate(timeout=120)
             self.assertEqual((process.returncode, err), (0, ""))
