@@ -19,7 +19,7 @@ site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pureli
 isolation=""
 ! "$venv/bin/python" -c 'import mesonpy, nanobind' 2>/dev/null || isolation="--no-build-isolation"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check $isolation \
-  "-Cbuild-dir=$folder/wheel" . >"$folder/install.log" 2>&1 || {
+  "--config-settings=build-dir=$folder/wheel" . >"$folder/install.log" 2>&1 || {
   tail -n 60 "$folder/install.log" >&2
   exit 1
 }

