@@ -214,6 +214,9 @@ class Engine::Impl {
     EngineTotals totals;
     if (!executor_) return totals;
     totals.lanes = executor_->totals();
+    for (const schedule::Lane lane : schedule::kLanes) {
+      totals.lanes.bytes[static_cast<std::size_t>(lane)] -= lanes_->idle_bytes(lane);
+    }
     for (const Tier tier : kTiers) {
       totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
     }

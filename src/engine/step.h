@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,6 +28,8 @@ struct StepContext {
   std::uint32_t micro_batches = 0;
   cpu_adam::Hyper hyper;
   StepResult result;
+  /// By block: rows that the routers sent to an expert; empty before the gate and without experts.
+  std::vector<std::uint64_t> expert_rows;
 };
 
 /// The modules that operations use. They outlive the lanes.
@@ -84,6 +87,10 @@ class Lanes {
   }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
+  /// Bytes of operations of `lane` that had nothing to do.
+  [[nodiscard]] Bytes idle_bytes(schedule::Lane lane) const {
+    return idle_bytes_[static_cast<std::size_t>(lane)];
+  }
 
  private:
   class Step;
@@ -115,6 +122,7 @@ class Lanes {
   /// By buffer: from where on the visitor has left zeros in it.
   std::vector<Bytes> zeros_from_;
   std::array<StepContext, 4> contexts_;
+  std::array<std::atomic<Bytes>, schedule::kLaneCount> idle_bytes_{};
 };
 
 }  // namespace ballast::engine

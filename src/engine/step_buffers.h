@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "ballast/core/view.h"
@@ -90,6 +91,26 @@ class StepBuffers {
     if (!has(Role::row_sums)) return {};
     return view_as<float>(device(Role::row_sums, blueprint_.workload.row_sums_bytes));
   }
+  /// Where the rows of each expert of a layer begin among the choices of a micro-batch: what the
+  /// router has written to host memory; one more than there are experts.
+  [[nodiscard]] std::span<const std::int32_t> expert_starts(BufferId routing,
+                                                            std::uint32_t micro) const {
+    const Bytes bytes = blueprint_.workload.routing_bytes;
+    const HostBytes all = store_.host(routing, (micro + 1) * bytes);
+    return {reinterpret_cast<const std::int32_t*>(all.data() + micro * bytes),
+            bytes / sizeof(std::int32_t)};
+  }
+  /// The rows of the expert in the operation's block.
+  [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro) const {
+    const auto starts = expert_starts(operation_.buffer(Role::routing), micro);
+    const std::size_t expert = blueprint_.model.blocks[operation_.block].expert;
+    const auto first = static_cast<std::size_t>(starts[expert]);
+    return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+  }
+  [[nodiscard]] DeviceView<double> router_totals() const {
+    if (!has(Role::router_totals)) return {};
+    return view_as<double>(device(Role::router_totals, blueprint_.workload.router_totals_bytes));
+  }
   [[nodiscard]] DeviceBytes input() const { return device(Role::input, activation_bytes()); }
   [[nodiscard]] DeviceBytes flow() const { return device(Role::gradient_flow, activation_bytes()); }
   [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
@@ -109,6 +130,13 @@ class StepBuffers {
   [[nodiscard]] DeviceView<double> loss() const {
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
     return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
+  }
+  /// Of the routers, for the operation's micro-batch; behind those of the head.
+  [[nodiscard]] DeviceView<double> router_losses() const {
+    if (!has(Role::losses)) return {};
+    const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
+    const std::uint64_t first = blueprint_.micro_batches + operation_.micro * kRouterLosses;
+    return view_as<double>(all.subview(first * sizeof(double), kRouterLosses * sizeof(double)));
   }
   /// Output for the statistics of the block's gradient; empty if the operation has none.
   [[nodiscard]] DeviceView<model::GradientStats> gradient_statistics() const {

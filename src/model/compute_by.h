@@ -43,9 +43,8 @@ class ComputeBy final : public Compute {
       expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
-    memory_.rows =
-        std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
-                         model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+    memory_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
+                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0});
     memory_.experts = experts_.experts();
     memory_.router_totals = experts_.empty() ? 0 : RouterTotals::values(memory_.experts);
     memory_.intermediates.resize(model_.blocks.size());
@@ -437,7 +436,8 @@ class ComputeBy final : public Compute {
     Bump others(rest);
     scratch_ = others.take<std::byte>(std::max<std::size_t>(
         chunks_of(largest_block_) * sizeof(GradientStats), ops_.embedding_scratch_bytes()));
-    return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}), kPage);
+    return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}),
+                    kPage);
   }
 
   Architecture model_;

@@ -46,9 +46,8 @@ struct FamilyList {
 };
 
 /// The built-in families, the default first.
-using BuiltInFamilies =
-    FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3, GptNeoX, Mixtral,
-               Qwen3Moe, Olmoe>;
+using BuiltInFamilies = FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
+                                   GptNeoX, Mixtral, Qwen3Moe, Olmoe>;
 
 /// Layers for the operations of one device, by the name of the family.
 template <class Ops>

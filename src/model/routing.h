@@ -56,9 +56,9 @@ struct RouterTotals {
 /// Factors of the derivatives of the losses of the routers.
 ///
 /// With f[e] the choices of expert e and P[e] the sum of its probabilities, both divided by the
-/// rows of all routers, the load-balancing loss is experts * sum of f[e] P[e] (Fedus et al., "Switch
-/// Transformers", 2021, equations 4 to 6, over all layers together as transformers computes it), and
-/// the z-loss the mean of the squared log sums (Zoph et al., "ST-MoE", 2022, equation 5).
+/// rows of all routers, the load-balancing loss is experts * sum of f[e] P[e] (Fedus et al.,
+/// "Switch Transformers", 2021, equations 4 to 6, over all layers together as transformers computes
+/// it), and the z-loss the mean of the squared log sums (Zoph et al., "ST-MoE", 2022, equation 5).
 struct RouterLossScales {
   float balance = 0.0F;  ///< coefficient * experts / rows of all routers
   float z = 0.0F;        ///< 2 * coefficient / rows of all routers

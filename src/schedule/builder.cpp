@@ -112,6 +112,7 @@ class StepBuilder {
   Plan evaluation() {
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
     for (const Micros& micros : groups()) {
+      move_.begin_passes(micros.begin);
       for (std::uint32_t b = 0; b < work_.head(); ++b) {
         for_each(micros, [&](std::uint32_t m) { forward(b, m, false); });
       }
@@ -152,6 +153,7 @@ class StepBuilder {
     // With one micro-batch at a time, the sums of all blocks are open at once.
     if (!layer_major()) clear_gradients(0, blocks());
     for (const Micros& micros : groups()) {
+      move_.begin_passes(micros.begin);
       for (std::uint32_t b = 0; b < work_.head(); ++b) {
         arrive(b, micros);
         for_each(micros, [&](std::uint32_t m) { forward(b, m, true); });
@@ -178,7 +180,9 @@ class StepBuilder {
       recompute_half(work_.first_tile(norm - 1), micros);
     }
     for_each(micros, [&](std::uint32_t m) {
-      tiles_.normalize(norm, m, move_.input_for_backward(norm, m), false);
+      const BufferId input = move_.input_for_backward(norm, m);
+      if (work_.blocks[norm].routes) return tiles_.route(norm, m, input, Visit::again);
+      tiles_.normalize(norm, m, input, false);
     });
   }
 
@@ -288,7 +292,11 @@ class StepBuilder {
   /// A tile of a layer, or the norm before some.
   void forward_part(std::uint32_t block, std::uint32_t m, bool training) {
     if (!work_.blocks[block].continues) {
-      tiles_.normalize(block, m, inputs_[m], true);
+      if (work_.blocks[block].routes) {
+        tiles_.route(block, m, inputs_[m], training ? Visit::training : Visit::evaluation);
+      } else {
+        tiles_.normalize(block, m, inputs_[m], true);
+      }
       if (training) move_.store_input(block, m, inputs_[m]);
       return;
     }
@@ -301,8 +309,13 @@ class StepBuilder {
   /// Clears the sums of blocks [begin, end).
   void clear_gradients(std::uint32_t begin, std::uint32_t end) {
     for (std::uint32_t b = begin; b < end; ++b) {
-      move_.emit(Action::clear_gradient, b, 0, {{Role::accumulator, layout_.accumulator[b], true}},
-                 0, 0.0, work_.blocks[b].cleared_bytes);
+      Operation clear = {.action = Action::clear_gradient,
+                         .block = b,
+                         .traffic = work_.blocks[b].cleared_bytes,
+                         .uses = {{Role::accumulator, layout_.accumulator[b], true}}};
+      // With one micro-batch at a time, no router has chosen yet.
+      if (layer_major()) move_.add_condition(clear, Condition::rows_in_step);
+      move_.emit(std::move(clear));
     }
   }
 
@@ -341,6 +354,8 @@ class StepBuilder {
     if (kept != kNoBuffer) uses.push_back({Role::intermediates, kept, true});
     return kept != kNoBuffer;
   }
+
+  using Visit = TileOperations::Visit;
 
   const Workload& work_;
   const Options& options_;

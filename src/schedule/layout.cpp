@@ -34,6 +34,7 @@ class LayoutMaker {
       passing_activations();
     }
     tiles();
+    routing();
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
@@ -343,6 +344,25 @@ class LayoutMaker {
       layout_.intermediates[work_.head()] =
           add_slots("logits", Tier::device, Kind::intermediates,
                     work_.blocks[work_.head()].intermediate_bytes, 1);
+    }
+  }
+
+  void routing() {
+    if (work_.routing_bytes == 0) return;
+    const std::uint32_t together = micro_batches_together();
+    layout_.routing_device = add_slots("routing on the device", Tier::device, Kind::batch,
+                                       work_.routing_bytes, together);
+    if (trains()) {
+      layout_.router_totals = add_slots("sums over routers", Tier::device, Kind::batch,
+                                        work_.router_totals_bytes, together);
+    }
+    const std::uint32_t micro_batches =
+        trains() ? work_.micro_batches : work_.evaluation_micro_batches;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      layout_.routing_host.push_back(work_.blocks[b].routes
+                                         ? add(name_of(b, "routing"), Tier::host, Kind::batch,
+                                               micro_batches * work_.routing_bytes)
+                                         : kNoBuffer);
     }
   }
 

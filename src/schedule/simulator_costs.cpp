@@ -120,6 +120,7 @@ Cost cost_of(const Operation& operation, const Workload& workload, const Rates& 
     cost.work +=
         seconds_for(static_cast<double>(operation.traffic), of_traffic(operation, rates), rates);
   }
+  cost.work *= static_cast<double>(operation.likelihood);
   return cost;
 }
 

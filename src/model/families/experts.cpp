@@ -24,8 +24,7 @@ std::uint64_t whole_number(const ModelConfig& c, std::string_view key, std::uint
                            const Refuse& refuse) {
   const auto found = c.detail(key).whole();
   if (!found || *found < least) {
-    refuse(key,
-           fmt::format("must be a whole number of at least {}, got {}", least, c.number(key)));
+    refuse(key, fmt::format("must be a whole number of at least {}, got {}", least, c.number(key)));
   }
   return *found;
 }
@@ -42,7 +41,8 @@ void check_experts(const ModelConfig& c, std::string_view count, const Refuse& r
     refuse("num_experts_per_tok", fmt::format("{} is above {} {}", chosen, count, experts));
   }
   for (const char* key : {"router_aux_loss_coef", "router_z_loss_coef"}) {
-    if (!(c.number(key) >= 0.0)) refuse(key, fmt::format("must be at least 0, got {}", c.number(key)));
+    if (!(c.number(key) >= 0.0))
+      refuse(key, fmt::format("must be at least 0, got {}", c.number(key)));
   }
 }
 

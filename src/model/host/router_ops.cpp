@@ -1,10 +1,11 @@
+#include "src/model/host/router_ops.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "src/model/host/router_ops.h"
 #include "src/model/host/team.h"
 
 // The operations of routers and experts.
@@ -18,7 +19,8 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
   float* const probabilities = to.probabilities + row * experts;
   const double largest = *std::max_element(logits, logits + experts);
   double total = 0.0;
-  for (std::size_t e = 0; e < experts; ++e) total += std::exp(static_cast<double>(logits[e]) - largest);
+  for (std::size_t e = 0; e < experts; ++e)
+    total += std::exp(static_cast<double>(logits[e]) - largest);
   for (std::size_t e = 0; e < experts; ++e) {
     probabilities[e] =
         static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / total);
@@ -78,21 +80,11 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const R
   }
 }
 
-template <class T>
-T narrow(double value) {
-  const auto single = static_cast<float>(value);
-  if constexpr (kTypeOf<T> == DType::bf16) {
-    return to_bf16(single);
-  } else {
-    return single;
-  }
-}
-
 }  // namespace
 
 template <class T>
 void RouterOps<T>::route(const RouterShape& shape, const float* logits, const Routing& to,
-                   std::int32_t* starts) const {
+                         std::int32_t* starts) const {
   split(shape.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       route_row(shape, logits + row * shape.step(), row, to);
@@ -100,7 +92,8 @@ void RouterOps<T>::route(const RouterShape& shape, const float* logits, const Ro
   });
   // By expert, then by row: a counting sort.
   std::vector<std::int32_t> next(shape.experts + 1, 0);
-  for (std::size_t i = 0; i < shape.choices(); ++i) ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
+  for (std::size_t i = 0; i < shape.choices(); ++i)
+    ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
   std::partial_sum(next.begin(), next.end(), next.begin());
   if (starts != nullptr) std::copy(next.begin(), next.end(), starts);
   for (std::size_t i = 0; i < shape.choices(); ++i) {
@@ -110,7 +103,7 @@ void RouterOps<T>::route(const RouterShape& shape, const float* logits, const Ro
 
 template <class T>
 void RouterOps<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
-                               const RouterTotals& totals) const {
+                                     const RouterTotals& totals) const {
   if (first) std::fill_n(totals.probabilities, RouterTotals::values(shape.experts), 0.0);
   split(shape.experts, 8, [&](Range r) {
     for (std::size_t row = 0; row < shape.rows; ++row) {
@@ -129,7 +122,7 @@ void RouterOps<T>::add_router_totals(const RouterShape& shape, const Routing& ro
 
 template <class T>
 void RouterOps<T>::router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
-                           double* losses) const {
+                                 double* losses) const {
   double balance = 0.0;
   for (std::size_t e = 0; e < shape.experts; ++e) {
     balance += totals.choices[e] / rows * (totals.probabilities[e] / rows);
@@ -140,26 +133,27 @@ void RouterOps<T>::router_losses(const RouterShape& shape, const RouterTotals& t
 
 template <class T>
 void RouterOps<T>::router_gradient(const RouterShape& shape, const Routing& routing,
-                             const RouterTotals& totals, const RouterLossScales& scales,
-                             T* gradients) const {
+                                   const RouterTotals& totals, const RouterLossScales& scales,
+                                   T* gradients) const {
   split(shape.rows, 1, [&](Range r) {
     std::vector<double> row_gradients(shape.experts);
     for (std::size_t row = r.begin; row < r.end; ++row) {
       differentiate_row(shape, routing, totals, scales, row, row_gradients.data());
       T* const to = gradients + row * shape.step();
-      for (std::size_t e = 0; e < shape.experts; ++e) to[e] = narrow<T>(row_gradients[e]);
+      for (std::size_t e = 0; e < shape.experts; ++e)
+        to[e] = from_float<T>(static_cast<float>(row_gradients[e]));
     }
   });
 }
 
 template <class T>
 void RouterOps<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
-                         std::size_t padded, std::size_t width) const {
+                               std::size_t padded, std::size_t width) const {
   split(padded, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       T* const to = y + i * width;
       if (i >= rows.count) {
-        std::memset(to, 0, width * sizeof(T));
+        std::fill_n(to, width, T());
         continue;
       }
       const auto place = static_cast<std::size_t>(rows.places[i]);
@@ -175,7 +169,7 @@ void RouterOps<T>::gather_rows(const ExpertRows& rows, const T* x, const float* 
 
 template <class T>
 void RouterOps<T>::weigh_rows(const ExpertRows& rows, const T* activated, const float* weights,
-                        float* weight_gradients, T* gradients, std::size_t width) const {
+                              float* weight_gradients, T* gradients, std::size_t width) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const auto place = static_cast<std::size_t>(rows.places[i]);
@@ -188,8 +182,8 @@ void RouterOps<T>::weigh_rows(const ExpertRows& rows, const T* activated, const 
 }
 
 template <class T>
-void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
-                      std::size_t width) const {
+void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights,
+                            float* sums, std::size_t width) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const auto place = static_cast<std::size_t>(rows.places[i]);
