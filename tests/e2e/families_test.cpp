@@ -156,6 +156,8 @@ class FirstStep {
   }
 
   [[nodiscard]] double loss() const { return bench_.one(loss_) / counted_; }
+  /// The load-balancing loss, without its coefficient.
+  [[nodiscard]] double balance_loss() const { return bench_.one(router_losses_); }
   [[nodiscard]] std::vector<double> gradient(std::size_t block, const model::TensorSpec& t) const {
     const std::vector<double> all = bench_.values(gradients_[block]);
     std::vector<double> found(all.begin() + t.offset, all.begin() + t.offset + t.size);
@@ -206,40 +208,109 @@ class FirstStep {
   }
 
  private:
+  /// The half of a layer with experts.
+  struct Routed {
+    std::size_t router = 0;  ///< block
+    DeviceBytes rows;
+    DeviceView<float> sums;
+    std::vector<std::int32_t> starts;
+
+    [[nodiscard]] model::ExpertChoices choices(std::size_t block) const {
+      const std::size_t expert = block - router - 1;
+      const auto first = static_cast<std::size_t>(starts[expert]);
+      return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+    }
+  };
+
   void run(const Batch& batch, bool keeps) {
     auto& b = bench_;
-    const std::size_t layers = b.architecture.config.num_layers;
     const auto inputs = b.upload_tokens(batch.inputs);
     const auto targets = b.upload_tokens(batch.targets);
-    DeviceView<const std::int32_t> positions;
-    if (!batch.positions.empty()) positions = b.upload_tokens(batch.positions);
-    std::vector<DeviceBytes> activations(layers + 1);
-    for (DeviceBytes& one : activations) one = b.activation();
-    std::vector<DeviceBytes> kept(layers + 1);
-    for (std::size_t i = 1; i <= layers && keeps; ++i) {
-      kept[i] = b.device->allocate(b.compute->memory().intermediates[i], "intermediates");
+    if (!batch.positions.empty()) positions_ = b.upload_tokens(batch.positions);
+    const std::size_t head = b.architecture.blocks.size() - 1;
+    kept_.resize(head);
+    for (std::size_t i = 1; i < head && keeps; ++i) {
+      kept_[i] = b.device->allocate(b.compute->memory().intermediates[i], "intermediates");
     }
-    b.compute->embedding_forward(*b.stream, 0, weights_[0], inputs, positions, activations[0]);
-    for (std::size_t i = 1; i <= layers; ++i) {
-      b.compute->layer_forward(*b.stream, i, weights_[i], positions, activations[i - 1],
-                               activations[i], kept[i]);
+    const std::uint64_t totals = b.compute->memory().router_totals;
+    if (totals > 0) {
+      totals_ = view_as<double>(b.device->allocate(totals * sizeof(double), "totals"));
+      router_losses_ = view_as<double>(b.device->allocate(2 * sizeof(double), "losses"));
     }
+    inputs_.push_back(b.activation());
+    b.compute->embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
+    for (std::size_t i = 1; i < head; ++i) forward(i);
     b.stream->synchronize();
-    last_ = b.download(activations[layers]);
-    const DeviceBytes dx = b.activation();
+    last_ = b.download(inputs_.back());
+    flow_ = b.activation();
     loss_ = b.number();
     const bool tied = b.architecture.config.tie_embeddings;
     tied_ = b.gradient(tied ? b.architecture.blocks[0].elements : 1);
     b.compute->zero(*b.stream, tied_);
-    b.train_head(weights_[layers + 1], tied ? weights_[0] : DeviceBytes{}, activations[layers],
-                 targets, static_cast<float>(1.0 / counted_), dx, gradients_[layers + 1],
+    b.train_head(weights_[head], tied ? weights_[0] : DeviceBytes{}, inputs_.back(), targets,
+                 static_cast<float>(1.0 / counted_), flow_, gradients_[head],
                  tied ? tied_ : DeviceView<float>{}, model::Accumulation::later, loss_);
-    for (std::size_t i = layers; i >= 1; --i) {
-      b.compute->layer_backward(*b.stream, i, weights_[i], positions, activations[i - 1], dx,
-                                gradients_[i], model::Accumulation::later, kept[i]);
-    }
-    b.compute->embedding_backward(*b.stream, 0, inputs, positions, dx, gradients_[0]);
+    inputs_.pop_back();
+    for (std::size_t i = head - 1; i >= 1; --i) backward(i);
+    b.compute->embedding_backward(*b.stream, 0, inputs, positions_, flow_, gradients_[0]);
     b.stream->synchronize();
+  }
+
+  void forward(std::size_t i) {
+    auto& b = bench_;
+    switch (b.architecture.blocks[i].part) {
+      case model::LayerPart::router:
+        return route(i);
+      case model::LayerPart::expert: {
+        const bool last = !b.architecture.is_layer_tile(i + 1);
+        const DeviceBytes out = last ? b.activation() : DeviceBytes();
+        const Routed& half = routed_.back();
+        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows, half.choices(i), half.sums,
+                                  out);
+        if (last) inputs_.push_back(out);
+        return;
+      }
+      default:
+        inputs_.push_back(b.activation());
+        b.compute->layer_forward(*b.stream, i, weights_[i], positions_,
+                                 inputs_[inputs_.size() - 2], inputs_.back(), kept_[i]);
+    }
+  }
+
+  void route(std::size_t i) {
+    auto& b = bench_;
+    const std::size_t experts = b.compute->memory().experts;
+    Routed half = {.router = i,
+                   .rows = b.device->allocate(b.compute->memory().rows, "rows"),
+                   .sums = b.gradient(b.activations())};
+    const DeviceView<std::int32_t> starts =
+        b.upload_tokens(std::vector<std::int32_t>(experts + 1));
+    b.compute->route(*b.stream, i, weights_[i], inputs_.back(), half.rows, half.sums,
+                     {.starts = starts, .totals = totals_, .losses = router_losses_});
+    half.starts = b.get(starts);
+    routed_.push_back(half);
+  }
+
+  void backward(std::size_t i) {
+    auto& b = bench_;
+    const bool routed = !routed_.empty() && i >= routed_.back().router;
+    if (routed && i > routed_.back().router) {
+      const Routed& half = routed_.back();
+      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows, half.choices(i), flow_,
+                                 half.sums, gradients_[i]);
+      return;
+    }
+    const DeviceBytes in = inputs_.back();
+    inputs_.pop_back();
+    if (routed) {
+      const Routed& half = routed_.back();
+      b.compute->router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_, 1.0F,
+                                 flow_, gradients_[i], model::Accumulation::later);
+      routed_.pop_back();
+      return;
+    }
+    b.compute->layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
+                              model::Accumulation::later, kept_[i]);
   }
 
   test::Bench bench_;
@@ -250,6 +321,13 @@ class FirstStep {
   DeviceView<float> tied_;
   DeviceView<double> loss_;
   std::vector<double> last_;  ///< activations before the head
+  DeviceView<const std::int32_t> positions_;
+  std::vector<DeviceBytes> inputs_;  ///< of the blocks whose backward pass is to come
+  std::vector<Routed> routed_;       ///< likewise
+  std::vector<DeviceBytes> kept_;    ///< by block
+  DeviceBytes flow_;
+  DeviceView<double> totals_;
+  DeviceView<double> router_losses_;
 };
 
 class Families : public testing::TestWithParam<const char*> {};
@@ -262,6 +340,10 @@ TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   const FirstStep step(config, DType::f32, tensors, Batch(record, 0));
   const double loss = record["loss"][0];
   EXPECT_NEAR(step.loss(), loss, 2e-6 * loss);
+  if (record.contains("aux_loss")) {
+    const double balance = record["aux_loss"][0];
+    EXPECT_NEAR(step.balance_loss(), balance, 2e-6 * balance);
+  }
   EXPECT_LT(relative_error(step.logits(tensors), read_logits(tensors)), 1e-5);
   for (std::size_t b = 0; b < step.blocks().size(); ++b) {
     for (const model::TensorSpec& tensor : step.blocks()[b].tensors) {
@@ -379,6 +461,10 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
       const auto found = engine.train_step(batch.view(), config.optimizer.lr);
       const double loss = record["loss"][i];
       EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : 2e-4) * loss) << "step " << i;
+      if (record.contains("aux_loss") && !bf16) {
+        const double balance = record["aux_loss"][i];
+        EXPECT_NEAR(found.balance_loss, balance, 2e-4 * balance) << "step " << i;
+      }
     }
     engine.finish();
     if (bf16) continue;
@@ -394,7 +480,9 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
-                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential"),
+                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential", "mixtral",
+                                         "mixtral_ties", "mixtral_one", "qwen3_moe",
+                                         "qwen3_moe_unnormalised", "olmoe"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

@@ -65,9 +65,11 @@ DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   return spec;
 }
 
-/// Without what Hugging Face's configs do not have.
-std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
+/// Without what Hugging Face's configs do not have, with both of their names for the number of
+/// experts.
+std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys, const std::string& count) {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
+  keys.push_back({count == "num_experts" ? "num_local_experts" : "num_experts", count});
   return keys;
 }
 
@@ -101,7 +103,7 @@ DecoderSpec Mixtral::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Mixtral::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_local_experts");
   keys.push_back({"router_jitter_noise", "", {"0.0", "0"}});
   return keys;
 }
@@ -148,7 +150,7 @@ DecoderSpec Qwen3Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Qwen3Moe::checkpoint_keys() const {
-  return theirs(Qwen3::checkpoint_keys());
+  return theirs(Qwen3::checkpoint_keys(), "num_experts");
 }
 
 std::vector<DetailKey> Olmoe::details() const {
@@ -175,7 +177,7 @@ DecoderSpec Olmoe::decoder(const ModelConfig& c, std::uint64_t index) const {
 }
 
 std::vector<CheckpointKey> Olmoe::checkpoint_keys() const {
-  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_experts");
   keys.push_back({"clip_qkv", "", {"null"}});
   return keys;
 }

@@ -31,6 +31,7 @@ class Mixtral final : public Llama {
 };
 
 /// Qwen 3 with experts in the layers that decoder_sparse_step and mlp_only_layers leave to them.
+/// With use_sliding_window all layers have the window.
 class Qwen3Moe final : public Qwen3 {
  public:
   std::string_view name() const override { return "qwen3_moe"; }
@@ -39,6 +40,11 @@ class Qwen3Moe final : public Qwen3 {
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const override {
+    return true;
+  }
 };
 
 /// OLMoE: norms of whole queries and keys before their rotation; every layer has experts.
