@@ -293,8 +293,8 @@ class FirstStep {
 
   void backward(std::size_t i) {
     auto& b = bench_;
-    const bool routed = !routed_.empty() && i >= routed_.back().router;
-    if (routed && i > routed_.back().router) {
+    const model::LayerPart part = b.architecture.blocks[i].part;
+    if (part == model::LayerPart::expert) {
       const Routed& half = routed_.back();
       b.compute->expert_backward(*b.stream, i, weights_[i], half.rows, half.choices(i), flow_,
                                  half.sums, gradients_[i]);
@@ -302,7 +302,7 @@ class FirstStep {
     }
     const DeviceBytes in = inputs_.back();
     inputs_.pop_back();
-    if (routed) {
+    if (part == model::LayerPart::router) {
       const Routed& half = routed_.back();
       b.compute->router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_, 1.0F,
                                  flow_, gradients_[i], model::Accumulation::later);
