@@ -360,8 +360,11 @@ class Lanes::Step : private StepBuffers {
       if (!work.blocks[b].routes) continue;
       for (std::uint32_t m = 0; m < context_.micro_batches; ++m) {
         const auto starts = expert_starts(routers->buffer, m);
-        for (std::uint32_t e = 0; b + 1 + e <= work.last_tile(b); ++e) {
-          context_.expert_rows[b + 1 + e] += static_cast<std::uint64_t>(starts[e + 1] - starts[e]);
+        for (std::uint32_t tile = b + 1; tile <= work.last_tile(b); ++tile) {
+          const std::uint64_t expert = blueprint_.model.blocks[tile].expert;
+          if (!work.blocks[tile].is_expert) continue;
+          context_.expert_rows[tile] +=
+              static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
         }
       }
       ++routers;

@@ -125,7 +125,12 @@ class ComputeBy final : public Compute {
                     DeviceView<float> sums, DeviceBytes out) override {
     expect_layer_tile(block);
     expect_rows(rows);
+    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
     run(stream, [=, this] {
+      if (shared) {
+        const BlockWeights<T> about{.weights = as<T>(weights)};
+        return experts_.shared_forward(block, about, rows.raw(), sums.raw());
+      }
       layer_->forward_tile({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
                            as<T>(rows), sums.raw());
       if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
@@ -139,7 +144,13 @@ class ComputeBy final : public Compute {
     expect_rows(rows);
     // The last tile of the half comes first.
     const bool adds = model_.is_layer_tile(block + 1);
+    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
     run(stream, [=, this] {
+      if (shared) {
+        const BlockWeights<T> about{
+            .weights = as<T>(weights), .gradient = gradient.raw(), .accumulation = accumulation};
+        return experts_.shared_backward(block, about, rows.raw(), as<T>(dy), sums.raw());
+      }
       layer_->backward_tile(
           {block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
           positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);

@@ -29,20 +29,20 @@ class Experts {
     const auto* const described = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
     for (std::size_t b = 0; described != nullptr && b < model.blocks.size(); ++b) {
       const BlockSpec& block = model.blocks[b];
-      if (block.part != LayerPart::router && block.part != LayerPart::expert) continue;
+      if (block.kind != BlockKind::layer || block.part < LayerPart::router) continue;
       const ExpertsSpec spec = described->decoder(model.config, block.layer).experts;
       bound_.resize(model.blocks.size());
       if (block.part == LayerPart::router) {
         routers_.push_back(b);
         bound_[b].router = find_linear(block, spec.router);
+        shape_ = {tokens, spec.count, spec.per_token, spec.renormalises};
+        wide_ = std::max(spec.width, spec.shared_width);
         continue;
       }
-      shape_ = {tokens, spec.count, spec.per_token, spec.renormalises};
-      wide_ = spec.width;
-      bound_[b].in = {find_linear(block, spec.of_expert(block.expert, spec.gate)),
-                      find_linear(block, spec.of_expert(block.expert, spec.up))};
-      if (Ops::kJoinsGateAndUp) bound_[b].in = joined(bound_[b].in);
-      bound_[b].out = find_linear(block, spec.of_expert(block.expert, spec.down));
+      const bool shared = block.part == LayerPart::shared_expert;
+      if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
+      bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
+                bound_[b]);
     }
     if (routers_.empty()) return;
     activation_ = described->decoder(model.config, model.blocks[routers_.front()].layer).activation;
@@ -72,6 +72,7 @@ class Experts {
     activated_ = bump.take<T>(chunk_ * wide_);
     dactivated_ = bump.take<T>(chunk_ * wide_);
     sums_ = bump.take<float>(chunk_ * width_);
+    gate_ = Routing::take(bump, gate_shape());
   }
 
   /// Decides for the rows whose norm is at the start of `rows`. `starts` [experts + 1], `totals`,
@@ -96,13 +97,7 @@ class Experts {
   void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                std::size_t first, std::size_t count, float* sums) {
     const Rows at = rows_at(rows);
-    by_chunks(at, first, count, [&](const ExpertRows& chunk, std::size_t padded) {
-      compute(block, weights, at, chunk, padded);
-      const Linear<T> out = weights[bound_[block].out];
-      const Product p = forward_product(out, activated_, sums_, width_, padded);
-      ops_.multiply(p.extents, p.a, p.b, p.c);
-      ops_.add_rows(chunk, sums_, at.routing.weights, sums, width_);
-    });
+    add_results(block, weights, at, at.routing, {shape_.per_token, first, count}, sums);
   }
 
   /// Given `dy` [N, H]: adds the gradients of an expert's weights, writes those of the weights of
@@ -110,11 +105,25 @@ class Experts {
   void backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                 std::size_t first, std::size_t count, const T* dy, float* sums) {
     const Rows at = rows_at(rows);
-    by_chunks(at, first, count, [&](const ExpertRows& chunk, std::size_t padded) {
-      compute(block, weights, at, chunk, padded);
-      differentiate(block, weights, at, chunk, padded, dy);
-      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
-    });
+    add_gradients(block, weights, at, at.routing, {shape_.per_token, first, count}, dy, sums);
+  }
+
+  /// The expert for all rows, as forward() and backward(). Its weight is sigmoid(z), the softmax of
+  /// z and 0, so its gate is a router between it and nothing.
+  void shared_forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                      float* sums) {
+    const Rows at = rows_at(rows);
+    weigh_all(block, weights, at);
+    add_results(block, weights, at, gate_, {2, 0, shape_.rows}, sums);
+  }
+  void shared_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
+                       const T* dy, float* sums) {
+    const Rows at = rows_at(rows);
+    weigh_all(block, weights, at);
+    ops_.zero(gate_.weight_gradients, gate_shape().choices());
+    add_gradients(block, weights, at, gate_, {2, 0, shape_.rows}, dy, sums);
+    ops_.router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
+    add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
   }
 
   /// After all experts: adds the gradient of the router's weights, and that of the norm's result to
@@ -130,8 +139,7 @@ class Experts {
     const RouterTotals sums_of_all =
         totals == nullptr ? RouterTotals() : RouterTotals::at(totals, shape_.experts);
     ops_.router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
-    ops_.linear_weight(router, at.normed, dlogits_, shape_.step(), shape_.rows);
-    ops_.linear_input(router, dlogits_, shape_.step(), sums, shape_.rows, true);
+    add_router_gradient(router, at, shape_, sums);
   }
 
  private:
@@ -139,7 +147,7 @@ class Experts {
   static constexpr std::size_t kRowStep = 16;
 
   struct Bound {
-    LinearAt router;
+    LinearAt router;           ///< or the gate of an expert for all rows
     std::vector<LinearAt> in;  ///< gate and up, or both in one
     LinearAt out;
   };
@@ -161,19 +169,74 @@ class Experts {
     return static_cast<double>(shape_.rows) * static_cast<double>(routers_.size());
   }
 
+  /// Choices [first, first + count) of a routing with so many per token.
+  struct Choices {
+    std::size_t per_token = 0;
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+
+  void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
+                 Bound& bound) const {
+    bound.in = {find_linear(block, before + spec.gate), find_linear(block, before + spec.up)};
+    if (Ops::kJoinsGateAndUp) bound.in = joined(bound.in);
+    bound.out = find_linear(block, before + spec.down);
+  }
+
+  [[nodiscard]] RouterShape gate_shape() const {
+    return {.rows = shape_.rows, .experts = 2, .per_token = 2};
+  }
+  /// The weights of all rows; the first N places are theirs.
+  void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at) {
+    const RouterShape shape = gate_shape();
+    ops_.zero(logits_, shape.rows * shape.step());
+    ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
+                  transposed(weights[bound_[block].router].weight, width_),
+                  matrix(logits_, shape.step()));
+    ops_.route(shape, logits_, gate_, nullptr);
+  }
+  void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
+                           float* sums) {
+    ops_.linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
+    ops_.linear_input(router, dlogits_, shape.step(), sums, shape.rows, true);
+  }
+
+  void add_results(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
+                   const Routing& routing, const Choices& choices, float* sums) {
+    by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
+      compute(block, weights, at, chunk, padded);
+      const Linear<T> out = weights[bound_[block].out];
+      const Product p = forward_product(out, activated_, sums_, width_, padded);
+      ops_.multiply(p.extents, p.a, p.b, p.c);
+      ops_.add_rows(chunk, sums_, routing.weights, sums, width_);
+    });
+  }
+  void add_gradients(std::size_t block, BlockWeights<T> weights, const Rows& at,
+                     const Routing& routing, const Choices& choices, const T* dy, float* sums) {
+    by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
+      compute(block, weights, at, chunk, padded);
+      differentiate(block, weights, routing, chunk, padded, dy);
+      differentiate_inputs(block, weights, padded);
+      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
+      // Chunks add to what the first one wrote.
+      weights.accumulation = Accumulation::later;
+    });
+  }
+
   /// Calls work(choices, rows with padding) for each chunk.
   template <class Work>
-  void by_chunks(const Rows& at, std::size_t first, std::size_t count, const Work& work) {
-    for (std::size_t done = 0; done < count; done += chunk_) {
-      const std::size_t here = std::min(chunk_, count - done);
-      work(ExpertRows{at.routing.places + first + done, here, shape_.per_token},
+  void by_chunks(const Routing& routing, const Choices& choices, const Work& work) {
+    for (std::size_t done = 0; done < choices.count; done += chunk_) {
+      const std::size_t here = std::min(chunk_, choices.count - done);
+      work(ExpertRows{routing.places + choices.first + done, here, choices.per_token},
            round_up(here, kRowStep));
     }
   }
 
   [[nodiscard]] GateUp<T> gate_up(std::size_t block, std::size_t rows) const {
     const bool one = bound_[block].in.size() == 1;
-    return {hidden_, hidden_ + (one ? wide_ : rows * wide_), one ? 2 * wide_ : wide_, rows, wide_};
+    const std::size_t wide = bound_[block].out.in;
+    return {hidden_, hidden_ + (one ? wide : rows * wide), one ? 2 * wide : wide, rows, wide};
   }
 
   /// The rows, with zeros behind them, and their intermediates.
@@ -189,18 +252,21 @@ class Experts {
     ops_.gate(activation_, pair, activated_);
   }
 
-  /// Leaves the gradient of the norm's result for the rows in sums_.
-  void differentiate(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
+  /// The last map, and the weights of the choices.
+  void differentiate(std::size_t block, const BlockWeights<T>& weights, const Routing& routing,
                      const ExpertRows& chunk, std::size_t padded, const T* dy) {
-    const Routing& routing = at.routing;
     const Linear<T> out = weights[bound_[block].out];
     // The gradient of a choice's weight is dy W_out . activated.
     ops_.gather_rows(chunk, dy, nullptr, dy_, padded, width_);
     ops_.linear_input(out, dy_, width_, dactivated_, padded);
     ops_.weigh_rows(chunk, activated_, routing.weights, routing.weight_gradients, dactivated_,
-                    wide_);
+                    out.in);
     ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
+  }
+  /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
+  void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights,
+                            std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
     ops_.gate_backward(activation_, pair, dactivated_);
     const T* from = pair.gate;
@@ -212,7 +278,7 @@ class Experts {
   }
 
   std::size_t width_;
-  std::size_t wide_ = 0;
+  std::size_t wide_ = 0;  ///< I, of the widest expert
   RouterShape shape_;
   RouterLosses losses_;
   Activation activation_ = Activation::silu;
@@ -228,6 +294,7 @@ class Experts {
   T* activated_ = nullptr;            ///< [chunk, I]
   T* dactivated_ = nullptr;           ///< likewise
   float* sums_ = nullptr;             ///< [chunk, H]
+  Routing gate_;                      ///< of the expert for all rows
 };
 
 }  // namespace ballast::model

@@ -210,13 +210,11 @@ class FirstStep {
  private:
   /// The half of a layer with experts.
   struct Routed {
-    std::size_t router = 0;  ///< block
     DeviceBytes rows;
     DeviceView<float> sums;
     std::vector<std::int32_t> starts;
 
-    [[nodiscard]] model::ExpertChoices choices(std::size_t block) const {
-      const std::size_t expert = block - router - 1;
+    [[nodiscard]] model::ExpertChoices choices(std::size_t expert) const {
       const auto first = static_cast<std::size_t>(starts[expert]);
       return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
     }
@@ -261,11 +259,15 @@ class FirstStep {
     switch (b.architecture.blocks[i].part) {
       case model::LayerPart::router:
         return route(i);
+      case model::LayerPart::shared_expert:
+        b.compute->tile_forward(*b.stream, i, weights_[i], positions_, routed_.back().rows,
+                                routed_.back().sums, {});
+        return;
       case model::LayerPart::expert: {
         const bool last = !b.architecture.is_layer_tile(i + 1);
         const DeviceBytes out = last ? b.activation() : DeviceBytes();
         const Routed& half = routed_.back();
-        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows, half.choices(i), half.sums,
+        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows, half.choices(b.architecture.blocks[i].expert), half.sums,
                                   out);
         if (last) inputs_.push_back(out);
         return;
@@ -280,8 +282,7 @@ class FirstStep {
   void route(std::size_t i) {
     auto& b = bench_;
     const std::size_t experts = b.compute->memory().experts;
-    Routed half = {.router = i,
-                   .rows = b.device->allocate(b.compute->memory().rows, "rows"),
+    Routed half = {.rows = b.device->allocate(b.compute->memory().rows, "rows"),
                    .sums = b.gradient(b.activations())};
     const DeviceView<std::int32_t> starts =
         b.upload_tokens(std::vector<std::int32_t>(experts + 1));
@@ -296,8 +297,14 @@ class FirstStep {
     const model::LayerPart part = b.architecture.blocks[i].part;
     if (part == model::LayerPart::expert) {
       const Routed& half = routed_.back();
-      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows, half.choices(i), flow_,
+      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows, half.choices(b.architecture.blocks[i].expert), flow_,
                                  half.sums, gradients_[i]);
+      return;
+    }
+    if (part == model::LayerPart::shared_expert) {
+      const Routed& half = routed_.back();
+      b.compute->tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
+                               gradients_[i], model::Accumulation::later);
       return;
     }
     const DeviceBytes in = inputs_.back();
@@ -482,7 +489,7 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
                                          "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential", "mixtral",
                                          "mixtral_ties", "mixtral_one", "qwen3_moe",
-                                         "qwen3_moe_unnormalised", "olmoe"),
+                                         "qwen3_moe_unnormalised", "qwen2_moe", "olmoe"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

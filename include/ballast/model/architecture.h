@@ -92,6 +92,7 @@ enum class LayerPart {
   // Layers with experts instead of an MLP.
   attention_half,  ///< the norm before attention and attention, in one piece
   router,          ///< the norm before the experts and the router; the experts follow
+  shared_expert,   ///< a tile: the expert that computes all rows, weighed by a gate of its own
   expert           ///< a tile: one expert, which computes the rows that the router sends to it
 };
 
@@ -163,7 +164,8 @@ struct Architecture {
   /// Whether `block` is a tile of half a layer.
   [[nodiscard]] bool is_layer_tile(std::size_t block) const {
     const LayerPart part = blocks[block].part;
-    return part == LayerPart::attention || part == LayerPart::mlp || part == LayerPart::expert;
+    return part == LayerPart::attention || part == LayerPart::mlp ||
+           part == LayerPart::shared_expert || part == LayerPart::expert;
   }
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
   [[nodiscard]] std::uint64_t largest_tile() const;  ///< in rows
@@ -199,6 +201,10 @@ std::uint64_t usual_layer_tiles(Elems layer, std::uint64_t layers);
 std::uint64_t attention_tiles(const ModelConfig& config);
 /// The config of a model whose layers in one piece are as wide as the widest tiles of `config`.
 ModelConfig config_of_tile(const ModelConfig& config);
+
+/// The config of a model without experts whose layers have as many FLOPs per token; others as they
+/// are.
+ModelConfig without_experts(const ModelConfig& config);
 
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.

@@ -113,7 +113,8 @@ std::vector<BlockSpec> DecoderFamily::blocks_of_layer(const ModelConfig& c,
 
 std::size_t DecoderFamily::count_blocks_of_layer(const ModelConfig& c, std::uint64_t index) const {
   const std::uint64_t experts = decoder(c, index).experts.count;
-  return experts == 0 ? Family::count_blocks_of_layer(c, index) : 2 + experts;
+  const std::uint64_t shared = decoder(c, index).experts.shared_width > 0 ? 1 : 0;
+  return experts == 0 ? Family::count_blocks_of_layer(c, index) : 2 + shared + experts;
 }
 
 std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::uint64_t index,
@@ -139,13 +140,23 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
     tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
     tensors.linear(experts.router, h, experts.count, false);
   });
+  const auto add_maps = [&](Tensors& tensors, const std::string& before, std::uint64_t width) {
+    tensors.linear(before + experts.gate, h, width, false);
+    tensors.linear(before + experts.up, h, width, false);
+    tensors.last_linear(before + experts.down, width, h, false);
+  };
+  if (experts.shared_width > 0) {
+    add("shared expert", [&](Tensors tensors, BlockBuilder& block) {
+      block.part(LayerPart::shared_expert);
+      tensors.linear(experts.shared_gate, h, 1, false);
+      add_maps(tensors, experts.shared_prefix, experts.shared_width);
+    });
+  }
   const double share = static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
   for (std::uint64_t e = 0; e < experts.count; ++e) {
     add(fmt::format("expert {}", e), [&](Tensors tensors, BlockBuilder& block) {
       block.expert(e, share);
-      tensors.linear(experts.of_expert(e, experts.gate), h, experts.width, false);
-      tensors.linear(experts.of_expert(e, experts.up), h, experts.width, false);
-      tensors.last_linear(experts.of_expert(e, experts.down), experts.width, h, false);
+      add_maps(tensors, experts.of_expert(e, ""), experts.width);
     });
   }
   return blocks;

@@ -28,6 +28,11 @@ struct ExpertsSpec {
   std::string gate;
   std::string up;
   std::string down;
+  /// An expert for all tokens, with such maps behind its own prefix, and the map [1, H] whose
+  /// sigmoid is its weight.
+  std::uint64_t shared_width = 0;  ///< 0: none
+  std::string shared_prefix;
+  std::string shared_gate;
 
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
     return prefix + std::to_string(number) + "." + name;

@@ -58,6 +58,39 @@ ExpertsSpec usual_experts(const ModelConfig& c, std::string_view count, std::uin
           .down = "down_proj"};
 }
 
+/// Keys of Qwen's families, in which some layers have experts.
+std::vector<DetailKey> with_sparse_layers(std::vector<DetailKey> keys, std::uint64_t per_token,
+                                          std::uint64_t width) {
+  keys = with_experts(std::move(keys), "num_experts", per_token, 0.001);
+  keys.insert(keys.end(), {{"moe_intermediate_size", width},
+                           {"norm_topk_prob", false},
+                           {"decoder_sparse_step", std::uint64_t{1}},
+                           {"mlp_only_layers", {}}});
+  return keys;
+}
+
+void check_sparse_layers(const ModelConfig& c, const Refuse& refuse) {
+  check_experts(c, "num_experts", refuse);
+  whole_number(c, "moe_intermediate_size", 1, refuse);
+  whole_number(c, "decoder_sparse_step", 1, refuse);
+  const text::Json& dense = c.detail("mlp_only_layers");
+  bool known = dense.is_null() || dense.is_array();
+  for (const text::Json& layer : dense.elements()) {
+    known = known && layer.whole() && *layer.whole() < c.num_layers;
+  }
+  if (known) return;
+  refuse("mlp_only_layers", fmt::format("must be a list of layers, counted from 0, below "
+                                        "num_layers ({})",
+                                        c.num_layers));
+}
+
+bool is_sparse(const ModelConfig& c, std::uint64_t index) {
+  for (const text::Json& layer : c.detail("mlp_only_layers").elements()) {
+    if (layer.whole() == index) return false;
+  }
+  return (index + 1) % whole_number(c, "decoder_sparse_step") == 0;
+}
+
 DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   spec.experts = std::move(experts);
   spec.mlp_in.clear();
@@ -79,6 +112,21 @@ RouterLosses router_losses(const ModelConfig& c) {
   if (!c.details.contains("router_z_loss_coef")) return {};
   const bool balances = c.flag("output_router_logits");
   return {balances ? c.number("router_aux_loss_coef") : 0.0, c.number("router_z_loss_coef")};
+}
+
+ModelConfig without_experts(const ModelConfig& c) {
+  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
+  if (described == nullptr) return c;
+  for (std::uint64_t index = 0; index < c.num_layers; ++index) {
+    const ExpertsSpec experts = described->decoder(c, index).experts;
+    if (experts.count == 0) continue;
+    ModelConfig dense = c;
+    dense.family = "llama";
+    dense.details.clear();
+    dense.intermediate_size = experts.per_token * experts.width + experts.shared_width;
+    return dense;
+  }
+  return c;
 }
 
 std::vector<DetailKey> Mixtral::details() const {
@@ -109,41 +157,17 @@ std::vector<CheckpointKey> Mixtral::checkpoint_keys() const {
 }
 
 std::vector<DetailKey> Qwen3Moe::details() const {
-  std::vector<DetailKey> keys = with_experts(Qwen3::details(), "num_experts", 8, 0.001);
-  keys.insert(keys.end(), {{"moe_intermediate_size", std::uint64_t{768}},
-                           {"norm_topk_prob", false},
-                           {"decoder_sparse_step", std::uint64_t{1}},
-                           {"mlp_only_layers", {}}});
-  return keys;
+  return with_sparse_layers(Qwen3::details(), 8, 768);
 }
 
 void Qwen3Moe::complete(ModelConfig& c, const Refuse& refuse) const {
   Qwen3::complete(c, refuse);
-  check_experts(c, "num_experts", refuse);
-  whole_number(c, "moe_intermediate_size", 1, refuse);
-  whole_number(c, "decoder_sparse_step", 1, refuse);
-  const text::Json& dense = c.detail("mlp_only_layers");
-  bool known = dense.is_null() || dense.is_array();
-  if (dense.is_array()) {
-    for (const text::Json& layer : dense.elements()) {
-      known = known && layer.whole() && *layer.whole() < c.num_layers;
-    }
-  }
-  if (!known) {
-    refuse("mlp_only_layers",
-           fmt::format("must be a list of layers, counted from 0, below num_layers ({})",
-                       c.num_layers));
-  }
+  check_sparse_layers(c, refuse);
 }
 
 DecoderSpec Qwen3Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
   DecoderSpec spec = Qwen3::decoder(c, index);
-  const text::Json& dense = c.detail("mlp_only_layers");
-  bool has_mlp = (index + 1) % whole_number(c, "decoder_sparse_step") != 0;
-  if (dense.is_array()) {
-    for (const text::Json& layer : dense.elements()) has_mlp = has_mlp || layer.whole() == index;
-  }
-  if (has_mlp) return spec;
+  if (!is_sparse(c, index)) return spec;
   ExpertsSpec experts = usual_experts(c, "num_experts", whole_number(c, "moe_intermediate_size"));
   experts.renormalises = c.flag("norm_topk_prob");
   return instead_of_mlp(std::move(spec), std::move(experts));
@@ -151,6 +175,43 @@ DecoderSpec Qwen3Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
 
 std::vector<CheckpointKey> Qwen3Moe::checkpoint_keys() const {
   return theirs(Qwen3::checkpoint_keys(), "num_experts");
+}
+
+std::vector<DetailKey> Qwen2Moe::details() const {
+  std::vector<DetailKey> keys = with_sparse_layers({{"rope_theta", 10000.0},
+                                                    {"rope_scaling", {}},
+                                                    {"qkv_bias", true},
+                                                    {"use_sliding_window", false},
+                                                    {"sliding_window", {}},
+                                                    {"max_window_layers", 28},
+                                                    {"layer_types", {}}},
+                                                   4, 1408);
+  keys.push_back({"shared_expert_intermediate_size", std::uint64_t{5632}});
+  return keys;
+}
+
+void Qwen2Moe::complete(ModelConfig& c, const Refuse& refuse) const {
+  Llama::complete(c, refuse);
+  check_sparse_layers(c, refuse);
+  whole_number(c, "shared_expert_intermediate_size", 1, refuse);
+}
+
+DecoderSpec Qwen2Moe::decoder(const ModelConfig& c, std::uint64_t index) const {
+  DecoderSpec spec = Llama::decoder(c, index);
+  spec.qkv_bias = c.flag("qkv_bias");
+  if (!is_sparse(c, index)) return spec;
+  ExpertsSpec experts = usual_experts(c, "num_experts", whole_number(c, "moe_intermediate_size"));
+  experts.renormalises = c.flag("norm_topk_prob");
+  experts.shared_width = whole_number(c, "shared_expert_intermediate_size");
+  experts.shared_prefix = "mlp.shared_expert.";
+  experts.shared_gate = "mlp.shared_expert_gate";
+  return instead_of_mlp(std::move(spec), std::move(experts));
+}
+
+std::vector<CheckpointKey> Qwen2Moe::checkpoint_keys() const {
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_experts");
+  std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "num_local_experts"; });
+  return keys;
 }
 
 std::vector<DetailKey> Olmoe::details() const {

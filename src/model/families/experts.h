@@ -47,6 +47,22 @@ class Qwen3Moe final : public Qwen3 {
   }
 };
 
+/// Qwen 2 with experts likewise, and one for all tokens.
+class Qwen2Moe final : public Llama {
+ public:
+  std::string_view name() const override { return "qwen2_moe"; }
+  std::string_view checkpoint_class() const override { return "Qwen2MoeForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return index % 2 == 0 && static_cast<double>(index) < c.number("max_window_layers");
+  }
+};
+
 /// OLMoE: norms of whole queries and keys before their rotation; every layer has experts.
 class Olmoe final : public Llama {
  public:

@@ -83,7 +83,8 @@ inline void add_experts(Workload& work, std::uint64_t seed) {
     work.blocks[b].routes = true;
     work.routing_bytes = 64;
     work.router_totals_bytes = 128;
-    for (std::uint32_t e = b + 1; e <= last; ++e) {
+    // The first may be an expert for all rows.
+    for (std::uint32_t e = b + (dice.toss() ? 2 : 1); e <= last; ++e) {
       work.blocks[e].is_expert = true;
       work.blocks[e].token_share = 0.25;
     }
