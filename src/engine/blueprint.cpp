@@ -130,8 +130,11 @@ std::string describe_kept(const Blueprint& blueprint) {
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
-  const std::string_view what =
-      work.cuts_layers() ? " (of layers in tiles: what attention adds)" : "";
+  const auto routes = [](const schedule::BlockWork& block) { return block.routes; };
+  const bool experts = std::any_of(work.blocks.begin(), work.blocks.end(), routes);
+  const std::string_view what = experts              ? " (of layers with experts: attention)"
+                                : work.cuts_layers() ? " (of layers in tiles: what attention adds)"
+                                                     : "";
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
   return fmt::format("{} layer{} kept on device{}, {} recomputed", kept, kept == 1 ? "" : "s", what,
