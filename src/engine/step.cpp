@@ -12,8 +12,8 @@
 
 #include "src/device/profiler_range.h"
 #include "src/engine/findings.h"
+#include "src/engine/routing_buffers.h"
 #include "src/engine/state_layout.h"
-#include "src/engine/step_buffers.h"
 
 namespace ballast::engine {
 
@@ -27,17 +27,17 @@ using schedule::Speculation;
 using schedule::Use;
 
 /// The current operation.
-class Lanes::Step : private StepBuffers {
+class Lanes::Step : private RoutingBuffers {
  public:
   Step(Lanes& lanes, const Operation& operation, StepContext& context)
-      : StepBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
+      : RoutingBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
         lanes_(lanes),
         modules_(lanes.modules_),
         context_(context) {}
 
   /// Returns whether there was something to do.
   bool perform() {
-    if (has_work()) {
+    if (has_work(context_.micro_batches, context_.result.expert_rows)) {
       work_on_lane();
       return true;
     }
@@ -46,23 +46,6 @@ class Lanes::Step : private StepBuffers {
   }
 
  private:
-  /// Whether the condition of an operation on an expert holds.
-  [[nodiscard]] bool has_work() const {
-    switch (operation_.condition) {
-      case schedule::Condition::none:
-        return true;
-      case schedule::Condition::rows_in_micro_batch:
-        return expert_choices(operation_.micro).count > 0;
-      case schedule::Condition::rows_in_step:
-        break;
-    }
-    if (operation_.lag > 0) return context_.expert_rows[operation_.block] > 0;
-    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) {
-      if (expert_choices(m).count > 0) return true;
-    }
-    return false;
-  }
-
   /// Instead of work: an expert without rows has a gradient of zeros.
   void rest() {
     const auto clear = [this] {
@@ -335,7 +318,7 @@ class Lanes::Step : private StepBuffers {
   /// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
   /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
-    note_routing();
+    if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
     const Findings all = sum_findings(own_findings(), sizes(), modules_.ranks);
     context_.result.loss = all.loss / targets_in_step();
     if (!has(Role::statistics)) return;
@@ -347,35 +330,6 @@ class Lanes::Step : private StepBuffers {
     const double clip = modules_.gradient_clipping;
     const double excess = clip > 0.0 ? (norm + 1e-6) / clip : 0.0;
     context_.hyper.gradient_scale = excess > 1.0 ? static_cast<float>(1.0 / excess) : 1.0F;
-  }
-
-  /// What the routers of all micro-batches have chosen, and their losses.
-  void note_routing() {
-    const schedule::Workload& work = blueprint_.workload;
-    if (!has(Role::routing)) return;
-    context_.expert_rows.assign(work.blocks.size(), 0);
-    auto routers = std::find_if(operation_.uses.begin(), operation_.uses.end(),
-                                [](const Use& use) { return use.role == Role::routing; });
-    for (std::uint32_t b = 0; b < work.blocks.size(); ++b) {
-      if (!work.blocks[b].routes) continue;
-      for (std::uint32_t m = 0; m < context_.micro_batches; ++m) {
-        const auto starts = expert_starts(routers->buffer, m);
-        for (std::uint32_t tile = b + 1; tile <= work.last_tile(b); ++tile) {
-          const std::uint64_t expert = blueprint_.model.blocks[tile].expert;
-          if (!work.blocks[tile].is_expert) continue;
-          context_.expert_rows[tile] +=
-              static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
-        }
-      }
-      ++routers;
-    }
-    const HostBytes bytes = host(Role::losses, work.losses_bytes);
-    const auto* losses = reinterpret_cast<const double*>(bytes.data()) + blueprint_.micro_batches;
-    for (std::uint32_t m = 0; m < context_.micro_batches; ++m) {
-      context_.result.balance_loss += losses[m * kRouterLosses] / context_.micro_batches;
-      context_.result.router_z_loss += losses[m * kRouterLosses + 1] / context_.micro_batches;
-    }
-    context_.result.expert_rows = context_.expert_rows;
   }
 
   void update() {

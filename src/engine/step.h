@@ -28,8 +28,6 @@ struct StepContext {
   std::uint32_t micro_batches = 0;
   cpu_adam::Hyper hyper;
   StepResult result;
-  /// By block: rows that the routers sent to an expert; empty before the gate and without experts.
-  std::vector<std::uint64_t> expert_rows;
 };
 
 /// The modules that operations use. They outlive the lanes.
@@ -87,9 +85,12 @@ class Lanes {
   }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
-  /// Bytes of operations of `lane` that had nothing to do.
-  [[nodiscard]] Bytes idle_bytes(schedule::Lane lane) const {
-    return idle_bytes_[static_cast<std::size_t>(lane)];
+  /// `totals` of the executor without the bytes of operations that had nothing to do.
+  [[nodiscard]] schedule::LaneTotals without_idle(schedule::LaneTotals totals) const {
+    for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
+      totals.bytes[lane] -= idle_bytes_[lane];
+    }
+    return totals;
   }
 
  private:

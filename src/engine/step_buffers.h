@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <vector>
 
 #include "ballast/core/view.h"
@@ -90,22 +89,6 @@ class StepBuffers {
   [[nodiscard]] DeviceView<float> row_sums() const {
     if (!has(Role::row_sums)) return {};
     return view_as<float>(device(Role::row_sums, blueprint_.workload.row_sums_bytes));
-  }
-  /// Where the rows of each expert of a layer begin among the choices of a micro-batch: what the
-  /// router has written to host memory; one more than there are experts.
-  [[nodiscard]] std::span<const std::int32_t> expert_starts(BufferId routing,
-                                                            std::uint32_t micro) const {
-    const Bytes bytes = blueprint_.workload.routing_bytes;
-    const HostBytes all = store_.host(routing, (micro + 1) * bytes);
-    return {reinterpret_cast<const std::int32_t*>(all.data() + micro * bytes),
-            bytes / sizeof(std::int32_t)};
-  }
-  /// The rows of the expert in the operation's block.
-  [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro) const {
-    const auto starts = expert_starts(operation_.buffer(Role::routing), micro);
-    const std::size_t expert = blueprint_.model.blocks[operation_.block].expert;
-    const auto first = static_cast<std::size_t>(starts[expert]);
-    return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
   }
   [[nodiscard]] DeviceView<double> router_totals() const {
     if (!has(Role::router_totals)) return {};

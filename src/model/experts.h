@@ -265,8 +265,7 @@ class Experts {
     ops_.linear_weight(out, activated_, dy_, width_, padded);
   }
   /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
-  void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights,
-                            std::size_t padded) {
+  void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
     ops_.gate_backward(activation_, pair, dactivated_);
     const T* from = pair.gate;

@@ -6,6 +6,7 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/plan.h"
 
+#include "src/schedule/arguments.h"
 #include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
@@ -370,71 +371,6 @@ class StepBuilder {
   std::vector<BufferId> inputs_;  ///< per micro-batch: the activation that the next block reads
 };
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCategory::config, "schedule: " + message);
-}
-
-void check_ranks(const Workload& workload) {
-  if (workload.world == 0) refuse("world must be at least 1 rank");
-  if (workload.weight_ranks > 0 && workload.world % workload.weight_ranks != 0) {
-    refuse(fmt::format("weight_ranks {} does not divide the {} ranks", workload.weight_ranks,
-                       workload.world));
-  }
-  if (workload.stage > 3) refuse(fmt::format("stage must be 0 to 3, got {}", workload.stage));
-}
-
-void check_speculation(const Workload& workload, const Placement& placement,
-                       const Options& options) {
-  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
-    const BlockPlacement& block = placement.blocks[b];
-    if (!block.speculates) continue;
-    if (options.update == Update::eager) {
-      refuse(fmt::format("{} speculates, but updates are eager; use gated updates",
-                         workload.blocks[b].name));
-    }
-    if (block.optimizer == Tier::device) {
-      refuse(
-          fmt::format("{} speculates, but its optimizer states are on the device; move them to "
-                      "the host or NVMe",
-                      workload.blocks[b].name));
-    }
-  }
-}
-
-void check_purpose(const Workload& workload, const Placement& placement, const Options& options) {
-  if (options.purpose == Purpose::training) return;
-  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
-    if (placement.blocks[b] == BlockPlacement{.weights = placement.blocks[b].weights}) continue;
-    refuse(fmt::format("{} places more than its weights, but an evaluation has nothing else",
-                       workload.blocks[b].name));
-  }
-}
-
-/// Refuses plans that an evaluation does not have.
-void check_trains(const Options& options) {
-  if (options.purpose == Purpose::evaluation) refuse("an evaluation has no training steps");
-}
-
-void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
-  if (workload.blocks.size() < 2) refuse("the model needs an embedding and a head");
-  if (placement.blocks.size() != workload.blocks.size()) {
-    refuse(fmt::format("the placement has {} blocks, but the model has {}", placement.blocks.size(),
-                       workload.blocks.size()));
-  }
-  if (workload.micro_batches == 0) refuse("a step needs at least 1 micro-batch");
-  if (workload.evaluation_micro_batches == 0 ||
-      workload.evaluation_micro_batches > workload.micro_batches) {
-    refuse("evaluation_micro_batches must be 1 to micro_batches");
-  }
-  if (std::min({options.weight_slots, options.gradient_slots, options.weight_staging,
-                options.state_staging, options.activation_staging, options.gradient_staging}) < 1) {
-    refuse("every number of buffers must be at least 1");
-  }
-  check_ranks(workload);
-  check_speculation(workload, placement, options);
-  check_purpose(workload, placement, options);
-}
-
 }  // namespace
 
 Schedule build(const Workload& workload, const Placement& placement, const Options& options) {
@@ -485,8 +421,8 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
   check_arguments(workload, placement, options);
   check_trains(options);
   if (micro_batches == 0 || micro_batches > workload.micro_batches) {
-    refuse(fmt::format("a partial step needs 1 to {} micro-batches, got {}", workload.micro_batches,
-                       micro_batches));
+    refuse_arguments(fmt::format("a partial step needs 1 to {} micro-batches, got {}",
+                                 workload.micro_batches, micro_batches));
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("training step", workload, placement, options, layout, micro_batches)
@@ -504,8 +440,8 @@ Plan build_read(const Workload& workload, const Placement& placement, const Opti
                 std::uint32_t first, std::uint32_t count, Homes homes) {
   check_arguments(workload, placement, options);
   if (first > workload.blocks.size() || count > workload.blocks.size() - first) {
-    refuse(fmt::format("the model has {} blocks; cannot read {} from block {} on",
-                       workload.blocks.size(), count, first));
+    refuse_arguments(fmt::format("the model has {} blocks; cannot read {} from block {} on",
+                                 workload.blocks.size(), count, first));
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count, homes);

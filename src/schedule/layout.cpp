@@ -55,6 +55,9 @@ class LayoutMaker {
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
+  [[nodiscard]] std::uint32_t batches() const {
+    return trains() ? work_.micro_batches : work_.evaluation_micro_batches;
+  }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
     if (merges_) return merge(tier, kind, bytes, 1);
@@ -349,20 +352,18 @@ class LayoutMaker {
 
   void routing() {
     if (work_.routing_bytes == 0) return;
-    const std::uint32_t together = micro_batches_together();
-    layout_.routing_device = add_slots("routing on the device", Tier::device, Kind::batch,
-                                       work_.routing_bytes, together);
+    const auto add_small = [this](std::string_view name, Bytes bytes) {
+      return add_slots(name, Tier::device, Kind::batch, bytes, micro_batches_together());
+    };
+    layout_.routing_device = add_small("routing on the device", work_.routing_bytes);
     if (trains()) {
-      layout_.router_totals = add_slots("sums over routers", Tier::device, Kind::batch,
-                                        work_.router_totals_bytes, together);
+      layout_.router_totals = add_small("sums over routers", work_.router_totals_bytes);
     }
-    const std::uint32_t micro_batches =
-        trains() ? work_.micro_batches : work_.evaluation_micro_batches;
+    const Bytes bytes = batches() * work_.routing_bytes;
+    layout_.routing_host.assign(blocks(), kNoBuffer);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      layout_.routing_host.push_back(work_.blocks[b].routes
-                                         ? add(name_of(b, "routing"), Tier::host, Kind::batch,
-                                               micro_batches * work_.routing_bytes)
-                                         : kNoBuffer);
+      if (!work_.blocks[b].routes) continue;
+      layout_.routing_host[b] = add(name_of(b, "routing"), Tier::host, Kind::batch, bytes);
     }
   }
 
@@ -440,10 +441,9 @@ class LayoutMaker {
   }
 
   void batch() {
-    const std::uint32_t count = trains() ? work_.micro_batches : work_.evaluation_micro_batches;
-    layout_.batch_host = add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, count);
+    layout_.batch_host = add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, batches());
     layout_.batch_device =
-        add_slots("batch on the device", Tier::device, Kind::batch, work_.batch_bytes, count);
+        add_slots("batch on the device", Tier::device, Kind::batch, work_.batch_bytes, batches());
     layout_.losses_device =
         add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
     layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);

@@ -78,7 +78,7 @@ Rate of_traffic(const Operation& operation, const Rates& rates) {
 
 Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {
   const auto at = [&](const Curve& curve) {
-    const double tokens = workload.blocks[operation.block].token_share *
+    const double tokens = static_cast<double>(operation.token_share) *
                           static_cast<double>(workload.micro_batch_tokens);
     return curve.empty() ? 0.0 : rate_at(curve, tokens);
   };

@@ -63,12 +63,23 @@ std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micr
   return uses;
 }
 
+void TileOperations::compute(Action action, std::uint32_t block, std::uint32_t micro,
+                             std::vector<Use> uses, double flops, Bytes traffic) {
+  move_.emit({.action = action,
+              .block = block,
+              .micro = micro,
+              .token_share = static_cast<float>(work_.blocks[block].token_share),
+              .flops = flops,
+              .traffic = traffic,
+              .uses = std::move(uses)});
+}
+
 void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId output) {
   std::vector<Use> uses = of_tile(block, micro);
   const bool last = output != kNoBuffer;
   if (last) uses.push_back({Role::output, output, true});
-  move_.emit(Action::forward, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
-             last ? work_.row_sums_bytes + work_.activation_bytes : 0);
+  compute(Action::forward, block, micro, std::move(uses), work_.blocks[block].forward_flops,
+          last ? work_.row_sums_bytes + work_.activation_bytes : 0);
 }
 
 void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
@@ -78,8 +89,8 @@ void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
   const BlockWork& work = work_.blocks[block];
   // An expert leaves the gradients of its weights beside the routing.
   if (work.is_expert) uses[1].writes = true;
-  move_.emit(Action::backward, block, micro, std::move(uses), 0,
-             2.0 * work.forward_flops + work.recomputed_flops);
+  compute(Action::backward, block, micro, std::move(uses),
+          2.0 * work.forward_flops + work.recomputed_flops, 0);
 }
 
 void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input) {

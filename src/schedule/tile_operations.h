@@ -30,6 +30,8 @@ class TileOperations {
 
  private:
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
+  void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+               double flops, Bytes traffic);
   [[nodiscard]] bool is_last_router(std::uint32_t block) const;
 
   const Workload& work_;

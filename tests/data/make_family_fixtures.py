@@ -75,13 +75,11 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fact
             "short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [1.1, 2.0, 5.0, 9.0],
             "original_max_position_embeddings": 24}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-        "truncate": False, "original_max_position_embeddings": 12}
 GEMMA_GLOBAL = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
-MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 20, "rope": PLAIN}
+MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
 OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
 CASES = {
@@ -111,19 +109,16 @@ CASES = {
     "mixtral_ties": {**MIXTRAL, "routing": "ties", "seed": 6},
     "mixtral_one": {**MIXTRAL, "routing": "one", "seed": 4},
     "qwen3_moe": {**EXPERTS, "num_hidden_layers": 3, "num_experts": 7, "num_experts_per_tok": 3,
-                  "norm_topk_prob": True, "intermediate_size": 28, "moe_intermediate_size": 12,
+                  "norm_topk_prob": True, "intermediate_size": 40, "moe_intermediate_size": 16,
                   "mlp_only_layers": [1], "router_aux_loss_coef": 0.2, "rope": PLAIN, "seed": 5},
     "qwen3_moe_unnormalised": {**EXPERTS, "type": "qwen3_moe", "num_experts": 5,
-                               "norm_topk_prob": False, "moe_intermediate_size": 20,
+                               "norm_topk_prob": False, "moe_intermediate_size": 24,
                                "decoder_sparse_step": 1, "tie_word_embeddings": True, "rope": PLAIN,
                                "seed": 5},
     "olmoe": {**EXPERTS, "num_attention_heads": 3, "num_experts": 6, "norm_topk_prob": False,
-              "intermediate_size": 20, "clip_qkv": None, "rope": PLAIN, "seed": 4},
-    "qwen2_moe": {**EXPERTS, "num_experts": 5, "norm_topk_prob": False, "moe_intermediate_size": 12,
-                  "shared_expert_intermediate_size": 28, "rope": PLAIN, "seed": 4},
-    "gpt_oss": {**EXPERTS, "num_local_experts": 4, "intermediate_size": 20, "attention_bias": True,
-                "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
-                "swiglu_limit": 0.9, "rope": YARN, "seed": 4},
+              "intermediate_size": 24, "clip_qkv": None, "rope": PLAIN, "seed": 4},
+    "qwen2_moe": {**EXPERTS, "num_experts": 5, "norm_topk_prob": False, "moe_intermediate_size": 16,
+                  "shared_expert_intermediate_size": 40, "rope": PLAIN, "seed": 4},
 }
 ROTARY = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -219,7 +214,7 @@ def names_in_files(model, tensors):
         if mixtral:
             name = name.replace(".mlp.", ".block_sparse_moe.")
         experts, _, kind = name.rpartition(".")
-        if family == "gpt_oss" or not experts.endswith(".experts"):
+        if not experts.endswith(".experts"):
             found[name] = tensor
             continue
         for e, matrix in enumerate(tensor):
@@ -280,7 +275,7 @@ def in_bf16(config, attention, tensors, batch):
 
 def spread_in_bf16(config, tensors, batch, in_fp32):
     """`in_fp32`: the losses of `batch`. Experts chosen in bf16 must be the same."""
-    attentions = ("eager",) if config.model_type == "gpt_oss" else ("eager", "sdpa")
+    attentions = ("eager", "sdpa")
     losses, logits, errors = zip(*[in_bf16(config, attention, tensors, batch)
                                    for attention in attentions])
     found = {"loss": [one.cross_entropy.item() for one in losses]}
@@ -313,17 +308,11 @@ def project(gradient):
 
 
 def forward_documents(model, inputs, lengths):
-    """Logits and router logits of one sequence; transformers finds its documents by their positions,
-    but not those of GPT-OSS, which are calls of their own."""
-    documents = inputs.split(lengths, dim=1)
-    if model.config.model_type != "gpt_oss":
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        outputs = [model(input_ids=inputs, position_ids=positions, use_cache=False)]
-    else:
-        outputs = [model(input_ids=document, use_cache=False) for document in documents]
-    routers = zip(*[o.router_logits for o in outputs]) if is_mixture(model.config) else ()
-    return (torch.cat([o.logits.float() for o in outputs], dim=1),
-            [torch.cat(of_layer) for of_layer in routers])
+    """Logits and router logits of one sequence; transformers finds its documents by their positions."""
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    output = model(input_ids=inputs, position_ids=positions, use_cache=False)
+    routers = output.router_logits if is_mixture(model.config) else ()
+    return output.logits.float(), list(routers)
 
 
 def run_packed(config, tensors, tokens):

@@ -267,15 +267,15 @@ class FirstStep {
         const bool last = !b.architecture.is_layer_tile(i + 1);
         const DeviceBytes out = last ? b.activation() : DeviceBytes();
         const Routed& half = routed_.back();
-        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows, half.choices(b.architecture.blocks[i].expert), half.sums,
-                                  out);
+        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows,
+                                  half.choices(b.architecture.blocks[i].expert), half.sums, out);
         if (last) inputs_.push_back(out);
         return;
       }
       default:
         inputs_.push_back(b.activation());
-        b.compute->layer_forward(*b.stream, i, weights_[i], positions_,
-                                 inputs_[inputs_.size() - 2], inputs_.back(), kept_[i]);
+        b.compute->layer_forward(*b.stream, i, weights_[i], positions_, inputs_[inputs_.size() - 2],
+                                 inputs_.back(), kept_[i]);
     }
   }
 
@@ -284,8 +284,7 @@ class FirstStep {
     const std::size_t experts = b.compute->memory().experts;
     Routed half = {.rows = b.device->allocate(b.compute->memory().rows, "rows"),
                    .sums = b.gradient(b.activations())};
-    const DeviceView<std::int32_t> starts =
-        b.upload_tokens(std::vector<std::int32_t>(experts + 1));
+    const DeviceView<std::int32_t> starts = b.upload_tokens(std::vector<std::int32_t>(experts + 1));
     b.compute->route(*b.stream, i, weights_[i], inputs_.back(), half.rows, half.sums,
                      {.starts = starts, .totals = totals_, .losses = router_losses_});
     half.starts = b.get(starts);
@@ -297,8 +296,9 @@ class FirstStep {
     const model::LayerPart part = b.architecture.blocks[i].part;
     if (part == model::LayerPart::expert) {
       const Routed& half = routed_.back();
-      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows, half.choices(b.architecture.blocks[i].expert), flow_,
-                                 half.sums, gradients_[i]);
+      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows,
+                                 half.choices(b.architecture.blocks[i].expert), flow_, half.sums,
+                                 gradients_[i]);
       return;
     }
     if (part == model::LayerPart::shared_expert) {
@@ -487,8 +487,8 @@ TEST_P(Families, TenStepsAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
-                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential", "mixtral",
-                                         "mixtral_ties", "mixtral_one", "qwen3_moe",
+                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential",
+                                         "mixtral", "mixtral_ties", "mixtral_one", "qwen3_moe",
                                          "qwen3_moe_unnormalised", "qwen2_moe", "olmoe"),
                          [](const auto& family) { return std::string(family.param); });
 

@@ -218,8 +218,9 @@ struct Operation {
   std::uint32_t lag = 0;
   Speculation speculation = Speculation::none;
   Condition condition = Condition::none;
-  float likelihood = 1.0F;  ///< that the condition holds, for forecasts
-  Bytes bytes = 0;          ///< moved by copies, transfers and collectives, on this rank
+  float likelihood = 1.0F;   ///< that the condition holds, for forecasts
+  float token_share = 1.0F;  ///< of a micro-batch's tokens, those that it computes, for forecasts
+  Bytes bytes = 0;           ///< moved by copies, transfers and collectives, on this rank
   /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
   double flops = 0.0;  ///< of matrix products

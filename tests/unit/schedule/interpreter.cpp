@@ -9,11 +9,10 @@ namespace {
 
 std::string show(const Content& content) {
   constexpr std::array<std::string_view, 20> kNames = {
-      "nothing",          "weights",       "states",    "batch",
-      "activation",       "intermediates", "flow",      "accumulator",
-      "tied accumulator", "normed",        "head rows", "routing",
-      "router totals",    "output sums",   "normed gradient",  "packed",
-      "reduced",          "statistics",    "losses",    "verdict"};
+      "nothing",       "weights",     "states",           "batch",  "activation", "intermediates",
+      "flow",          "accumulator", "tied accumulator", "normed", "head rows",  "routing",
+      "router totals", "output sums", "normed gradient",  "packed", "reduced",    "statistics",
+      "losses",        "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),

@@ -25,8 +25,8 @@ struct Content {
     tied_accumulator,  ///< the same, of tile `block`
     normed,            ///< result of the norm in `block`; number: run
     head_rows,         ///< the same of the head; `block`: tiles scanned so far; number: run
-    routing,          ///< of the router in `block`; micro: micro-batches so far; number: run
-    router_totals,    ///< `block`: the last router that was added; number: run
+    routing,           ///< of the router in `block`; micro: micro-batches so far; number: run
+    router_totals,     ///< `block`: the last router that was added; number: run
     output_sums,      ///< `block`: the last one that was added, the norm's or a tile's; number: run
     normed_gradient,  ///< `block`: the last one that was added, from the end; number: run
     packed,           ///< gradient of this rank's micro-batches; number: run
