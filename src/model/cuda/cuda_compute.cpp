@@ -28,9 +28,9 @@ void require_numbers(const ModelConfig& config) {
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   require_packs("model.head_dim", config.head_dim);
-  if (const auto of_expert = config.details.find("moe_intermediate_size");
-      of_expert != config.details.end()) {
-    require_packs("model.moe_intermediate_size", of_expert->second.whole().value_or(0));
+  for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size"}) {
+    if (!config.details.contains(key)) continue;
+    require_packs(fmt::format("model.{}", key), config.detail(key).whole().value_or(0));
   }
   if (config.head_dim <= kWidestHead) return;
   throw Error(ErrorCategory::config,

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
@@ -125,7 +126,7 @@ constexpr RouterShape kShapes[] = {
     {6, 257, 5, true},  {3, 1027, 9, true},  {700, 5, 3, false},
 };
 /// So many that groups have more than the least number of rows.
-constexpr RouterShape kManyRows = {8200, 3, 1, false};
+constexpr RouterShape kManyRows = {8200, 3, 2, false};
 
 /// The logits after a row's end must not matter.
 template <class Logit>
@@ -177,7 +178,24 @@ void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& 
 
 TEST_F(CudaRouter, DecidesAsTheHost) {
   for (const RouterShape& shape : kShapes) expect_hosts_decisions(shape, random_logits(shape));
-  expect_hosts_decisions(kManyRows, random_logits(kManyRows));
+}
+
+TEST_F(CudaRouter, ChoicesOfManyRowsAreSorted) {
+  const RouterShape shape = kManyRows;
+  Decided expected(shape, random_logits(shape));
+  const Uploaded there(expected);
+  const Scratch scratch(shape);
+  const auto found = in_every_order([&] {
+    const DeviceArray<std::int32_t> places(shape.choices(), -1);
+    const DeviceArray<std::int32_t> starts(shape.experts + 1, -1);
+    Routing routing = there.routing();
+    routing.places = places.data();
+    must(sort_choices(nullptr, shape, routing, starts.data(),
+                      reinterpret_cast<std::int32_t*>(scratch.data())));
+    return std::tuple{places.get(), starts.get()};
+  });
+  EXPECT_EQ(std::get<0>(found), expected.places);
+  EXPECT_EQ(std::get<1>(found), expected.starts);
 }
 
 TEST_F(CudaRouter, OfEqualLogitsTheFirstIsChosen) {
@@ -277,11 +295,13 @@ TYPED_TEST(CudaExperts, GradientsOfLogitsAreTheHosts) {
     Decided decided(shape, random_logits(shape));
     Decided second(shape, random_logits(shape, 0.2));
     std::vector<double> values = totals_of(shape, decided, second);
-    const RouterLossScales scales = {0.7F, 0.3F, 2.0 * static_cast<double>(shape.rows)};
     const Uploaded there(decided);
     const DeviceArray<double> totals_there(values);
     const std::vector<T> before = normals_of<T>(shape.rows * shape.step(), 4);
     for (const bool balances : {true, false}) {
+      // Without totals there is nothing to divide by the rows of all routers.
+      const RouterLossScales scales = {0.7F, 0.3F,
+                                       balances ? 2.0 * static_cast<double>(shape.rows) : 0.0};
       const auto at = [&](double* from) {
         return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
       };
