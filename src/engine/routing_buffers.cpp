@@ -33,8 +33,7 @@ void RoutingBuffers::note_routing(std::uint32_t micro_batches, StepResult& resul
       const std::uint64_t expert = blueprint_.model.blocks[tile].expert;
       for (std::uint32_t m = 0; m < micro_batches; ++m) {
         const auto starts = expert_starts(use.buffer, m);
-        result.expert_rows[tile] +=
-            static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
+        result.expert_rows[tile] += static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
       }
     }
     router = last;

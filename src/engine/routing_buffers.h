@@ -32,7 +32,8 @@ class RoutingBuffers : public StepBuffers {
     return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
   }
   /// Whether the condition of an operation on an expert holds, in a step of so many micro-batches.
-  /// `before`: StepResult::expert_rows of the step that the operation belongs to, if that has ended.
+  /// `before`: StepResult::expert_rows of the step that the operation belongs to, if that has
+  /// ended.
   [[nodiscard]] bool has_work(std::uint32_t micro_batches,
                               const std::vector<std::uint64_t>& before) const;
   /// For the gate, which reads the routings of all layers: adds what the routers have chosen, and

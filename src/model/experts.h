@@ -256,13 +256,11 @@ class Experts {
   void differentiate(std::size_t block, const BlockWeights<T>& weights, const Routing& routing,
                      const ExpertRows& chunk, std::size_t padded, const T* dy) {
     const Linear<T> out = weights[bound_[block].out];
-    // The gradient of a choice's weight is dy W_out . activated.
-    ops_.gather_rows(chunk, dy, nullptr, dy_, padded, width_);
-    ops_.linear_input(out, dy_, width_, dactivated_, padded);
-    ops_.weigh_rows(chunk, activated_, routing.weights, routing.weight_gradients, dactivated_,
-                    out.in);
     ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
+    ops_.linear_input(out, dy_, width_, dactivated_, padded);
+    ops_.dot_rows(chunk, activated_, dactivated_, routing.weights, routing.weight_gradients,
+                  out.in);
   }
   /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {

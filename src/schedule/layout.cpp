@@ -351,26 +351,22 @@ class LayoutMaker {
   }
 
   void routing() {
-    if (work_.routing_bytes == 0) return;
-    const auto add_small = [this](std::string_view name, Bytes bytes) {
-      return add_slots(name, Tier::device, Kind::batch, bytes, micro_batches_together());
-    };
-    layout_.routing_device = add_small("routing on the device", work_.routing_bytes);
-    if (trains()) {
-      layout_.router_totals = add_small("sums over routers", work_.router_totals_bytes);
-    }
-    const Bytes bytes = batches() * work_.routing_bytes;
+    const std::uint32_t together = micro_batches_together();
+    layout_.routing_device = add_slots("routing on the device", Tier::device, Kind::batch,
+                                       work_.routing_bytes, together);
+    layout_.router_totals = add_slots("sums over routers", Tier::device, Kind::batch,
+                                      trains() ? work_.router_totals_bytes : 0, together);
     layout_.routing_host.assign(blocks(), kNoBuffer);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!work_.blocks[b].routes) continue;
-      layout_.routing_host[b] = add(name_of(b, "routing"), Tier::host, Kind::batch, bytes);
+      layout_.routing_host[b] =
+          add(name_of(b, "routing"), Tier::host, Kind::batch, batches() * work_.routing_bytes);
     }
   }
 
   /// Micro-batches that pass a block before the next block's turn.
   [[nodiscard]] std::uint32_t micro_batches_together() const {
-    if (!trains()) return evaluated_together();
-    return options_.order == Order::layer_major ? work_.micro_batches : 1;
+    return options_.order == Order::layer_major ? batches() : 1;
   }
   [[nodiscard]] std::uint32_t evaluated_together() const {
     return options_.order == Order::layer_major ? work_.evaluation_micro_batches : 1;

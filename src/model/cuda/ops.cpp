@@ -306,9 +306,9 @@ void Ops<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weight
 }
 
 template <class T>
-void Ops<T>::weigh_rows(const ExpertRows& rows, const T* activated, const float* weights,
-                        float* weight_gradients, T* gradients, std::size_t width) const {
-  check_cuda(cuda::weigh_rows(queue_, rows, activated, weights, weight_gradients, gradients, width),
+void Ops<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                      const float* weights, float* weight_gradients, std::size_t width) const {
+  check_cuda(cuda::dot_rows(queue_, rows, activated, gradients, weights, weight_gradients, width),
              "gradients of the weights of an expert's rows");
 }
 

@@ -113,8 +113,8 @@ class Ops {
                        const RouterLossScales& scales, T* gradients) const;
   void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
                    std::size_t padded, std::size_t width) const;
-  void weigh_rows(const ExpertRows& rows, const T* activated, const float* weights,
-                  float* weight_gradients, T* gradients, std::size_t width) const;
+  void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) const;
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
 

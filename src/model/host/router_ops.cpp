@@ -168,15 +168,16 @@ void RouterOps<T>::gather_rows(const ExpertRows& rows, const T* x, const float* 
 }
 
 template <class T>
-void RouterOps<T>::weigh_rows(const ExpertRows& rows, const T* activated, const float* weights,
-                              float* weight_gradients, T* gradients, std::size_t width) const {
+void RouterOps<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                            const float* weights, float* weight_gradients,
+                            std::size_t width) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const auto place = static_cast<std::size_t>(rows.places[i]);
-      T* const row = gradients + i * width;
-      kernels_.row_dot(row, width, activated + i * width, width, weight_gradients + place, 1,
+      float product = 0.0F;
+      kernels_.row_dot(gradients + i * width, width, activated + i * width, width, &product, 1,
                        width);
-      kernels_.scale(row, weights[place], row, width);
+      weight_gradients[place] = weights[place] == 0.0F ? 0.0F : product / weights[place];
     }
   });
 }

@@ -31,10 +31,11 @@ class RouterOps {
   /// y [padded, width] = the rows of x, times their weights (null: 1), then zeros.
   void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
                    std::size_t padded, std::size_t width) const;
-  /// Given the `gradients` of what an expert has `activated`, without the weights of the choices:
-  /// the gradient of a weight is the product of both rows; then multiplies by the weight.
-  void weigh_rows(const ExpertRows& rows, const T* activated, const float* weights,
-                  float* weight_gradients, T* gradients, std::size_t width) const;
+  /// The gradients of the weights of choices, given those of what an expert has `activated`, which
+  /// contain the weights: the product of both rows / the weight. 0 for a weight of 0, whose
+  /// derivative by its logit is 0.
+  void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) const;
   /// sums [N, width] += y, times the weights (null: 1), at the rows of the choices.
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;

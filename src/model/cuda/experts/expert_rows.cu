@@ -6,7 +6,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-/// Groups of eight elements that a thread of weigh() keeps in registers.
+/// Groups of eight elements that a thread of dot() keeps in registers.
 constexpr unsigned kHeld = 2;
 
 /// The token of a choice.
@@ -41,13 +41,13 @@ __global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, 
 /// One block per choice.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
-    weigh(ExpertRows rows, const T* activated, const float* weights, float* weight_gradients,
-          T* gradients, std::size_t width) {
+    dot(ExpertRows rows, const T* activated, const T* gradients, const float* weights,
+        float* weight_gradients, std::size_t width) {
   Team<Fit::beyond> team;
   const Share<Fit::beyond, kHeld> share(team, static_cast<unsigned>(width));
   const std::int32_t place = rows.places[blockIdx.x];
   const T* const values = activated + blockIdx.x * width;
-  T* const row = gradients + blockIdx.x * width;
+  const T* const row = gradients + blockIdx.x * width;
   Eight<T> kept[kHeld];
   share.keep(row, kept);
   float product[1] = {};
@@ -57,13 +57,9 @@ __global__ void __launch_bounds__(kMostThreads)
     for (unsigned i = 0; i < kEight; ++i) product[0] += gradient[i] * value[i];
   });
   team.sum(product);
-  if (team.rank() == 0) weight_gradients[place] = product[0];
+  if (team.rank() != 0) return;
   const float weight = weights[place];
-  share.each(row, kept, [&](unsigned at, const float(&gradient)[kEight]) {
-    float weighed[kEight];
-    for (unsigned i = 0; i < kEight; ++i) weighed[i] = gradient[i] * weight;
-    device::write(weighed, row + at);
-  });
+  weight_gradients[place] = weight == 0.0F ? 0.0F : product[0] / weight;
 }
 
 /// One block per choice and part of its columns.
@@ -92,14 +88,14 @@ cudaError_t gather_rows(cudaStream_t stream, const ExpertRows& rows, const T* x,
 }
 
 template <class T>
-cudaError_t weigh_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
-                       const float* weights, float* weight_gradients, T* gradients,
-                       std::size_t width) {
+cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
+                     const T* gradients, const float* weights, float* weight_gradients,
+                     std::size_t width) {
   if (rows.count == 0 || width == 0) return cudaSuccess;
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>(rows.count),
                          .threads = threads_of_row(width, kHeld)},
-                        &weigh<T>, rows, activated, weights, weight_gradients, gradients, width);
+                        &dot<T>, rows, activated, gradients, weights, weight_gradients, width);
 }
 
 cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
@@ -113,9 +109,9 @@ template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, 
                                  float*, std::size_t, std::size_t);
 template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const Bf16*, const float*, Bf16*,
                                  std::size_t, std::size_t);
-template cudaError_t weigh_rows(cudaStream_t, const ExpertRows&, const float*, const float*, float*,
-                                float*, std::size_t);
-template cudaError_t weigh_rows(cudaStream_t, const ExpertRows&, const Bf16*, const float*, float*,
-                                Bf16*, std::size_t);
+template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
+                              const float*, float*, std::size_t);
+template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
+                              const float*, float*, std::size_t);
 
 }  // namespace ballast::model::cuda

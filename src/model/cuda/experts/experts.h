@@ -32,9 +32,9 @@ template <class T>
 cudaError_t gather_rows(cudaStream_t stream, const ExpertRows& rows, const T* x,
                         const float* weights, T* y, std::size_t padded, std::size_t width);
 template <class T>
-cudaError_t weigh_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
-                       const float* weights, float* weight_gradients, T* gradients,
-                       std::size_t width);
+cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
+                     const T* gradients, const float* weights, float* weight_gradients,
+                     std::size_t width);
 /// The choices are of different rows, as those of one expert are.
 cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
                      const float* weights, float* sums, std::size_t width);
