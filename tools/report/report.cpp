@@ -1,0 +1,123 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/core/units.h"
+
+#include "tools/command_line.h"
+#include "tools/commands.h"
+#include "tools/process.h"
+#include "tools/report/page.h"
+#include "tools/report/run_data.h"
+#include "tools/report/server.h"
+
+namespace ballast::tools {
+namespace {
+
+using text::Json;
+
+struct ReportArguments {
+  std::vector<std::string> runs;
+  std::vector<std::string> traces;
+  std::filesystem::path out;
+  bool watch = false;
+  std::uint32_t port = 0;
+};
+
+std::vector<RunData> read_runs(const ReportArguments& arguments) {
+  const std::vector<std::filesystem::path> traces(arguments.traces.begin(), arguments.traces.end());
+  std::vector<RunData> runs;
+  runs.reserve(arguments.runs.size());
+  for (const std::string& run : arguments.runs) runs.emplace_back(run, traces);
+  return runs;
+}
+
+Json report_data(const std::vector<RunData>& runs, bool live) {
+  // A page of any number of runs stays small.
+  const std::size_t groups = std::max<std::size_t>(250, 3000 / runs.size());
+  Json list = Json::array();
+  for (const RunData& run : runs) list.push_back(run.to_json(groups));
+  return Json::object({{"kind", "report"},
+                       {"live", live},
+                       {"runs", list},
+                       {"differing", runs.size() > 1 ? differing_keys(runs) : Json::array()}});
+}
+
+std::string title_of(const std::vector<RunData>& runs) {
+  std::string names;
+  for (const RunData& run : runs) names += (names.empty() ? "" : ", ") + run.name();
+  return fmt::format("{} {}", runs.size() == 1 ? "Run" : "Runs", names);
+}
+
+void watch(std::vector<RunData>& runs, std::uint16_t port) {
+  LocalServer server(port);
+  fmt::print("report on {} (this machine only); Ctrl-C ends it\n", server.address());
+  std::fflush(stdout);
+  std::uint64_t changes = 0;
+  const auto answer = [&](const std::string& path) -> Reply {
+    if (path != "/" && path != "/data.json") {
+      return {.status = 404, .type = "text/plain", .body = "not found\n", .tag = ""};
+    }
+    for (RunData& run : runs) changes += run.update() ? 1 : 0;
+    if (path == "/") {
+      return {.type = "text/html; charset=utf-8",
+              .body = html_page(title_of(runs), report_data(runs, true)),
+              .tag = ""};
+    }
+    return {.type = "application/json",
+            .body = report_data(runs, true).compact(),
+            .tag = fmt::format("{}", changes)};
+  };
+  server.run(answer, interrupted());
+}
+
+void run_report(const ReportArguments& arguments) {
+  if (arguments.runs.size() > 1 && arguments.out.empty() && !arguments.watch) {
+    throw Error(ErrorCategory::usage, "a report of several runs needs --out FILE");
+  }
+  if (arguments.runs.size() > 1 && !arguments.traces.empty()) {
+    throw Error(ErrorCategory::usage, "--trace is of one run; name only that run");
+  }
+  std::vector<RunData> runs = read_runs(arguments);
+  if (arguments.watch) return watch(runs, static_cast<std::uint16_t>(arguments.port));
+  const std::filesystem::path out =
+      arguments.out.empty() ? std::filesystem::path(arguments.runs.front()) / "report.html"
+                            : arguments.out;
+  check_page_file(out);
+  const std::string page = html_page(title_of(runs), report_data(runs, false));
+  write_page(out, page);
+  fmt::print("report in {} ({})\n", out.string(), format_bytes(page.size()));
+}
+
+}  // namespace
+
+void add_report(Command program) {
+  auto arguments = std::make_shared<ReportArguments>();
+  auto& a = *arguments;
+  Command command = program.add_command(
+      "report", "Write a page (HTML) with the curves, lanes and memory of runs, to look at");
+  command.add_option("RUN", &a.runs, "Run directories, to compare several", {.required = true});
+  command.add_option("--out", &a.out,
+                     "File of the page (default: report.html in the run directory)");
+  command.add_option("--trace", &a.traces,
+                     "Timeline to show, measured (train --trace) or predicted (plan --trace); give "
+                     "one of each to compare (default: that of the run)",
+                     {.single_argument = true});
+  command.add_flag("--watch", &a.watch,
+                   "Serve the page to this machine's browsers and update it while runs go on",
+                   "--out");
+  command.add_option(
+      "--port", &a.port, "Port of --watch (default: one that is free)",
+      {.range = std::pair(std::uint64_t{1}, std::uint64_t{65535}), .needs = "--watch"});
+  command.set_action([arguments] { run_report(*arguments); });
+}
+
+}  // namespace ballast::tools
