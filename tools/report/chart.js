@@ -96,7 +96,8 @@ class Chart {
     const [low, high] = this.values(range).map(v => v / factor);
     const ticks = this.kept.log ? logTicks(low, high) : ticksOf(low, high, 5);
     const names = ticks.map(tickText);
-    const left = Math.max(34, 14 + 6.6 * Math.max(...names.map(n => n.length), 1)), right = 14, top = 18, bottom = 34;
+    const left = Math.max(34, 14 + 6.6 * Math.max(...names.map(n => n.length), 1)), right = 14, bottom = 34;
+    const kinds = [...new Set((spec.marks || []).map(m => m.kind))], top = 18 + 11 * Math.max(0, kinds.length - 1);
     const plot = {left, top, width: width - left - right, height: height - top - bottom};
     const x = step => plot.left + (step - range[0]) / (range[1] - range[0]) * plot.width;
     const scale = this.kept.log ? v => Math.log(Math.max(v, 1e-300)) : v => v;
@@ -105,7 +106,7 @@ class Chart {
     const clip = `clip${this.number}`;
     const root = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "application", id: `${spec.id}-plot`,
       "aria-roledescription": "chart", "aria-label": this.summary(), "aria-describedby": "keys"},
-      svg("clipPath", {id: clip}, svg("rect", {x: plot.left, y: plot.top - 8, width: plot.width, height: plot.height + 9})));
+      svg("clipPath", {id: clip}, svg("rect", {x: plot.left, y: plot.top - 3, width: plot.width, height: plot.height + 4})));
     const inside = svg("g", {"clip-path": `url(#${clip})`});
     this.drawShade(inside);
     ticks.forEach((tick, i) => root.append(
@@ -115,9 +116,12 @@ class Chart {
     root.append(inside);
     if (spec.stack) this.drawStack(inside, range); else spec.series.forEach(s => this.drawLine(inside, s, range));
     this.drawRefs(inside);
+    const ends = new Map();  // where the last mark of each kind is
     for (const mark of spec.marks || []) {
-      if (mark.step < range[0] || mark.step > range[1]) continue;
-      inside.append(svg("g", {transform: `translate(${x(mark.step).toFixed(1)} ${plot.top - 1})`}, this.mark(mark.kind)));
+      const row = kinds.indexOf(mark.kind);
+      if (mark.step < range[0] || mark.step > range[1] || x(mark.step) - (ends.get(row) ?? -99) < 5) continue;
+      ends.set(row, x(mark.step));
+      root.append(svg("g", {class: "mark", transform: `translate(${x(mark.step).toFixed(1)} ${plot.top - 6 - 11 * row})`}, this.mark(mark.kind)));
     }
     this.layer = svg("g", {});
     root.append(this.layer);
@@ -158,6 +162,10 @@ class Chart {
 
   /// For each pixel column first, least, greatest and last value, so that no peak is lost.
   drawLine(inside, series, range) {
+    if (series.mean) {
+      this.drawLine(inside, {...series, mean: null, pale: true}, range);
+      return this.drawLine(inside, {...series, ...series.mean, mean: null, dots: false}, range);
+    }
     const [begin, end] = this.visible(series, range);
     let path = "", open = false, column = null, shown = 0;
     const flush = () => {
@@ -173,8 +181,8 @@ class Chart {
       ++shown;
     }
     flush();
-    inside.append(svg("path", {class: "line", d: path || "M0 0", stroke: series.colour, "stroke-dasharray": series.dash}));
-    if (!series.dots && shown > 40) return;
+    inside.append(svg("path", {class: "line", d: path || "M0 0", stroke: series.colour, "stroke-dasharray": series.dash, opacity: series.pale ? 0.35 : null}));
+    if (series.pale || (!series.dots && shown > 40)) return;
     for (let i = begin; i < end; ++i) {
       if (series.values[i] === null || (this.kept.log && series.values[i] <= 0)) continue;
       inside.append(svg("circle", {cx: this.x(series.steps[i]), cy: this.y(series.values[i]), r: 2.6, fill: series.colour}));

@@ -39,7 +39,7 @@ function curves(runs, chosen) {
   const lines = (key, name, more = {}) => runs.map((run, i) => ({name: several ? `${run.name}${name ? `, ${name}` : ""}` : name || "value", colour: several ? runColour(i) : "var(--c0)", ...run.series[key], ...more}))
     .filter(s => s.values.length > 0);
   const marks = chosen.marks.list, per = chosen.series.loss.rows_per_group;
-  const grouped = per > 1 ? `Of each ${per.toLocaleString("en")} steps the least and the greatest value are drawn.` : null;
+  const grouped = per > 1 ? `Pale: the least and the greatest value of each ${per.toLocaleString("en")} steps; the line is a mean.` : null;
   const roofs = runs.map((run, i) => ({value: rooflineOf(run), name: `roofline${several ? ` ${run.name}` : ""}`, colour: several ? runColour(i) : null})).filter(ref => ref.value);
   for (const ref of roofs) ref.name += ` ${formatCount(ref.value)} tokens/s`;
   const shade = boundsOf(chosen), groups = chosen.means;
@@ -54,7 +54,7 @@ function curves(runs, chosen) {
       caption: roofs.length > 0 ? `Roofline: all matrix products of a step at the measured GEMM peak${several ? "" : ` (${formatFlops(chosen.run.plan.gemm_peak_flops)})`}. Shaded: the lane that was busy longest${own}.`
         : "The run has not recorded its GEMM peak, so there is no roofline."},
     {id: "time", title: "Step time", kind: "seconds", series: lines("step_seconds", several ? "" : "step time"), zero: true, log: true},
-    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, zero: true, named: true,
+    {id: "busy", title: `Busy time of each lane${own}`, kind: "%", per: "of the step", grouped: true, caption: "The time of an evaluation counts for the next step, whose lanes can then be busy for more than 100%.", zero: true, named: true,
       series: used.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].busy_seconds.map((v, i) => groups.step_seconds[i] > 0 && v !== null ? 100 * v / groups.step_seconds[i] : null)}))},
     {id: "bytes", title: `Bytes moved by each lane${own}`, kind: "bytes", per: "per step", stack: true, ends: groups.last, named: true,
       series: moved.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].bytes}))},

@@ -51,22 +51,28 @@ std::vector<std::size_t> extremes(const std::vector<double>& values, std::size_t
   return found;
 }
 
+double mean_of(const std::vector<double>& values, std::size_t begin, std::size_t end) {
+  double sum = 0.0;
+  std::size_t count = 0;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (!std::isfinite(values[i])) continue;
+    sum += values[i];
+    ++count;
+  }
+  return count == 0 ? MetricsLog::kMissing : sum / static_cast<double>(count);
+}
+
 /// For each group the mean or the greatest of the finite entries; null if there is none.
 Json reduced(const MetricsLog& log, const std::string& key, std::size_t groups, bool greatest) {
   const std::vector<double> values = log.column(key);
   Json out = Json::array();
   for_each_group(log.rows(), groups, [&](std::size_t begin, std::size_t end) {
-    double sum = 0.0;
-    double most = 0.0;
-    std::size_t count = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      if (!std::isfinite(values[i])) continue;
-      sum += values[i];
-      most = std::max(most, values[i]);
-      ++count;
+    const double mean = mean_of(values, begin, end);
+    double most = mean;
+    for (std::size_t i = begin; greatest && i < end; ++i) {
+      if (std::isfinite(values[i])) most = std::max(most, values[i]);
     }
-    const double mean = count == 0 ? MetricsLog::kMissing : sum / static_cast<double>(count);
-    out.push_back(greatest && count > 0 ? most : mean);
+    out.push_back(most);
   });
   return out;
 }
@@ -79,6 +85,18 @@ Json rounded(const Json& values) {
                                   : Json::number_of(fmt::format("{:.6g}", value.number())));
   }
   return out;
+}
+
+/// Means of groups of rows, each at its middle step.
+Json mean_line(const std::vector<std::uint64_t>& steps, const std::vector<double>& values) {
+  constexpr std::size_t kGroups = 400;
+  Json middles = Json::array();
+  Json means = Json::array();
+  for_each_group(values.size(), kGroups, [&](std::size_t begin, std::size_t end) {
+    middles.push_back(steps[(begin + end - 1) / 2]);
+    means.push_back(mean_of(values, begin, end));
+  });
+  return Json::object({{"steps", middles}, {"values", rounded(means)}});
 }
 
 }  // namespace
@@ -103,8 +121,10 @@ Json series_json(const MetricsLog& log, const std::string& key, std::size_t grou
                    }
                  });
   const std::size_t per_group = all ? 1 : (values.size() + groups - 1) / groups;
-  return Json::object(
+  Json out = Json::object(
       {{"rows_per_group", per_group}, {"steps", drawn_steps}, {"values", drawn_values}});
+  if (!all) out.add("mean", mean_line(steps, values));
+  return out;
 }
 
 Json means_json(const MetricsLog& log, std::size_t groups) {

@@ -57,12 +57,12 @@ function placementChart(plan) {
   const kinds = [["weights", "weights"], ["optimizer", "optimizer states"], ["activations", "activations"], ["gradients", "gradients"]];
   const counts = key => TIERS.map(tier => [tier, plan.placement.filter(block => block[key] === tier).length]).filter(([, count]) => count > 0)
     .map(([tier, count]) => `${plural(count, "block")} on ${TIER_NAMES[tier]}`).join(", ");
-  const again = plan.placement.filter(block => block.recompute).length;
+  const kept = plan.placement.filter(block => !block.recompute).length;
   return el("figure", {class: "chart wide blocks", id: "placement"}, el("h3", {}, "Where each block has its data ", el("span", {class: "unit"}, `(${plural(plan.placement.length, "block")}, in order)`)),
     el("table", {}, el("tbody", {}, kinds.map(([key, name]) => el("tr", {title: `${name}: ${counts(key)}`}, el("th", {scope: "row"}, name, el("span", {class: "skip"}, `: ${counts(key)}`)),
       plan.placement.map(block => el("td", {}, el("i", {"data-tier": block[key], style: `background:var(--${TIERS.includes(block[key]) ? block[key] : "c7"})`}))))))),
     legend(TIERS.map(tier => [TIER_NAMES[tier], `var(--${tier})`])),
-    el("figcaption", {}, [kinds.map(([key, name]) => `${name}: ${counts(key)}`).join("; "), `; ${plural(again, "block")} computed again in the backward pass.`].join("")));
+    el("figcaption", {}, `${kinds.map(([key, name]) => `${name}: ${counts(key)}`).join("; ")}${kept > 0 ? `; ${plural(kept, "block")} with intermediates kept for the backward pass` : ""}.`));
 }
 
 /// Lanes of a step, measured beside predicted. `measured`: by lane busy, stalled, bytes; or null.
