@@ -48,7 +48,8 @@ class Chart {
 
   legend() {
     const entries = this.spec.series.length > 1 || this.spec.named
-      ? this.spec.series.map(s => [s.name, s.colour, this.spec.stack ? "" : "thin"]) : [];
+      ? this.spec.series.filter(s => !s.dash).map(s => [s.name, s.colour, this.spec.stack ? "" : "thin"]) : [];
+    if (this.spec.series.some(s => s.dash)) entries.push([this.spec.dashed, "repeating-linear-gradient(90deg, var(--soft) 0 3px, transparent 3px 5px)", "thin"]);
     for (const lane of new Set((this.spec.shade || []).map(s => s.lane))) entries.push([`most busy: ${lane}`, `color-mix(in srgb, ${laneColour(lane)} 45%, var(--paper))`]);
     const list = legend(entries);
     for (const kind of new Set((this.spec.marks || []).map(m => m.kind))) {
@@ -153,10 +154,12 @@ class Chart {
 
   drawRefs(inside) {
     if (!this.kept.refs) return;
-    for (const ref of this.spec.refs || []) {
-      const at = this.y(ref.value), {left, width, top} = this.plot;
+    let below = -99;
+    for (const ref of [...this.spec.refs || []].sort((a, b) => b.value - a.value)) {
+      const at = this.y(ref.value), {left, width, top} = this.plot, words = Math.max(at < top + 14 ? at + 14 : at - 5, below + 14);
+      below = words;
       inside.append(svg("line", {class: "ref", x1: left, x2: left + width, y1: at, y2: at, style: ref.colour ? `stroke:${ref.colour}` : null}),
-        svg("text", {class: "reftext", x: left + width - 4, y: at < top + 14 ? at + 14 : at - 5, "text-anchor": "end"}, ref.name));
+        svg("text", {class: "reftext", x: left + width - 4, y: words, "text-anchor": "end"}, ref.name));
     }
   }
 

@@ -34,20 +34,30 @@ function boundsOf(run) {
   return shade;
 }
 
+/// A line for each distinct roofline.
+function rooflines(runs) {
+  const lines = [];
+  runs.forEach((run, i) => {
+    const value = rooflineOf(run), same = value && lines.find(line => Math.abs(line.value / value - 1) < 0.02);
+    if (same) { same.runs.push(run.name); same.colour = null; } else if (value) lines.push({value, runs: [run.name], colour: runs.length > 1 ? runColour(i) : null});
+  });
+  for (const line of lines) line.name = `roofline ${runs.length > 1 ? `${line.runs.join(", ")}: ` : ""}${formatCount(line.value)} tokens/s`;
+  return lines;
+}
+
 function curves(runs, chosen) {
   const several = runs.length > 1, whole = view.whole;
   const lines = (key, name, more = {}) => runs.map((run, i) => ({name: several ? `${run.name}${name ? `, ${name}` : ""}` : name || "value", colour: several ? runColour(i) : "var(--c0)", ...run.series[key], ...more}))
     .filter(s => s.values.length > 0);
   const marks = chosen.marks.list, per = chosen.series.loss.rows_per_group;
   const grouped = per > 1 ? `Pale: the least and the greatest value of each ${per.toLocaleString("en")} steps; the line is a mean.` : null;
-  const roofs = runs.map((run, i) => ({value: rooflineOf(run), name: `roofline${several ? ` ${run.name}` : ""}`, colour: several ? runColour(i) : null})).filter(ref => ref.value);
-  for (const ref of roofs) ref.name += ` ${formatCount(ref.value)} tokens/s`;
+  const roofs = rooflines(runs);
   const shade = boundsOf(chosen), groups = chosen.means;
   const used = LANES.filter(lane => groups.lanes[lane].busy_seconds.some(v => v > 0)), moved = LANES.filter(lane => groups.lanes[lane].bytes.some(v => v > 0));
   const own = several ? ` of ${chosen.name}` : "";
-  const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3", dots: true} : {colour: "var(--c1)", dots: true});
+  const held = lines("eval_loss", "held-out loss", several ? {dash: "5 3"} : {colour: "var(--c1)", dots: true});
   return [
-    {id: "loss", title: "Loss", kind: "nats per token", series: [...lines("loss", several ? "" : "loss"), ...held], named: true, marks, log: true, caption: grouped},
+    {id: "loss", title: "Loss", kind: "nats per token", series: [...lines("loss", several ? "" : "loss"), ...held], named: true, dashed: "dashed: held-out loss", marks, log: true, caption: grouped},
     {id: "norm", title: "Gradient norm", kind: "L2, before clipping", series: lines("grad_norm", several ? "" : "gradient norm"), log: true, marks: marks.filter(m => m.kind !== "checkpoint")},
     {id: "lr", title: "Learning rate", kind: "per update", series: lines("lr", several ? "" : "learning rate"), zero: true},
     {id: "speed", title: "Speed", kind: "tokens/s", series: lines("tokens_per_second", several ? "" : "tokens/s"), zero: true, shade, refs: roofs, refsName: "show the roofline", named: true,
@@ -59,7 +69,7 @@ function curves(runs, chosen) {
     {id: "bytes", title: `Bytes moved by each lane${own}`, kind: "bytes", per: "per step", stack: true, ends: groups.last, named: true,
       series: moved.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].bytes}))},
     {id: "wear", title: "Written to NVMe since the start", kind: "bytes", series: lines("nvme_bytes_written", several ? "" : "written").filter(s => s.values.some(v => v > 0)), zero: true, caption: chosen.totals.wear ? `${chosen.name}: ${chosen.totals.wear}.` : null},
-  ].filter(spec => spec.series.some(s => s.values.some(v => v !== null))).map(spec => ({...spec, whole}));
+  ].filter(spec => spec.series.some(s => s.values.some(v => v !== null))).map(spec => ({...spec, whole: spec.ends || spec.grouped ? [chosen.first_step, chosen.last_step] : whole}));
 }
 
 function controls() {
@@ -87,7 +97,7 @@ function overview(runs) {
       t.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(t.nvme_bytes_written), "since the start")]);
   }
   return table(["Run", "State", {number: "Steps"}, {number: "Loss (nats/token)"}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
-    runs.map((run, i) => [el("span", {}, swatch(runColour(i)), run.name), stateOf(run), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
+    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
       {number: digits(run.totals.median_tokens_per_second, 4)}, {number: formatSeconds(run.totals.median_step_seconds)}, {number: run.totals.nvme_bytes_written > 0 ? formatBytes(run.totals.nvme_bytes_written) : "-"}]), "Runs");
 }
 

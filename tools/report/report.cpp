@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,11 @@ std::vector<RunData> read_runs(const ReportArguments& arguments) {
   std::vector<RunData> runs;
   runs.reserve(arguments.runs.size());
   for (const std::string& run : arguments.runs) runs.emplace_back(run, traces);
+  std::set<std::string> names;
+  for (const RunData& run : runs) names.insert(run.name());
+  for (std::size_t i = 0; names.size() < runs.size() && i < runs.size(); ++i) {
+    runs[i].rename(arguments.runs[i]);
+  }
   return runs;
 }
 

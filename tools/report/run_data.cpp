@@ -12,9 +12,14 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include "ballast/comm/together.h"
+#include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/tier.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/planning/forecast.h"
+#include "ballast/planning/machine_rates.h"
+#include "ballast/schedule/simulator.h"
 #include "ballast/text/files.h"
 #include "ballast/train/checkpoints.h"
 
@@ -57,6 +62,29 @@ void check_run_directory(const fs::path& directory) {
                 fmt::format("{} is not a run directory: it has no metrics.jsonl; name the one that "
                             "ballast train --out has made",
                             directory.string()));
+  }
+}
+
+/// The timeline that this machine's rates predict for the run, if they are known and it has run
+/// here.
+std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
+  const Json* host = run.find("host");
+  const Json* plan = run.find("plan");
+  const Json* chosen = plan == nullptr ? nullptr : plan->find("chosen");
+  if (host == nullptr || chosen == nullptr || host->text() != comm::host_name())
+    return std::nullopt;
+  std::vector<std::string> choices;
+  for (const auto& [key, value, at] : chosen->members())
+    choices.push_back(key + "=" + value.compact());
+  try {
+    const engine::Blueprint blueprint = planning::draw_blueprint(config::load(file, choices));
+    const auto prediction = planning::RunPrediction::find(config::load(file, {}), blueprint);
+    if (!prediction) return std::nullopt;
+    const auto spans = schedule::simulate(blueprint.schedule, blueprint.workload,
+                                          prediction->rates(), {.timeline = true});
+    return predicted_timeline(spans.timeline, blueprint.workload);
+  } catch (const Error&) {
+    return std::nullopt;  // such as a config whose files are gone
   }
 }
 
@@ -141,6 +169,8 @@ void RunData::read_traces(const std::vector<fs::path>& files) {
   }
   try {
     timelines_.push_back(read_trace(*own));
+    auto prediction = predict_run(directory_ / "config.json", run_);
+    if (prediction) timelines_.push_back(std::move(*prediction));
   } catch (const Error& error) {
     notes_.push_back(fmt::format("The trace is left out: {}.", error.what()));
   }

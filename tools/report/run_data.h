@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ballast/text/json.h"
@@ -16,14 +17,15 @@ namespace ballast::tools {
 class RunData {
  public:
   /// Reads `directory`, with the files `traces`; without any, the one that the run's command line
-  /// names, if it is there. Throws Error(usage) if it is not a run directory; Error(io);
-  /// Error(data).
+  /// names, if it is there, and what this machine's rates predict. Throws Error(usage) if it is not
+  /// a run directory; Error(io); Error(data).
   RunData(std::filesystem::path directory, const std::vector<std::filesystem::path>& traces);
 
   /// Reads what the run has added. Returns whether there was a change.
   bool update();
 
   [[nodiscard]] const std::string& name() const { return name_; }
+  void rename(std::string name) { name_ = std::move(name); }
   [[nodiscard]] const text::Json& config() const { return config_; }
   [[nodiscard]] const text::Json& run() const { return run_; }
   /// True while a process trains in the directory.

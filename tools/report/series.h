@@ -11,7 +11,8 @@ namespace ballast::tools {
 
 /// `steps` and `values` of a column for drawing. Rows are cut into at most `groups` groups, and
 /// each keeps its least and its greatest value and a value that is not finite (null). Missing
-/// entries are left out. `rows_per_group` is 1 if all are kept; otherwise there is a `mean`, a coarser line.
+/// entries are left out. `rows_per_group` is 1 if all are kept; otherwise there is a `mean`, a
+/// coarser line.
 text::Json series_json(const MetricsLog& log, const std::string& key, std::size_t groups);
 
 /// Means over at most `groups` groups of rows: `first` and `last` step of each, and below the names

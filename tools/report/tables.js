@@ -75,7 +75,7 @@ function laneTable(plan, measured, stepSeconds) {
   for (const lane of LANES) {
     const was = measured && measured[lane], will = plan && plan.lanes && plan.lanes[lane];
     if (!(was && was.busy > 0) && !(will && will.busy_seconds > 0)) continue;
-    const row = [el("span", {}, swatch(laneColour(lane)), lane)];
+    const row = [el("span", {class: "whole"}, swatch(laneColour(lane)), lane)];
     if (measured) row.push({number: formatSeconds(was.busy)}, share(was.busy, stepSeconds), {number: formatSeconds(was.stalled)}, bytes(was.bytes));
     if (will) row.push({number: formatSeconds(will.busy_seconds)}, share(will.busy_seconds, plan.predicted_step_seconds), ...(measured ? [] : [{number: formatSeconds(will.stalled_seconds)}, bytes(will.bytes)]));
     rows.push(row);

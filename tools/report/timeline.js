@@ -35,7 +35,7 @@ class TimelineChart {
   }
 
   caption() {
-    const sources = this.groups.map(t => `${t.predicted ? "Predicted" : "Measured"}: ${t.source}${t.leftOut > 0 ? ` (${t.leftOut.toLocaleString("en")} later operations are left out)` : ""}.`);
+    const sources = this.groups.map(t => `${t.predicted ? "Predicted" : "Measured"}: ${t.source}${t.leftOut > 0 ? ` (${t.leftOut.toLocaleString("en")} operations of other steps are left out)` : ""}.`);
     return `${sources.join(" ")} The critical path is the chain of operations that ends last, each after the one for which it waited longest.`;
   }
 

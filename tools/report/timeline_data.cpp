@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -117,6 +119,35 @@ std::vector<bool> critical_slices(const std::vector<Slice>& slices) {
   return critical;
 }
 
+/// The slices to draw: all, or those beside the computation of one step if there are too many.
+std::vector<std::size_t> drawn_slices(const LaneTimeline& timeline) {
+  constexpr std::size_t kMost = 20000;
+  const std::vector<Slice>& slices = timeline.slices;
+  std::vector<std::size_t> drawn;
+  const auto select = [&](std::int64_t from, std::int64_t to) {
+    drawn.clear();
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      if (slices[i].start + slices[i].duration >= from && slices[i].start <= to) drawn.push_back(i);
+    }
+  };
+  constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
+  select(-kNever, kNever);
+  if (drawn.size() <= kMost) return drawn;
+  std::map<std::uint64_t, std::pair<std::int64_t, std::int64_t>> steps;  // start and end
+  for (const Slice& slice : slices) {
+    if (slice.step == 0 || slice.lane != "compute") continue;
+    auto& [from, to] = steps.try_emplace(slice.step, kNever, -kNever).first->second;
+    from = std::min(from, slice.start);
+    to = std::max(to, slice.start + slice.duration);
+  }
+  if (!steps.empty()) {
+    const auto middle = std::next(steps.begin(), static_cast<std::ptrdiff_t>(steps.size() / 2));
+    select(middle->second.first, middle->second.second);
+  }
+  if (drawn.size() > kMost) drawn.resize(kMost);
+  return drawn;
+}
+
 }  // namespace
 
 LaneTimeline read_trace(const std::filesystem::path& file) {
@@ -167,14 +198,13 @@ LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
 }
 
 Json timeline_json(const LaneTimeline& timeline) {
-  constexpr std::size_t kMost = 20000;
   const std::vector<bool> critical = critical_slices(timeline.slices);
-  const std::size_t count = std::min(kMost, timeline.slices.size());
+  const std::vector<std::size_t> drawn = drawn_slices(timeline);
   std::map<std::string, std::size_t> numbers;
   Json names = Json::array();
   Json out = Json::object({{"predicted", timeline.predicted},
                            {"source", timeline.source},
-                           {"left_out", timeline.slices.size() - count}});
+                           {"left_out", timeline.slices.size() - drawn.size()}});
   Json lane = Json::array();
   Json name = Json::array();
   Json start = Json::array();
@@ -187,7 +217,7 @@ Json timeline_json(const LaneTimeline& timeline) {
     if (added) names.push_back(text);
     return found->second;
   };
-  for (std::size_t i = 0; i < count; ++i) {
+  for (const std::size_t i : drawn) {
     const Slice& slice = timeline.slices[i];
     lane.push_back(number_of(slice.lane));
     name.push_back(number_of(slice.name));

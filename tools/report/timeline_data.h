@@ -37,8 +37,9 @@ LaneTimeline read_trace(const std::filesystem::path& file);
 LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
                                 const schedule::Workload& workload);
 
-/// Columns of the first slices, with `critical` for those of the chain that ends last: each is the
-/// one that ended last of all that the next one waited for, the one before in its lane included.
+/// Columns of the slices (of a long timeline those of one step), with `critical` for those of the
+/// chain that ends last: each is the one that ended last of all that the next one waited for, the
+/// one before in its lane included.
 text::Json timeline_json(const LaneTimeline& timeline);
 
 }  // namespace ballast::tools
