@@ -6,11 +6,11 @@ let drawn = [];
 
 const STATES = {
   "finished": ["good", "finished"], "under way": ["warn", "under way"], "ended": ["", "ended"], "not started": ["warn", "no step has finished yet"],
-  "ended early": ["bad", "ended before its last step (interrupted or failed)"],
+  "ended early": ["bad", "ended before its last step"],
 };
-function stateOf(run) {
+function stateOf(run, short = false) {
   const [kind, words] = STATES[run.state] || ["", run.state];
-  return el("span", {class: `state ${kind}`}, words);
+  return el("span", {class: `state whole ${kind}`}, short ? run.state : words);
 }
 const stepsOf = run => run.rows === 0 ? "no steps" : `step ${run.last_step.toLocaleString("en")}${run.planned_steps > 0 ? ` of ${run.planned_steps.toLocaleString("en")}` : ""}`;
 const lastOf = (run, key) => run.totals.last[key] === null ? "-" : digits(run.totals.last[key]);
@@ -97,7 +97,7 @@ function overview(runs) {
       t.nvme_bytes_written > 0 && tile("Written to NVMe", formatBytes(t.nvme_bytes_written), "since the start")]);
   }
   return table(["Run", "State", {number: "Steps"}, {number: "Loss (nats/token)"}, {number: "Held-out loss"}, {number: "Median tokens/s"}, {number: "Median step"}, {number: "Written to NVMe"}],
-    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
+    runs.map((run, i) => [el("span", {class: "whole"}, swatch(runColour(i)), run.name), stateOf(run, true), {number: stepsOf(run)}, {number: lastOf(run, "loss")}, {number: lastOf(run, "eval_loss")},
       {number: digits(run.totals.median_tokens_per_second, 4)}, {number: formatSeconds(run.totals.median_step_seconds)}, {number: run.totals.nvme_bytes_written > 0 ? formatBytes(run.totals.nvme_bytes_written) : "-"}]), "Runs");
 }
 
@@ -137,7 +137,7 @@ function reportPage() {
     runs.map((run, i) => el("option", {value: i, selected: run === chosen}, run.name)))));
   const groups = chosen.means.step_seconds.filter(v => v !== null).sort((a, b) => a - b);
   return [
-    several ? null : el("p", {id: "state"}, stateOf(chosen), chosen.rows > 0 ? `, ${stepsOf(chosen)}` : "", data.live ? ". This page updates itself." : ""),
+    several ? null : el("p", {id: "state"}, stateOf(chosen), chosen.rows > 0 ? `, ${stepsOf(chosen)}` : "", chosen.state === "ended early" ? ": it was interrupted or has failed" : "", data.live ? ". This page updates itself." : ""),
     runs.flatMap(run => run.notes.map(note => el("p", {class: "note"}, several ? `${run.name}: ` : "", note))),
     overview(runs), chooser,
     several && el("section", {}, el("h2", {}, "What differs"), data.differing.length > 0

@@ -14,6 +14,9 @@ function readTimeline(data) {
     steps.set(slice.step, {from: Math.min(step.from, slice.start), to: Math.max(step.to, slice.end)});
   }
   for (const slices of lanes.values()) slices.sort((a, b) => a.start - b.start);
+  // Of a long timeline there are only ends of other steps.
+  const longest = Math.max(0, ...[...steps.values()].map(step => step.to - step.from));
+  for (const [number, step] of steps) if (step.to - step.from < longest / 2) steps.delete(number);
   const ordered = new Map(LANES.filter(lane => lanes.has(lane)).map(lane => [lane, lanes.get(lane)]));
   return {lanes: ordered, steps, predicted: data.predicted, source: data.source, leftOut: data.left_out};
 }
@@ -30,7 +33,7 @@ class TimelineChart {
     this.holder = el("div");
     this.output = el("output", {"aria-live": "polite", id: "timeline-values"});
     this.element = el("figure", {id: "timeline", class: "chart wide"}, this.head(), this.holder, this.output,
-      legend([["on the critical path", "", "hollow"], ["pale: of another step", "color-mix(in srgb, var(--compute) 35%, var(--paper))"]]),
+      legend([["on the critical path", "var(--ink)", "thin"], ["pale: of another step", "color-mix(in srgb, var(--compute) 35%, var(--paper))"]]),
       el("figcaption", {}, this.caption()));
   }
 
@@ -83,7 +86,7 @@ class TimelineChart {
 
   draw() {
     if (this.groups.length === 0) return;
-    const width = Math.max(300, this.holder.clientWidth || 900), row = 20, gap = 4, head = 20, left = 70, right = 10;
+    const width = Math.max(300, this.holder.clientWidth || 900), row = 19, gap = 6, head = 20, left = 70, right = 10;
     const range = this.range(), lanesOf = g => [...g.lanes].filter(([, slices]) => slices.length > 0);
     const height = this.groups.reduce((sum, g) => sum + head + lanesOf(g).length * (row + gap) + 8, 0) + 34;
     const plot = {left, width: width - left - right};
@@ -119,7 +122,7 @@ class TimelineChart {
   drawLane(group, shown, slices, {x, top, row, range}) {
     const lane = svg("g", {"clip-path": "url(#clip-timeline)"});
     let last = null;
-    const flush = () => { if (last) lane.append(this.drawSlice(last, top, row)); last = null; };
+    const flush = () => { if (last) lane.append(...this.drawSlice(last, top, row)); last = null; };
     for (const slice of slices) {
       const start = slice.start - shown.from, end = slice.end - shown.from;
       if (end < range[0] || start > range[1]) continue;
@@ -138,13 +141,13 @@ class TimelineChart {
 
   drawSlice(box, top, row) {
     const width = box.to - box.from;
-    const rect = svg("rect", {x: box.from.toFixed(2), y: top + (box.critical ? 1 : 0), width: width.toFixed(2), height: row - (box.critical ? 2 : 0), fill: laneColour(box.slice.lane),
-      class: [box.other && "other", box.critical && width > 3 && "crit", box.picked && "picked"].filter(Boolean).join(" ") || null, "data-critical": box.critical ? 1 : null},
-      svg("title", {}, this.words(box.slice)));
+    const rect = svg("rect", {x: box.from.toFixed(2), y: top, width: Math.max(0.4, width - (width > 3 ? 0.7 : 0)).toFixed(2), height: row, fill: laneColour(box.slice.lane),
+      class: [box.other && "other", box.picked && "picked"].filter(Boolean).join(" ") || null}, svg("title", {}, this.words(box.slice)));
     rect.addEventListener("pointerenter", () => { this.tell(box.group, box.slice); });
     rect.addEventListener("click", () => { this.picked = {group: box.group, slice: box.slice}; this.draw(); });
-    const fits = width > 12 + 6.4 * box.slice.name.length;
-    return fits ? svg("g", {}, rect, svg("text", {class: box.other ? "" : "on", x: Math.max(box.from, 70) + 6, y: top + 14, "pointer-events": "none"}, Math.max(box.from, 70) === box.from ? box.slice.name : "")) : rect;
+    const fits = box.from >= 70 && width > 12 + 6.6 * box.slice.name.length;
+    return [rect, box.critical && svg("rect", {class: "crit", x: box.from.toFixed(2), y: top + row + 1, width: width.toFixed(2), height: 3}),
+      fits && svg("text", {class: box.other ? "" : "on", x: box.from + 6, y: top + 14, "pointer-events": "none"}, box.slice.name)].filter(Boolean);
   }
 
   words(slice) {
