@@ -1,6 +1,7 @@
 """Debian's Chromium without a window, driven over its pipe with the DevTools protocol."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -26,13 +27,17 @@ class Browser:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
         command = [find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                   "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
-                   "--disable-dev-shm-usage", "--remote-debugging-pipe",
+                   "--disable-background-networking", "--disable-component-update",
+                   "--hide-scrollbars", "--disable-dev-shm-usage", "--remote-debugging-pipe",
                    f"--user-data-dir={self._profile.name}", "about:blank"]
-        # The browser reads from descriptor 3 and writes to 4; high numbers are not in the way.
-        to_browser, from_browser = self._above(to_browser), self._above(from_browser)
-        command = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
-        self._process = subprocess.Popen(command, pass_fds=(to_browser, from_browser),
+
+        def place():
+            """The browser reads from descriptor 3 and writes to 4."""
+            read, write = fcntl.fcntl(to_browser, fcntl.F_DUPFD, 5), fcntl.fcntl(from_browser, fcntl.F_DUPFD, 5)
+            os.dup2(read, 3)
+            os.dup2(write, 4)
+
+        self._process = subprocess.Popen(command, close_fds=False, preexec_fn=place,
                                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(to_browser)
         os.close(from_browser)
@@ -44,16 +49,6 @@ class Browser:
         self._session = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-
-    @staticmethod
-    def _above(descriptor):
-        """The same file under a number that a shell can name."""
-        import fcntl
-        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 5)
-        os.close(descriptor)
-        if copy <= 9:
-            return copy
-        raise OSError("too many open files before the browser starts")
 
     def _send(self, method, parameters=None, session=None):
         number = next(self._numbers)

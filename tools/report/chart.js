@@ -16,6 +16,13 @@ const MARKS = {
 
 let chartCount = 0;
 
+/// Puts a new drawing into `holder`; the keyboard stays on it.
+function replacePlot(holder, plot) {
+  const focused = holder.contains(document.activeElement);
+  holder.replaceChildren(plot);
+  if (focused) plot.focus({preventScroll: true});
+}
+
 /// `spec`: id, title, kind (unit, or "bytes", "seconds"), per ("per step"), series (name, colour, steps,
 /// values, dash, dots), whole (smallest and greatest step of all data); optional: stack, log (offer it),
 /// zero (begin at 0), refs (name, value), marks (step, kind), shade (from, to, lane), strips (of several
@@ -127,8 +134,7 @@ class Chart {
     this.layer = svg("g", {});
     root.append(this.layer);
     this.listen(root);
-    this.holder.replaceChildren(root);
-    this.root = root;
+    replacePlot(this.holder, root);
     if (this.at !== undefined) this.show(this.at); else this.output.textContent = "";
   }
 

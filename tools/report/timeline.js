@@ -16,7 +16,7 @@ function readTimeline(data) {
   for (const slices of lanes.values()) slices.sort((a, b) => a.start - b.start);
   // Of a long timeline there are only ends of other steps.
   const longest = Math.max(0, ...[...steps.values()].map(step => step.to - step.from));
-  for (const [number, step] of steps) if (step.to - step.from < longest / 2) steps.delete(number);
+  for (const [number, step] of steps) if (data.left_out > 0 && step.to - step.from < longest / 2) steps.delete(number);
   const ordered = new Map(LANES.filter(lane => lanes.has(lane)).map(lane => [lane, lanes.get(lane)]));
   return {lanes: ordered, steps, predicted: data.predicted, source: data.source, leftOut: data.left_out};
 }
@@ -115,7 +115,7 @@ class TimelineChart {
     }
     this.x = x;
     this.listen(root, plot, range);
-    this.holder.replaceChildren(root);
+    replacePlot(this.holder, root);
     this.tell();
   }
 
@@ -200,7 +200,6 @@ class TimelineChart {
     if (!keys[event.key]) return;
     event.preventDefault();
     keys[event.key]();
-    this.holder.firstChild.focus({preventScroll: true});
   }
 
   rows() { return this.groups.flatMap(group => [...group.lanes.values()].map(slices => ({group, slices}))); }
