@@ -6,6 +6,7 @@
 What a browser makes of them: report_page_test.py.
 """
 
+import csv
 import fcntl
 import json
 import math
@@ -124,6 +125,22 @@ class Report(ReportTest):
         self.assertEqual(differing["gradient_clipping"][1], 0.5)
         self.assertLessEqual(set(differing), {"optimizer.params.lr", "gradient_clipping",
                                               "scheduler.params.warmup_max_lr"})
+
+    def test_a_table_has_the_numbers_of_the_metrics(self):
+        self.small_run("--steps", "4", "--set", "ballast.eval_every=2")
+        done = self.report("run", "--csv", "metrics.csv")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertFalse((self.path / "run/report.html").exists())
+        with (self.path / "metrics.csv").open(newline="") as file:
+            table = list(csv.DictReader(file))
+        for line, row in zip(table, self.rows(), strict=True):
+            self.assertEqual(int(line["step"]), row["step"])
+            self.assertEqual(float(line["loss"]), row["loss"])
+            self.assertEqual(float(line["lanes.compute.busy_seconds"]), row["lanes"]["compute"]["busy_seconds"])
+            self.assertEqual(line["eval_loss"], "" if "eval_loss" not in row else line["eval_loss"])
+            self.assertEqual(float(line["bytes.fetch"]), row["bytes"]["fetch"])
+        self.refused(["run", "--csv", "metrics.csv"], 2, "metrics.csv exists")
+        self.refused(["run", "run", "--csv", "other.csv"], 2, "--csv is of one run")
 
     # Runs that are not as they should be.
 

@@ -136,6 +136,12 @@ void MetricsLog::drop_rows(std::size_t rows) {
   for (auto& [key, column] : columns_) column.resize(std::min(rows, column.size()));
 }
 
+std::vector<std::string> MetricsLog::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, column] : columns_) keys.push_back(key);
+  return keys;
+}
+
 MetricsLog::Column MetricsLog::column(const std::string& key) const {
   const auto found = columns_.find(key);
   Column column = found == columns_.end() ? Column() : found->second;

@@ -28,6 +28,8 @@ class MetricsLog {
 
   [[nodiscard]] const std::vector<std::uint64_t>& steps() const { return steps_; }
   [[nodiscard]] std::size_t rows() const { return steps_.size(); }
+  /// Names of the columns that some row has.
+  [[nodiscard]] std::vector<std::string> keys() const;
   /// Of rows() entries; all of them are missing in a column that no row has.
   [[nodiscard]] Column column(const std::string& key) const;
   /// The last entry of a column that is a number, or kMissing.

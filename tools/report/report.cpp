@@ -12,10 +12,12 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/text/files.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/process.h"
+#include "tools/report/csv.h"
 #include "tools/report/page.h"
 #include "tools/report/run_data.h"
 #include "tools/report/server.h"
@@ -29,6 +31,7 @@ struct ReportArguments {
   std::vector<std::string> runs;
   std::vector<std::string> traces;
   std::filesystem::path out;
+  std::filesystem::path csv;
   bool watch = false;
   std::uint32_t port = 0;
 };
@@ -85,14 +88,40 @@ void watch(std::vector<RunData>& runs, std::uint16_t port) {
   server.run(answer, interrupted());
 }
 
-void run_report(const ReportArguments& arguments) {
-  if (arguments.runs.size() > 1 && arguments.out.empty() && !arguments.watch) {
+void check_options(const ReportArguments& arguments) {
+  const bool several = arguments.runs.size() > 1;
+  const bool page = !arguments.watch && arguments.csv.empty();
+  if (several && page && arguments.out.empty()) {
     throw Error(ErrorCategory::usage, "a report of several runs needs --out FILE");
   }
-  if (arguments.runs.size() > 1 && !arguments.traces.empty()) {
-    throw Error(ErrorCategory::usage, "--trace is of one run; name only that run");
+  for (const auto& [option, given] : {std::pair("--trace", !arguments.traces.empty()),
+                                      std::pair("--csv", !arguments.csv.empty())}) {
+    if (several && given) {
+      throw Error(ErrorCategory::usage,
+                  fmt::format("{} is of one run; name only that run", option));
+    }
   }
+}
+
+/// A file that is there may be somebody's, so it is not replaced.
+void write_csv(const RunData& run, const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) {
+    throw Error(ErrorCategory::usage, fmt::format("{} exists; choose another file", path.string()));
+  }
+  text::ReplacedFile file(path);
+  file.write(csv_of(run.metrics()));
+  file.commit();
+  fmt::print("metrics of {} steps in {}\n", run.metrics().rows(), path.string());
+}
+
+void run_report(const ReportArguments& arguments) {
+  check_options(arguments);
   std::vector<RunData> runs = read_runs(arguments);
+  if (!arguments.csv.empty()) {
+    write_csv(runs.front(), arguments.csv);
+    if (arguments.out.empty()) return;
+  }
   if (arguments.watch) return watch(runs, static_cast<std::uint16_t>(arguments.port));
   const std::filesystem::path out =
       arguments.out.empty() ? std::filesystem::path(arguments.runs.front()) / "report.html"
@@ -117,6 +146,7 @@ void add_report(Command program) {
                      "Timeline to show, measured (train --trace) or predicted (plan --trace); give "
                      "one of each to compare (default: that of the run)",
                      {.single_argument = true});
+  command.add_option("--csv", &a.csv, "Write the metrics as a table instead, or with --out too");
   command.add_flag("--watch", &a.watch,
                    "Serve the page to this machine's browsers and update it while runs go on",
                    "--out");

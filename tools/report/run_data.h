@@ -26,6 +26,7 @@ class RunData {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }
+  [[nodiscard]] const MetricsLog& metrics() const { return log_; }
   [[nodiscard]] const text::Json& config() const { return config_; }
   [[nodiscard]] const text::Json& run() const { return run_; }
   /// True while a process trains in the directory.

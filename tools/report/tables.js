@@ -80,7 +80,7 @@ function laneTable(plan, measured, stepSeconds) {
     if (will) row.push({number: formatSeconds(will.busy_seconds)}, share(will.busy_seconds, plan.predicted_step_seconds), ...(measured ? [] : [{number: formatSeconds(will.stalled_seconds)}, bytes(will.bytes)]));
     rows.push(row);
   }
-  return table(head, rows, "Lanes of a step");
+  return rows.length > 0 ? table(head, rows, "Lanes of a step") : null;
 }
 
 /// What the planner has chosen, and why.
