@@ -23,7 +23,8 @@ class Browser:
     """One page. Errors and warnings of its console are in `problems`."""
 
     def __init__(self):
-        self._profile = tempfile.TemporaryDirectory(prefix="ballast-chromium-", ignore_cleanup_errors=True)
+        self._profile = tempfile.TemporaryDirectory(prefix="ballast-chromium-",
+                                                    ignore_cleanup_errors=True)
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
         command = [find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
@@ -33,7 +34,8 @@ class Browser:
 
         def place():
             """The browser reads from descriptor 3 and writes to 4."""
-            read, write = fcntl.fcntl(to_browser, fcntl.F_DUPFD, 5), fcntl.fcntl(from_browser, fcntl.F_DUPFD, 5)
+            read = fcntl.fcntl(to_browser, fcntl.F_DUPFD, 5)
+            write = fcntl.fcntl(from_browser, fcntl.F_DUPFD, 5)
             os.dup2(read, 3)
             os.dup2(write, 4)
 
@@ -46,7 +48,8 @@ class Browser:
         self.events = []
         self.problems = []
         target = self._send("Target.createTarget", {"url": "about:blank"})["targetId"]
-        self._session = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        attached = self._send("Target.attachToTarget", {"targetId": target, "flatten": True})
+        self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -98,8 +101,7 @@ class Browser:
         """Returns the seconds until the page's script has run."""
         start = time.monotonic()
         self.call("Page.navigate", url=str(url))
-        while not (self.run("document.readyState") == "complete" and self.run("location.href") != "about:blank"):
-            time.sleep(0.02)
+        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
         return time.monotonic() - start
 
     def run(self, script):
@@ -114,7 +116,7 @@ class Browser:
         while not self.run(script):
             if time.monotonic() > deadline:
                 raise TimeoutError(script)
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def press(self, key, text=None, modifiers=0):
         for kind in ("keyDown", "keyUp"):

@@ -22,27 +22,48 @@ from runs import main
 LABELS = """
 [...document.querySelectorAll('svg')].flatMap(svg => {
   const outer = svg.getBoundingClientRect(), found = [];
-  const boxes = [...svg.querySelectorAll('text')].filter(t => t.textContent).map(t => [t.textContent, t.getBoundingClientRect()]);
+  const boxes = [...svg.querySelectorAll('text')].filter(t => t.textContent)
+    .map(t => [t.textContent, t.getBoundingClientRect()]);
   boxes.forEach(([text, box], i) => {
-    if (box.left < outer.left - 1 || box.right > outer.right + 1 || box.top < outer.top - 1 || box.bottom > outer.bottom + 1) found.push('outside: ' + text);
+    if (box.left < outer.left - 1 || box.right > outer.right + 1 || box.top < outer.top - 1 ||
+        box.bottom > outer.bottom + 1) found.push('outside: ' + text);
     for (const [other, b] of boxes.slice(i + 1)) {
-      if (Math.min(box.right, b.right) - Math.max(box.left, b.left) > 1 && Math.min(box.bottom, b.bottom) - Math.max(box.top, b.top) > 4) found.push(text + ' on ' + other);
+      const width = Math.min(box.right, b.right) - Math.max(box.left, b.left);
+      const height = Math.min(box.bottom, b.bottom) - Math.max(box.top, b.top);
+      if (width > 1 && height > 4) found.push(text + ' on ' + other);
     }
   });
   return found;
 })"""
 # Elements whose text is cut off; what scrolls is not.
 CLIPPED = """
-[...document.querySelectorAll('h1,h2,h3,p,dt,dd,button,label,li,figcaption,summary,.stack span,.words,.tier,output,select')]
-  .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 && getComputedStyle(e).display !== 'inline'))
+[...document.querySelectorAll(['h1,h2,h3,p,dt,dd,button,label,li,figcaption,summary,.stack span',
+                               '.words,.tier,output,select'].join())]
+  .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0)
+  .filter(e => getComputedStyle(e).display !== 'inline')
   .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
 # For each chart of the report: drawn paths, unit in the title, label of the steps.
 CHARTS = """
 Object.fromEntries([...document.querySelectorAll('#curves figure')].map(f => [f.id, {
-  points: [...f.querySelectorAll('path.line, path.area')].map(p => (p.getAttribute('d').match(/[ML]/g) || []).length),
+  points: [...f.querySelectorAll('path.line, path.area')]
+    .map(p => (p.getAttribute('d').match(/[ML]/g) || []).length),
   unit: f.querySelector('.unit').textContent, ticks: f.querySelectorAll('line.grid').length,
   axis: [...f.querySelectorAll('text')].some(t => t.textContent === 'step')}]))"""
-FOCUS = "document.activeElement === document.body ? null : (document.activeElement.id || document.activeElement.tagName)"
+FOCUS = "document.activeElement.id || document.activeElement.tagName"
+# Controls without a name.
+UNNAMED = """
+[...document.querySelectorAll('button, select, input, svg[tabindex], [role=img]')].filter(e => {
+  const label = e.labels && e.labels.length > 0 ? e.labels[0].textContent : '';
+  return !(e.getAttribute('aria-label') || e.textContent || label).trim();
+}).map(e => e.outerHTML.slice(0, 80))"""
+CHOOSE_SECOND = """{
+  const run = document.getElementById('run');
+  run.value = '1';
+  run.dispatchEvent(new Event('change'));
+}"""
+READ = """
+Object.fromEntries([...document.querySelectorAll('#loss-values [data-series]')]
+  .map(e => [e.dataset.series, e.dataset.value]))"""
 
 
 class Page(ReportTest):
@@ -61,7 +82,8 @@ class Page(ReportTest):
         self.assertEqual(self.browser.problems, [])
 
     def real_run(self, out="run"):
-        self.small_run("--steps", "24", "--set", "ballast.eval_every=6", "--set", "ballast.checkpoint_every=8",
+        self.small_run("--steps", "24", "--set", "ballast.eval_every=6",
+                       "--set", "ballast.checkpoint_every=8",
                        "--trace", f"{out}.trace", "--trace-steps", "3", out=out)
 
     def look_at(self, page):
@@ -72,7 +94,8 @@ class Page(ReportTest):
                 case = f"{page} at {width} px, {'dark' if dark else 'light'}"
                 self.assertEqual(self.browser.run(LABELS), [], case)
                 self.assertEqual(self.browser.run(CLIPPED), [], case)
-                self.assertLessEqual(self.browser.run("document.documentElement.scrollWidth"), width, case)
+                needed = self.browser.run("document.documentElement.scrollWidth")
+                self.assertLessEqual(needed, width, case)
                 paper = self.browser.run("getComputedStyle(document.body).backgroundColor")
                 self.assertEqual(paper == "rgb(255, 255, 255)", not dark, case)
                 self.keep_picture(f"{page}-{width}-{'dark' if dark else 'light'}.png", width)
@@ -100,7 +123,8 @@ class Page(ReportTest):
             self.assertTrue(chart["axis"], name)
         drawn = self.browser.run("document.querySelectorAll('#timeline-plot rect[fill]').length")
         self.assertGreater(drawn, 20)
-        self.assertGreater(self.browser.run("document.querySelectorAll('#timeline-plot .crit').length"), 3)
+        critical = self.browser.run("document.querySelectorAll('#timeline-plot .crit').length")
+        self.assertGreater(critical, 3)
         self.assertGreater(self.browser.run("document.querySelectorAll('#speed .shade').length"), 0)
         self.assertGreater(self.browser.run("document.querySelectorAll('#loss .mark').length"), 1)
         self.assertEqual(self.browser.run("document.querySelectorAll('#placement i').length"), 4 * 4)
@@ -117,8 +141,7 @@ class Page(ReportTest):
         for _ in rows:
             self.browser.press("ArrowRight")
             step = int(self.browser.run("document.querySelector('#loss-values b').dataset.step"))
-            read[step] = self.browser.run("Object.fromEntries([...document.querySelectorAll('#loss-values [data-series]')]"
-                                          ".map(e => [e.dataset.series, e.dataset.value]))")
+            read[step] = self.browser.run(READ)
         self.assertEqual(sorted(read), sorted(rows))
         for step, values in read.items():
             self.assertEqual(float(values["loss"]), rows[step]["loss"])
@@ -142,18 +165,17 @@ class Page(ReportTest):
         self.reported("a", "b")
         self.open("page.html", 800)
         controls = set(self.browser.run(
-            "[...document.querySelectorAll('button, select, input, summary, svg[tabindex]')].map(e => e.id || e.tagName)"))
-        self.assertLessEqual({"theme", "from", "to", "zoom-in", "zoom-all", "run", "loss-log", "speed-refs",
-                              "loss-plot", "timeline-plot", "timeline-step", "timeline-next", "SUMMARY"}, controls)
+            "[...document.querySelectorAll('button, select, input, summary, svg[tabindex]')]"
+            ".map(e => e.id || e.tagName)"))
+        self.assertLessEqual({"theme", "from", "to", "zoom-in", "zoom-all", "run", "loss-log",
+                              "speed-refs", "loss-plot", "timeline-plot", "timeline-step",
+                              "timeline-next", "SUMMARY"}, controls)
         reached = set()
         for _ in range(120):
             self.browser.press("Tab")
             reached.add(self.browser.run(FOCUS))
         self.assertEqual(controls - reached, set())
-        unnamed = self.browser.run("""[...document.querySelectorAll('button, select, input, svg[tabindex], [role=img]')]
-            .filter(e => !(e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels.length > 0 && e.labels[0].textContent)).trim())
-            .map(e => e.outerHTML.slice(0, 80))""")
-        self.assertEqual(unnamed, [])
+        self.assertEqual(self.browser.run(UNNAMED), [])
 
     def test_controls_do_what_they_say(self):
         self.real_run("a")
@@ -161,16 +183,18 @@ class Page(ReportTest):
         self.reported("a", "b")
         self.open("page.html")
         self.assertEqual(self.browser.run("document.querySelectorAll('#loss path.line').length"), 4)
-        before = self.browser.run("document.querySelector('#loss path.line').getAttribute('d')")
+        line = "document.querySelector('#loss path.line').getAttribute('d')"
+        before = self.browser.run(line)
         self.browser.run("document.getElementById('loss-log').click()")
-        self.assertNotEqual(self.browser.run("document.querySelector('#loss path.line').getAttribute('d')"), before)
-        self.browser.run("{const run = document.getElementById('run'); run.value = '1'; run.dispatchEvent(new Event('change'));}")
+        self.assertNotEqual(self.browser.run(line), before)
+        self.browser.run(CHOOSE_SECOND)
         self.assertTrue(self.browser.run("document.getElementById('loss-log').checked"))
         self.assertIn("of b", self.browser.run("document.querySelector('#bytes h3').textContent"))
         self.browser.run("document.getElementById('zoom-in').click()")
         self.assertEqual(self.browser.run("document.getElementById('from').value"), "7")
         self.browser.run("document.getElementById('timeline-next').click()")
-        self.assertIn("step 3", self.browser.run("document.querySelector('#timeline-plot .group').textContent"))
+        title = "document.querySelector('#timeline-plot .group').textContent"
+        self.assertIn("step 3", self.browser.run(title))
         for colours, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 28)")):
             self.browser.run("document.getElementById('theme').click()")
             self.assertIn(colours, self.browser.run("document.getElementById('theme').textContent"))
@@ -180,16 +204,17 @@ class Page(ReportTest):
     def test_no_label_is_cut_off_or_covered(self):
         self.real_run()
         (self.path / "rates.json").write_text(json.dumps(RATES))
-        planned = self.run_ballast("plan", "config.json", "--rates", "rates.json", "--trace", "plan.trace",
-                                   "--html", "plan.html")
+        planned = self.run_ballast("plan", "config.json", "--rates", "rates.json",
+                                   "--trace", "plan.trace", "--html", "plan.html")
         self.assertEqual(planned.returncode, 0, planned.stderr)
         self.report("run", "--trace", "run.trace", "--trace", "plan.trace", "--out", "report.html")
         self.look_at("report.html")
         self.look_at("plan.html")
 
     def test_fifty_thousand_steps_and_several_runs(self):
-        rows = [{"loss": 2 + i % 97 / 97, "grad_norm": 1.0 + i % 7, "lr": 1e-3 / (1 + i), "tokens_per_second": 3e5 + i % 13,
-                 "step_seconds": 0.29, "skipped": i % 500 == 7, "rolled_back": i % 300 == 5} for i in range(50_000)]
+        rows = [{"loss": 2 + i % 97 / 97, "grad_norm": 1.0 + i % 7, "lr": 1e-3 / (1 + i),
+                 "tokens_per_second": 3e5 + i % 13, "step_seconds": 0.29, "skipped": i % 500 == 7,
+                 "rolled_back": i % 300 == 5} for i in range(50_000)]
         rows[100]["loss"] = None
         self.made_run(rows, "a-run-with-a-long-name", 100_000)
         self.small_run()
@@ -203,19 +228,20 @@ class Page(ReportTest):
     def test_a_run_without_a_step_or_with_nothing_finite(self):
         self.made_run([], "none")
         self.made_run([{"loss": None, "grad_norm": None, "lr": 0.0}] * 3, "bad")
-        self.made_run([{"loss": 2.5, "grad_norm": 0.0, "lr": 0.001, "tokens_per_second": 10.0}], "one")
+        self.made_run([{"loss": 2.5, "grad_norm": 0.0, "lr": 0.001, "tokens_per_second": 10.0}],
+                      "one")
         for name in ("none", "bad", "one"):
             self.reported(name)
             self.look_at("page.html")
 
     def test_watch_shows_what_is_added(self):
-        from report_test import Watch
         folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=5)
-        process, address, _ = Watch.serve(self, "made")
+        process, address, _ = self.serve("made")
         self.browser.size(800)
         self.browser.open(address)
         self.assertIn("step 2 of 5", self.browser.run("document.getElementById('state').textContent"))
-        self.browser.run("document.getElementById('loss-log').click(); document.getElementById('loss-log').focus()")
+        self.browser.run("document.getElementById('loss-log').click()")
+        self.browser.run("document.getElementById('loss-log').focus()")
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"step": 3, "loss": 1.0}\n')
         self.browser.wait_for("document.getElementById('state').textContent.includes('step 3 of 5')")
@@ -225,8 +251,6 @@ class Page(ReportTest):
         process.terminate()
         process.wait(timeout=60)
         self.browser.wait_for("document.getElementById('lost') !== null")
-
-    stop = staticmethod(lambda process: process.poll() is None and process.kill() or process.communicate())
 
 
 if __name__ == "__main__":

@@ -58,6 +58,22 @@ class ReportTest(RunTest):
         (folder / "config.json").write_text(json.dumps(config))
         return folder
 
+    def serve(self, *arguments):
+        process = subprocess.Popen([self.ballast, "report", "--watch", *arguments], cwd=self.path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(self.stop, process)
+        line = process.stdout.readline()
+        found = re.match(r"report on (http://127\.0\.0\.1:(\d+)/) \(this machine only\); "
+                         r"Ctrl-C ends it$", line)
+        self.assertIsNotNone(found, line)
+        return process, found[1], int(found[2])
+
+    @staticmethod
+    def stop(process):
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
 
 class Report(ReportTest):
     def test_has_the_numbers_of_the_metrics(self):
@@ -71,13 +87,15 @@ class Report(ReportTest):
                     "nvme_bytes_written", "eval_loss"):
             have = [(row["step"], row[key]) for row in rows if key in row]
             self.assertGreater(len(have), 0)
-            self.assertEqual(list(zip(run["series"][key]["steps"], run["series"][key]["values"])), have, key)
+            series = run["series"][key]
+            self.assertEqual(list(zip(series["steps"], series["values"])), have, key)
         for i, row in enumerate(rows):
             for lane, times in row["lanes"].items():
                 mean = run["means"]["lanes"][lane]
                 self.assertAlmostEqual(mean["busy_seconds"][i], times["busy_seconds"],
                                        delta=1e-5 * times["busy_seconds"])
-                self.assertAlmostEqual(mean["bytes"][i], row["bytes"][lane], delta=1e-5 * row["bytes"][lane])
+                self.assertAlmostEqual(mean["bytes"][i], row["bytes"][lane],
+                                       delta=1e-5 * row["bytes"][lane])
         self.assertEqual(run["state"], "finished")
         self.assertEqual(run["notes"], [])
         self.assertEqual(run["totals"]["last"]["loss"], rows[-1]["loss"])
@@ -117,7 +135,8 @@ class Report(ReportTest):
 
     def test_runs_beside_each_other(self):
         self.small_run(out="a/run")
-        self.small_run("--set", "optimizer.params.lr=0.01", "--set", "gradient_clipping=0.5", out="b/run")
+        self.small_run("--set", "optimizer.params.lr=0.01", "--set", "gradient_clipping=0.5",
+                       out="b/run")
         data = self.reported("a/run", "b/run")
         self.assertEqual([run["name"] for run in data["runs"]], ["a/run", "b/run"])
         differing = {row["key"]: row["values"] for row in data["differing"]}
@@ -136,7 +155,8 @@ class Report(ReportTest):
         for line, row in zip(table, self.rows(), strict=True):
             self.assertEqual(int(line["step"]), row["step"])
             self.assertEqual(float(line["loss"]), row["loss"])
-            self.assertEqual(float(line["lanes.compute.busy_seconds"]), row["lanes"]["compute"]["busy_seconds"])
+            self.assertEqual(float(line["lanes.compute.busy_seconds"]),
+                             row["lanes"]["compute"]["busy_seconds"])
             self.assertEqual(line["eval_loss"], "" if "eval_loss" not in row else line["eval_loss"])
             self.assertEqual(float(line["bytes.fetch"]), row["bytes"]["fetch"])
         self.refused(["run", "--csv", "metrics.csv"], 2, "metrics.csv exists")
@@ -166,8 +186,8 @@ class Report(ReportTest):
         self.assertEqual((run["state"], run["rows"]), ("not started", 0))
 
     def test_losses_that_are_not_finite_are_marked(self):
-        rows = [{"loss": 3.0, "skipped": False}, {"loss": None, "skipped": True}, {"loss": 2.0, "skipped": False},
-                {"loss": 2.0, "skipped": False, "skipped_batches": 4}]
+        rows = [{"loss": 3.0, "skipped": False}, {"loss": None, "skipped": True},
+                {"loss": 2.0, "skipped": False}, {"loss": 2.0, "skipped": False, "skipped_batches": 4}]
         self.made_run(rows)
         run, = self.reported("made")["runs"]
         self.assertEqual(run["series"]["loss"]["values"], [3.0, None, 2.0, 2.0])
@@ -184,7 +204,8 @@ class Report(ReportTest):
 
     def test_fifty_thousand_steps_keep_their_extremes_and_are_small(self):
         rows = [{"loss": 2 + math.sin(i / 100), "grad_norm": 1.0 + i % 7 / 7, "lr": 1e-3 / (1 + i),
-                 "tokens_per_second": 3500.5 + i % 13, "step_seconds": 0.29 + i % 11 / 1e3, "skipped": False,
+                 "tokens_per_second": 3500.5 + i % 13, "step_seconds": 0.29 + i % 11 / 1e3,
+                 "skipped": False,
                  "lanes": {lane: {"busy_seconds": 0.1 + i % 5 / 100, "stalled_seconds": 0.01}
                            for lane in ("fetch", "upload", "compute", "offload", "update", "writeback")},
                  "bytes": {"fetch": 1 << 20}, "peak_bytes": {"device": 1, "host": 2, "nvme": 3},
@@ -201,6 +222,22 @@ class Report(ReportTest):
 
     # Timelines.
 
+    @staticmethod
+    def inputs(trace, slices):
+        """For each slice those that it waited for, by arrows and by its lane."""
+        index, arrows, last, found = -1, {}, {}, [[] for _ in slices]
+        for event in trace:  # the ends of arrows are behind their slice
+            if event["ph"] == "X":
+                index += 1
+                lane = event["tid"]
+                found[index] += [last[lane]] if lane in last else []
+                last[lane] = index
+            elif event["ph"] in "sf":
+                arrows.setdefault(event["id"], {})[event["ph"]] = index
+        for arrow in arrows.values():
+            found[arrow["f"]].append(arrow["s"])
+        return found
+
     def test_the_timeline_of_a_run_is_found_and_has_a_critical_path(self):
         self.small_run("--trace", "trace.json", "--trace-steps", "2")
         timeline = self.reported("run")["runs"][0]["timelines"][0]
@@ -214,7 +251,9 @@ class Report(ReportTest):
         path = [i for i, on in enumerate(timeline["critical"]) if on]
         self.assertGreater(len(path), 5)
         self.assertIn(max(ends), [ends[i] for i in path])
-        self.assertEqual(sorted(path, key=lambda i: ends[i]), path)
+        for before, after in zip(path, path[1:]):
+            waited_for = [ends[i] for i in self.inputs(trace, slices)[after]]
+            self.assertEqual(ends[before], max(waited_for))
         (self.path / "trace.json").unlink()
         run, = self.reported("run")["runs"]
         self.assertEqual(run["timelines"], [])
@@ -223,8 +262,8 @@ class Report(ReportTest):
     def test_a_predicted_timeline_beside_the_measured_one(self):
         self.small_run("--trace", "trace.json", "--trace-steps", "2")
         (self.path / "rates.json").write_text(json.dumps(RATES))
-        planned = self.run_ballast("plan", "config.json", "--rates", "rates.json", "--trace", "plan.json",
-                                   "--html", "plan.html")
+        planned = self.run_ballast("plan", "config.json", "--rates", "rates.json",
+                                   "--trace", "plan.json", "--html", "plan.html")
         self.assertEqual(planned.returncode, 0, planned.stderr)
         done = self.report("run", "--trace", "trace.json", "--trace", "plan.json")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -297,23 +336,9 @@ class Report(ReportTest):
 class Watch(ReportTest):
     """The server of --watch."""
 
-    def serve(self, *arguments):
-        process = subprocess.Popen([self.ballast, "report", "--watch", *arguments], cwd=self.path,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(self.stop, process)
-        line = process.stdout.readline()
-        found = re.match(r"report on (http://127\.0\.0\.1:(\d+)/) \(this machine only\); Ctrl-C ends it$", line)
-        self.assertIsNotNone(found, line)
-        return process, found[1], int(found[2])
-
-    @staticmethod
-    def stop(process):
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
     def get(self, address, **headers):
-        request = urllib.request.Request(address, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        request = urllib.request.Request(address, headers=named)
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
                 return reply.status, dict(reply.headers), reply.read().decode()
@@ -343,7 +368,8 @@ class Watch(ReportTest):
             self.assertEqual((status, run["rows"], run["state"]), (200, 2, "under way"))
             self.assertEqual(run["notes"], [run["notes"][0]])  # only that run.json is missing
         # A run that goes back cuts its file.
-        metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 9.0}\n{"step": 3, "loss": 8.0}\n')
+        losses = enumerate((3.0, 9.0, 8.0), 1)
+        metrics.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in losses))
         run, = json.loads(self.get(address + "data.json")[2])["runs"]
         self.assertEqual(run["series"]["loss"]["values"], [3.0, 9.0, 8.0])
         self.assertEqual(run["state"], "finished")
@@ -388,8 +414,8 @@ class Watch(ReportTest):
 
     def test_follows_a_real_run(self):
         config = self.config(ballast={**TINY["ballast"], "steps": 100000})
-        run = subprocess.Popen([self.ballast, "train", str(config)], cwd=self.path, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
+        run = subprocess.Popen([self.ballast, "train", str(config)], cwd=self.path,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(run.wait)
         self.addCleanup(run.kill)
         deadline = time.monotonic() + 120
@@ -405,7 +431,8 @@ class Watch(ReportTest):
         self.assertGreater(len(set(seen)), 2)
         run.send_signal(signal.SIGINT)
         run.wait(timeout=60)
-        self.assertEqual(json.loads(self.get(address + "data.json")[2])["runs"][0]["state"], "ended early")
+        ended, = json.loads(self.get(address + "data.json")[2])["runs"]
+        self.assertEqual(ended["state"], "ended early")
         self.assertEqual({entry.name for entry in (self.path / "run").iterdir()},
                          {"metrics.jsonl", "config.json", "run.json"})
 

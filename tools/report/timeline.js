@@ -89,7 +89,7 @@ class TimelineChart {
     const width = Math.max(300, this.holder.clientWidth || 900), row = 19, gap = 6, head = 20, left = 70, right = 10;
     const range = this.range(), lanesOf = g => [...g.lanes].filter(([, slices]) => slices.length > 0);
     const height = this.groups.reduce((sum, g) => sum + head + lanesOf(g).length * (row + gap) + 8, 0) + 34;
-    const plot = {left, width: width - left - right};
+    const plot = this.plot = {left, width: width - left - right};
     const x = time => plot.left + (time - range[0]) / (range[1] - range[0]) * plot.width;
     const root = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "application", id: "timeline-plot",
       "aria-roledescription": "timeline", "aria-label": this.summary(), "aria-describedby": "keys"},
@@ -145,7 +145,7 @@ class TimelineChart {
       class: [box.other && "other", box.picked && "picked"].filter(Boolean).join(" ") || null}, svg("title", {}, this.words(box.slice)));
     rect.addEventListener("pointerenter", () => { this.tell(box.group, box.slice); });
     rect.addEventListener("click", () => { this.picked = {group: box.group, slice: box.slice}; this.draw(); });
-    const fits = box.from >= 70 && width > 12 + 6.6 * box.slice.name.length;
+    const fits = box.from >= this.plot.left && Math.min(box.to, this.plot.left + this.plot.width) - box.from > 12 + 6.6 * box.slice.name.length;
     return [rect, box.critical && svg("rect", {class: "crit", x: box.from.toFixed(2), y: top + row + 1, width: width.toFixed(2), height: 3}),
       fits && svg("text", {class: box.other ? "" : "on", x: box.from + 6, y: top + 14, "pointer-events": "none"}, box.slice.name)].filter(Boolean);
   }
