@@ -10,6 +10,7 @@ void add_plan(Command program);
 void add_eval(Command program);
 void add_export(Command program);
 void add_inspect(Command program);
+void add_report(Command program);
 void add_tokenize(Command program);
 void add_bench(Command program);
 void add_tune(Command program);

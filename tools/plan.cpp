@@ -21,6 +21,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/process.h"
+#include "tools/report/page.h"
 #include "tools/run_directory.h"
 
 namespace ballast::tools {
@@ -29,6 +30,7 @@ namespace {
 struct PlanArguments {
   PlanRequest request;
   std::filesystem::path trace;
+  std::filesystem::path html;
   bool json = false;
 };
 
@@ -61,8 +63,12 @@ void run_plan(const PlanArguments& arguments) {
   const config::Config config = request.config.load(request.world);
   log_notes(config);
   if (!arguments.trace.empty()) train::check_trace_file(arguments.trace);
+  if (!arguments.html.empty()) check_page_file(arguments.html);
   const planning::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, forecast);
+  if (!arguments.html.empty()) {
+    write_page(arguments.html, plan_page(forecast, request.config.file));
+  }
   if (arguments.json) {
     fmt::print("{}\n", planning::to_json(forecast));
     return;
@@ -70,6 +76,7 @@ void run_plan(const PlanArguments& arguments) {
   fmt::print("ballast plan {}\n", request.config.file.string());
   for (const std::string& line : planning::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
+  if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
 }
 
 }  // namespace
@@ -93,6 +100,7 @@ void add_plan(Command program) {
       "--world", &a.request.world, "Number of ranks",
       {.range = std::pair(std::uint64_t{1}, std::uint64_t{1} << 20U), .show_default = true});
   command.add_option("--trace", &a.trace, "Write the simulated timeline, for ui.perfetto.dev");
+  command.add_option("--html", &a.html, "Write a page with the plan, to look at");
   command.add_flag("--recalibrate", &a.request.recalibrate, "Ignore cached rates, measure again",
                    "--rates");
   command.add_flag("--json", &a.json, "Print a JSON object");

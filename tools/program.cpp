@@ -76,6 +76,7 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
   add_eval(program);
   add_export(program);
   add_inspect(program);
+  add_report(program);
   add_tokenize(program);
   add_bench(program);
   add_tune(program);

@@ -49,6 +49,9 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .continues = b > 0 && continues(blueprint.model, b),
                            .mid_layer = begins_second_half(blueprint.model, b),
+                           .routes = block.part == model::LayerPart::router,
+                           .is_expert = block.part == model::LayerPart::expert,
+                           .token_share = block.token_share,
                            .keeps_whole = block.parameters <= persistence_threshold,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
                            .cleared_bytes = of_block(kernels.cleared, b)});
@@ -69,7 +72,12 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   const std::uint64_t width = blueprint.model.config.hidden_size;
   work.activation_bytes = tokens * width * size_of(blueprint.type);
   work.batch_bytes = (work.packed ? 3 : 2) * tokens * sizeof(std::int32_t);
-  work.losses_bytes = blueprint.micro_batches * sizeof(double);
+  const std::uint64_t losses = kernels.experts > 0 ? 1 + kRouterLosses : 1;
+  work.losses_bytes = blueprint.micro_batches * losses * sizeof(double);
+  if (kernels.experts > 0) {
+    work.routing_bytes = round_up((kernels.experts + 1) * sizeof(std::int32_t), kCacheLine);
+    work.router_totals_bytes = kernels.router_totals * sizeof(double);
+  }
   work.statistics_bytes = sizeof(model::GradientStats);
   work.micro_batch_tokens = tokens;
   work.micro_batches = static_cast<std::uint32_t>(blueprint.micro_batches);
@@ -122,8 +130,11 @@ std::string describe_kept(const Blueprint& blueprint) {
     kept += blueprint.placement.blocks[b].keeps_intermediates ? 1 : 0;
   }
   if (layers == 0) return "";
-  const std::string_view what =
-      work.cuts_layers() ? " (of layers in tiles: what attention adds)" : "";
+  const auto routes = [](const schedule::BlockWork& block) { return block.routes; };
+  const bool experts = std::any_of(work.blocks.begin(), work.blocks.end(), routes);
+  const std::string_view what = experts              ? " (of layers with experts: attention)"
+                                : work.cuts_layers() ? " (of layers in tiles: what attention adds)"
+                                                     : "";
   if (kept == 0) return "recomputed in the backward pass";
   if (kept == layers) return fmt::format("kept on device{}", what);
   return fmt::format("{} layer{} kept on device{}, {} recomputed", kept, kept == 1 ? "" : "s", what,

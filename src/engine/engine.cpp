@@ -213,7 +213,7 @@ class Engine::Impl {
   EngineTotals totals() const {
     EngineTotals totals;
     if (!executor_) return totals;
-    totals.lanes = executor_->totals();
+    totals.lanes = lanes_->without_idle(executor_->totals());
     for (const Tier tier : kTiers) {
       totals.allocated[static_cast<std::size_t>(tier)] = store_->allocated(tier);
     }

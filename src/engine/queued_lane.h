@@ -37,13 +37,14 @@ class QueuedStream {
 /// finishes them.
 class TransferQueue {
  public:
+  /// `transfer`: null for an operation that has nothing to do.
   void add(std::unique_ptr<state::Transfer> transfer) {
     transfers_[added_++ % transfers_.size()] = std::move(transfer);
   }
   /// Finishes the first unfinished transfer. Rethrows its Error.
   void finish_operation() {
     const auto transfer = std::move(transfers_[finished_++ % transfers_.size()]);
-    transfer->finish();
+    if (transfer) transfer->finish();
   }
 
  private:

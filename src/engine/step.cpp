@@ -12,8 +12,8 @@
 
 #include "src/device/profiler_range.h"
 #include "src/engine/findings.h"
+#include "src/engine/routing_buffers.h"
 #include "src/engine/state_layout.h"
-#include "src/engine/step_buffers.h"
 
 namespace ballast::engine {
 
@@ -27,15 +27,53 @@ using schedule::Speculation;
 using schedule::Use;
 
 /// The current operation.
-class Lanes::Step : private StepBuffers {
+class Lanes::Step : private RoutingBuffers {
  public:
   Step(Lanes& lanes, const Operation& operation, StepContext& context)
-      : StepBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
+      : RoutingBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
         lanes_(lanes),
         modules_(lanes.modules_),
         context_(context) {}
 
-  void perform() {
+  /// Returns whether there was something to do.
+  bool perform() {
+    if (has_work(context_.micro_batches, context_.result.expert_rows)) {
+      work_on_lane();
+      return true;
+    }
+    rest();
+    return false;
+  }
+
+ private:
+  /// Instead of work: an expert without rows has a gradient of zeros.
+  void rest() {
+    const auto clear = [this] {
+      const HostBytes bytes = host(target(), operation_.bytes);
+      std::memset(bytes.data(), 0, bytes.size());
+    };
+    switch (operation_.action) {
+      case Action::offload_gradient:
+      case Action::offload_statistics:
+        return clear();
+      case Action::fetch_gradient:
+        clear();
+        return lanes_.fetches_.add(nullptr);
+      case Action::fetch_weights:
+        return lanes_.fetches_.add(nullptr);
+      case Action::writeback_gradient:
+        return lanes_.writebacks_.add(nullptr);
+      case Action::pack_gradient:
+        // It may be the home of the gradient, which an update on the device reads.
+        return modules_.compute.zero(
+            stream(),
+            view_as<float>(device(Role::gradient, sizes().whole_gradient(operation_.block))));
+      default:
+        return;
+    }
+  }
+
+  void work_on_lane() {
     switch (operation_.lane) {
       case Lane::compute:
       case Lane::update:
@@ -44,7 +82,7 @@ class Lanes::Step : private StepBuffers {
         return modules_.device.copy_to_device(stream(), device(target(), operation_.bytes),
                                               host(source(), operation_.bytes));
       case Lane::offload:
-        return modules_.device.copy_to_host(stream(), host(target(), operation_.bytes),
+        return modules_.device.copy_to_host(stream(), offloaded_to(),
                                             device(source(), operation_.bytes));
       case Lane::gather:
         return gather_weights();
@@ -65,7 +103,13 @@ class Lanes::Step : private StepBuffers {
     }
   }
 
- private:
+  /// The routings of all micro-batches lie next to each other.
+  [[nodiscard]] HostBytes offloaded_to() const {
+    if (operation_.action != Action::offload_routing) return host(target(), operation_.bytes);
+    const Bytes before = operation_.micro * operation_.bytes;
+    return host(target(), before + operation_.bytes).subspan(before);
+  }
+
   void run_on_lane() {
     switch (operation_.action) {
       case Action::forward:
@@ -77,6 +121,8 @@ class Lanes::Step : private StepBuffers {
       case Action::normalize:
         return modules_.compute.normalize(stream(), operation_.block, weights(), input(), rows(),
                                           row_sums());
+      case Action::route:
+        return route();
       case Action::scan_head:
         return modules_.compute.head_scan(stream(), tile(), targets(), rows());
       case Action::differentiate_head:
@@ -172,6 +218,16 @@ class Lanes::Step : private StepBuffers {
     stream.synchronize();
   }
 
+  void route() {
+    model::RouterResults results = {.totals = router_totals(), .losses = router_losses()};
+    if (has(Role::routing)) {
+      const std::size_t starts = modules_.compute.memory().experts + 1;
+      results.starts = view_as<std::int32_t>(device(Role::routing, starts * sizeof(std::int32_t)));
+    }
+    modules_.compute.route(stream(), operation_.block, weights(), input(), rows(), row_sums(),
+                           results);
+  }
+
   void forward() {
     model::Compute& compute = modules_.compute;
     const std::uint32_t block = operation_.block;
@@ -179,6 +235,10 @@ class Lanes::Step : private StepBuffers {
         has(Role::output) ? device(Role::output, activation_bytes()) : DeviceBytes();
     if (blueprint_.workload.is_embedding(block)) {
       return compute.embedding_forward(stream(), block, weights(), tokens(), positions(), out);
+    }
+    if (work().is_expert) {
+      return compute.expert_forward(stream(), block, weights(), rows(),
+                                    expert_choices(operation_.micro), row_sums(), out);
     }
     if (has(Role::rows)) {
       return compute.tile_forward(stream(), block, weights(), positions(), rows(), row_sums(), out);
@@ -192,6 +252,16 @@ class Lanes::Step : private StepBuffers {
     if (blueprint_.workload.is_embedding(block)) {
       return compute.embedding_backward(stream(), block, tokens(), positions(), flow(),
                                         accumulator());
+    }
+    if (work().is_expert) {
+      return compute.expert_backward(stream(), block, weights(), rows(),
+                                     expert_choices(operation_.micro), flow(), row_sums(),
+                                     accumulator());
+    }
+    if (work().routes) {
+      return compute.router_backward(stream(), block, weights(), input(), rows(), row_sums(),
+                                     router_totals(), router_loss_scale(), flow(), accumulator(),
+                                     accumulation());
     }
     if (has(Role::rows)) {
       return compute.tile_backward(stream(), block, weights(), positions(), rows(), flow(),
@@ -248,6 +318,7 @@ class Lanes::Step : private StepBuffers {
   /// Computes loss, global norm (blocks in order, in double) and DeepSpeed's clip coefficient:
   /// norm' = (norm + 1e-6) / clip, coefficient = 1 / max(1, norm').
   void gate() {
+    if (has(Role::routing)) note_routing(context_.micro_batches, context_.result);
     const Findings all = sum_findings(own_findings(), sizes(), modules_.ranks);
     context_.result.loss = all.loss / targets_in_step();
     if (!has(Role::statistics)) return;
@@ -317,6 +388,10 @@ class Lanes::Step : private StepBuffers {
 
   [[nodiscard]] device::Stream& stream() const { return lanes_.queue_of(operation_).stream(); }
   [[nodiscard]] float loss_scale() const { return static_cast<float>(1.0 / targets_in_step()); }
+  /// The losses of routers are means over micro-batches and ranks.
+  [[nodiscard]] float router_loss_scale() const {
+    return 1.0F / static_cast<float>(context_.micro_batches * blueprint_.workload.world);
+  }
   /// The divisor of means: targets that count, of all ranks.
   [[nodiscard]] double targets_in_step() const {
     return static_cast<double>(std::max<std::uint64_t>(context_.result.targets, 1));
@@ -402,7 +477,8 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
 void Lanes::start(const Operation& operation, std::uint64_t submission) {
   std::optional<device::ProfilerRange> range;
   if (modules_.nvtx) range.emplace(describe(operation, modules_.blueprint.workload));
-  Step(*this, operation, context(submission - operation.lag)).perform();
+  const bool worked = Step(*this, operation, context(submission - operation.lag)).perform();
+  if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
   if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
 }
 

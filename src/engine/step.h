@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -84,6 +85,13 @@ class Lanes {
   }
 
   [[nodiscard]] const Modules& modules() const { return modules_; }
+  /// `totals` of the executor without the bytes of operations that had nothing to do.
+  [[nodiscard]] schedule::LaneTotals without_idle(schedule::LaneTotals totals) const {
+    for (std::size_t lane = 0; lane < idle_bytes_.size(); ++lane) {
+      totals.bytes[lane] -= idle_bytes_[lane];
+    }
+    return totals;
+  }
 
  private:
   class Step;
@@ -115,6 +123,7 @@ class Lanes {
   /// By buffer: from where on the visitor has left zeros in it.
   std::vector<Bytes> zeros_from_;
   std::array<StepContext, 4> contexts_;
+  std::array<std::atomic<Bytes>, schedule::kLaneCount> idle_bytes_{};
 };
 
 }  // namespace ballast::engine

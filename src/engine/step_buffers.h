@@ -90,6 +90,10 @@ class StepBuffers {
     if (!has(Role::row_sums)) return {};
     return view_as<float>(device(Role::row_sums, blueprint_.workload.row_sums_bytes));
   }
+  [[nodiscard]] DeviceView<double> router_totals() const {
+    if (!has(Role::router_totals)) return {};
+    return view_as<double>(device(Role::router_totals, blueprint_.workload.router_totals_bytes));
+  }
   [[nodiscard]] DeviceBytes input() const { return device(Role::input, activation_bytes()); }
   [[nodiscard]] DeviceBytes flow() const { return device(Role::gradient_flow, activation_bytes()); }
   [[nodiscard]] DeviceView<const std::int32_t> batch_part(std::size_t part) const {
@@ -109,6 +113,13 @@ class StepBuffers {
   [[nodiscard]] DeviceView<double> loss() const {
     const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
     return view_as<double>(all.subview(operation_.micro * sizeof(double), sizeof(double)));
+  }
+  /// Of the routers, for the operation's micro-batch; behind those of the head.
+  [[nodiscard]] DeviceView<double> router_losses() const {
+    if (!has(Role::losses)) return {};
+    const DeviceBytes all = device(Role::losses, blueprint_.workload.losses_bytes);
+    const std::uint64_t first = blueprint_.micro_batches + operation_.micro * kRouterLosses;
+    return view_as<double>(all.subview(first * sizeof(double), kRouterLosses * sizeof(double)));
   }
   /// Output for the statistics of the block's gradient; empty if the operation has none.
   [[nodiscard]] DeviceView<model::GradientStats> gradient_statistics() const {

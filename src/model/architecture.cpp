@@ -163,6 +163,12 @@ BlockBuilder& BlockBuilder::part(LayerPart part) {
   return *this;
 }
 
+BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
+  block_.expert = number;
+  block_.token_share = token_share;
+  return part(LayerPart::expert);
+}
+
 BlockSpec BlockBuilder::finish() {
   block_.elements = round_up(block_.elements, kBlockStep);
   return std::move(block_);
@@ -283,7 +289,7 @@ double Architecture::forward_flops(std::size_t index, std::uint64_t sequences,
   const double pairs_per_token = window - window * window / (2.0 * whole);
   const double attention =
       4.0 * tokens * pairs_per_token * static_cast<double>(block.attention_width);
-  return 2.0 * tokens * static_cast<double>(block.product_elements) + attention;
+  return 2.0 * block.token_share * tokens * static_cast<double>(block.product_elements) + attention;
 }
 
 double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences,
@@ -293,7 +299,7 @@ double Architecture::recomputed_flops(std::size_t index, std::uint64_t sequences
   if (block.kind != BlockKind::layer) return 0.0;
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
   return forward_flops(index, sequences, length) -
-         2.0 * tokens * static_cast<double>(block.last_product_elements);
+         2.0 * block.token_share * tokens * static_cast<double>(block.last_product_elements);
 }
 
 Architecture build_architecture(ModelConfig config) {
@@ -307,9 +313,7 @@ Architecture build_architecture(ModelConfig config) {
     model.blocks.push_back(embedding_block(c, model.outer, tile));
   }
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    const bool cut = c.layer_tiles > 1;
-    for (BlockSpec& block : cut ? described.layer_tiles(c, index)
-                                : std::vector<BlockSpec>{described.layer(c, index)}) {
+    for (BlockSpec& block : described.blocks_of_layer(c, index)) {
       block.layer = index;
       model.blocks.push_back(std::move(block));
     }

@@ -14,6 +14,7 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/experts.h"
 #include "src/model/families.h"
 #include "src/model/head.h"
 
@@ -34,6 +35,7 @@ class ComputeBy final : public Compute {
         ops_(config_of_tile(model_.config), shape, std::forward<AboutOps>(about_ops)...),
         tile_sums_(model_, shape.tokens(), ops_),
         head_(model_, shape.tokens(), ops_, tile_sums_),
+        experts_(model_, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)),
         final_norm_(
             find_norm(model_.blocks[model_.head()], model_.outer.norm, model_.outer.norm_offset)) {
@@ -41,8 +43,10 @@ class ComputeBy final : public Compute {
       expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
-    memory_.rows =
-        std::max<Bytes>(head_.rows_bytes(), model_.config.layer_tiles > 1 ? activation_bytes() : 0);
+    memory_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
+                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+    memory_.experts = experts_.experts();
+    memory_.router_totals = experts_.empty() ? 0 : RouterTotals::values(memory_.experts);
     memory_.intermediates.resize(model_.blocks.size());
     memory_.intermediates[model_.head()] = round_up(head_.one_pass_bytes(), kPage);
     for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
@@ -50,8 +54,8 @@ class ComputeBy final : public Compute {
       cleared_.push_back(cleared_ranges(block));
       memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
-      if (block.kind != BlockKind::layer || block.part != LayerPart::whole) continue;
-      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true), kPage);
+      if (!is_in_one_piece(b)) continue;
+      memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
     }
     memory_.workspace = lay_out(nullptr);
   }
@@ -121,7 +125,12 @@ class ComputeBy final : public Compute {
                     DeviceView<float> sums, DeviceBytes out) override {
     expect_layer_tile(block);
     expect_rows(rows);
+    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
     run(stream, [=, this] {
+      if (shared) {
+        const BlockWeights<T> about{.weights = as<T>(weights)};
+        return experts_.shared_forward(block, about, rows.raw(), sums.raw());
+      }
       layer_->forward_tile({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
                            as<T>(rows), sums.raw());
       if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
@@ -135,7 +144,13 @@ class ComputeBy final : public Compute {
     expect_rows(rows);
     // The last tile of the half comes first.
     const bool adds = model_.is_layer_tile(block + 1);
+    const bool shared = model_.blocks[block].part == LayerPart::shared_expert;
     run(stream, [=, this] {
+      if (shared) {
+        const BlockWeights<T> about{
+            .weights = as<T>(weights), .gradient = gradient.raw(), .accumulation = accumulation};
+        return experts_.shared_backward(block, about, rows.raw(), as<T>(dy), sums.raw());
+      }
       layer_->backward_tile(
           {block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
           positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);
@@ -150,6 +165,52 @@ class ComputeBy final : public Compute {
       const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient.raw()};
       tile_sums_.norm_backward(about[norm], as<T>(in), sums.raw(), as<T>(dy), as<T>(dy));
     });
+  }
+
+  void route(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+             ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
+             const RouterResults& results) override {
+    normalize(stream, block, weights, in, rows, sums);
+    run(stream, [=, this] {
+      const BlockWeights<T> about{.weights = as<T>(weights)};
+      experts_.route(block, about, rows.raw(), results.starts.raw(), results.totals.raw(),
+                     results.losses.raw());
+    });
+  }
+  void expert_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                      DeviceBytes rows, ExpertChoices choices, DeviceView<float> sums,
+                      DeviceBytes out) override {
+    expect_expert(block, rows);
+    run(stream, [=, this] {
+      const BlockWeights<T> about{.weights = as<T>(weights)};
+      experts_.forward(block, about, rows.raw(), choices.first, choices.count, sums.raw());
+      if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
+    });
+  }
+  void expert_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                       DeviceBytes rows, ExpertChoices choices, ConstDeviceBytes dy,
+                       DeviceView<float> sums, DeviceView<float> gradient) override {
+    expect_expert(block, rows);
+    // The last expert comes first.
+    const bool begins = !model_.is_layer_tile(block + 1);
+    run(stream, [=, this] {
+      if (begins) ops_.zero(sums.raw(), sums.size());
+      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient.raw()};
+      experts_.backward(block, about, rows.raw(), choices.first, choices.count, as<T>(dy),
+                        sums.raw());
+    });
+  }
+  void router_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                       ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
+                       DeviceView<double> totals, float scale, DeviceBytes dy,
+                       DeviceView<float> gradient, Accumulation accumulation) override {
+    expect_rows(rows);
+    run(stream, [=, this] {
+      const BlockWeights<T> about{
+          .weights = as<T>(weights), .gradient = gradient.raw(), .accumulation = accumulation};
+      experts_.router_backward(block, about, rows.raw(), totals.raw(), scale, sums.raw());
+    });
+    norm_backward(stream, block, weights, in, sums, dy, gradient);
   }
 
   void head_forward(device::Stream& stream, ConstDeviceBytes weights, ConstDeviceBytes output,
@@ -269,6 +330,7 @@ class ComputeBy final : public Compute {
   }
   /// Whether one product of a backward pass makes the whole gradient of `tensor`.
   [[nodiscard]] bool is_overwritten(const BlockSpec& block, const TensorSpec& tensor) const {
+    if (block.part == LayerPart::expert) return false;  // a micro-batch may have no rows for it
     if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
     return block.kind == BlockKind::head && tensor.name == model_.outer.output;
   }
@@ -319,14 +381,23 @@ class ComputeBy final : public Compute {
     expects(ready_, "set_workspace() must precede the first kernel");
     ops_.run(stream, std::move(work));
   }
+  /// Whether it is a layer, or the first half of one with experts.
+  [[nodiscard]] bool is_in_one_piece(std::size_t block) const {
+    const BlockSpec& spec = model_.blocks[block];
+    return spec.kind == BlockKind::layer &&
+           (spec.part == LayerPart::whole || spec.part == LayerPart::attention_half);
+  }
+  void expect_expert(std::size_t block, DeviceBytes rows) const {
+    expects(model_.blocks[block].part == LayerPart::expert, "the block is not an expert");
+    expect_rows(rows);
+  }
   void expect_layer(std::size_t block, DeviceBytes kept) const {
-    expects(is_layer(model_.config, block) && model_.blocks[block].part == LayerPart::whole,
-            "the block is not a layer in one piece");
+    expects(is_in_one_piece(block), "the block is not a layer in one piece");
     expects(kept.empty() || kept.size() >= memory_.intermediates[block],
             "the memory for intermediates is smaller than memory().intermediates");
   }
   void expect_layer_tile(std::size_t block) const {
-    expects(is_layer(model_.config, block) && model_.is_layer_tile(block),
+    expects(model_.blocks[block].kind == BlockKind::layer && model_.is_layer_tile(block),
             "the block is not a tile of a layer");
   }
   void expect_rows(DeviceBytes rows) const {
@@ -335,7 +406,7 @@ class ComputeBy final : public Compute {
   /// The norm that the tiles after `block` read.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return final_norm_;
-    expects(is_layer(model_.config, block), "the block has no norm before tiles");
+    expects(model_.blocks[block].kind == BlockKind::layer, "the block has no norm before tiles");
     return layer_->norm_of(block - model_.first_layer());
   }
   /// The tables of a block of the embedding in its flat values.
@@ -370,11 +441,14 @@ class ComputeBy final : public Compute {
     layer_->take_memory(layer);
     Bump head(rest);
     tile_sums_.take_memory(head);
+    Bump experts = head;
+    experts_.take_memory(experts);
     head_.take_memory(head);
     Bump others(rest);
     scratch_ = others.take<std::byte>(std::max<std::size_t>(
         chunks_of(largest_block_) * sizeof(GradientStats), ops_.embedding_scratch_bytes()));
-    return round_up(before + std::max({layer.used(), head.used(), others.used()}), kPage);
+    return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}),
+                    kPage);
   }
 
   Architecture model_;
@@ -382,6 +456,7 @@ class ComputeBy final : public Compute {
   Ops ops_;
   TileSums<Ops> tile_sums_;
   Head<Ops> head_;
+  Experts<Ops> experts_;
   std::unique_ptr<Layer<Ops>> layer_;
   NormAt final_norm_;
   float token_scale_ = 1.0F;  ///< a value of the training type

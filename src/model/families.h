@@ -11,6 +11,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/families/decoder_layer.h"
+#include "src/model/families/experts.h"
 #include "src/model/families/gemma3.h"
 #include "src/model/families/gpt2.h"
 #include "src/model/families/gpt_neox.h"
@@ -45,8 +46,8 @@ struct FamilyList {
 };
 
 /// The built-in families, the default first.
-using BuiltInFamilies =
-    FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3, GptNeoX>;
+using BuiltInFamilies = FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
+                                   GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe>;
 
 /// Layers for the operations of one device, by the name of the family.
 template <class Ops>

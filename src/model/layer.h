@@ -226,15 +226,15 @@ class Layer {
 
   /// Takes the memory of one call.
   void take_memory(Bump& bump) {
-    shared_ = bump.take<std::byte>(intermediate_bytes(false));
+    shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }
 
-  /// Bytes of the intermediates of a layer; if they are not kept, those of its MLP exist for one
-  /// chunk of rows at a time.
-  [[nodiscard]] std::size_t intermediate_bytes(bool kept) const {
+  /// Bytes of the intermediates of a layer or of its first half; if they are not kept, those of its
+  /// MLP exist for one chunk of rows at a time.
+  [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part) const {
     Bump counting;
-    take_intermediates(counting, kept);
+    take_intermediates(counting, kept, part);
     return counting.used();
   }
 
@@ -245,32 +245,32 @@ class Layer {
   /// nothing is kept.
   void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
                std::byte* kept) {
-    use(positions, kept);
+    use(positions, kept, part_of(block));
     compute(block, in);
-    project(block, out);
+    project(block, in, out);
   }
   /// Views as in Compute::layer_backward.
   void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
                 std::byte* kept) {
-    use(positions, kept);
+    use(positions, kept, part_of(block));
     if (kept == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
 
   // Tiles. Families whose layers are not cut leave the defaults, which throw Error(state).
 
-  /// The norm of a block of LayerPart::norm; `layer` as in BlockWeights.
+  /// The norm of a block of LayerPart::norm or router; `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
   /// Adds the tile's part of the output to `sums` [N, H]; `x` [N, H] is the norm's result.
   void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
                     float* sums) {
-    use(positions, nullptr);
+    use(positions, nullptr, LayerPart::whole);
     add_tile(block, x, sums);
   }
   /// Adds the gradient of `x` to `sums`, or overwrites them.
   void backward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
                      const T* dy, float* sums, bool add_to_sums) {
-    use(positions, nullptr);
+    use(positions, nullptr, LayerPart::whole);
     differentiate_tile(block, x, dy, sums, add_to_sums);
   }
 
@@ -279,7 +279,7 @@ class Layer {
   /// what is before the MLP.
   virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
   /// Computes the rest, which ends with the last product.
-  virtual void project(const BlockWeights<T>& block, T* out) = 0;
+  virtual void project(const BlockWeights<T>& block, const T* in, T* out) = 0;
   /// The backward pass, given what compute() left, and with kept_ also the MlpChunks.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
   /// As the functions of tiles above.
@@ -305,9 +305,15 @@ class Layer {
     }
   }
 
-  LayerMemory<T> take_intermediates(Bump& bump, bool kept) const {
+  /// Of a whole layer, or of its first half, which has no MLP.
+  [[nodiscard]] virtual LayerPart part_of(const BlockWeights<T>& /*block*/) const {
+    return LayerPart::whole;
+  }
+
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part) const {
     LayerMemory<T> memory;
-    const std::size_t mlp_rows = kept ? rows_ : mlp_rows_;
+    const bool half = part == LayerPart::attention_half;
+    const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
     const auto take_if = [&](bool wanted, std::size_t width) {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
@@ -316,12 +322,12 @@ class Layer {
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
     memory.attention_out = take_if(arrays_.attention_out, width_);
-    memory.middle = take_if(!arrays_.tiles, width_);
+    memory.middle = take_if(!arrays_.tiles && !half, width_);
     memory.gradient =
         bump.take<T>(rows_ * (arrays_.tiles ? shape_.width() : std::max(width_, shape_.width())));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
     memory.log_sums = bump.take<float>(shape_.log_sums());
-    memory.mlp_out = arrays_.mlp_out ? bump.take<T>(mlp_rows * width_) : nullptr;
+    memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
     memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
@@ -365,11 +371,11 @@ class Layer {
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
-  void use(const std::int32_t* positions, std::byte* kept) {
+  void use(const std::int32_t* positions, std::byte* kept, LayerPart part) {
     positions_ = positions;
     kept_ = kept != nullptr;
     Bump bump(kept_ ? kept : shared_);
-    memory_ = take_intermediates(bump, kept_);
+    memory_ = take_intermediates(bump, kept_, part);
   }
 
   std::byte* shared_ = nullptr;  ///< for the intermediates of calls without `kept`

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "ballast/core/bump.h"
@@ -19,7 +20,12 @@ class TileSums {
   TileSums(const Architecture& model, std::size_t tokens, Ops& ops)
       : tokens_(tokens),
         size_(tokens * model.config.hidden_size),
-        has_tiles_(model.config.vocabulary_tiles > 1 || model.config.layer_tiles > 1),
+        has_tiles_(std::any_of(model.blocks.begin(), model.blocks.end(),
+                               [](const BlockSpec& block) {
+                                 return block.part == LayerPart::router ||
+                                        block.part == LayerPart::norm;
+                               }) ||
+                   model.config.vocabulary_tiles > 1),
         ops_(ops) {}
 
   void take_memory(Bump& bump) {

@@ -39,11 +39,7 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, const Refuse&
 Elems largest_block(const ModelConfig& c, const Family& described) {
   Elems largest = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    if (c.layer_tiles == 1) {
-      largest = std::max(largest, described.layer(c, index).elements);
-      continue;
-    }
-    for (const BlockSpec& block : described.layer_tiles(c, index)) {
+    for (const BlockSpec& block : described.blocks_of_layer(c, index)) {
       largest = std::max(largest, block.elements);
     }
   }
@@ -62,9 +58,13 @@ void complete_vocabulary_tiles(ModelConfig& c, const Family& described, const Re
                                          c.vocab_size, most, kTileStep, c.vocabulary_tiles));
 }
 
-/// Blocks of a layer.
-std::size_t blocks_in_layer(const ModelConfig& c) {
-  return c.layer_tiles == 1 ? 1 : 2 + attention_tiles(c) + c.layer_tiles;
+std::size_t blocks_of_layers(const ModelConfig& c) {
+  const Family& described = family(c.family);
+  std::size_t count = 0;
+  for (std::uint64_t index = 0; index < c.num_layers; ++index) {
+    count += described.count_blocks_of_layer(c, index);
+  }
+  return count;
 }
 
 }  // namespace
@@ -145,14 +145,19 @@ std::uint64_t Architecture::largest_tile() const {
   return rows;
 }
 
-std::size_t count_blocks(const ModelConfig& config) {
-  const std::uint64_t tiles = config.vocabulary_tiles;
-  return tiles + config.num_layers * blocks_in_layer(config) + (config.tie_embeddings ? 1 : tiles);
+std::size_t Family::count_blocks_of_layer(const ModelConfig& config,
+                                          std::uint64_t /*index*/) const {
+  return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config) + config.layer_tiles;
 }
 
-bool is_layer(const ModelConfig& config, std::size_t block) {
-  const std::size_t first = config.vocabulary_tiles;
-  return block >= first && block < first + config.num_layers * blocks_in_layer(config);
+std::size_t count_blocks(const ModelConfig& config) {
+  const std::uint64_t tiles = config.vocabulary_tiles;
+  return tiles + blocks_of_layers(config) + (config.tie_embeddings ? 1 : tiles);
+}
+
+bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks) {
+  const std::uint64_t heads = config.tie_embeddings ? 1 : config.vocabulary_tiles;
+  return block >= config.vocabulary_tiles && block + heads < blocks;
 }
 
 }  // namespace ballast::model

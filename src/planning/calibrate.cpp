@@ -37,7 +37,7 @@ constexpr Bytes kSomeCache = 64 * kMiB;
 /// One layer, as wide as a tile if layers are cut, and the head, whose rate hardly depends on the
 /// size of a large vocabulary.
 model::Architecture one_layer(const model::Architecture& model, DType type) {
-  model::ModelConfig config = model::config_of_tile(model.config);
+  model::ModelConfig config = model::config_of_tile(model::without_experts(model.config));
   config.num_layers = 1;
   config.vocabulary_tiles = 1;
   // Lists have an entry per layer.

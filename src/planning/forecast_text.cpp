@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ballast/planning/forecast.h"
+#include "ballast/planning/plan_json.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planning {
@@ -153,47 +154,6 @@ void describe_hiding(const Forecast& forecast, Lines& lines) {
       forecast.bandwidth_run() ? "bound by bandwidth" : "bound by compute, which hides the rest");
 }
 
-Json ledger_json(const memory::Ledger& ledger) {
-  Json list = Json::array();
-  for (const memory::LedgerLine& line : ledger.lines()) {
-    list.push_back(
-        Json::object({{"tier", to_string(line.tier)}, {"kind", line.kind}, {"bytes", line.bytes}}));
-  }
-  return list;
-}
-
-Json lanes_json(const schedule::Prediction& prediction) {
-  Json lanes = Json::object();
-  for (const Lane lane : schedule::kLanes) {
-    lanes[to_string(lane)] =
-        Json::object({{"busy_seconds", of(prediction.busy_seconds, lane)},
-                      {"stalled_seconds", of(prediction.stalled_seconds, lane)},
-                      {"bytes", prediction.bytes.at(static_cast<std::size_t>(lane))}});
-  }
-  return lanes;
-}
-
-Json bounds_json(const schedule::Prediction& prediction) {
-  Json list = Json::array();
-  for (const auto& bound : prediction.bounds) {
-    list.push_back(Json::object({{"lane", to_string(bound.lane)}, {"seconds", bound.seconds}}));
-  }
-  return list;
-}
-
-Json placement_json(const schedule::Placement& placement) {
-  Json list = Json::array();
-  for (const auto& block : placement.blocks) {
-    list.push_back(Json::object({{"weights", to_string(block.weights)},
-                                 {"optimizer", to_string(block.optimizer)},
-                                 {"activations", to_string(block.activations)},
-                                 {"gradients", to_string(block.gradients)},
-                                 {"recompute", !block.keeps_intermediates},
-                                 {"speculates", block.speculates}}));
-  }
-  return list;
-}
-
 void add_hiding_json(const Forecast& forecast, Json& out) {
   Json points = Json::object();
   for (const HidingPoint& point : forecast.hiding) points[point.what] = point.tokens;
@@ -232,34 +192,11 @@ std::string to_json(const Forecast& forecast) {
   const auto busy_lane = [&](std::size_t index) {
     return lanes.size() > index ? Json(to_string(lanes[index])) : Json();
   };
-  Json out;
-  out["predicted_step_seconds"] = prediction.step_seconds;
+  Json out = plan_json(blueprint, &prediction);
   out["tokens_per_second"] = forecast.tokens_per_second;
   out["bottleneck"] = busy_lane(0);
   out["second_bottleneck"] = busy_lane(1);
-  out["ledger"] = ledger_json(blueprint.ledger);
-  out["budgets"] =
-      Json::object({{"device", blueprint.budgets.device}, {"host", blueprint.budgets.host}});
-  for (const Tier tier : kTiers) {
-    out["peak_bytes"][to_string(tier)] = blueprint.ledger.total(tier);
-  }
   out["machine"] = forecast.rates.name;
-  out["parameters"] = blueprint.model.parameters();
-  out["world"] = blueprint.workload.world;
-  out["stage"] = blueprint.workload.stage;
-  out["micro_batch"] = blueprint.shape.sequences;
-  out["accumulation"] = blueprint.micro_batches;
-  out["tokens_per_step"] = blueprint.workload.tokens_per_step();
-  out["placement"] = placement_json(blueprint.placement);
-  const schedule::Options& options = blueprint.options;
-  out["buffers"] = Json::object({{"weights", options.weight_staging},
-                                 {"states", options.state_staging},
-                                 {"activations", options.activation_staging},
-                                 {"gradients", options.gradient_staging},
-                                 {"device_weights", options.weight_slots},
-                                 {"device_gradients", options.gradient_slots}});
-  out["lanes"] = lanes_json(prediction);
-  out["bounds"] = bounds_json(prediction);
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();

@@ -123,7 +123,7 @@ bool leaves_choices(const config::Config& config) {
   for (std::size_t b = 0; b < blocks; ++b) {
     if (!constraints[b].weights || !constraints[b].optimizer) return true;
     if (!constraints[b].gradients && constraints[b].optimizer != Tier::device) return true;
-    if (model::is_layer(config.model, b) && !constraints[b].activations) return true;
+    if (model::is_layer(config.model, b, blocks) && !constraints[b].activations) return true;
   }
   return false;
 }

@@ -6,6 +6,7 @@
 #include "ballast/core/error.h"
 #include "ballast/schedule/plan.h"
 
+#include "src/schedule/arguments.h"
 #include "src/schedule/head_operations.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/movements.h"
@@ -112,6 +113,7 @@ class StepBuilder {
   Plan evaluation() {
     for (std::uint32_t m = 0; m < micro_batches_; ++m) move_.upload_batch(m);
     for (const Micros& micros : groups()) {
+      move_.begin_passes(micros.begin);
       for (std::uint32_t b = 0; b < work_.head(); ++b) {
         for_each(micros, [&](std::uint32_t m) { forward(b, m, false); });
       }
@@ -152,6 +154,7 @@ class StepBuilder {
     // With one micro-batch at a time, the sums of all blocks are open at once.
     if (!layer_major()) clear_gradients(0, blocks());
     for (const Micros& micros : groups()) {
+      move_.begin_passes(micros.begin);
       for (std::uint32_t b = 0; b < work_.head(); ++b) {
         arrive(b, micros);
         for_each(micros, [&](std::uint32_t m) { forward(b, m, true); });
@@ -178,7 +181,9 @@ class StepBuilder {
       recompute_half(work_.first_tile(norm - 1), micros);
     }
     for_each(micros, [&](std::uint32_t m) {
-      tiles_.normalize(norm, m, move_.input_for_backward(norm, m), false);
+      const BufferId input = move_.input_for_backward(norm, m);
+      if (work_.blocks[norm].routes) return tiles_.route(norm, m, input, Visit::again);
+      tiles_.normalize(norm, m, input, false);
     });
   }
 
@@ -288,7 +293,11 @@ class StepBuilder {
   /// A tile of a layer, or the norm before some.
   void forward_part(std::uint32_t block, std::uint32_t m, bool training) {
     if (!work_.blocks[block].continues) {
-      tiles_.normalize(block, m, inputs_[m], true);
+      if (work_.blocks[block].routes) {
+        tiles_.route(block, m, inputs_[m], training ? Visit::training : Visit::evaluation);
+      } else {
+        tiles_.normalize(block, m, inputs_[m], true);
+      }
       if (training) move_.store_input(block, m, inputs_[m]);
       return;
     }
@@ -301,8 +310,13 @@ class StepBuilder {
   /// Clears the sums of blocks [begin, end).
   void clear_gradients(std::uint32_t begin, std::uint32_t end) {
     for (std::uint32_t b = begin; b < end; ++b) {
-      move_.emit(Action::clear_gradient, b, 0, {{Role::accumulator, layout_.accumulator[b], true}},
-                 0, 0.0, work_.blocks[b].cleared_bytes);
+      Operation clear = {.action = Action::clear_gradient,
+                         .block = b,
+                         .traffic = work_.blocks[b].cleared_bytes,
+                         .uses = {{Role::accumulator, layout_.accumulator[b], true}}};
+      // With one micro-batch at a time, no router has chosen yet.
+      if (layer_major()) move_.add_condition(clear, Condition::rows_in_step);
+      move_.emit(std::move(clear));
     }
   }
 
@@ -342,6 +356,8 @@ class StepBuilder {
     return kept != kNoBuffer;
   }
 
+  using Visit = TileOperations::Visit;
+
   const Workload& work_;
   const Options& options_;
   const Layout& layout_;
@@ -354,71 +370,6 @@ class StepBuilder {
   Spread ahead_of_forward_;       ///< states for the forward pass of the next one
   std::vector<BufferId> inputs_;  ///< per micro-batch: the activation that the next block reads
 };
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCategory::config, "schedule: " + message);
-}
-
-void check_ranks(const Workload& workload) {
-  if (workload.world == 0) refuse("world must be at least 1 rank");
-  if (workload.weight_ranks > 0 && workload.world % workload.weight_ranks != 0) {
-    refuse(fmt::format("weight_ranks {} does not divide the {} ranks", workload.weight_ranks,
-                       workload.world));
-  }
-  if (workload.stage > 3) refuse(fmt::format("stage must be 0 to 3, got {}", workload.stage));
-}
-
-void check_speculation(const Workload& workload, const Placement& placement,
-                       const Options& options) {
-  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
-    const BlockPlacement& block = placement.blocks[b];
-    if (!block.speculates) continue;
-    if (options.update == Update::eager) {
-      refuse(fmt::format("{} speculates, but updates are eager; use gated updates",
-                         workload.blocks[b].name));
-    }
-    if (block.optimizer == Tier::device) {
-      refuse(
-          fmt::format("{} speculates, but its optimizer states are on the device; move them to "
-                      "the host or NVMe",
-                      workload.blocks[b].name));
-    }
-  }
-}
-
-void check_purpose(const Workload& workload, const Placement& placement, const Options& options) {
-  if (options.purpose == Purpose::training) return;
-  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
-    if (placement.blocks[b] == BlockPlacement{.weights = placement.blocks[b].weights}) continue;
-    refuse(fmt::format("{} places more than its weights, but an evaluation has nothing else",
-                       workload.blocks[b].name));
-  }
-}
-
-/// Refuses plans that an evaluation does not have.
-void check_trains(const Options& options) {
-  if (options.purpose == Purpose::evaluation) refuse("an evaluation has no training steps");
-}
-
-void check_arguments(const Workload& workload, const Placement& placement, const Options& options) {
-  if (workload.blocks.size() < 2) refuse("the model needs an embedding and a head");
-  if (placement.blocks.size() != workload.blocks.size()) {
-    refuse(fmt::format("the placement has {} blocks, but the model has {}", placement.blocks.size(),
-                       workload.blocks.size()));
-  }
-  if (workload.micro_batches == 0) refuse("a step needs at least 1 micro-batch");
-  if (workload.evaluation_micro_batches == 0 ||
-      workload.evaluation_micro_batches > workload.micro_batches) {
-    refuse("evaluation_micro_batches must be 1 to micro_batches");
-  }
-  if (std::min({options.weight_slots, options.gradient_slots, options.weight_staging,
-                options.state_staging, options.activation_staging, options.gradient_staging}) < 1) {
-    refuse("every number of buffers must be at least 1");
-  }
-  check_ranks(workload);
-  check_speculation(workload, placement, options);
-  check_purpose(workload, placement, options);
-}
 
 }  // namespace
 
@@ -470,8 +421,8 @@ Plan build_partial_step(const Workload& workload, const Placement& placement,
   check_arguments(workload, placement, options);
   check_trains(options);
   if (micro_batches == 0 || micro_batches > workload.micro_batches) {
-    refuse(fmt::format("a partial step needs 1 to {} micro-batches, got {}", workload.micro_batches,
-                       micro_batches));
+    refuse_arguments(fmt::format("a partial step needs 1 to {} micro-batches, got {}",
+                                 workload.micro_batches, micro_batches));
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("training step", workload, placement, options, layout, micro_batches)
@@ -489,8 +440,8 @@ Plan build_read(const Workload& workload, const Placement& placement, const Opti
                 std::uint32_t first, std::uint32_t count, Homes homes) {
   check_arguments(workload, placement, options);
   if (first > workload.blocks.size() || count > workload.blocks.size() - first) {
-    refuse(fmt::format("the model has {} blocks; cannot read {} from block {} on",
-                       workload.blocks.size(), count, first));
+    refuse_arguments(fmt::format("the model has {} blocks; cannot read {} from block {} on",
+                                 workload.blocks.size(), count, first));
   }
   const Layout layout = make_layout(workload, placement, options);
   return StepBuilder("reading", workload, placement, options, layout, 0).read(first, count, homes);

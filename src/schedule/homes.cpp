@@ -156,8 +156,9 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
       return read(home.buffer, 0, home.bytes);
     case Tier::nvme:
       if (!weights) fetch_states(block, home.sub_group, 0);
-      return read(weights ? weights_in_staging(block) : state_slot(block, home.sub_group), 0,
-                  home.bytes);
+      return read(
+          weights ? weights_in_staging(block, For::update) : state_slot(block, home.sub_group), 0,
+          home.bytes);
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit_piece(home.offload, block, home, offset, bytes,

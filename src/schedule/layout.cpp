@@ -34,6 +34,7 @@ class LayoutMaker {
       passing_activations();
     }
     tiles();
+    routing();
     batch();
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
@@ -54,6 +55,9 @@ class LayoutMaker {
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
+  [[nodiscard]] std::uint32_t batches() const {
+    return trains() ? work_.micro_batches : work_.evaluation_micro_batches;
+  }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
     if (merges_) return merge(tier, kind, bytes, 1);
@@ -346,10 +350,23 @@ class LayoutMaker {
     }
   }
 
+  void routing() {
+    const std::uint32_t together = micro_batches_together();
+    layout_.routing_device = add_slots("routing on the device", Tier::device, Kind::batch,
+                                       work_.routing_bytes, together);
+    layout_.router_totals = add_slots("sums over routers", Tier::device, Kind::batch,
+                                      trains() ? work_.router_totals_bytes : 0, together);
+    layout_.routing_host.assign(blocks(), kNoBuffer);
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (!work_.blocks[b].routes) continue;
+      layout_.routing_host[b] =
+          add(name_of(b, "routing"), Tier::host, Kind::batch, batches() * work_.routing_bytes);
+    }
+  }
+
   /// Micro-batches that pass a block before the next block's turn.
   [[nodiscard]] std::uint32_t micro_batches_together() const {
-    if (!trains()) return evaluated_together();
-    return options_.order == Order::layer_major ? work_.micro_batches : 1;
+    return options_.order == Order::layer_major ? batches() : 1;
   }
   [[nodiscard]] std::uint32_t evaluated_together() const {
     return options_.order == Order::layer_major ? work_.evaluation_micro_batches : 1;
@@ -420,10 +437,9 @@ class LayoutMaker {
   }
 
   void batch() {
-    const std::uint32_t count = trains() ? work_.micro_batches : work_.evaluation_micro_batches;
-    layout_.batch_host = add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, count);
+    layout_.batch_host = add_slots("batch", Tier::host, Kind::batch, work_.batch_bytes, batches());
     layout_.batch_device =
-        add_slots("batch on the device", Tier::device, Kind::batch, work_.batch_bytes, count);
+        add_slots("batch on the device", Tier::device, Kind::batch, work_.batch_bytes, batches());
     layout_.losses_device =
         add("losses on the device", Tier::device, Kind::batch, work_.losses_bytes);
     layout_.losses_host = add("losses", Tier::host, Kind::batch, work_.losses_bytes);

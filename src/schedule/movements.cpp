@@ -1,5 +1,8 @@
 #include "src/schedule/movements.h"
 
+#include <cmath>
+#include <utility>
+
 namespace ballast::schedule {
 
 Movements::Movements(std::string name, const Workload& workload, const Placement& placement,
@@ -50,16 +53,43 @@ void Movements::upload_batch(std::uint32_t micro) {
 
 // Weights.
 
-BufferId Movements::weights_on_device(std::uint32_t block) {
+Condition Movements::condition_of(std::uint32_t block, For use) const {
+  if (use == For::update || !work_.blocks[block].is_expert || rank_.several()) {
+    return Condition::none;
+  }
+  return options_.order == Order::layer_major ? Condition::rows_in_step
+                                              : Condition::rows_in_micro_batch;
+}
+
+std::uint32_t Movements::when(std::uint32_t block, For use) const {
+  return condition_of(block, use) == Condition::none ? Passage::kAlways : passing_;
+}
+
+void Movements::add_condition(Operation& operation, Condition condition) const {
+  const BlockWork& work = work_.blocks[operation.block];
+  if (condition == Condition::none || !work.is_expert || rank_.several()) return;
+  const bool of_step = condition == Condition::rows_in_step;
+  operation.condition = condition;
+  if (!of_step) operation.micro = passing_;
+  const double tokens = static_cast<double>(work_.micro_batch_tokens) *
+                        (of_step ? static_cast<double>(work_.micro_batches) : 1.0);
+  operation.likelihood = static_cast<float>(1.0 - std::pow(1.0 - work.token_share, tokens));
+  // The step before has told its own.
+  if (operation.lag > 0) return;
+  operation.uses.push_back(
+      {Role::routing, layout_.routing_host[work_.first_tile(operation.block)], false});
+}
+
+BufferId Movements::weights_on_device(std::uint32_t block, For use) {
   const bool split = rank_.splits_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
-  const auto [slot, fill] = slots_.take(block);
+  const auto [slot, fill] = slots_.take(block, when(block, use));
   if (!fill) return slot;
   if (split) {
     gather_weights(block, share_on_device(block), slot);
   } else {
-    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block)},
-                 {.buffer = slot}, rank_.weights(block));
+    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block, use)},
+                 {.buffer = slot}, rank_.weights(block), condition_of(block, use));
   }
   return slot;
 }
@@ -69,34 +99,37 @@ BufferId Movements::share_on_device(std::uint32_t block) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
   const auto [slot, fill] = share_slots_.take(block);
   if (fill) {
-    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block)},
+    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block, For::pass)},
                  {.buffer = slot}, rank_.weights(block));
   }
   return slot;
 }
 
 /// The host buffer with weights that live on the host or on NVMe.
-BufferId Movements::weights_on_host(std::uint32_t block) {
-  return at(block).weights == Tier::nvme ? weights_in_staging(block) : layout_.weight_home[block];
+BufferId Movements::weights_on_host(std::uint32_t block, For use) {
+  return at(block).weights == Tier::nvme ? weights_in_staging(block, use)
+                                         : layout_.weight_home[block];
 }
 
 /// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
-BufferId Movements::weights_in_staging(std::uint32_t block) {
-  const auto [staging, fill] = weight_staging_.take(block);
+BufferId Movements::weights_in_staging(std::uint32_t block, For use) {
+  const auto [staging, fill] = weight_staging_.take(block, when(block, use));
   if (fill) {
-    emit(
-        Action::fetch_weights, block, 0,
-        {{Role::weights_source, layout_.weight_home[block], false}, {Role::weights, staging, true}},
-        rank_.weights(block));
+    copy_weights(Action::fetch_weights, block, {.buffer = layout_.weight_home[block]},
+                 {.buffer = staging}, rank_.weights(block), condition_of(block, use));
   }
   return staging;
 }
 
-void Movements::copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes) {
-  emit(action, block, 0,
-       {{Role::weights_source, from.buffer, false, from.shard},
-        {Role::weights, to.buffer, true, to.shard}},
-       bytes);
+void Movements::copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes,
+                             Condition condition) {
+  Operation copy = {.action = action,
+                    .block = block,
+                    .bytes = bytes,
+                    .uses = {{Role::weights_source, from.buffer, false, from.shard},
+                             {Role::weights, to.buffer, true, to.shard}}};
+  add_condition(copy, condition);
+  emit(std::move(copy));
 }
 
 /// Gathers split weights from this rank's group. If `from` is `to`, gathers updated shards in place
@@ -180,25 +213,36 @@ void Movements::deliver_gradient(std::uint32_t block) {
     uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
     traffic += work_.tied_accumulator_bytes;
   }
-  emit(Action::pack_gradient, block, 0, std::move(uses), 0, 0.0, traffic);
+  const auto emit_if_used = [this](Operation operation) {
+    add_condition(operation, Condition::rows_in_step);
+    emit(std::move(operation));
+  };
+  emit_if_used({.action = Action::pack_gradient,
+                .block = block,
+                .traffic = traffic,
+                .uses = std::move(uses)});
   if (rank_.several()) packed = reduce_gradient(block, packed);
   if (!on_device) {
     const bool swaps = swaps_gradient(place_, block);
     delivered_ = swaps ? gradient_staging_.next() : home;
-    emit(Action::offload_gradient, block, 0,
-         {{Role::gradient_source, packed, false, rank_.splits_states()},
-          {Role::gradient, delivered_, true}},
-         rank_.updated_gradient(block));
+    emit_if_used({.action = Action::offload_gradient,
+                  .block = block,
+                  .bytes = rank_.updated_gradient(block),
+                  .uses = {{Role::gradient_source, packed, false, rank_.splits_states()},
+                           {Role::gradient, delivered_, true}}});
     if (swaps && home != kNoBuffer) {
-      emit(Action::writeback_gradient, block, 0,
-           {{Role::gradient_source, delivered_, false}, {Role::gradient, home, true}},
-           swapped_gradient_bytes(work_, block));
+      emit_if_used(
+          {.action = Action::writeback_gradient,
+           .block = block,
+           .bytes = swapped_gradient_bytes(work_, block),
+           .uses = {{Role::gradient_source, delivered_, false}, {Role::gradient, home, true}}});
     }
   }
-  emit(Action::offload_statistics, block, 0,
-       {{Role::statistics_source, layout_.statistics_device[block], false},
-        {Role::statistics, layout_.statistics_host[block], true}},
-       work_.statistics_bytes);
+  emit_if_used({.action = Action::offload_statistics,
+                .block = block,
+                .bytes = work_.statistics_bytes,
+                .uses = {{Role::statistics_source, layout_.statistics_device[block], false},
+                         {Role::statistics, layout_.statistics_host[block], true}}});
 }
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
@@ -206,11 +250,14 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   if (!swaps_gradient(place_, block)) return home;
   if (lag == 0) return delivered_;
   const BufferId staging = gradient_staging_.next();
-  emit({.action = Action::fetch_gradient,
-        .block = block,
-        .lag = lag,
-        .bytes = swapped_gradient_bytes(work_, block),
-        .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}});
+  Operation fetch = {
+      .action = Action::fetch_gradient,
+      .block = block,
+      .lag = lag,
+      .bytes = swapped_gradient_bytes(work_, block),
+      .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}};
+  add_condition(fetch, Condition::rows_in_step);
+  emit(std::move(fetch));
   return staging;
 }
 
@@ -238,6 +285,9 @@ OpId Movements::gate(bool training) {
                            {Role::verdict, layout_.verdict, true}};
   if (training) {
     for (const BufferId id : layout_.statistics_host) uses.push_back({Role::statistics, id, false});
+    for (const BufferId id : layout_.routing_host) {
+      if (id != kNoBuffer) uses.push_back({Role::routing, id, false});
+    }
   }
   return emit(Action::gate, 0, 0, std::move(uses));
 }

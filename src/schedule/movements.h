@@ -29,6 +29,12 @@ class Movements {
             Bytes bytes = 0, double flops = 0.0, Bytes traffic = 0);
   Plan finish() { return emitter_.finish(); }
 
+  /// From here on, weights are needed for passes of the micro-batches from `first` on.
+  void begin_passes(std::uint32_t first) { passing_ = first; }
+  /// Adds the condition to an operation on an expert. Ranks do everything together, so they have no
+  /// conditions.
+  void add_condition(Operation& operation, Condition condition) const;
+
   void upload_batch(std::uint32_t micro);
   /// The place of a micro-batch among those that pass a block together, which have buffers of their
   /// own.
@@ -36,8 +42,10 @@ class Movements {
     return options_.order == Order::layer_major ? micro : 0;
   }
 
+  /// Who needs weights: a pass does not need those of experts without rows.
+  enum class For : std::uint8_t { pass, update };
   /// The device buffer with the whole weights of `block`; moves them there if necessary.
-  BufferId weights_on_device(std::uint32_t block);
+  BufferId weights_on_device(std::uint32_t block, For use = For::pass);
 
   /// The buffer that keeps the intermediates of `block` for its backward pass, or kNoBuffer.
   [[nodiscard]] BufferId intermediates(std::uint32_t block, std::uint32_t micro) const;
@@ -91,10 +99,14 @@ class Movements {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
 
-  BufferId weights_on_host(std::uint32_t block);
-  BufferId weights_in_staging(std::uint32_t block);
+  BufferId weights_on_host(std::uint32_t block, For use);
+  BufferId weights_in_staging(std::uint32_t block, For use);
   BufferId share_on_device(std::uint32_t block);
-  void copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes);
+  void copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes,
+                    Condition condition = Condition::none);
+  [[nodiscard]] Condition condition_of(std::uint32_t block, For use) const;
+  /// The number of that condition, see Passage::take().
+  [[nodiscard]] std::uint32_t when(std::uint32_t block, For use) const;
   void gather_weights(std::uint32_t block, BufferId from, BufferId to);
 
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
@@ -159,6 +171,7 @@ class Movements {
   Ring activation_slots_;
   Ring activation_staging_;
   Ring gradient_staging_;
+  std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
   /// By micro-batch: the last input that was uploaded for the backward pass, and its block.
   std::vector<std::pair<std::uint32_t, BufferId>> uploaded_;

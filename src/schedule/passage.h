@@ -26,17 +26,22 @@ class Passage {
  public:
   explicit Passage(const std::vector<BufferId>& buffers) {
     slots_.reserve(buffers.size());
-    for (const BufferId id : buffers) slots_.push_back({id, kEmpty});
+    for (const BufferId id : buffers) slots_.push_back({id, kEmpty, kAlways});
   }
 
+  /// Data of the block are there without a condition.
+  static constexpr std::uint32_t kAlways = ~0U;
+
   /// The buffer of `block` and whether it must be filled first. Marks it most recently used.
-  std::pair<BufferId, bool> take(std::uint32_t block) {
+  /// `when`: the number of the condition under which the data are needed and will be there.
+  std::pair<BufferId, bool> take(std::uint32_t block, std::uint32_t when = kAlways) {
     auto found = std::find_if(slots_.begin(), slots_.end(),
                               [&](const Slot& slot) { return slot.block == block; });
-    const bool fill = found == slots_.end();
-    if (fill) found = slots_.begin();
+    const bool fill = found == slots_.end() || (found->when != kAlways && found->when != when);
+    if (found == slots_.end()) found = slots_.begin();
     Slot slot = *found;
     slot.block = block;
+    if (fill) slot.when = when;
     slots_.erase(found);
     slots_.push_back(slot);
     return {slot.buffer, fill};
@@ -47,6 +52,7 @@ class Passage {
   struct Slot {
     BufferId buffer;
     std::uint32_t block;
+    std::uint32_t when = kAlways;
   };
   std::vector<Slot> slots_;  ///< least recently used first
 };

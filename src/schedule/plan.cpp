@@ -29,6 +29,8 @@ constexpr Traits kActions[] = {
     {Action::upload_weights, "upload weights", Lane::upload},
     {Action::gather_weights, "gather weights", Lane::gather},
     {Action::normalize, "norm", Lane::compute, kBlockAndMicro, true},
+    {Action::route, "router", Lane::compute, kBlockAndMicro, true},
+    {Action::offload_routing, "offload routing", Lane::offload, kBlockAndMicro, true},
     {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::train_head, "forward and backward", Lane::compute, kBlockAndMicro, true},

@@ -78,7 +78,9 @@ Rate of_traffic(const Operation& operation, const Rates& rates) {
 
 Rate of_flops(const Operation& operation, const Workload& workload, const Rates& rates) {
   const auto at = [&](const Curve& curve) {
-    return curve.empty() ? 0.0 : rate_at(curve, static_cast<double>(workload.micro_batch_tokens));
+    const double tokens = static_cast<double>(operation.token_share) *
+                          static_cast<double>(workload.micro_batch_tokens);
+    return curve.empty() ? 0.0 : rate_at(curve, tokens);
   };
   switch (operation.action) {
     case Action::train_head:
@@ -120,6 +122,7 @@ Cost cost_of(const Operation& operation, const Workload& workload, const Rates& 
     cost.work +=
         seconds_for(static_cast<double>(operation.traffic), of_traffic(operation, rates), rates);
   }
+  cost.work *= static_cast<double>(operation.likelihood);
   return cost;
 }
 

@@ -17,6 +17,37 @@ void TileOperations::normalize(std::uint32_t block, std::uint32_t micro, BufferI
              2 * work_.activation_bytes + (sums ? work_.row_sums_bytes : 0));
 }
 
+void TileOperations::route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit) {
+  const std::uint32_t place = move_.place_among(micro);
+  std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
+                           {Role::input, input, false},
+                           {Role::rows, layout_.rows[place], true},
+                           {Role::workspace, layout_.workspace, true}};
+  const bool again = visit == Visit::again;
+  if (!again) {
+    uses.push_back({Role::row_sums, layout_.row_sums[place], true});
+    uses.push_back({Role::routing, layout_.routing_device[place], true});
+  }
+  if (visit == Visit::training) {
+    uses.push_back({Role::router_totals, layout_.router_totals[place], true});
+    if (is_last_router(block)) uses.push_back({Role::losses, layout_.losses_device, true});
+  }
+  move_.emit(Action::route, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
+             2 * work_.activation_bytes + (again ? 0 : work_.row_sums_bytes));
+  if (again) return;
+  move_.emit(Action::offload_routing, block, micro,
+             {{Role::routing_source, layout_.routing_device[place], false},
+              {Role::routing, layout_.routing_host[block], true}},
+             work_.routing_bytes);
+}
+
+bool TileOperations::is_last_router(std::uint32_t block) const {
+  for (std::uint32_t b = block + 1; b < work_.head(); ++b) {
+    if (work_.blocks[b].routes) return false;
+  }
+  return true;
+}
+
 /// The uses of both passes through a tile of a layer.
 std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micro) {
   const std::uint32_t place = move_.place_among(micro);
@@ -24,16 +55,31 @@ std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micr
                            {Role::rows, layout_.rows[place], false},
                            {Role::row_sums, layout_.row_sums[place], true},
                            {Role::workspace, layout_.workspace, true}};
-  if (work_.packed) uses.push_back({Role::batch, layout_.batch_device[micro], false});
+  if (work_.blocks[block].is_expert) {
+    uses.push_back({Role::routing, layout_.routing_host[work_.first_tile(block)], false});
+  } else if (work_.packed) {
+    uses.push_back({Role::batch, layout_.batch_device[micro], false});
+  }
   return uses;
+}
+
+void TileOperations::compute(Action action, std::uint32_t block, std::uint32_t micro,
+                             std::vector<Use> uses, double flops, Bytes traffic) {
+  move_.emit({.action = action,
+              .block = block,
+              .micro = micro,
+              .token_share = static_cast<float>(work_.blocks[block].token_share),
+              .flops = flops,
+              .traffic = traffic,
+              .uses = std::move(uses)});
 }
 
 void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId output) {
   std::vector<Use> uses = of_tile(block, micro);
   const bool last = output != kNoBuffer;
   if (last) uses.push_back({Role::output, output, true});
-  move_.emit(Action::forward, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
-             last ? work_.row_sums_bytes + work_.activation_bytes : 0);
+  compute(Action::forward, block, micro, std::move(uses), work_.blocks[block].forward_flops,
+          last ? work_.row_sums_bytes + work_.activation_bytes : 0);
 }
 
 void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
@@ -41,19 +87,27 @@ void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
   uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], false});
   uses.push_back({Role::accumulator, layout_.accumulator[block], true});
   const BlockWork& work = work_.blocks[block];
-  move_.emit(Action::backward, block, micro, std::move(uses), 0,
-             2.0 * work.forward_flops + work.recomputed_flops);
+  // An expert leaves the gradients of its weights beside the routing.
+  if (work.is_expert) uses[1].writes = true;
+  compute(Action::backward, block, micro, std::move(uses),
+          2.0 * work.forward_flops + work.recomputed_flops, 0);
 }
 
 void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input) {
   const std::uint32_t place = move_.place_among(micro);
+  const bool routes = work_.blocks[block].routes;
   std::vector<Use> uses = {{Role::weights, move_.weights_on_device(block), false},
                            {Role::input, input, false},
-                           {Role::row_sums, layout_.row_sums[place], false},
+                           {Role::row_sums, layout_.row_sums[place], routes},
                            {Role::gradient_flow, layout_.flow[place], true},
                            {Role::accumulator, layout_.accumulator[block], true},
                            {Role::workspace, layout_.workspace, true}};
-  move_.emit(Action::backward, block, micro, std::move(uses), 0, 0.0,
+  if (routes) {
+    uses.push_back({Role::rows, layout_.rows[place], false});
+    uses.push_back({Role::router_totals, layout_.router_totals[place], false});
+  }
+  move_.emit(Action::backward, block, micro, std::move(uses), 0,
+             routes ? 2.0 * work_.blocks[block].forward_flops : 0.0,
              3 * work_.activation_bytes + work_.row_sums_bytes);
 }
 

@@ -19,6 +19,9 @@ class TileOperations {
 
   /// The norm in `block`. `input`: the activation that it reads. `sums`: the tiles add to it.
   void normalize(std::uint32_t block, std::uint32_t micro, BufferId input, bool sums);
+  /// The norm and the router in `block`; again: for the backward pass, with the same choices.
+  enum class Visit : std::uint8_t { training, evaluation, again };
+  void route(std::uint32_t block, std::uint32_t micro, BufferId input, Visit visit);
   /// A tile of a layer. `output`: what all of them have added, from the last one; else kNoBuffer.
   void forward(std::uint32_t block, std::uint32_t micro, BufferId output);
   void backward(std::uint32_t block, std::uint32_t micro);
@@ -27,6 +30,9 @@ class TileOperations {
 
  private:
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
+  void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
+               double flops, Bytes traffic);
+  [[nodiscard]] bool is_last_router(std::uint32_t block) const;
 
   const Workload& work_;
   const Layout& layout_;

@@ -93,14 +93,14 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const BufferId home_buffer = layout_.weight_home[block];
   const bool shard = rank_.updates_shard(block);
   BufferId weights = home_buffer;
-  if (home != Tier::device && !split) weights = weights_on_device(block);
+  if (home != Tier::device && !split) weights = weights_on_device(block, For::update);
   if (home != Tier::device && split) {
     const auto [slot, fill] = share_slots_.take(block);
     weights = slot;
     // The update reads only this rank's shard of the share.
     if (fill) {
       copy_weights(Action::upload_weights, block,
-                   {.buffer = weights_on_host(block), .shard = shard},
+                   {.buffer = weights_on_host(block, For::update), .shard = shard},
                    {.buffer = slot, .shard = shard}, rank_.updated_weights(block));
     }
   }
@@ -142,7 +142,8 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
     case Tier::host:
       return home_buffer;
     case Tier::nvme: {
-      if (speculation(block, lag) != Speculation::redoes) return weights_in_staging(block);
+      if (speculation(block, lag) != Speculation::redoes)
+        return weights_in_staging(block, For::update);
       const BufferId staging = weight_staging_.take(block).first;
       emit({.action = Action::fetch_weights,
             .block = block,

@@ -319,6 +319,19 @@ Json parse_json(std::string_view text, const std::string& name, const JsonRules&
   return builder.take();
 }
 
+void for_each_value(const Json& object,
+                    const std::function<void(const std::string& path, const Json& value)>& visit) {
+  for (const Json::Member& member : object.members()) {
+    if (!member.value.is_object() || member.value.members().empty()) {
+      visit(member.key, member.value);
+      continue;
+    }
+    for_each_value(member.value, [&](const std::string& path, const Json& value) {
+      visit(member.key + "." + path, value);
+    });
+  }
+}
+
 bool is_json(std::string_view text) {
   return Library::accept(text);
 }

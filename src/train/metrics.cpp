@@ -44,6 +44,12 @@ std::string to_json_line(const StepMetrics& metrics) {
                             {"peak_bytes", peak_bytes},
                             {"nvme_bytes_written", metrics.nvme_bytes_written}});
   if (metrics.skipped_batches > 0) line["skipped_batches"] = metrics.skipped_batches;
+  if (metrics.experts) {
+    line["experts"] = Json::object({{"balance_loss", metrics.experts->balance_loss},
+                                    {"router_z_loss", metrics.experts->router_z_loss},
+                                    {"largest_load", metrics.experts->largest_load},
+                                    {"idle", metrics.experts->idle}});
+  }
   if (metrics.eval_loss) {
     line["eval_loss"] = *metrics.eval_loss;
     line["eval_perplexity"] = std::exp(*metrics.eval_loss);

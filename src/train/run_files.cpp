@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <map>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "ballast/core/build_info.h"
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/planning/plan_json.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -90,6 +92,28 @@ void remove_unfinished(const fs::path& directory) {
     }
   }
   for (const fs::path& path : found) fs::remove_all(path, error);
+}
+
+/// The keys of the config that the planner has changed, with their values.
+Json chosen_keys(const RunChoices& choices) {
+  std::map<std::string, std::string> asked;
+  for_each_value(
+      text::parse_json(config::print(choices.asked), "config"),
+      [&](const std::string& path, const Json& value) { asked[path] = value.compact(); });
+  Json chosen = Json::object();
+  for_each_value(text::parse_json(config::print(choices.used), "config"),
+                 [&](const std::string& path, const Json& value) {
+                   if (asked[path] != value.compact()) chosen.add(path, value);
+                 });
+  return chosen;
+}
+
+Json describe_plan(const RunStart& start, const RunChoices& choices) {
+  Json plan = planning::plan_json(start.blueprint, choices.prediction);
+  plan["flops_per_step"] = start.blueprint.flops_per_step();
+  plan["gemm_peak_flops"] = start.gemm_peak_flops;
+  plan["chosen"] = chosen_keys(choices);
+  return plan;
 }
 
 }  // namespace
@@ -193,8 +217,8 @@ std::string print_for_another_run(const config::Config& config) {
   return config::print(copy);
 }
 
-std::string describe_run(const RunStart& start, const std::vector<std::string>& command,
-                         std::uint64_t world) {
+std::string describe_run(const RunStart& start, const RunChoices& choices,
+                         const std::vector<std::string>& command, std::uint64_t world) {
   Json words = Json::array();
   for (const std::string& word : command) words.push_back(word);
   std::error_code ignored;
@@ -210,8 +234,10 @@ std::string describe_run(const RunStart& start, const std::vector<std::string>& 
                     {"ranks", world},
                     {"device", start.device},
                     {"update_instruction_set", start.update_isa},
-                    {"io_backend", start.io_backend.empty() ? Json() : Json(start.io_backend)}});
-  return run.pretty() + "\n";
+                    {"io_backend", start.io_backend.empty() ? Json() : Json(start.io_backend)},
+                    {"plan", describe_plan(start, choices)}});
+  constexpr unsigned kLevels = 2;  // a line for each member of the plan
+  return run.pretty(kLevels) + "\n";
 }
 
 }  // namespace ballast::train

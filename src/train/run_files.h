@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/schedule/simulator.h"
 #include "ballast/train/checkpoints.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/trainer.h"
@@ -65,8 +66,17 @@ class RunFiles {
 /// config.json: `config` without its run directory, so that running it makes a new one.
 std::string print_for_another_run(const config::Config& config);
 
-/// run.json: program, command, time, machine and device of a run of `world` ranks that has started.
-std::string describe_run(const RunStart& start, const std::vector<std::string>& command,
-                         std::uint64_t world);
+/// What the planner has made of a run's config.
+struct RunChoices {
+  const config::Config& asked;
+  const config::Config& used;
+  const schedule::Prediction* prediction = nullptr;  ///< nullptr without rates of this machine
+};
+
+/// run.json: program, command, time, machine and device of a run of `world` ranks that has started,
+/// and its plan: that of plan_json(), the keys that the planner has `chosen`, and what makes the
+/// roofline.
+std::string describe_run(const RunStart& start, const RunChoices& choices,
+                         const std::vector<std::string>& command, std::uint64_t world);
 
 }  // namespace ballast::train

@@ -57,25 +57,76 @@ struct Submission {
   std::uint64_t step = 0;  ///< training steps up to this run; 0: none yet
 };
 
+using Submissions = std::map<std::uint64_t, Submission>;
+
+Submissions collect_submissions(const std::vector<TracedOperation>& traced) {
+  Submissions runs;
+  for (std::size_t i = 0; i < traced.size(); ++i) {
+    const Span& span = traced[i].span;
+    Submission& run = runs[span.run];
+    if (run.plan == nullptr) {
+      run.plan = span.plan;
+      run.span_of.assign(run.plan->operations.size(), Submission::kMissing);
+    }
+    run.span_of[span.op] = i;
+  }
+  std::uint64_t steps = 0;
+  for (auto& [number, run] : runs) {
+    run.trains = trains(*run.plan);
+    steps += run.trains ? 1 : 0;
+    run.step = steps;
+  }
+  return runs;
+}
+
+void add_edge(std::vector<TracedOperation>& traced, const Submission& from_run, OpId from,
+              const Submission& to_run, OpId to) {
+  const std::size_t start = from_run.span_of[from];
+  const std::size_t end = to_run.span_of[to];
+  if (start != Submission::kMissing && end != Submission::kMissing) {
+    traced[end].after.push_back(start);
+  }
+}
+
+/// Adds the edges with spans at both ends.
+void collect_edges(std::vector<TracedOperation>& traced, const Submissions& runs) {
+  for (const auto& [number, run] : runs) {
+    for (OpId id = 0; id < run.plan->operations.size(); ++id) {
+      for (const OpId from : run.plan->operations[id].after) add_edge(traced, run, from, run, id);
+    }
+    // A seam joins only consecutive runs.
+    const auto before = runs.find(number - 1);
+    if (before == runs.end()) continue;
+    const auto seam = schedule::seam(*before->second.plan, *run.plan);
+    for (OpId id = 0; id < seam.size(); ++id) {
+      for (const OpId from : seam[id]) add_edge(traced, before->second, from, run, id);
+    }
+  }
+}
+
 class TraceWriter {
  public:
   TraceWriter(const std::filesystem::path& file, std::string_view process,
               const schedule::Timeline& timeline, const schedule::Workload& workload)
-      : file_(file), process_(process), workload_(workload), spans_(timeline.spans) {
-    std::stable_sort(spans_.begin(), spans_.end(),
-                     [](const Span& a, const Span& b) { return a.start < b.start; });
-    if (!spans_.empty()) origin_ = spans_.front().start;
-    collect_runs();
+      : file_(file),
+        process_(process),
+        workload_(workload),
+        traced_(trace_operations(timeline)),
+        departures_(traced_.size()) {
+    if (!traced_.empty()) origin_ = traced_.front().span.start;
   }
 
   void write() {
     text_ = R"({"displayTimeUnit":"ns","traceEvents":[)";
     metadata();
-    collect_arrows();
-    for (std::size_t i = 0; i < spans_.size(); ++i) {
-      slice(spans_[i]);
-      for (const std::uint64_t id : arrivals_[i]) arrow(id, spans_[i], 'f');
-      for (const std::uint64_t id : departures_[i]) arrow(id, spans_[i], 's');
+    number_arrows();
+    std::uint64_t arrival = 0;
+    for (std::size_t i = 0; i < traced_.size(); ++i) {
+      slice(traced_[i]);
+      for (std::size_t k = 0; k < traced_[i].after.size(); ++k) {
+        arrow(++arrival, traced_[i].span, 'f');
+      }
+      for (const std::uint64_t id : departures_[i]) arrow(id, traced_[i].span, 's');
     }
     text_ += "\n]}\n";
     file_.write(text_);
@@ -83,48 +134,12 @@ class TraceWriter {
   }
 
  private:
-  void collect_runs() {
-    for (std::size_t i = 0; i < spans_.size(); ++i) {
-      Submission& run = runs_[spans_[i].run];
-      if (run.plan == nullptr) {
-        run.plan = spans_[i].plan;
-        run.span_of.assign(run.plan->operations.size(), Submission::kMissing);
-      }
-      run.span_of[spans_[i].op] = i;
+  /// Arrows are numbered by where they end.
+  void number_arrows() {
+    std::uint64_t arrow = 0;
+    for (const TracedOperation& traced : traced_) {
+      for (const std::size_t from : traced.after) departures_[from].push_back(++arrow);
     }
-    std::uint64_t steps = 0;
-    for (auto& [number, run] : runs_) {
-      run.trains = trains(*run.plan);
-      steps += run.trains ? 1 : 0;
-      run.step = steps;
-    }
-  }
-
-  /// Arrows along the edges with spans at both ends.
-  void collect_arrows() {
-    arrivals_.resize(spans_.size());
-    departures_.resize(spans_.size());
-    for (const auto& [number, run] : runs_) {
-      for (OpId id = 0; id < run.plan->operations.size(); ++id) {
-        for (const OpId from : run.plan->operations[id].after) add_arrow(run, from, run, id);
-      }
-      // A seam joins only consecutive runs.
-      const auto before = runs_.find(number - 1);
-      if (before == runs_.end()) continue;
-      const auto seam = schedule::seam(*before->second.plan, *run.plan);
-      for (OpId id = 0; id < seam.size(); ++id) {
-        for (const OpId from : seam[id]) add_arrow(before->second, from, run, id);
-      }
-    }
-  }
-
-  void add_arrow(const Submission& from_run, OpId from, const Submission& to_run, OpId to) {
-    const std::size_t start = from_run.span_of[from];
-    const std::size_t end = to_run.span_of[to];
-    if (start == Submission::kMissing || end == Submission::kMissing) return;
-    ++arrows_;
-    departures_[start].push_back(arrows_);
-    arrivals_[end].push_back(arrows_);
   }
 
   void add(const Json& event) {
@@ -146,8 +161,8 @@ class TraceWriter {
     name("process_name", Json::object({{"ph", "M"}, {"pid", 1}}),
          Json::object({{"name", process_}}));
     for (const Lane lane : kTracks) {
-      const bool used = std::any_of(spans_.begin(), spans_.end(), [lane](const Span& span) {
-        return span.operation().lane == lane;
+      const bool used = std::any_of(traced_.begin(), traced_.end(), [lane](const auto& traced) {
+        return traced.span.operation().lane == lane;
       });
       if (!used) continue;
       const Json event = Json::object({{"ph", "M"}, {"pid", 1}, {"tid", track(lane)}});
@@ -164,18 +179,16 @@ class TraceWriter {
     return Json::number_of(fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000));
   }
 
-  void slice(const Span& span) {
+  void slice(const TracedOperation& traced) {
+    const Span& span = traced.span;
     const Operation& operation = span.operation();
-    const Submission& run = runs_.at(span.run);
     const std::int64_t start = nanoseconds(span.start);
     Json args = Json::object({{"block", operation.block},
                               {"block_name", workload_.blocks.at(operation.block).name},
                               {"micro_batch", operation.micro},
                               {"run", span.run}});
-    // Updates during a step's forward pass belong to the step before; flushed ones to the last.
-    const std::uint64_t lag = run.trains ? operation.lag : 0;
-    if (run.step > lag) args.add("step", run.step - lag);
-    args.add("plan", run.plan->name);
+    if (traced.step > 0) args.add("step", traced.step);
+    args.add("plan", span.plan->name);
     args.add("bytes", operation.bytes);
     args.add("flops", operation.flops);
     args.add("traffic", operation.traffic);
@@ -209,17 +222,31 @@ class TraceWriter {
   text::ReplacedFile file_;
   std::string process_;
   const schedule::Workload& workload_;
-  std::vector<Span> spans_;  ///< by start
-  double origin_ = 0.0;      ///< start of the first span
-  std::map<std::uint64_t, Submission> runs_;
-  std::vector<std::vector<std::uint64_t>> arrivals_;    ///< by span: arrows that end there
-  std::vector<std::vector<std::uint64_t>> departures_;  ///< by span: arrows that start there
-  std::uint64_t arrows_ = 0;
+  std::vector<TracedOperation> traced_;
+  double origin_ = 0.0;                                 ///< start of the first span
+  std::vector<std::vector<std::uint64_t>> departures_;  ///< by operation: arrows that start there
   std::string text_;
   bool first_ = true;
 };
 
 }  // namespace
+
+std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline) {
+  std::vector<TracedOperation> traced;
+  traced.reserve(timeline.spans.size());
+  for (const Span& span : timeline.spans) traced.push_back({.span = span});
+  std::stable_sort(traced.begin(), traced.end(),
+                   [](const auto& a, const auto& b) { return a.span.start < b.span.start; });
+  const Submissions runs = collect_submissions(traced);
+  for (TracedOperation& one : traced) {
+    const Submission& run = runs.at(one.span.run);
+    // Updates during a step's forward pass belong to the step before; flushed ones to the last.
+    const std::uint64_t lag = run.trains ? one.span.operation().lag : 0;
+    if (run.step > lag) one.step = run.step - lag;
+  }
+  collect_edges(traced, runs);
+  return traced;
+}
 
 void check_trace_file(const std::filesystem::path& file) {
   const text::ReplacedFile probe(file);

@@ -307,8 +307,11 @@ class Trainer {
                             .steps = config_.ballast.steps,
                             .resumed = resumed_.folder,
                             .resumed_step = resumed_.facts.step};
+    const RunChoices choices = {.asked = asked_,
+                                .used = config_,
+                                .prediction = prediction_ ? &prediction_->prediction() : nullptr};
     inputs_.files->describe(print_for_another_run(asked_),
-                            describe_run(start, options_.command, world_));
+                            describe_run(start, choices, options_.command, world_));
     observer_.started(start);
   }
 

@@ -21,18 +21,39 @@ families/ beside this script (or OUTPUT_FOLDER):
 
 Step i trains on batch i with torch.optim.AdamW (weight decay on every parameter), without clipping.
 The loss is the mean cross-entropy of all tokens, logits in fp32.
+
+Mixtures of experts train on this loss + router_aux_loss_coef * auxiliary loss, as transformers does
+with output_router_logits. `loss` is still the cross-entropy alone and `aux_loss` the auxiliary loss
+without its coefficient; gradients and `grad_norm` are those of the whole. With E experts, of which a
+token takes k, and N rows of router logits (the tokens of all layers that have a router, together):
+
+    aux_loss = E * sum over the experts e of f[e] * P[e]
+    f[e] = choices of e / N, a constant for the gradient; the sum of all is k
+    P[e] = mean over the N rows of softmax(all E router logits)[e]
+
+Every token counts in it, as no attention mask is given: in `packed` also those whose target does not
+count; the two sequences are one batch. `expert_tokens` [layer][expert] counts the choices of the
+first batch; a layer without a router has an empty list. Each expert has its own tensors, as in
+folders of save_pretrained(); GPT-OSS's experts are stacked there, too. The first batch's tokens and
+the seeds of the weights are such that bf16 does not change choices and that some experts get no token.
+
+torch.topk() may take any of equal values; here an expert of lower index goes first.
 """
 
 import copy
 import json
 import pathlib
 import sys
+import tempfile
 
 import numpy
 import safetensors.torch
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from expert_routing import (
+    auxiliary_loss, choices, choose_inputs, count_choices, is_mixture, lowest_of_equals, route)
 
 STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
 # Both have a document beyond LONGROPE's original_max_position_embeddings: transformers then takes the
@@ -57,8 +78,10 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 GEMMA_GLOBAL = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
-# Of the cases, not of the configs.
-OF_CASES = ("type", "without", "rope", "own_rope")
+EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
+MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
+# Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
+OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
 CASES = {
     "llama": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": LLAMA3},
     "mistral": {"sliding_window": 11, "rope": PLAIN},
@@ -82,6 +105,20 @@ CASES = {
     "gpt_neox_sequential": {**NEOX, "use_parallel_residual": False, "hidden_act": "gelu_new",
                             "attention_bias": False, "tie_word_embeddings": True,
                             "rope": {"rope_type": "default"}, "own_rope": {}},
+    "mixtral": {**MIXTRAL, "sliding_window": 11, "seed": 1},
+    "mixtral_ties": {**MIXTRAL, "routing": "ties", "seed": 6},
+    "mixtral_one": {**MIXTRAL, "routing": "one", "seed": 4},
+    "qwen3_moe": {**EXPERTS, "num_hidden_layers": 3, "num_experts": 7, "num_experts_per_tok": 3,
+                  "norm_topk_prob": True, "intermediate_size": 40, "moe_intermediate_size": 16,
+                  "mlp_only_layers": [1], "router_aux_loss_coef": 0.2, "rope": PLAIN, "seed": 5},
+    "qwen3_moe_unnormalised": {**EXPERTS, "type": "qwen3_moe", "num_experts": 5,
+                               "norm_topk_prob": False, "moe_intermediate_size": 24,
+                               "decoder_sparse_step": 1, "tie_word_embeddings": True, "rope": PLAIN,
+                               "seed": 5},
+    "olmoe": {**EXPERTS, "num_attention_heads": 3, "num_experts": 6, "norm_topk_prob": False,
+              "intermediate_size": 24, "clip_qkv": None, "rope": PLAIN, "seed": 4},
+    "qwen2_moe": {**EXPERTS, "num_experts": 5, "norm_topk_prob": False, "moe_intermediate_size": 16,
+                  "shared_expert_intermediate_size": 40, "rope": PLAIN, "seed": 4},
 }
 ROTARY = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -136,12 +173,12 @@ def model_section(name, case):
     return section
 
 
-def randomise(model, centre):
+def randomise(model, centre, seed):
     """Leaves no parameter at 0 or 1, so that a missing bias or gain is detected. `centre`: of gains."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-        if parameter.dim() == 2:
+        if parameter.dim() >= 2:
             values *= 0.2
         elif name.endswith("bias"):
             values *= 0.1
@@ -151,48 +188,111 @@ def randomise(model, centre):
 
 
 def relative_error(ours, theirs):
-    return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
+    """The absolute error if `theirs` is 0, as gradients of an expert without tokens are."""
+    size = theirs.double().norm().item()
+    return (ours.double() - theirs.double()).norm().item() / (size if size > 0.0 else 1.0)
 
 
-def parameters(model):
-    """By the names that files have; transformers renames GPT-NeoX's output matrix in memory."""
-    neox = model.config.model_type == "gpt_neox"
-    return {"embed_out.weight" if neox and name == "lm_head.weight" else name: parameter
-            for name, parameter in model.named_parameters()}
+def create(config, attention="eager"):
+    """Not with transformers' default for experts, torch.nn.functional.grouped_mm(), because it
+    demands multiples of 8 in bf16."""
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention, experts_implementation="eager")
+    return model.to(torch.float32).train()
+
+
+def names_in_files(model, tensors):
+    """From names in memory to those of files, with views: transformers renames GPT-NeoX's output
+    matrix in memory, and stacks the matrices of all experts."""
+    family = model.config.model_type
+    mixtral = family == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found = {}
+    for name, tensor in tensors.items():
+        if family == "gpt_neox" and name == "lm_head.weight":
+            name = "embed_out.weight"
+        if mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = tensor
+            continue
+        for e, matrix in enumerate(tensor):
+            parts = zip((gate, up), matrix.chunk(2)) if kind == "gate_up_proj" else [(down, matrix)]
+            found.update({f"{experts}.{e}.{part}.weight": values for part, values in parts})
+    return found
+
+
+def weights(model):
+    return names_in_files(model, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def gradients(model):
+    return names_in_files(model, {name: p.grad for name, p in model.named_parameters()})
+
+
+def check_names(model):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        saved = safetensors.torch.load_file(pathlib.Path(folder) / "model.safetensors")
+    ours = weights(model)
+    assert ours.keys() == saved.keys(), ours.keys() ^ saved.keys()
+    assert all(torch.equal(saved[name], ours[name]) for name in saved)
+
+
+class Losses:
+    """Of a batch: `trained` is the one to minimise."""
+
+    def __init__(self, model, logits, targets, router_logits):
+        self.trained = self.cross_entropy = torch.nn.functional.cross_entropy(logits, targets)
+        self.router_logits = router_logits
+        if router_logits:
+            self.auxiliary = auxiliary_loss(model, router_logits)
+            self.trained = self.cross_entropy + model.config.router_aux_loss_coef * self.auxiliary
+
+    def append_to(self, record):
+        record.setdefault("loss", []).append(self.cross_entropy.item())
+        if self.router_logits:
+            record.setdefault("aux_loss", []).append(self.auxiliary.item())
 
 
 def forward(model, batch):
-    logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-    return logits, torch.nn.functional.cross_entropy(
-        logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
+    output = model(input_ids=batch[:, :-1], use_cache=False)
+    logits = output.logits.float()
+    return logits, Losses(model, logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1),
+                          output.router_logits if is_mixture(model.config) else ())
 
 
 def in_bf16(config, attention, tensors, batch):
     """The same model and batch in bf16, against the results in fp32 in `tensors`."""
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    for name, parameter in parameters(model).items():
-        parameter.data.copy_(tensors[name])
-    model = model.to(torch.bfloat16).train()
-    logits, loss = forward(model, batch)
-    loss.backward()
-    errors = {name: relative_error(parameter.grad, tensors["gradient." + name])
-              for name, parameter in parameters(model).items()}
-    return loss.item(), relative_error(logits, tensors["logits"]), errors
+    model = make_model(config, tensors, attention).to(torch.bfloat16)
+    logits, losses = forward(model, batch)
+    losses.trained.backward()
+    errors = {name: relative_error(gradient, tensors["gradient." + name])
+              for name, gradient in gradients(model).items()}
+    return losses, relative_error(logits, tensors["logits"]), errors
 
 
-def spread_in_bf16(config, tensors, batch):
-    losses, logits, gradients = zip(*[in_bf16(config, attention, tensors, batch)
-                                      for attention in ("eager", "sdpa")])
-    return {"loss": losses, "logits_error": max(logits),
-            "gradient_error": {name: max(errors[name] for errors in gradients)
-                               for name in gradients[0]}}
+def spread_in_bf16(config, tensors, batch, in_fp32):
+    """`in_fp32`: the losses of `batch`. Experts chosen in bf16 must be the same."""
+    attentions = ("eager", "sdpa")
+    losses, logits, errors = zip(*[in_bf16(config, attention, tensors, batch)
+                                   for attention in attentions])
+    found = {"loss": [one.cross_entropy.item() for one in losses]}
+    if is_mixture(config):
+        found["aux_loss"] = [one.auxiliary.item() for one in losses]
+        expected = choices(config, in_fp32.router_logits)
+        for one in losses:
+            assert all(map(torch.equal, choices(config, one.router_logits), expected))
+    return {**found, "logits_error": max(logits),
+            "gradient_error": {name: max(of_one[name] for of_one in errors) for name in errors[0]}}
 
 
-def make_model(config, tensors):
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    for name, parameter in parameters(model).items():
-        parameter.data.copy_(tensors[name])
-    return model.to(torch.float32).train()
+def make_model(config, tensors, attention="eager"):
+    model = create(config, attention)
+    for name, values in weights(model).items():
+        values.copy_(tensors[name])
+    return model
 
 
 def make_optimizer(model):
@@ -207,12 +307,18 @@ def project(gradient):
     return (values * torch.cos(0.7 * torch.arange(values.numel(), dtype=torch.float64) + 0.3)).sum()
 
 
+def forward_documents(model, inputs, lengths):
+    """Logits and router logits of one sequence; transformers finds its documents by their positions."""
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    output = model(input_ids=inputs, position_ids=positions, use_cache=False)
+    routers = output.router_logits if is_mixture(model.config) else ()
+    return output.logits.float(), list(routers)
+
+
 def run_packed(config, tensors, tokens):
-    """Trains on sequences of two documents; transformers finds them by their positions."""
+    """Trains on sequences of two documents."""
     model = make_model(config, tensors)
     optimizer = make_optimizer(model)
-    positions = torch.tensor([[i for length in lengths for i in range(length)]
-                              for lengths in DOCUMENTS])
     counts = torch.ones(SEQ, T, dtype=torch.bool)
     counts[:, 4::5] = False
     for sequence, lengths in enumerate(DOCUMENTS):
@@ -221,52 +327,68 @@ def run_packed(config, tensors, tokens):
               "projection": {}}
     for step in range(STEPS):
         batch = torch.tensor(tokens[step])
-        logits = torch.cat([
-            model(input_ids=batch[s:s + 1, :-1], position_ids=positions[s:s + 1],
-                  use_cache=False).logits.float() for s in range(SEQ)])
-        loss = torch.nn.functional.cross_entropy(logits[counts], batch[:, 1:][counts])
+        logits, routers = zip(*[forward_documents(model, batch[s:s + 1, :-1], DOCUMENTS[s])
+                                for s in range(SEQ)])
+        logits = torch.cat(logits)
+        losses = Losses(model, logits[counts], batch[:, 1:][counts],
+                        tuple(torch.cat(of_layer) for of_layer in zip(*routers)))
         optimizer.zero_grad()
-        loss.backward()
+        losses.trained.backward()
         if step == 0:
             tensors["packed.logits"] = logits.detach().clone()
-            for name, parameter in parameters(model).items():
-                record["norm"][name] = parameter.grad.double().norm().item()
-                record["projection"][name] = project(parameter.grad).item()
-        record["loss"].append(loss.item())
+            for name, gradient in gradients(model).items():
+                record["norm"][name] = gradient.double().norm().item()
+                record["projection"][name] = project(gradient).item()
+        losses.append_to(record)
         optimizer.step()
     return record
 
 
+def make_tokens(model):
+    tokens = numpy.random.default_rng(5).integers(0, VOCAB, size=(STEPS, SEQ, T + 1))
+    if is_mixture(model.config):
+        choose_inputs(model, tokens[0], DOCUMENTS, VOCAB)
+    return tokens
+
+
+def make_initial(name, case):
+    model = create(make_config(name, case))
+    randomise(model, 0.0 if name == "gemma3" else 1.0, case.get("seed", 7))
+    if is_mixture(model.config):
+        route(model, case.get("routing"))
+    check_names(model)
+    return model
+
+
 def run(name, case, folder):
     torch.manual_seed(0)
-    config = make_config(name, case)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    model = model.to(torch.float32).train()
-    randomise(model, 0.0 if name == "gemma3" else 1.0)
-    tokens = numpy.random.default_rng(5).integers(0, VOCAB, size=(STEPS, SEQ, T + 1))
-    tensors = {k: p.detach().clone() for k, p in parameters(model).items()}
+    model = make_initial(name, case)
+    tokens = make_tokens(model)
+    tensors = {k: w.clone() for k, w in weights(model).items()}
     optimizer = make_optimizer(model)
     record = {"model": model_section(name, case), "optimizer": OPTIMIZER,
               "tokens": tokens.tolist(), "loss": [], "grad_norm": [],
-              "packed": run_packed(config, tensors, tokens)}
+              "packed": run_packed(model.config, tensors, tokens)}
     for step in range(STEPS):
         batch = torch.tensor(tokens[step])
-        logits, loss = forward(model, batch)
+        logits, losses = forward(model, batch)
         optimizer.zero_grad()
-        loss.backward()
-        gradients = {k: p.grad.detach().clone() for k, p in parameters(model).items()}
+        losses.trained.backward()
         if step == 0:
             tensors["logits"] = logits.detach().clone()
-            tensors.update({"gradient." + k: g for k, g in gradients.items()})
-            record["bf16"] = spread_in_bf16(config, tensors, batch)
-        record["loss"].append(loss.item())
+            tensors.update({"gradient." + k: g.clone() for k, g in gradients(model).items()})
+            record["bf16"] = spread_in_bf16(model.config, tensors, batch, losses)
+            if is_mixture(model.config):
+                record["expert_tokens"] = count_choices(model, losses.router_logits)
+        losses.append_to(record)
         record["grad_norm"].append(
-            sum(g.double().square().sum().item() for g in gradients.values()) ** 0.5)
+            sum(g.double().square().sum().item() for g in gradients(model).values()) ** 0.5)
         optimizer.step()
-    tensors.update({"final." + k: p.detach().clone() for k, p in parameters(model).items()})
+    tensors.update({"final." + k: w.clone() for k, w in weights(model).items()})
     safetensors.torch.save_file(tensors, folder / f"{name}.safetensors")
     (folder / f"{name}.json").write_text(json.dumps(record) + "\n")
-    print(f"{name}: loss {record['loss'][0]:.6f} to {record['loss'][-1]:.6f}")
+    print(f"{name}: loss {record['loss'][0]:.6f} to {record['loss'][-1]:.6f}",
+          record.get("expert_tokens", ""))
 
 
 def rotary():
@@ -289,6 +411,8 @@ def rotary():
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    torch.topk = lowest_of_equals
+    transformers.utils.logging.disable_progress_bar()
     here = pathlib.Path(__file__).resolve().parent
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "families"
     folder.mkdir(parents=True, exist_ok=True)

@@ -201,8 +201,11 @@ class Folder(RunTest):
         self.assertTrue((self.path / "out/model.safetensors").exists())
 
     def test_a_model_of_sizes_has_a_config_and_can_be_imported(self):
-        for family in ("llama", "gpt2"):
-            model = {**TINY["model"], "family": family, "num_kv_heads": None, "max_sequence": 40}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                   "shared_expert_intermediate_size": 16}
+        for family, more in (("llama", {}), ("gpt2", {}), ("qwen2_moe", experts)):
+            model = {**TINY["model"], "family": family, "num_kv_heads": None, "max_sequence": 40,
+                     **more}
             config = self.saving("--overwrite", "--out", family, model=model,
                                  optimizer=TINY["optimizer"])
             self.assertEqual(config.returncode, 0, config.stderr)

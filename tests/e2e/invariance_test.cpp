@@ -43,6 +43,19 @@ Model cut_everywhere(const Model& model, int tiles) {
   return {fmt::format("{}, layers too", vocabulary.name),
           fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section)};
 }
+/// Of two layers one has experts, beside one for all tokens; few tokens for many experts, so that
+/// some have none.
+const Model kExperts = {"experts",
+                        R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
+                           "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
+                           "num_experts": 24, "num_experts_per_tok": 3,
+                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+                           "mlp_only_layers": [1], "output_router_logits": true,
+                           "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
+const Model kAllExperts = {"all experts",
+                           R"("family": "mixtral", "vocab_size": 131, "hidden_size": 64,
+                              "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+                              "intermediate_size": 48, "num_local_experts": 5)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
 test::Outcome train(const Model& model, bool bf16, std::vector<std::string> overrides,
@@ -160,6 +173,13 @@ TEST(Invariance, LlamaWithACutVocabularyInFp32) {
 }
 TEST(Invariance, PackedTiedLlamaInTilesInBf16) {
   expect_invariance(cut_everywhere(kTiedLlama, 3), true, kFewSteps, true);
+}
+
+TEST(Invariance, ExpertsInBf16) {
+  expect_invariance(kExperts, true, kFewSteps);
+}
+TEST(Invariance, PackedExpertsInFp32) {
+  expect_invariance(kAllExperts, false, kFewSteps, true);
 }
 
 /// Tiles only change the order of sums.

@@ -31,7 +31,7 @@ struct ParallelLayer final : Layer<Ops> {
     ops_.linear(block[up], m.norm1, m.hidden, wide_, rows_);
     ops_.activate(Activation::gelu_tanh, m.hidden, m.activated, rows_ * wide_);
   }
-  void project(const BlockWeights<T>& block, T* out) override {
+  void project(const BlockWeights<T>& block, const T* /*in*/, T* out) override {
     ops_.linear_onto(block[down], m.activated, m.middle, out, rows_);
   }
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override {

@@ -28,6 +28,13 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "num_layers": 2, "num_heads": 3, "num_kv_heads": 1,
                               "vocabulary_tiles": 3, "layer_tiles": 2)";
 
+/// Few tokens for the experts: some have none.
+const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 24,
+                                "num_layers": 1, "num_heads": 3, "num_kv_heads": 1,
+                                "intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2,
+                                "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
+                                "output_router_logits": true, "router_aux_loss_coef": 0.1)";
+
 /// Without a GPU the kernels of the CUDA device run thread by thread on the host, so runs are short
 /// on it and few.
 bool on_cuda() {
@@ -133,6 +140,11 @@ TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
 
 TEST(RanksMatrix, InFp32AndUneven) {
   compare_all(kLlama, false, 0.45, {});
+}
+
+TEST(RanksMatrix, ExpertsInEveryStage) {
+  if (on_cuda()) GTEST_SKIP() << "kernels of experts have tests of their own";
+  compare_all(kExperts, false, 0.45, {});
 }
 
 TEST(RanksMatrix, WithMomentsInEightBits) {

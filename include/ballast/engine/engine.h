@@ -63,8 +63,13 @@ struct Evaluation {
 struct StepResult {
   double loss = 0.0;  ///< mean cross-entropy over the targets of the whole batch that count, nats
   std::uint64_t targets = 0;  ///< that count, of all ranks
-  double grad_norm = 0.0;     ///< L2 norm over all gradients before clipping; not finite if skipped
-  bool skipped = false;       ///< a gradient was not finite: nothing was updated
+  /// Without their coefficients; the mean over micro-batches, of this rank. 0 without experts.
+  double balance_loss = 0.0;
+  double router_z_loss = 0.0;
+  /// By block: rows that routers sent to an expert, of this rank; empty without experts.
+  std::vector<std::uint64_t> expert_rows;
+  double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
+  bool skipped = false;    ///< a gradient was not finite: nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
 };

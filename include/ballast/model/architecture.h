@@ -88,7 +88,12 @@ enum class LayerPart {
   whole,      ///< the whole layer
   norm,       ///< the norm before attention or the MLP of a layer that is cut; its tiles follow
   attention,  ///< a tile: queries, keys, values and columns of the output map of some heads
-  mlp         ///< a tile: rows of the first maps and the same columns of the last one
+  mlp,        ///< a tile: rows of the first maps and the same columns of the last one
+  // Layers with experts instead of an MLP.
+  attention_half,  ///< the norm before attention and attention, in one piece
+  router,          ///< the norm before the experts and the router; the experts follow
+  shared_expert,   ///< a tile: the expert that computes all rows, weighed by a gate of its own
+  expert           ///< a tile: one expert, which computes the rows that the router sends to it
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -98,8 +103,10 @@ struct BlockSpec {
   BlockKind kind = BlockKind::layer;
   LayerPart part = LayerPart::whole;  ///< of a layer
   std::uint64_t layer = 0;            ///< the number of the layer, if it is one
+  std::uint64_t expert = 0;           ///< the number of the expert in its layer, if it is one
   /// "embedding", "layer 0", "head"; tiles: "embedding 0", "head 0", "layer 0 attention 3"; norms
-  /// before tiles: "layer 0 attention", "layer 0 mlp".
+  /// before tiles: "layer 0 attention", "layer 0 mlp"; with experts: "layer 0 attention", "layer 0
+  /// router", "layer 0 expert 5".
   std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
@@ -109,6 +116,7 @@ struct BlockSpec {
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
   Elems last_product_elements = 0;
+  double token_share = 1.0;  ///< of the tokens, those that an expert computes if all have as many
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all before
 
@@ -141,7 +149,8 @@ struct VocabularyTile {
 /// the embedding is one block per tile, the last of them with the positions, and so is the head,
 /// the first of them with the norm (if tied, the head is one block with the norm). Wide layers are
 /// cut too: each half, attention and MLP, is a block with the norm before it, then one per tile;
-/// the tiles add their parts of the half's result.
+/// the tiles add their parts of the half's result. Experts are such tiles, of a half that begins
+/// with a norm and a router; attention before them is one block.
 struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
@@ -154,7 +163,9 @@ struct Architecture {
   }
   /// Whether `block` is a tile of half a layer.
   [[nodiscard]] bool is_layer_tile(std::size_t block) const {
-    return blocks[block].part == LayerPart::attention || blocks[block].part == LayerPart::mlp;
+    const LayerPart part = blocks[block].part;
+    return part == LayerPart::attention || part == LayerPart::mlp ||
+           part == LayerPart::shared_expert || part == LayerPart::expert;
   }
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
   [[nodiscard]] std::uint64_t largest_tile() const;  ///< in rows
@@ -173,8 +184,8 @@ struct Architecture {
 
 /// Blocks of a model with a complete config.
 std::size_t count_blocks(const ModelConfig& config);
-/// Whether `block` is a layer of a model with a complete config.
-bool is_layer(const ModelConfig& config, std::size_t block);
+/// Whether `block` of so many (count_blocks()) is a layer or a part of one.
+bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks);
 
 /// The number of tiles of a vocabulary, which depends on the shape of the model alone: 1 up to 2^27
 /// elements or twice the largest block of a layer; otherwise tiles have at most 2^22 elements, or a
@@ -190,6 +201,10 @@ std::uint64_t usual_layer_tiles(Elems layer, std::uint64_t layers);
 std::uint64_t attention_tiles(const ModelConfig& config);
 /// The config of a model whose layers in one piece are as wide as the widest tiles of `config`.
 ModelConfig config_of_tile(const ModelConfig& config);
+
+/// The config of a model without experts whose layers have as many FLOPs per token; others as they
+/// are.
+ModelConfig without_experts(const ModelConfig& config);
 
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.

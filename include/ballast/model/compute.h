@@ -35,6 +35,8 @@ struct KernelMemory {
   /// Bytes of what is known of the rows between visits to tiles, of the head or of layers, see
   /// Compute::normalize(); 0 without tiles.
   Bytes rows = 0;
+  std::uint64_t experts = 0;        ///< of a layer; 0: no layer has any
+  std::uint64_t router_totals = 0;  ///< numbers in RouterResults::totals
   /// By block: bytes of the accumulators that Compute::clear_gradient() sets to zero.
   std::vector<Bytes> cleared;
 };
@@ -52,6 +54,24 @@ struct OutputTile {
   /// Accumulators: untied, the flat ones of the tile's block; tied, [rows of the tile, H]. Empty:
   /// not wanted.
   DeviceView<float> gradient = {};
+};
+
+/// What a router tells besides its rows.
+struct RouterResults {
+  /// [experts + 1]: where the choices of each expert begin among those of all.
+  DeviceView<std::int32_t> starts;
+  /// [memory().router_totals]: sums over the routers of the model, which are called in order. The
+  /// first one begins from zero.
+  DeviceView<double> totals;
+  /// [2]: the load-balancing loss and the z-loss of the micro-batch, without their coefficients;
+  /// the last router writes them.
+  DeviceView<double> losses;
+};
+
+/// The choices that one expert computes, by number among those of all.
+struct ExpertChoices {
+  std::size_t first = 0;
+  std::size_t count = 0;
 };
 
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
@@ -125,6 +145,30 @@ class Compute {
   virtual void norm_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                              ConstDeviceBytes in, DeviceView<float> sums, DeviceBytes dy,
                              DeviceView<float> gradient) = 0;
+
+  // Layers with experts. An expert is a tile that computes only the rows which the router sends to
+  // it; the caller reads their numbers from what route() has written.
+
+  /// The norm and the router in `block`, of LayerPart::router: as normalize(), and decides which
+  /// experts compute which rows. `results`: empty members are not wanted.
+  virtual void route(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                     ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
+                     const RouterResults& results) = 0;
+  /// The expert in `block` for its choices [choices.first, choices.first + choices.count), as
+  /// tile_forward(). An expert without choices does not read its weights.
+  virtual void expert_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                              DeviceBytes rows, ExpertChoices choices, DeviceView<float> sums,
+                              DeviceBytes out) = 0;
+  /// As tile_backward(); adds to `gradient`, which clear_gradient() has set to zero.
+  virtual void expert_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                               DeviceBytes rows, ExpertChoices choices, ConstDeviceBytes dy,
+                               DeviceView<float> sums, DeviceView<float> gradient) = 0;
+  /// The last step of the backward pass, as norm_backward(). `totals`: of all routers; `scale`: of
+  /// their losses, the same for all micro-batches.
+  virtual void router_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                               ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
+                               DeviceView<double> totals, float scale, DeviceBytes dy,
+                               DeviceView<float> gradient, Accumulation accumulation) = 0;
 
   /// The head, evaluation, for a vocabulary of one tile: *loss_sum = sum over targets of the
   /// cross-entropy in nats. `weights`: of the block with the final norm. `output`: the flat weights

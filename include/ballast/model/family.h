@@ -30,6 +30,8 @@ class BlockBuilder {
   BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
   /// Declares the block to be a part of a layer that is cut.
   BlockBuilder& part(LayerPart part);
+  /// Declares the block to be expert `number`, which computes this share of the tokens.
+  BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
   /// Returns the padded block; call it once.
@@ -87,6 +89,15 @@ class Family {
                                                            std::uint64_t /*index*/) const {
     return {};
   }
+  /// The blocks of layer `index` of a complete config: one, tiles, or experts.
+  [[nodiscard]] virtual std::vector<BlockSpec> blocks_of_layer(const ModelConfig& config,
+                                                               std::uint64_t index) const {
+    if (config.layer_tiles > 1) return layer_tiles(config, index);
+    return {layer(config, index)};
+  }
+  /// Their number.
+  [[nodiscard]] virtual std::size_t count_blocks_of_layer(const ModelConfig& config,
+                                                          std::uint64_t index) const;
   /// The factor of attention's scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
   /// The value of model_type in Hugging Face's config.json.

@@ -59,6 +59,8 @@ class RunPrediction {
                                            const engine::Blueprint& blueprint);
 
   [[nodiscard]] double step_seconds() const { return prediction_.step_seconds; }
+  [[nodiscard]] const schedule::Prediction& prediction() const { return prediction_; }
+  [[nodiscard]] const schedule::Rates& rates() const { return rates_; }
 
   /// Caches corrected() rates if the prediction is off by more than 5%. Returns whether it did.
   /// Steps beside much other work (`others_share`: see CpuWatch) correct nothing.

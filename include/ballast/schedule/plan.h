@@ -71,6 +71,8 @@ enum class Action : std::uint8_t {
   upload_weights,        ///< host (home or staging) to device
   gather_weights,        ///< shards of all ranks to whole weights on the device
   normalize,             ///< the norm before tiles of a layer or of the head
+  route,                 ///< the norm before experts, and the choice of experts for each row
+  offload_routing,       ///< where the rows of each expert begin, device to host
   forward,               ///< one block, one micro-batch
   evaluate_head,         ///< the head's loss without gradients
   train_head,            ///< the head forward and backward, all tiles of the vocabulary in one
@@ -156,6 +158,9 @@ enum class Role : std::uint8_t {
   /// What is known of the rows of a micro-batch between visits to tiles: the norm's result, and
   /// what the head adds.
   rows,
+  routing,         ///< where the rows of each expert begin: of a micro-batch, or of all on the host
+  routing_source,  ///< source of copied routing
+  router_totals,   ///< sums over all routers for a micro-batch, for their losses
   /// fp32 sums over tiles: of the output of half a layer, or of the gradient of the norm's result.
   row_sums,
   gradient,         ///< packed gradient
@@ -193,6 +198,14 @@ enum class Speculation : std::uint8_t {
   redoes
 };
 
+/// When an operation on an expert has something to do. Otherwise it leaves its target as it is; the
+/// gradient and the statistics of an expert without rows become zeros.
+enum class Condition : std::uint8_t {
+  none,
+  rows_in_micro_batch,  ///< the router sent rows of this micro-batch to the expert
+  rows_in_step          ///< of any micro-batch
+};
+
 /// One operation of a step.
 struct Operation {
   Action action = Action::forward;
@@ -204,7 +217,10 @@ struct Operation {
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   Speculation speculation = Speculation::none;
-  Bytes bytes = 0;  ///< moved by copies, transfers and collectives, on this rank
+  Condition condition = Condition::none;
+  float likelihood = 1.0F;   ///< that the condition holds, for forecasts
+  float token_share = 1.0F;  ///< of a micro-batch's tokens, those that it computes, for forecasts
+  Bytes bytes = 0;           ///< moved by copies, transfers and collectives, on this rank
   /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
   Bytes offset = 0;
   double flops = 0.0;  ///< of matrix products

@@ -32,6 +32,12 @@ struct BlockWork {
   /// Its input is the stream between the halves of a layer that is cut: kept on the device, or
   /// computed again by the half before it.
   bool mid_layer = false;
+  /// The norm and the router before experts, which are the blocks that continue it.
+  bool routes = false;
+  /// An expert: it computes the rows that the router sends to it.
+  bool is_expert = false;
+  /// Of the tokens, those that an expert computes if all have as many.
+  double token_share = 1.0;
   bool keeps_whole = false;      ///< stage 3 does not split its weights
   Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
   Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
@@ -51,10 +57,12 @@ struct Workload {
   Bytes tied_accumulator_bytes = 0;  ///< of one tile
   Bytes rows_bytes = 0;              ///< see Role; per micro-batch, 0 without tiles
   Bytes row_sums_bytes = 0;          ///< likewise
+  Bytes routing_bytes = 0;           ///< see Role; per micro-batch, 0 without experts
+  Bytes router_totals_bytes = 0;     ///< likewise
   Bytes activation_bytes = 0;        ///< of one micro-batch between two blocks
   Bytes batch_bytes = 0;       ///< tokens, targets and, if packed, positions of one micro-batch
   bool packed = false;         ///< layers read the positions of the tokens
-  Bytes losses_bytes = 0;      ///< losses of all micro-batches
+  Bytes losses_bytes = 0;      ///< losses of all micro-batches, with those of routers
   Bytes statistics_bytes = 0;  ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -116,6 +117,11 @@ struct JsonRules {
 /// not UTF-8 or not JSON (with line and column), for a key given twice in one object and for deeper
 /// nesting.
 Json parse_json(std::string_view text, const std::string& name, const JsonRules& rules = {});
+
+/// Calls `visit` for each value in `object` that is not an object with members, in order, with the
+/// keys that lead to it: "zero_optimization.stage".
+void for_each_value(const Json& object,
+                    const std::function<void(const std::string& path, const Json& value)>& visit);
 
 /// Whether `text` is JSON, without comments.
 bool is_json(std::string_view text);

@@ -30,6 +30,14 @@ struct StepMetrics {
   Bytes nvme_bytes_written = 0;  ///< since the start of the run
   /// Batches before this step that rollbacks have left out (ballast.spike). Left out when 0.
   std::uint64_t skipped_batches = 0;
+  /// Of a model with experts; left out for others.
+  struct Experts {
+    double balance_loss = 0.0;   ///< load-balancing loss without its coefficient
+    double router_z_loss = 0.0;  ///< likewise
+    double largest_load = 0.0;   ///< most rows of an expert / mean of its layer
+    std::uint64_t idle = 0;      ///< experts without rows, of all layers
+  };
+  std::optional<Experts> experts;
   /// Mean over the targets of the evaluation data; the line has its exponential too, as
   /// `eval_perplexity`. Left out when unset.
   std::optional<double> eval_loss;

@@ -1,11 +1,24 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 #include "ballast/schedule/timeline.h"
 
 namespace ballast::train {
+
+/// An operation of a timeline.
+struct TracedOperation {
+  schedule::Span span;
+  std::uint64_t step = 0;          ///< its training step, from 1 at the beginning; 0: before
+  std::vector<std::size_t> after;  ///< operations that it waited for: indices into the result
+};
+
+/// The operations of `timeline` by their start, with their edges, those across runs included.
+std::vector<TracedOperation> trace_operations(const schedule::Timeline& timeline);
 
 /// Throws Error(io) naming `file` if a trace cannot be written there; leaves no file. Call before
 /// the traced work.

@@ -28,6 +28,10 @@ void require_numbers(const ModelConfig& config) {
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   require_packs("model.head_dim", config.head_dim);
+  for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size"}) {
+    if (!config.details.contains(key)) continue;
+    require_packs(fmt::format("model.{}", key), config.detail(key).whole().value_or(0));
+  }
   if (config.head_dim <= kWidestHead) return;
   throw Error(ErrorCategory::config,
               fmt::format("model.head_dim is {}, but device cuda supports at most {}; lower it or "

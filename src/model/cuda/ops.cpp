@@ -10,8 +10,10 @@
 
 #include "src/device/cuda/errors.h"
 #include "src/model/cuda/attention/attention.h"
+#include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
+#include "src/model/families/decoder.h"
 
 namespace ballast::model::cuda {
 
@@ -23,6 +25,16 @@ namespace {
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 
+/// The largest number of experts of a layer.
+std::size_t most_experts(const ModelConfig& config) {
+  std::size_t most = 0;
+  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(config.family));
+  for (std::uint64_t layer = 0; described != nullptr && layer < config.num_layers; ++layer) {
+    most = std::max<std::size_t>(most, described->decoder(config, layer).experts.count);
+  }
+  return most;
+}
+
 }  // namespace
 
 template <class T>
@@ -30,8 +42,8 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
     : shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      widest_{shape.tokens(),
-              std::max({shape_.row(), config.hidden_size, config.intermediate_size})},
+      widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
+                                        most_experts(config)})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
       choices_(options.products),
       backend_(options.attention) {}
@@ -258,6 +270,52 @@ void Ops<T>::row_losses(const RowSum<float>* sums, const std::int32_t* targets, 
 template <class T>
 void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) const {
   check_cuda(cuda::sum_losses(queue_, losses, count, sum), "sum of the losses");
+}
+
+template <class T>
+void Ops<T>::route(const RouterShape& shape, const float* logits, const Routing& to,
+                   std::int32_t* starts) const {
+  check_cuda(cuda::route(queue_, shape, logits, to, starts, partials_), "router");
+}
+
+template <class T>
+void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
+                               const RouterTotals& totals) const {
+  check_cuda(cuda::add_router_totals(queue_, shape, routing, first, totals, partials_),
+             "totals of a router");
+}
+
+template <class T>
+void Ops<T>::router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
+                           double* losses) const {
+  check_cuda(cuda::router_losses(queue_, shape, totals, rows, losses), "losses of the routers");
+}
+
+template <class T>
+void Ops<T>::router_gradient(const RouterShape& shape, const Routing& routing,
+                             const RouterTotals& totals, const RouterLossScales& scales,
+                             T* gradients) const {
+  check_cuda(cuda::router_gradient(queue_, shape, routing, totals, scales, gradients),
+             "gradient of a router");
+}
+
+template <class T>
+void Ops<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
+                         std::size_t padded, std::size_t width) const {
+  check_cuda(cuda::gather_rows(queue_, rows, x, weights, y, padded, width), "rows of an expert");
+}
+
+template <class T>
+void Ops<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                      const float* weights, float* weight_gradients, std::size_t width) const {
+  check_cuda(cuda::dot_rows(queue_, rows, activated, gradients, weights, weight_gradients, width),
+             "gradients of the weights of an expert's rows");
+}
+
+template <class T>
+void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                      std::size_t width) const {
+  check_cuda(cuda::add_rows(queue_, rows, y, weights, sums, width), "results of an expert");
 }
 
 template <class T>

@@ -19,6 +19,7 @@
 #include "src/model/families/rotary.h"
 #include "src/model/formulas.h"
 #include "src/model/layer.h"
+#include "src/model/routing.h"
 
 namespace ballast::model::cuda {
 
@@ -102,6 +103,21 @@ class Ops {
                   double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
+  void route(const RouterShape& shape, const float* logits, const Routing& to,
+             std::int32_t* starts) const;
+  void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
+                         const RouterTotals& totals) const;
+  void router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
+                     double* losses) const;
+  void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
+                       const RouterLossScales& scales, T* gradients) const;
+  void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
+                   std::size_t padded, std::size_t width) const;
+  void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) const;
+  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) const;
+
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
@@ -124,7 +140,7 @@ class Ops {
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
-  Rows widest_;  ///< the maximum over all sums over rows
+  Rows widest_;  ///< the maximum over all sums over rows, also of routers
   float epsilon_;
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;

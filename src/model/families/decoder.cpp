@@ -41,14 +41,28 @@ class Tensors {
     block_.add_last_product(name + ".weight", {out, range.size}, spec_.residual_factor * stddev_);
     block_.columns_of(in, range.first);
   }
-  /// The last product of the layer, unless a norm follows.
-  void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out) {
-    if (!spec_.norm_after_mlp.empty()) {
-      linear(name, in, out, spec_.mlp_bias, spec_.residual_factor);
-      return;
-    }
+  /// The last product of the block.
+  void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased) {
     block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
-    bias(name, out, spec_.mlp_bias);
+    bias(name, out, biased);
+  }
+  /// Queries, keys and values, with their norms, and the norm before them.
+  void attention_inputs(const ModelConfig& c) {
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t q = c.num_heads * c.head_dim;
+    const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+    norm(spec_.norm_before_attention, h, spec_.layer_norm);
+    if (spec_.qkv.size() == 1) {
+      linear(spec_.qkv.front(), h, q + 2 * kv, spec_.qkv_bias);
+      if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
+    } else {
+      linear(spec_.qkv.at(0), h, q, spec_.qkv_bias);
+      linear(spec_.qkv.at(1), h, kv, spec_.qkv_bias);
+      linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
+    }
+    norm(spec_.query_norm, spec_.norms_whole_rows ? q : c.head_dim, false);
+    norm(spec_.key_norm, spec_.norms_whole_rows ? kv : c.head_dim, false);
+    block_.attend(q, spec_.window);
   }
 
  private:
@@ -71,34 +85,87 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   const DecoderSpec spec = decoder(c, index);
   const std::uint64_t h = c.hidden_size;
   const std::uint64_t wide = c.intermediate_size;
-  const std::uint64_t q = c.num_heads * c.head_dim;
-  const std::uint64_t kv = c.num_kv_heads * c.head_dim;
   BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index), prefix(index));
   Tensors tensors(block, spec, c.init_stddev);
 
-  tensors.norm(spec.norm_before_attention, h, spec.layer_norm);
-  if (spec.qkv.size() == 1) {
-    tensors.linear(spec.qkv.front(), h, q + 2 * kv, spec.qkv_bias);
-    if (spec.interleaved_qkv) block.stored_by({3, c.num_heads});
-  } else {
-    tensors.linear(spec.qkv.at(0), h, q, spec.qkv_bias);
-    tensors.linear(spec.qkv.at(1), h, kv, spec.qkv_bias);
-    tensors.linear(spec.qkv.at(2), h, kv, spec.qkv_bias);
-  }
-  tensors.norm(spec.query_norm, spec.norms_whole_rows ? q : c.head_dim, false);
-  tensors.norm(spec.key_norm, spec.norms_whole_rows ? kv : c.head_dim, false);
-  block.attend(q, spec.window);
-  tensors.linear(spec.attention_out, q, h, spec.attention_out_bias, spec.residual_factor);
+  tensors.attention_inputs(c);
+  tensors.linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias,
+                 spec.residual_factor);
   tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
   tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
   const std::uint64_t in_width = spec.gated && spec.mlp_in.size() == 1 ? 2 * wide : wide;
   for (const std::string& name : spec.mlp_in) tensors.linear(name, h, in_width, spec.mlp_bias);
-  tensors.last_linear(spec.mlp_out, wide, h);
+  if (spec.norm_after_mlp.empty()) {
+    tensors.last_linear(spec.mlp_out, wide, h, spec.mlp_bias);
+  } else {
+    tensors.linear(spec.mlp_out, wide, h, spec.mlp_bias, spec.residual_factor);
+  }
   tensors.norm(spec.norm_after_mlp, h, spec.layer_norm);
   return block.finish();
 }
 
+std::vector<BlockSpec> DecoderFamily::blocks_of_layer(const ModelConfig& c,
+                                                      std::uint64_t index) const {
+  const DecoderSpec spec = decoder(c, index);
+  return spec.experts.count == 0 ? Family::blocks_of_layer(c, index)
+                                 : expert_blocks(c, index, spec);
+}
+
+std::size_t DecoderFamily::count_blocks_of_layer(const ModelConfig& c, std::uint64_t index) const {
+  const std::uint64_t experts = decoder(c, index).experts.count;
+  const std::uint64_t shared = decoder(c, index).experts.shared_width > 0 ? 1 : 0;
+  return experts == 0 ? Family::count_blocks_of_layer(c, index) : 2 + shared + experts;
+}
+
+std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::uint64_t index,
+                                                    const DecoderSpec& spec) const {
+  expects(!spec.norm_before_mlp.empty() && spec.norm_after_attention.empty() &&
+              spec.norm_after_mlp.empty() && !spec.parallel && spec.gated && !spec.conv1d,
+          "a layer with experts needs a norm before them, and none after attention or them");
+  const std::uint64_t h = c.hidden_size;
+  const ExpertsSpec& experts = spec.experts;
+  std::vector<BlockSpec> blocks;
+  const auto add = [&](const std::string& name, const auto& fill) {
+    BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
+    fill(Tensors(block, spec, c.init_stddev), block);
+    blocks.push_back(block.finish());
+  };
+  add("attention", [&](Tensors tensors, BlockBuilder& block) {
+    block.part(LayerPart::attention_half);
+    tensors.attention_inputs(c);
+    tensors.last_linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias);
+  });
+  add("router", [&](Tensors tensors, BlockBuilder& block) {
+    block.part(LayerPart::router);
+    tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
+    tensors.linear(experts.router, h, experts.count, false);
+  });
+  const auto add_maps = [&](Tensors& tensors, const std::string& before, std::uint64_t width) {
+    tensors.linear(before + experts.gate, h, width, false);
+    tensors.linear(before + experts.up, h, width, false);
+    tensors.last_linear(before + experts.down, width, h, false);
+  };
+  if (experts.shared_width > 0) {
+    add("shared expert", [&](Tensors tensors, BlockBuilder& block) {
+      block.part(LayerPart::shared_expert);
+      tensors.linear(experts.shared_gate, h, 1, false);
+      add_maps(tensors, experts.shared_prefix, experts.shared_width);
+    });
+  }
+  const double share = static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
+  for (std::uint64_t e = 0; e < experts.count; ++e) {
+    add(fmt::format("expert {}", e), [&](Tensors tensors, BlockBuilder& block) {
+      block.expert(e, share);
+      add_maps(tensors, experts.of_expert(e, ""), experts.width);
+    });
+  }
+  return blocks;
+}
+
 bool DecoderFamily::cuts_layers(const ModelConfig& config) const {
+  for (std::uint64_t index = 0; index < config.num_layers; ++index) {
+    if (decoder(config, index).experts.count > 0) return false;
+  }
   const DecoderSpec spec = decoder(config, 0);
   return !spec.norm_before_attention.empty() && !spec.norm_before_mlp.empty() &&
          spec.norm_after_attention.empty() && spec.norm_after_mlp.empty() && !spec.parallel &&

@@ -15,6 +15,30 @@ namespace ballast::model {
 template <class Ops>
 class DecoderLayer;  // decoder_layer.h
 
+/// Experts instead of an MLP: each token is sent to some of them by the router, and their results,
+/// weighed by the router's probabilities, are added to the residual stream.
+struct ExpertsSpec {
+  std::uint64_t count = 0;      ///< 0: the layer has an MLP
+  std::uint64_t per_token = 0;  ///< experts that a token is sent to
+  std::uint64_t width = 0;      ///< of an expert's MLP
+  bool renormalises = false;    ///< the weights of a token's experts are divided by their sum
+  std::string router;           ///< the map [count, H]
+  /// Names of an expert's maps: PREFIX + its number + "." + name.
+  std::string prefix;
+  std::string gate;
+  std::string up;
+  std::string down;
+  /// An expert for all tokens, with such maps behind its own prefix, and the map [1, H] whose
+  /// sigmoid is its weight.
+  std::uint64_t shared_width = 0;  ///< 0: none
+  std::string shared_prefix;
+  std::string shared_gate;
+
+  [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
+    return prefix + std::to_string(number) + "." + name;
+  }
+};
+
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
 /// that the layer has no such tensor.
@@ -44,6 +68,8 @@ struct DecoderSpec {
   std::vector<std::string> mlp_in;
   std::string mlp_out;
 
+  ExpertsSpec experts;  ///< then there are no mlp_in and mlp_out
+
   bool conv1d = false;           ///< weights of linear maps are [in, out]; false: [out, in]
   bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: by head
   bool qkv_bias = false;
@@ -65,6 +91,10 @@ class DecoderFamily : public Family {
   [[nodiscard]] virtual DecoderSpec decoder(const ModelConfig& config,
                                             std::uint64_t index) const = 0;
   [[nodiscard]] BlockSpec layer(const ModelConfig& config, std::uint64_t index) const final;
+  [[nodiscard]] std::vector<BlockSpec> blocks_of_layer(const ModelConfig& config,
+                                                       std::uint64_t index) const final;
+  [[nodiscard]] std::size_t count_blocks_of_layer(const ModelConfig& config,
+                                                  std::uint64_t index) const final;
   [[nodiscard]] bool cuts_layers(const ModelConfig& config) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;
@@ -78,6 +108,10 @@ class DecoderFamily : public Family {
  protected:
   /// Common prefix of the tensors' names of a layer.
   [[nodiscard]] virtual std::string prefix(std::uint64_t index) const = 0;
+
+ private:
+  [[nodiscard]] std::vector<BlockSpec> expert_blocks(const ModelConfig& config, std::uint64_t index,
+                                                     const DecoderSpec& spec) const;
 };
 
 /// The family of that name as a DecoderFamily. Throws Error(state) if it is none.

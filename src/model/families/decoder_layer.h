@@ -73,7 +73,10 @@ class DecoderLayer final : public Layer<Ops> {
   static Bound bind(const ModelConfig& config, const BlockSpec& block);
 
   void compute(const BlockWeights<T>& block, const T* in) override;
-  void project(const BlockWeights<T>& block, T* out) override;
+  void project(const BlockWeights<T>& block, const T* in, T* out) override;
+  [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {
+    return bound_[block.layer].part;
+  }
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
@@ -192,7 +195,8 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
 template <class Ops>
 NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
   const Bound& b = bound_[layer];
-  expects(b.part == LayerPart::norm, "the block is not a norm before tiles");
+  expects(b.part == LayerPart::norm || b.part == LayerPart::router,
+          "the block is not a norm before tiles");
   return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
 }
 
@@ -239,6 +243,7 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
   this->attend(b.window);
+  if (b.part == LayerPart::attention_half) return;  // the last product remains
   if (b.norm_after_attention) {
     ops.linear(block[b.attention_out], m.attention, m.attention_out, this->width_, rows);
     ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
@@ -272,8 +277,12 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
+void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
   const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention_half) {
+    this->ops_.linear_onto(block[b.attention_out], this->memory_.attention, in, out, this->rows_);
+    return;
+  }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(block, chunk, mlp_x(b));
     const std::size_t at = chunk.first * this->width_;
@@ -288,7 +297,7 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, T* out) {
 
 template <class Ops>
 void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
-  differentiate_mlp(block, in, dy);
+  if (bound_[block.layer].part == LayerPart::whole) differentiate_mlp(block, in, dy);
   differentiate_attention(block, in, dy);
 }
 

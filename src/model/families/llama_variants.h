@@ -42,7 +42,7 @@ class Qwen2 final : public Llama {
 };
 
 /// Norms of each head of queries and keys.
-class Qwen3 final : public Llama {
+class Qwen3 : public Llama {
  public:
   std::string_view name() const override { return "qwen3"; }
   std::string_view checkpoint_class() const override { return "Qwen3ForCausalLM"; }

@@ -7,6 +7,7 @@
 
 #include "ballast/core/cpu.h"
 #include "ballast/core/dtype.h"
+#include "ballast/core/error.h"
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/attention.h"
 
@@ -159,5 +160,13 @@ const TypeKernels<T>& kernels_of(const KernelTable& table) {
 /// The tables that are compiled in and supported by this CPU, slowest first; BALLAST_ISA_MASK (a
 /// name) hides all faster ones.
 std::vector<const KernelTable*> kernel_tables();
+
+/// The kernels of the fastest of them.
+template <class T>
+const TypeKernels<T>& best_kernels() {
+  const auto tables = kernel_tables();
+  expects(!tables.empty(), "no kernels for this CPU");
+  return kernels_of<T>(*tables.back());
+}
 
 }  // namespace ballast::model::host

@@ -20,13 +20,6 @@ namespace {
 /// Granularity of a thread's elements: whole cache lines of any type.
 constexpr std::size_t kStep = 64;
 
-template <class T>
-const TypeKernels<T>& best_kernels() {
-  const auto tables = kernel_tables();
-  expects(!tables.empty(), "no kernels for this CPU");
-  return kernels_of<T>(*tables.back());
-}
-
 /// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`: a
 /// GradientStats per kStatsChunk values.
 template <class Find>

@@ -11,6 +11,7 @@
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
+#include "src/model/host/router_ops.h"
 #include "src/model/layer.h"
 
 namespace ballast::model::host {
@@ -18,7 +19,7 @@ namespace ballast::model::host {
 /// The operations of the host device (../layer.h), spread over the OpenMP team of the stream's
 /// thread. Per-thread sums of weight gradients are added in thread order.
 template <class T>
-class Ops {
+class Ops : public RouterOps<T> {
  public:
   using Value = T;
   /// Limit of the logits in memory at a time.

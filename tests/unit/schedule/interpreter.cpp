@@ -8,12 +8,11 @@ namespace ballast::schedule {
 namespace {
 
 std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 18> kNames = {
-      "nothing",          "weights",       "states",    "batch",
-      "activation",       "intermediates", "flow",      "accumulator",
-      "tied accumulator", "normed",        "head rows", "output sums",
-      "normed gradient",  "packed",        "reduced",   "statistics",
-      "losses",           "verdict"};
+  constexpr std::array<std::string_view, 20> kNames = {
+      "nothing",       "weights",     "states",           "batch",  "activation", "intermediates",
+      "flow",          "accumulator", "tied accumulator", "normed", "head rows",  "routing",
+      "router totals", "output sums", "normed gradient",  "packed", "reduced",    "statistics",
+      "losses",        "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),
@@ -63,6 +62,7 @@ void Interpreter::run(const Plan& plan) {
   if (!training_) return;
   ++steps_;
   last_training_run_ = run_;
+  last_micro_batches_ = plan.micro_batches;
 }
 
 void Interpreter::finish() {
@@ -81,6 +81,7 @@ void Interpreter::finish() {
 }
 
 void Interpreter::perform(const Operation& op) {
+  if (is_idle(op)) return rest(op);
   const Content input = filling_ ? Content{} : of_run(What::activation, op, op.micro);
   switch (op.action) {
     case Action::upload_batch:
@@ -99,6 +100,10 @@ void Interpreter::perform(const Operation& op) {
       return head(op);
     case Action::normalize:
       return normalize(op);
+    case Action::route:
+      return route(op);
+    case Action::offload_routing:
+      return offload_routing(op);
     case Action::scan_head:
       return scan_head(op);
     case Action::differentiate_head:
@@ -334,6 +339,7 @@ void Interpreter::gate(const Operation& op) {
   if (!training_) return;
   std::uint32_t block = 0;
   for (const Use& use : op.uses) {
+    if (use.role == Role::routing) ++seen_uses_;
     if (use.role != Role::statistics) continue;
     ++seen_uses_;
     if (held_[use.buffer] != Content{What::statistics, block++, 0, run_}) {
@@ -414,6 +420,10 @@ Bytes Interpreter::size(const Content& content) const {
     case What::normed:
     case What::head_rows:
       return work_.rows_bytes;
+    case What::routing:
+      return work_.routing_bytes;
+    case What::router_totals:
+      return work_.router_totals_bytes;
     case What::output_sums:
     case What::normed_gradient:
       return work_.row_sums_bytes;

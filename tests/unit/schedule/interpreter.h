@@ -25,6 +25,8 @@ struct Content {
     tied_accumulator,  ///< the same, of tile `block`
     normed,            ///< result of the norm in `block`; number: run
     head_rows,         ///< the same of the head; `block`: tiles scanned so far; number: run
+    routing,           ///< of the router in `block`; micro: micro-batches so far; number: run
+    router_totals,     ///< `block`: the last router that was added; number: run
     output_sums,      ///< `block`: the last one that was added, the norm's or a tile's; number: run
     normed_gradient,  ///< `block`: the last one that was added, from the end; number: run
     packed,           ///< gradient of this rank's micro-batches; number: run
@@ -79,6 +81,21 @@ class Interpreter {
   void tile_forward(const Operation& op);
   void tile_backward(const Operation& op);
   void norm_backward(const Operation& op);
+  void route(const Operation& op);
+  void offload_routing(const Operation& op);
+  void expert_forward(const Operation& op);
+  void expert_backward(const Operation& op);
+  void router_backward(const Operation& op);
+  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run) const;
+  /// Of any micro-batch of the run.
+  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint64_t run, std::uint32_t micros) const;
+  [[nodiscard]] std::uint32_t previous_router(std::uint32_t block) const;
+  [[nodiscard]] std::uint32_t last_router() const;
+  void need_routing(const Operation& op, std::uint32_t micros);
+  /// Whether the operation's condition does not hold.
+  bool is_idle(const Operation& op);
+  /// What it leaves then.
+  void rest(const Operation& op);
   void scan_head(const Operation& op);
   void differentiate_head(const Operation& op);
   void end_head(const Operation& op);
@@ -138,6 +155,7 @@ class Interpreter {
   std::uint64_t steps_ = 0;  ///< training steps before the current run
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
+  std::uint32_t last_micro_batches_ = 0;  ///< of that run
   const Plan* plan_ = nullptr;
   bool training_ = false;   ///< whether the current run is a training step
   bool filling_ = false;    ///< whether it is the initial fill

@@ -18,6 +18,7 @@ void Interpreter::normalize(const Operation& op) {
 }
 
 void Interpreter::tile_forward(const Operation& op) {
+  if (work_.blocks[op.block].is_expert) return expert_forward(op);
   current_weights_in_use(op, op.block);
   if (work_.packed) batch_of(op);
   pass(op, Role::workspace);
@@ -30,6 +31,7 @@ void Interpreter::tile_forward(const Operation& op) {
 }
 
 void Interpreter::tile_backward(const Operation& op) {
+  if (work_.blocks[op.block].is_expert) return expert_backward(op);
   const std::uint32_t last = work_.last_tile(op.block);
   current_weights_in_use(op, op.block);
   if (work_.packed) batch_of(op);
@@ -49,6 +51,7 @@ void Interpreter::tile_backward(const Operation& op) {
 }
 
 void Interpreter::norm_backward(const Operation& op) {
+  if (work_.blocks[op.block].routes) return router_backward(op);
   current_weights_in_use(op, op.block);
   pass(op, Role::workspace);
   need(op, Role::input, of_run(What::activation, op, op.micro));

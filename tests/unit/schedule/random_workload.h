@@ -73,6 +73,24 @@ inline std::vector<SubGroup> random_sub_groups(std::uint64_t seed, Elems element
   return groups;
 }
 
+/// Makes some halves of layers, which are not halves of the same layer, routers and experts.
+inline void add_experts(Workload& work, std::uint64_t seed) {
+  Dice dice(seed + 19'000'013);
+  for (std::uint32_t b = work.first_layer(); b < work.head(); ++b) {
+    if (work.blocks[b].continues || work.blocks[b].mid_layer || !work.is_part_of_layer(b)) continue;
+    const std::uint32_t last = work.last_tile(b);
+    if (work.blocks[last + 1].mid_layer || dice.pick(0, 3) == 0) continue;
+    work.blocks[b].routes = true;
+    work.routing_bytes = 64;
+    work.router_totals_bytes = 128;
+    // The first may be an expert for all rows.
+    for (std::uint32_t e = b + (dice.toss() ? 2 : 1); e <= last; ++e) {
+      work.blocks[e].is_expert = true;
+      work.blocks[e].token_share = 0.25;
+    }
+  }
+}
+
 /// Says which blocks are tiles: of the vocabulary and, in a quarter of the problems, of layers.
 inline void cut_blocks(Workload& work, std::uint64_t seed) {
   const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
@@ -92,6 +110,7 @@ inline void cut_blocks(Workload& work, std::uint64_t seed) {
     half = work.is_part_of_layer(b) && !work.blocks[b].mid_layer;
   }
   if (!work.cuts_layers()) return;
+  if (seed % 8 == 5) add_experts(work, seed);
   work.rows_bytes = std::max(work.rows_bytes, cut.pick(1, 16) * 1024);
   work.row_sums_bytes = std::max(work.row_sums_bytes, cut.pick(1, 16) * 1024);
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
+#include <optional>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -16,22 +18,27 @@ namespace {
 using Volumes = std::array<Bytes, kLaneCount>;
 
 /// How often data must be brought into `places` buffers with least-recently-used replacement: if at
-/// least that many others were used since its last use, or if it was never used.
+/// least that many others were used since its last use, or if it was never used, or brought for a
+/// pass in which an expert had rows. `pass`: the data are needed in such a case.
 class Misses {
  public:
   explicit Misses(std::size_t places) : places_(places) {}
 
-  bool use(std::uint32_t block) {
+  bool use(std::uint32_t block, std::optional<std::uint32_t> pass = {}) {
     const auto last = std::find(uses_.rbegin(), uses_.rend(), block);
-    const bool missing =
+    bool missing =
         last == uses_.rend() || std::set<std::uint32_t>(uses_.rbegin(), last).size() >= places_;
     uses_.push_back(block);
+    const auto brought = brought_.find(block);
+    missing = missing || (brought->second && brought->second != pass);
+    if (missing) brought_[block] = pass;
     return missing;
   }
 
  private:
   std::size_t places_;
   std::deque<std::uint32_t> uses_;
+  std::map<std::uint32_t, std::optional<std::uint32_t>> brought_;
 };
 
 /// Counts one run on one rank.
@@ -52,9 +59,11 @@ class Counter {
       if (at(b).optimizer != Tier::device) count(Lane::offload, work_.blocks[b].gradient_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
       activations(b, micro_batches);
+      if (work_.blocks[b].routes) count(Lane::offload, micro_batches * work_.routing_bytes);
     }
     const std::uint32_t passes = options_.order == Order::layer_major ? 1 : micro_batches;
     for (std::uint32_t pass = 0; pass < passes; ++pass) {
+      pass_ = pass;
       const bool updates = applies_updates && pass == 0;
       const bool last = pass + 1 == passes;
       for (std::uint32_t b = 0; b < head(); ++b) arrive(b, updates);
@@ -102,8 +111,12 @@ class Counter {
     const std::uint32_t micro_batches = work_.evaluation_micro_batches;
     count(Lane::upload, micro_batches * work_.batch_bytes);
     count(Lane::offload, work_.losses_bytes);
+    for (const BlockWork& block : work_.blocks) {
+      if (block.routes) count(Lane::offload, micro_batches * work_.routing_bytes);
+    }
     const bool layer_major = options_.order == Order::layer_major;
     for (std::uint32_t pass = 0; pass < (layer_major ? 1 : micro_batches); ++pass) {
+      pass_ = pass;
       for (std::uint32_t b = 0; b < head(); ++b) weights(b);
       weights(head());
       for (std::uint32_t t = 0; t < tiles(); ++t) weights(tile(t));
@@ -231,19 +244,24 @@ class Counter {
 
   /// A block's weights on the device.
   void weights(std::uint32_t block) {
-    if (at(block).weights == Tier::device || !slots_.use(block)) return;
-    if (at(block).weights == Tier::nvme) stage(block);
+    const auto pass = work_.blocks[block].is_expert && work_.world == 1 && !updates_
+                          ? std::optional(pass_)
+                          : std::nullopt;
+    if (at(block).weights == Tier::device || !slots_.use(block, pass)) return;
+    if (at(block).weights == Tier::nvme) stage(block, pass);
     count(Lane::upload, work_.blocks[block].weight_bytes);
   }
-  void stage(std::uint32_t block) {
-    if (staging_.use(block)) count(Lane::fetch, work_.blocks[block].weight_bytes);
+  void stage(std::uint32_t block, std::optional<std::uint32_t> pass = {}) {
+    if (staging_.use(block, pass)) count(Lane::fetch, work_.blocks[block].weight_bytes);
   }
 
   void update(std::uint32_t block) {
     const BlockPlacement& home = at(block);
     const Bytes bytes = work_.blocks[block].weight_bytes;
     if (home.optimizer == Tier::device) {
+      updates_ = true;
       weights(block);
+      updates_ = false;
       if (home.weights != Tier::device) count(Lane::offload, bytes);
       if (home.weights == Tier::nvme) staging_.use(block);
     } else {
@@ -266,6 +284,8 @@ class Counter {
   const Options& options_;
   Misses slots_;
   Misses staging_;
+  std::uint32_t pass_ = 0;  ///< of groups of micro-batches
+  bool updates_ = false;    ///< weights are needed for an update
   Volumes volumes_{};
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -114,6 +115,16 @@ TEST(ParseJson, DescribesAValueForAMessage) {
   EXPECT_EQ(parse_json("{}", "f").described(), "an object");
   EXPECT_EQ(parse_json("null", "f").described(), "null");
   EXPECT_EQ(parse_json("true", "f").described(), "true");
+}
+
+TEST(ForEachValue, NamesValuesByTheKeysThatLeadToThem) {
+  std::vector<std::string> found;
+  for_each_value(parse_json(R"({"a": 1, "b": {"c": [{"d": 2}], "e": {}, "f": {"g": null}}})", "f"),
+                 [&](const std::string& path, const Json& value) {
+                   found.push_back(path + "=" + value.compact());
+                 });
+  EXPECT_EQ(found, (std::vector<std::string>{"a=1", R"(b.c=[{"d":2}])", "b.e={}", "b.f.g=null"}));
+  for_each_value(Json::array({1}), [](const std::string&, const Json&) { FAIL(); });
 }
 
 TEST(ScaledNumbers, AreExactInBothDirections) {

@@ -394,7 +394,7 @@ TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
   };
   expect("llama", "model_type", "bloom",
          "model_type is \"bloom\", but Ballast supports only gpt2, llama, mistral, qwen2, qwen3, "
-         "smollm3, phi3, olmo2, gemma3_text, gpt_neox");
+         "smollm3, phi3, olmo2, gemma3_text, gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe");
   expect("llama", "hidden_act", "gelu",
          "hidden_act is \"gelu\", but Ballast supports only silu, swish");
   expect("gpt2", "activation_function", "relu",

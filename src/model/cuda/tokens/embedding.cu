@@ -2,17 +2,13 @@
 #include <limits>
 
 #include "src/device/cuda/eight.h"
+#include "src/model/cuda/rows/row_pieces.h"
 #include "src/model/cuda/tokens/tokens.h"
 
 namespace ballast::model::cuda {
 namespace {
 
-using device::kOneAccess;
-using device::Packed;
-
 constexpr unsigned kThreads = 256;
-/// Threads of a block that processes a part of a row.
-constexpr unsigned kMostRowThreads = 128;
 
 /// Marks the end of a list of links.
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
@@ -23,30 +19,6 @@ constexpr unsigned kPositions = 32;
 constexpr unsigned kTile = 2048;
 /// Rows that a thread reads ahead.
 constexpr unsigned kAhead = 8;
-
-unsigned blocks_for(std::size_t items, unsigned per_block) {
-  return static_cast<unsigned>((items + per_block - 1) / per_block);
-}
-
-/// The part of a row that a thread has.
-template <class T>
-using Piece = Packed<T, kOneAccess<T>>;
-
-/// One block per row and part of its columns, one thread per piece of the part.
-template <class T>
-device::Launch by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
-  const std::size_t pieces = width / kOneAccess<T>;
-  const auto threads = static_cast<unsigned>(std::min<std::size_t>(
-      (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));
-  return {.stream = stream,
-          .blocks = {static_cast<unsigned>(rows), blocks_for(pieces, threads)},
-          .threads = threads};
-}
-/// The thread's first column.
-template <class T>
-__device__ std::size_t own_column() {
-  return (std::size_t{blockIdx.y} * blockDim.x + threadIdx.x) * kOneAccess<T>;
-}
 
 /// Whether `token` is one of [first, first + size).
 __device__ bool is_in(std::int32_t token, std::size_t first, std::size_t size) {

@@ -1,0 +1,117 @@
+#include "src/device/cuda/eight.h"
+#include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/rows/row_pieces.h"
+#include "src/model/cuda/rows/row_team.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+/// Groups of eight elements that a thread of dot() keeps in registers.
+constexpr unsigned kHeld = 2;
+
+/// The token of a choice.
+__device__ std::size_t row_of(const ExpertRows& rows, std::int32_t place) {
+  return static_cast<unsigned>(place) / static_cast<unsigned>(rows.per_token);
+}
+
+template <class T>
+__device__ Piece<T> times(const Piece<T>& piece, float factor) {
+  float values[kOneAccess<T>];
+  device::widen(piece, values);
+  for (float& value : values) value *= factor;
+  Piece<T> product;
+  device::narrow(values, product);
+  return product;
+}
+
+/// One block per row of y and part of its columns.
+template <class T>
+__global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, std::size_t width) {
+  const std::size_t column = own_column<T>();
+  if (column >= width) return;
+  Piece<T> piece;
+  if (blockIdx.x < rows.count) {
+    const std::int32_t place = rows.places[blockIdx.x];
+    piece = device::read<kOneAccess<T>>(x + row_of(rows, place) * width + column);
+    if (weights != nullptr) piece = times<T>(piece, weights[place]);
+  }
+  device::write(piece, y + blockIdx.x * width + column);
+}
+
+/// One block per choice.
+template <class T>
+__global__ void __launch_bounds__(kMostThreads)
+    dot(ExpertRows rows, const T* activated, const T* gradients, const float* weights,
+        float* weight_gradients, std::size_t width) {
+  Team<Fit::beyond> team;
+  const Share<Fit::beyond, kHeld> share(team, static_cast<unsigned>(width));
+  const std::int32_t place = rows.places[blockIdx.x];
+  const T* const values = activated + blockIdx.x * width;
+  const T* const row = gradients + blockIdx.x * width;
+  Eight<T> kept[kHeld];
+  share.keep(row, kept);
+  float product[1] = {};
+  share.each(row, kept, [&](unsigned at, const float(&gradient)[kEight]) {
+    float value[kEight];
+    device::read(values + at, value);
+    for (unsigned i = 0; i < kEight; ++i) product[0] += gradient[i] * value[i];
+  });
+  team.sum(product);
+  if (team.rank() != 0) return;
+  const float weight = weights[place];
+  weight_gradients[place] = weight == 0.0F ? 0.0F : product[0] / weight;
+}
+
+/// One block per choice and part of its columns.
+__global__ void add(ExpertRows rows, const float* y, const float* weights, float* sums,
+                    std::size_t width) {
+  const std::size_t column = own_column<float>();
+  if (column >= width) return;
+  const std::int32_t place = rows.places[blockIdx.x];
+  const float weight = weights == nullptr ? 1.0F : weights[place];
+  float* const to = sums + row_of(rows, place) * width + column;
+  float sum[kOneAccess<float>];
+  float values[kOneAccess<float>];
+  device::read(to, sum);
+  device::read(y + blockIdx.x * width + column, values);
+  for (unsigned i = 0; i < kOneAccess<float>; ++i) sum[i] += values[i] * weight;
+  device::write(sum, to);
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t gather_rows(cudaStream_t stream, const ExpertRows& rows, const T* x,
+                        const float* weights, T* y, std::size_t padded, std::size_t width) {
+  if (padded == 0 || width == 0) return cudaSuccess;
+  return device::launch(by_rows<T>(stream, padded, width), &gather<T>, rows, x, weights, y, width);
+}
+
+template <class T>
+cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
+                     const T* gradients, const float* weights, float* weight_gradients,
+                     std::size_t width) {
+  if (rows.count == 0 || width == 0) return cudaSuccess;
+  return device::launch({.stream = stream,
+                         .blocks = static_cast<unsigned>(rows.count),
+                         .threads = threads_of_row(width, kHeld)},
+                        &dot<T>, rows, activated, gradients, weights, weight_gradients, width);
+}
+
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
+                     const float* weights, float* sums, std::size_t width) {
+  if (rows.count == 0 || width == 0) return cudaSuccess;
+  return device::launch(by_rows<float>(stream, rows.count, width), &add, rows, y, weights, sums,
+                        width);
+}
+
+template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
+                                 float*, std::size_t, std::size_t);
+template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const Bf16*, const float*, Bf16*,
+                                 std::size_t, std::size_t);
+template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
+                              const float*, float*, std::size_t);
+template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
+                              const float*, float*, std::size_t);
+
+}  // namespace ballast::model::cuda

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "src/model/routing.h"
+
+namespace ballast::model::cuda {
+
+// Kernels of routers and experts. They are described at those of the host device
+// (../../host/router_ops.h). Conventions: rows.h; the number of experts, the choices of a token and
+// the rows are any. `partials`: scratch memory of partial_floats({rows, experts}) floats.
+
+/// Softmax in fp32 with sums in double.
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, const float* logits,
+                  const Routing& to, std::int32_t* starts, float* partials);
+
+/// Sums in double.
+cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                              bool first, const RouterTotals& totals, float* partials);
+cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
+                          double rows, double* losses);
+/// In double, rounded once.
+template <class T>
+cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                            const RouterTotals& totals, const RouterLossScales& scales,
+                            T* gradients);
+
+template <class T>
+cudaError_t gather_rows(cudaStream_t stream, const ExpertRows& rows, const T* x,
+                        const float* weights, T* y, std::size_t padded, std::size_t width);
+template <class T>
+cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
+                     const T* gradients, const float* weights, float* weight_gradients,
+                     std::size_t width);
+/// The choices are of different rows, as those of one expert are.
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
+                     const float* weights, float* sums, std::size_t width);
+
+}  // namespace ballast::model::cuda

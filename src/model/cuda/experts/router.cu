@@ -1,0 +1,361 @@
+#include <cmath>
+#include <limits>
+
+#include "src/device/cuda/eight.h"
+#include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/experts/row_groups.h"
+#include "src/model/cuda/rows/row_pieces.h"
+#include "src/model/cuda/rows/row_team.h"
+#include "src/model/formulas.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+constexpr unsigned kThreads = kRowsOfBlock * kWarp;
+/// Threads that share a column; each takes every kStrands-th row or group.
+constexpr unsigned kStrands = kThreads / kWarp;
+/// Bits of a word of the experts that a row has taken.
+constexpr unsigned kBits = 32;
+constexpr unsigned kNone = std::numeric_limits<unsigned>::max();
+
+/// What the kernels use of a RouterShape.
+struct Shape {
+  std::size_t rows;
+  unsigned experts;
+  unsigned per_token;
+  std::size_t step;  ///< of logits and of their gradients
+  bool renormalises;
+};
+Shape shape_of(const RouterShape& shape) {
+  return {.rows = shape.rows,
+          .experts = static_cast<unsigned>(shape.experts),
+          .per_token = static_cast<unsigned>(shape.per_token),
+          .step = shape.step(),
+          .renormalises = shape.renormalises};
+}
+
+/// A warp per row.
+device::Launch by_warps(cudaStream_t stream, std::size_t rows) {
+  return {.stream = stream, .blocks = blocks_for(rows, kRowsOfBlock), .threads = kThreads};
+}
+
+/// The largest logit of a row, without those that are NaN.
+__device__ float largest_of(const float* logits, unsigned experts) {
+  float most = -HUGE_VALF;
+  for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
+    most = logits[e] > most ? logits[e] : most;
+  }
+  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(device::kAllLanes, most, static_cast<int>(step));
+    most = other > most ? other : most;
+  }
+  return most;
+}
+
+/// Probabilities of a row; returns the logarithm of the softmax's sum. A lane later reads only what
+/// it has written itself.
+__device__ double softmax(const float* logits, unsigned experts, float* probabilities) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const float largest = largest_of(logits, experts);
+  double total = 0.0;
+  for (unsigned e = lane; e < experts; e += kWarp) {
+    const float exponential = formulas::probability(logits[e], 1.0F, largest);
+    probabilities[e] = exponential;
+    total += static_cast<double>(exponential);
+  }
+  total = device::warp_sum(total);
+  const auto divisor = static_cast<float>(total);
+  for (unsigned e = lane; e < experts; e += kWarp) probabilities[e] /= divisor;
+  return static_cast<double>(largest) + ::log(total);
+}
+
+/// The experts that a row has taken, a bit for each, in shared memory.
+class Taken {
+ public:
+  __device__ Taken(std::uint32_t* words, unsigned experts) : words_(words) {
+    for (unsigned i = threadIdx.x % kWarp; i * kBits < experts; i += kWarp) words_[i] = 0;
+    __syncwarp();
+  }
+  __device__ bool has(unsigned expert) const {
+    return (words_[expert / kBits] >> expert % kBits & 1U) != 0;
+  }
+  __device__ void add(unsigned expert) {
+    __syncwarp();  // no lane still reads
+    if (threadIdx.x % kWarp == 0) words_[expert / kBits] |= 1U << expert % kBits;
+    __syncwarp();
+  }
+  /// The first expert from `expert` that is left; there is one.
+  __device__ unsigned first_left(unsigned expert) const {
+    while (has(expert)) ++expert;
+    return expert;
+  }
+
+ private:
+  std::uint32_t* words_;
+};
+
+/// The expert with the largest logit of those that are left, `first` the first of them; the first
+/// of equals.
+__device__ unsigned best_of(const float* logits, unsigned experts, const Taken& taken,
+                            unsigned first) {
+  // Nothing is larger than a NaN.
+  if (logits[first] != logits[first]) return first;
+  float most = -HUGE_VALF;
+  unsigned best = kNone;
+  const auto offer = [&](float logit, unsigned expert) {
+    if (!(logit > most || (logit == most && expert < best))) return;
+    most = logit;
+    best = expert;
+  };
+  for (unsigned e = first / kWarp * kWarp + threadIdx.x % kWarp; e < experts; e += kWarp) {
+    if (!taken.has(e)) offer(logits[e], e);
+  }
+  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+    const float logit = __shfl_xor_sync(device::kAllLanes, most, static_cast<int>(step));
+    const unsigned expert = __shfl_xor_sync(device::kAllLanes, best, static_cast<int>(step));
+    offer(logit, expert);
+  }
+  return best;
+}
+
+/// Softmax, choice and weights: a warp per row.
+__global__ void __launch_bounds__(kThreads) decide(Shape shape, const float* logits, Routing to) {
+  const Team<Fit::warp> team;
+  const std::size_t row = team.number();
+  if (row >= shape.rows) return;  // the whole warp returns
+  const float* const own = logits + row * shape.step;
+  float* const probabilities = to.probabilities + row * shape.experts;
+  const double log_sum = softmax(own, shape.experts, probabilities);
+  if (team.rank() == 0) to.log_sums[row] = static_cast<float>(log_sum);
+  const unsigned words = (shape.experts + kBits - 1) / kBits;
+  Taken taken(device::dynamic_shared<std::uint32_t>() + threadIdx.x / kWarp * words, shape.experts);
+  std::int32_t* const chosen = to.chosen + row * shape.per_token;
+  float* const weights = to.weights + row * shape.per_token;
+  unsigned first = 0;
+  double sum = 0.0;
+  for (unsigned k = 0; k < shape.per_token; ++k) {
+    first = taken.first_left(first);
+    const unsigned expert = best_of(own, shape.experts, taken, first);
+    taken.add(expert);
+    const float weight = probabilities[expert];
+    sum += static_cast<double>(weight);
+    if (team.rank() == 0) {
+      chosen[k] = static_cast<std::int32_t>(expert);
+      weights[k] = weight;
+    }
+  }
+  if (!shape.renormalises) return;
+  __syncwarp();
+  for (unsigned k = team.rank(); k < shape.per_token; k += kWarp) {
+    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / sum);
+  }
+}
+
+/// The sum of the strands' values for the lane's column, in the threads of the first strand.
+__device__ double sum_of_strands(double value) {
+  __shared__ double strands[kStrands][kWarp];
+  const unsigned lane = threadIdx.x % kWarp;
+  strands[threadIdx.x / kWarp][lane] = value;
+  __syncthreads();
+  double sum = 0.0;
+  for (unsigned i = 0; i < kStrands; ++i) sum += strands[i][lane];
+  return sum;
+}
+
+/// sums [groups, experts] of the probabilities. One block per kWarp experts (x) and group (y).
+__global__ void __launch_bounds__(kThreads)
+    sum_probabilities(const float* probabilities, std::size_t rows, std::size_t experts,
+                      std::size_t of_group, double* sums) {
+  const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
+  const std::size_t begin = blockIdx.y * of_group;
+  const std::size_t end = begin + of_group < rows ? begin + of_group : rows;
+  double sum = 0.0;
+  if (expert < experts) {
+    for (std::size_t row = begin + threadIdx.x / kWarp; row < end; row += kStrands) {
+      sum += static_cast<double>(probabilities[row * experts + expert]);
+    }
+  }
+  sum = sum_of_strands(sum);
+  if (threadIdx.x < kWarp && expert < experts) sums[blockIdx.y * experts + expert] = sum;
+}
+
+/// The number of choices of experts below `expert`: choices are placed by expert.
+__device__ unsigned choices_below(const Routing& routing, unsigned choices, std::size_t expert) {
+  unsigned begin = 0;
+  unsigned end = choices;
+  while (begin < end) {
+    const unsigned middle = begin + (end - begin) / 2;
+    if (static_cast<std::size_t>(routing.chosen[routing.places[middle]]) < expert) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+/// One block per kWarp experts.
+__global__ void __launch_bounds__(kThreads)
+    add_groups(const double* sums, std::size_t groups, std::size_t experts, Routing routing,
+               unsigned choices, bool first, RouterTotals totals) {
+  const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
+  double sum = 0.0;
+  if (expert < experts) {
+    for (std::size_t group = threadIdx.x / kWarp; group < groups; group += kStrands) {
+      sum += sums[group * experts + expert];
+    }
+  }
+  sum = sum_of_strands(sum);
+  if (threadIdx.x >= kWarp || expert >= experts) return;
+  const double count =
+      choices_below(routing, choices, expert + 1) - choices_below(routing, choices, expert);
+  totals.probabilities[expert] = (first ? 0.0 : totals.probabilities[expert]) + sum;
+  totals.choices[expert] = (first ? 0.0 : totals.choices[expert]) + count;
+}
+
+/// One block: each thread adds up a part.
+__global__ void __launch_bounds__(kThreads)
+    add_squares(const float* log_sums, std::size_t rows, bool first, double* squares) {
+  __shared__ double shared[kWarp];
+  double sum[1] = {};
+#pragma unroll 8
+  for (std::size_t row = threadIdx.x; row < rows; row += kThreads) {
+    const auto value = static_cast<double>(log_sums[row]);
+    sum[0] += value * value;
+  }
+  device::block_sum(sum, shared);
+  if (threadIdx.x == 0) *squares = (first ? 0.0 : *squares) + sum[0];
+}
+
+/// One block.
+__global__ void __launch_bounds__(kThreads)
+    find_losses(RouterTotals totals, std::size_t experts, double rows, double* losses) {
+  __shared__ double shared[kWarp];
+  double balance[1] = {};
+  for (std::size_t e = threadIdx.x; e < experts; e += kThreads) {
+    balance[0] += totals.choices[e] / rows * (totals.probabilities[e] / rows);
+  }
+  device::block_sum(balance, shared);
+  if (threadIdx.x != 0) return;
+  losses[0] = balance[0] * static_cast<double>(experts);
+  losses[1] = *totals.squares / rows;
+}
+
+/// A router's decisions, and what the gradients of its logits depend on besides.
+struct Derivatives {
+  Shape shape;
+  Routing routing;
+  const double* choices;  ///< of all routers; null: without a load-balancing loss
+  double balance;         ///< a choice's part of a probability's gradient
+  double z;
+
+  /// The load-balancing loss's part of the gradient of a probability.
+  __device__ double of_balance(unsigned expert) const {
+    return choices == nullptr ? 0.0 : balance * choices[expert];
+  }
+};
+
+/// A warp per row. First writes the gradients as if no expert were chosen.
+template <class T>
+__global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gradients) {
+  const Team<Fit::warp> team;
+  const std::size_t row = team.number();
+  if (row >= of.shape.rows) return;
+  const auto [rows, experts, per_token, step, renormalises] = of.shape;
+  const float* const probabilities = of.routing.probabilities + row * experts;
+  const std::int32_t* const chosen = of.routing.chosen + row * per_token;
+  const float* const weights = of.routing.weights + row * per_token;
+  const float* const weight_gradients = of.routing.weight_gradients + row * per_token;
+  T* const to = gradients + row * step;
+  double sum = 0.0;
+  double along = 0.0;
+  for (unsigned k = team.rank(); k < per_token; k += kWarp) {
+    sum += static_cast<double>(probabilities[chosen[k]]);
+    along += static_cast<double>(weight_gradients[k]) * static_cast<double>(weights[k]);
+  }
+  sum = device::warp_sum(sum);
+  along = device::warp_sum(along);
+  const auto of_choice = [&](unsigned k) {
+    const auto gradient = static_cast<double>(weight_gradients[k]);
+    return renormalises ? (gradient - along) / sum : gradient;
+  };
+  double mean = 0.0;
+  for (unsigned e = team.rank(); e < experts; e += kWarp) {
+    mean += of.of_balance(e) * static_cast<double>(probabilities[e]);
+  }
+  for (unsigned k = team.rank(); k < per_token; k += kWarp) {
+    mean += of_choice(k) * static_cast<double>(probabilities[chosen[k]]);
+  }
+  const double rest = of.z * static_cast<double>(of.routing.log_sums[row]) - device::warp_sum(mean);
+  const auto write = [&](unsigned expert, double of_weight) {
+    const double gradient = of_weight + of.of_balance(expert) + rest;
+    device::narrow(static_cast<float>(static_cast<double>(probabilities[expert]) * gradient),
+                   to[expert]);
+  };
+  for (unsigned e = team.rank(); e < experts; e += kWarp) write(e, 0.0);
+  __syncwarp();
+  for (unsigned k = team.rank(); k < per_token; k += kWarp) {
+    write(static_cast<unsigned>(chosen[k]), of_choice(k));
+  }
+}
+
+}  // namespace
+
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, const float* logits,
+                  const Routing& to, std::int32_t* starts, float* partials) {
+  if (shape.rows > 0) {
+    device::Launch how = by_warps(stream, shape.rows);
+    const std::size_t words = (shape.experts + kBits - 1) / kBits;
+    how.shared_bytes = kRowsOfBlock * words * sizeof(std::uint32_t);
+    const cudaError_t code = device::launch(how, &decide, shape_of(shape), logits, to);
+    if (code != cudaSuccess) return code;
+  }
+  return sort_choices(stream, shape, to, starts, reinterpret_cast<std::int32_t*>(partials));
+}
+
+cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                              bool first, const RouterTotals& totals, float* partials) {
+  auto* const sums = reinterpret_cast<double*>(partials);
+  const RowGroups groups(shape.rows);
+  const unsigned columns = blocks_for(shape.experts, kWarp);
+  if (groups.count > 0) {
+    const cudaError_t code = device::launch(
+        {.stream = stream,
+         .blocks = {columns, static_cast<unsigned>(groups.count)},
+         .threads = kThreads},
+        &sum_probabilities, routing.probabilities, shape.rows, shape.experts, groups.rows, sums);
+    if (code != cudaSuccess) return code;
+  }
+  const cudaError_t code = device::launch(
+      {.stream = stream, .blocks = columns, .threads = kThreads}, &add_groups, sums, groups.count,
+      shape.experts, routing, static_cast<unsigned>(shape.choices()), first, totals);
+  if (code != cudaSuccess) return code;
+  return device::launch({.stream = stream, .threads = kThreads}, &add_squares, routing.log_sums,
+                        shape.rows, first, totals.squares);
+}
+
+cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
+                          double rows, double* losses) {
+  return device::launch({.stream = stream, .threads = kThreads}, &find_losses, totals,
+                        shape.experts, rows, losses);
+}
+
+template <class T>
+cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
+                            const RouterTotals& totals, const RouterLossScales& scales,
+                            T* gradients) {
+  if (shape.rows == 0) return cudaSuccess;
+  const Derivatives of = {.shape = shape_of(shape),
+                          .routing = routing,
+                          .choices = totals.choices,
+                          .balance = static_cast<double>(scales.balance) / scales.rows,
+                          .z = static_cast<double>(scales.z)};
+  return device::launch(by_warps(stream, shape.rows), &differentiate<T>, of, gradients);
+}
+
+template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
+                                     const RouterTotals&, const RouterLossScales&, float*);
+template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
+                                     const RouterTotals&, const RouterLossScales&, Bf16*);
+
+}  // namespace ballast::model::cuda

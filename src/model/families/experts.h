@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/model/families/llama_variants.h"
+
+namespace ballast::model {
+
+// Families whose layers have experts. They are those of the classes of the same names in Hugging
+// Face's transformers.
+
+/// The losses of the routers, each times its coefficient.
+struct RouterLosses {
+  double balance = 0.0;  ///< coefficient of the load-balancing loss
+  double z = 0.0;        ///< coefficient of the z-loss
+};
+/// Those that the config asks for; none for families without experts.
+RouterLosses router_losses(const ModelConfig& config);
+
+/// Mixtral: every layer has experts; a token's weights are divided by their sum.
+class Mixtral final : public Llama {
+ public:
+  std::string_view name() const override { return "mixtral"; }
+  std::string_view checkpoint_class() const override { return "MixtralForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+};
+
+/// Qwen 3 with experts in the layers that decoder_sparse_step and mlp_only_layers leave to them.
+/// With use_sliding_window all layers have the window.
+class Qwen3Moe final : public Qwen3 {
+ public:
+  std::string_view name() const override { return "qwen3_moe"; }
+  std::string_view checkpoint_class() const override { return "Qwen3MoeForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const override {
+    return true;
+  }
+};
+
+/// Qwen 2 with experts likewise, and one for all tokens.
+class Qwen2Moe final : public Llama {
+ public:
+  std::string_view name() const override { return "qwen2_moe"; }
+  std::string_view checkpoint_class() const override { return "Qwen2MoeForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
+    return index % 2 == 0 && static_cast<double>(index) < c.number("max_window_layers");
+  }
+};
+
+/// OLMoE: norms of whole queries and keys before their rotation; every layer has experts.
+class Olmoe final : public Llama {
+ public:
+  std::string_view name() const override { return "olmoe"; }
+  std::string_view checkpoint_class() const override { return "OlmoeForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+};
+
+}  // namespace ballast::model

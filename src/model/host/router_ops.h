@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/model/host/kernels.h"
+#include "src/model/routing.h"
+
+namespace ballast::model::host {
+
+/// The operations of routers and experts (../experts.h).
+template <class T>
+class RouterOps {
+ public:
+  RouterOps() : kernels_(best_kernels<T>().rows), sum_kernels_(best_kernels<float>().rows) {}
+
+  /// Probabilities, choices, weights and places of the rows with these logits [rows, step].
+  /// `starts` [experts + 1]: where the places of each expert begin; null: not wanted.
+  void route(const RouterShape& shape, const float* logits, const Routing& to,
+             std::int32_t* starts) const;
+  /// Adds what a router has decided to the totals, from zero if it is the `first`.
+  void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
+                         const RouterTotals& totals) const;
+  /// losses = the load-balancing loss and the z-loss; `rows`: of all routers.
+  void router_losses(const RouterShape& shape, const RouterTotals& totals, double rows,
+                     double* losses) const;
+  /// gradients [rows, step] of the logits, given those of the weights; `totals` without values:
+  /// without a load-balancing loss.
+  void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
+                       const RouterLossScales& scales, T* gradients) const;
+  /// y [padded, width] = the rows of x, times their weights (null: 1), then zeros.
+  void gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
+                   std::size_t padded, std::size_t width) const;
+  /// The gradients of the weights of choices, given those of what an expert has `activated`, which
+  /// contain the weights: the product of both rows / the weight. 0 for a weight of 0, whose
+  /// derivative by its logit is 0.
+  void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) const;
+  /// sums [N, width] += y, times the weights (null: 1), at the rows of the choices.
+  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) const;
+
+ private:
+  const RowKernels<T>& kernels_;
+  const RowKernels<float>& sum_kernels_;  ///< over fp32 sums
+};
+
+}  // namespace ballast::model::host

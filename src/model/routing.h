@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ballast/core/bump.h"
+
+namespace ballast::model {
+
+/// How a router chooses: softmax over the logits of all experts, then the `per_token` largest; of
+/// equal logits the lower number first.
+struct RouterShape {
+  std::size_t rows = 0;  ///< tokens of a micro-batch, N
+  std::size_t experts = 0;
+  std::size_t per_token = 0;  ///< K
+  bool renormalises = false;  ///< a token's weights are divided by their sum
+  [[nodiscard]] std::size_t choices() const { return rows * per_token; }
+  /// Elements between rows of logits and of their gradients.
+  [[nodiscard]] std::size_t step() const { return (experts + 7) / 8 * 8; }
+};
+
+/// What a router decides for the rows of a micro-batch, in device memory. Choice k of row n is
+/// number n * K + k.
+struct Routing {
+  float* probabilities = nullptr;     ///< [N, experts], of the softmax
+  float* log_sums = nullptr;          ///< [N]: the logarithm of the softmax's sum
+  float* weights = nullptr;           ///< [N, K]
+  float* weight_gradients = nullptr;  ///< [N, K], by the backward pass of the experts
+  std::int32_t* chosen = nullptr;     ///< [N, K]: experts
+  std::int32_t* places = nullptr;     ///< [N K]: choices by expert, then by row
+
+  static Routing take(Bump& bump, const RouterShape& shape) {
+    Routing routing;
+    routing.probabilities = bump.take<float>(shape.rows * shape.experts);
+    routing.log_sums = bump.take<float>(shape.rows);
+    routing.weights = bump.take<float>(shape.choices());
+    routing.weight_gradients = bump.take<float>(shape.choices());
+    routing.chosen = bump.take<std::int32_t>(shape.choices());
+    routing.places = bump.take<std::int32_t>(shape.choices());
+    return routing;
+  }
+};
+
+/// Sums over the rows of a micro-batch and all routers of the model: what its losses are made of.
+struct RouterTotals {
+  double* probabilities = nullptr;  ///< [experts]
+  double* choices = nullptr;        ///< [experts]
+  double* squares = nullptr;        ///< [1]: of the log sums
+
+  static std::size_t values(std::size_t experts) { return 2 * experts + 1; }
+  static RouterTotals at(double* values, std::size_t experts) {
+    return {values, values + experts, values + 2 * experts};
+  }
+};
+
+/// Factors of the derivatives of the losses of the routers.
+///
+/// With f[e] the choices of expert e and P[e] the sum of its probabilities, both divided by the
+/// rows of all routers, the load-balancing loss is experts * sum of f[e] P[e] (Fedus et al.,
+/// "Switch Transformers", 2021, equations 4 to 6, over all layers together as transformers computes
+/// it), and the z-loss the mean of the squared log sums (Zoph et al., "ST-MoE", 2022, equation 5).
+struct RouterLossScales {
+  float balance = 0.0F;  ///< coefficient * experts / rows of all routers
+  float z = 0.0F;        ///< 2 * coefficient / rows of all routers
+  double rows = 0.0;     ///< of all routers
+};
+
+/// Some choices that one expert computes.
+struct ExpertRows {
+  const std::int32_t* places = nullptr;  ///< of Routing::places
+  std::size_t count = 0;
+  std::size_t per_token = 0;
+};
+
+}  // namespace ballast::model

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "ballast/schedule/plan.h"
+
+namespace ballast::schedule {
+
+/// Throws Error(config) for what build() refuses.
+void check_arguments(const Workload& workload, const Placement& placement, const Options& options);
+/// Refuses plans that an evaluation does not have.
+void check_trains(const Options& options);
+[[noreturn]] void refuse_arguments(const std::string& message);
+
+}  // namespace ballast::schedule

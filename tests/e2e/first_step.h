@@ -1,0 +1,273 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "ballast/engine/engine.h"
+#include "ballast/train/safetensors.h"
+
+#include "tests/unit/model/fixture.h"
+
+namespace ballast::families_test {
+
+using nlohmann::json;
+
+/// Inputs and targets of a batch; `packed`: with the documents of the record.
+struct Batch {
+  Batch(const json& record, std::size_t step, bool packed = false) {
+    for (const std::vector<std::int32_t> sequence : record["tokens"][step]) {
+      inputs.insert(inputs.end(), sequence.begin(), sequence.end() - 1);
+      targets.insert(targets.end(), sequence.begin() + 1, sequence.end());
+      length = sequence.size() - 1;
+      ++sequences;
+    }
+    counted = targets.size();
+    if (packed) pack(record["packed"]);
+  }
+  [[nodiscard]] engine::TokenBatch view() const { return {inputs, targets, positions}; }
+
+  std::vector<std::int32_t> inputs;
+  std::vector<std::int32_t> targets;
+  std::vector<std::int32_t> positions;
+  std::size_t counted = 0;  ///< targets that count
+  std::size_t sequences = 0;
+  std::size_t length = 0;
+
+ private:
+  void pack(const json& record) {
+    for (const std::vector<std::int32_t> lengths : record["documents"]) {
+      for (const std::int32_t document : lengths) {
+        for (std::int32_t i = 0; i < document; ++i) positions.push_back(i);
+      }
+    }
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      if (record["counts"][i / length][i % length] != 0) continue;
+      targets[i] = -1;
+      --counted;
+    }
+  }
+};
+
+/// The tensor NAME, or PREFIX + NAME, in the order of memory.
+inline std::vector<float> read_tensor(const train::SafetensorsReader& from,
+                                      const model::TensorSpec& tensor,
+                                      const std::string& prefix = "") {
+  std::vector<float> stored(tensor.size);
+  from.read(prefix + tensor.name, stored);
+  std::vector<float> found;
+  while (found.size() < tensor.size) {
+    const model::TensorRun run = model::run_in_files(tensor, found.size());
+    const auto first = stored.begin() + static_cast<std::ptrdiff_t>(run.first);
+    found.insert(found.end(), first, first + static_cast<std::ptrdiff_t>(run.count));
+  }
+  return found;
+}
+
+/// Forward and backward pass of the first batch, block by block.
+class FirstStep {
+ public:
+  FirstStep(const model::ModelConfig& config, DType type, const train::SafetensorsReader& weights,
+            const Batch& batch, bool keeps = false)
+      : bench_(config, type, {batch.sequences, batch.length}),
+        tokens_(batch.length * batch.sequences),
+        counted_(static_cast<double>(batch.counted)) {
+    const auto& blocks = bench_.architecture.blocks;
+    for (const model::BlockSpec& block : blocks) {
+      std::vector<float> flat(block.elements);
+      for (const model::TensorSpec& tensor : block.tensors) {
+        std::ranges::copy(read_tensor(weights, tensor), flat.begin() + tensor.offset);
+      }
+      weights_.push_back(bench_.upload(flat));
+      gradients_.push_back(bench_.gradient(std::vector<float>(block.elements)));
+    }
+    run(batch, keeps);
+  }
+
+  [[nodiscard]] double loss() const { return bench_.one(loss_) / counted_; }
+  /// The load-balancing loss, without its coefficient.
+  [[nodiscard]] double balance_loss() const { return bench_.one(router_losses_); }
+  [[nodiscard]] std::vector<double> gradient(std::size_t block, const model::TensorSpec& t) const {
+    const std::vector<double> all = bench_.values(gradients_[block]);
+    std::vector<double> found(all.begin() + t.offset, all.begin() + t.offset + t.size);
+    if (block == 0 && t.offset == 0 && bench_.architecture.config.tie_embeddings) {
+      const std::vector<double> tied = bench_.values(tied_);
+      for (std::size_t i = 0; i < found.size(); ++i) found[i] += tied[i];
+    }
+    return found;
+  }
+  /// Logits of all tokens: the final norm and the output matrix in double, from weights of the
+  /// training type.
+  [[nodiscard]] std::vector<double> logits(const train::SafetensorsReader& weights) const {
+    const model::Architecture& model = bench_.architecture;
+    const std::size_t width = model.config.hidden_size;
+    std::vector<float> gain(width);
+    std::vector<float> bias(width);
+    std::vector<float> output(model.config.vocab_size * width);
+    weights.read(model.outer.norm + ".weight", gain);
+    if (model.outer.norm_has_bias) weights.read(model.outer.norm + ".bias", bias);
+    weights.read(model.config.tie_embeddings ? model.outer.tokens : model.outer.output, output);
+    for (std::vector<float>* values : {&gain, &bias, &output}) {
+      for (float& one : *values) one = bench_.type == DType::bf16 ? to_float(to_bf16(one)) : one;
+    }
+    for (float& one : gain) one += model.outer.norm_offset;
+    std::vector<double> found;
+    for (std::size_t token = 0; token < tokens_; ++token) {
+      const double* const x = last_.data() + token * width;
+      double mean = 0.0;
+      double squares = 0.0;
+      for (std::size_t i = 0; i < width && model.outer.norm_has_bias; ++i) {
+        mean += x[i] / static_cast<double>(width);
+      }
+      for (std::size_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
+      const double factor =
+          1.0 / std::sqrt(squares / static_cast<double>(width) + model.config.norm_epsilon);
+      for (std::size_t v = 0; v < model.config.vocab_size; ++v) {
+        double sum = 0.0;
+        for (std::size_t i = 0; i < width; ++i) {
+          sum += ((x[i] - mean) * factor * gain[i] + bias[i]) * output[v * width + i];
+        }
+        found.push_back(sum);
+      }
+    }
+    return found;
+  }
+  [[nodiscard]] const std::vector<model::BlockSpec>& blocks() const {
+    return bench_.architecture.blocks;
+  }
+
+ private:
+  /// The half of a layer with experts.
+  struct Routed {
+    DeviceBytes rows;
+    DeviceView<float> sums;
+    std::vector<std::int32_t> starts;
+
+    [[nodiscard]] model::ExpertChoices choices(std::size_t expert) const {
+      const auto first = static_cast<std::size_t>(starts[expert]);
+      return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+    }
+  };
+
+  void run(const Batch& batch, bool keeps) {
+    auto& b = bench_;
+    const auto inputs = b.upload_tokens(batch.inputs);
+    const auto targets = b.upload_tokens(batch.targets);
+    if (!batch.positions.empty()) positions_ = b.upload_tokens(batch.positions);
+    const std::size_t head = b.architecture.blocks.size() - 1;
+    kept_.resize(head);
+    for (std::size_t i = 1; i < head && keeps; ++i) {
+      kept_[i] = b.device->allocate(b.compute->memory().intermediates[i], "intermediates");
+    }
+    const std::uint64_t totals = b.compute->memory().router_totals;
+    if (totals > 0) {
+      totals_ = view_as<double>(b.device->allocate(totals * sizeof(double), "totals"));
+      router_losses_ = view_as<double>(b.device->allocate(2 * sizeof(double), "losses"));
+    }
+    inputs_.push_back(b.activation());
+    b.compute->embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
+    for (std::size_t i = 1; i < head; ++i) forward(i);
+    b.stream->synchronize();
+    last_ = b.download(inputs_.back());
+    flow_ = b.activation();
+    loss_ = b.number();
+    const bool tied = b.architecture.config.tie_embeddings;
+    tied_ = b.gradient(tied ? b.architecture.blocks[0].elements : 1);
+    b.compute->zero(*b.stream, tied_);
+    b.train_head(weights_[head], tied ? weights_[0] : DeviceBytes{}, inputs_.back(), targets,
+                 static_cast<float>(1.0 / counted_), flow_, gradients_[head],
+                 tied ? tied_ : DeviceView<float>{}, model::Accumulation::later, loss_);
+    inputs_.pop_back();
+    for (std::size_t i = head - 1; i >= 1; --i) backward(i);
+    b.compute->embedding_backward(*b.stream, 0, inputs, positions_, flow_, gradients_[0]);
+    b.stream->synchronize();
+  }
+
+  void forward(std::size_t i) {
+    auto& b = bench_;
+    switch (b.architecture.blocks[i].part) {
+      case model::LayerPart::router:
+        return route(i);
+      case model::LayerPart::shared_expert:
+        b.compute->tile_forward(*b.stream, i, weights_[i], positions_, routed_.back().rows,
+                                routed_.back().sums, {});
+        return;
+      case model::LayerPart::expert: {
+        const bool last = !b.architecture.is_layer_tile(i + 1);
+        const DeviceBytes out = last ? b.activation() : DeviceBytes();
+        const Routed& half = routed_.back();
+        b.compute->expert_forward(*b.stream, i, weights_[i], half.rows,
+                                  half.choices(b.architecture.blocks[i].expert), half.sums, out);
+        if (last) inputs_.push_back(out);
+        return;
+      }
+      default:
+        inputs_.push_back(b.activation());
+        b.compute->layer_forward(*b.stream, i, weights_[i], positions_, inputs_[inputs_.size() - 2],
+                                 inputs_.back(), kept_[i]);
+    }
+  }
+
+  void route(std::size_t i) {
+    auto& b = bench_;
+    const std::size_t experts = b.compute->memory().experts;
+    Routed half = {.rows = b.device->allocate(b.compute->memory().rows, "rows"),
+                   .sums = b.gradient(b.activations())};
+    const DeviceView<std::int32_t> starts = b.upload_tokens(std::vector<std::int32_t>(experts + 1));
+    b.compute->route(*b.stream, i, weights_[i], inputs_.back(), half.rows, half.sums,
+                     {.starts = starts, .totals = totals_, .losses = router_losses_});
+    half.starts = b.get(starts);
+    routed_.push_back(half);
+  }
+
+  void backward(std::size_t i) {
+    auto& b = bench_;
+    const model::LayerPart part = b.architecture.blocks[i].part;
+    if (part == model::LayerPart::expert) {
+      const Routed& half = routed_.back();
+      b.compute->expert_backward(*b.stream, i, weights_[i], half.rows,
+                                 half.choices(b.architecture.blocks[i].expert), flow_, half.sums,
+                                 gradients_[i]);
+      return;
+    }
+    if (part == model::LayerPart::shared_expert) {
+      const Routed& half = routed_.back();
+      b.compute->tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
+                               gradients_[i], model::Accumulation::later);
+      return;
+    }
+    const DeviceBytes in = inputs_.back();
+    inputs_.pop_back();
+    if (part == model::LayerPart::router) {
+      const Routed& half = routed_.back();
+      b.compute->router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_, 1.0F,
+                                 flow_, gradients_[i], model::Accumulation::later);
+      routed_.pop_back();
+      return;
+    }
+    b.compute->layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
+                              model::Accumulation::later, kept_[i]);
+  }
+
+  test::Bench bench_;
+  std::size_t tokens_;
+  double counted_;
+  std::vector<DeviceBytes> weights_;
+  std::vector<DeviceView<float>> gradients_;
+  DeviceView<float> tied_;
+  DeviceView<double> loss_;
+  std::vector<double> last_;  ///< activations before the head
+  DeviceView<const std::int32_t> positions_;
+  std::vector<DeviceBytes> inputs_;  ///< of the blocks whose backward pass is to come
+  std::vector<Routed> routed_;       ///< likewise
+  std::vector<DeviceBytes> kept_;    ///< by block
+  DeviceBytes flow_;
+  DeviceView<double> totals_;
+  DeviceView<double> router_losses_;
+};
+
+}  // namespace ballast::families_test

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""What a browser makes of the pages of `ballast report` and `ballast plan --html`.
+
+    report_page_test.py PATH_OF_BALLAST
+
+Needs Debian's package chromium; without it the test is skipped. With BALLAST_TEST_PICTURES=DIR a
+picture of each page, width and colour scheme is left there to be looked at.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import browser
+from plan_test import RATES
+from report_test import ReportTest
+from runs import main
+
+# The text of each label that lies outside its picture or on another one. A text's box is higher than
+# its letters, so boxes may touch.
+LABELS = """
+[...document.querySelectorAll('svg')].flatMap(svg => {
+  const outer = svg.getBoundingClientRect(), found = [];
+  const boxes = [...svg.querySelectorAll('text')].filter(t => t.textContent)
+    .map(t => [t.textContent, t.getBoundingClientRect()]);
+  boxes.forEach(([text, box], i) => {
+    if (box.left < outer.left - 1 || box.right > outer.right + 1 || box.top < outer.top - 1 ||
+        box.bottom > outer.bottom + 1) found.push('outside: ' + text);
+    for (const [other, b] of boxes.slice(i + 1)) {
+      const width = Math.min(box.right, b.right) - Math.max(box.left, b.left);
+      const height = Math.min(box.bottom, b.bottom) - Math.max(box.top, b.top);
+      if (width > 1 && height > 4) found.push(text + ' on ' + other);
+    }
+  });
+  return found;
+})"""
+# Elements whose text is cut off; what scrolls is not.
+CLIPPED = """
+[...document.querySelectorAll(['h1,h2,h3,p,dt,dd,button,label,li,figcaption,summary,.stack span',
+                               '.words,.tier,output,select'].join())]
+  .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0)
+  .filter(e => getComputedStyle(e).display !== 'inline')
+  .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
+# For each chart of the report: drawn paths, unit in the title, label of the steps.
+CHARTS = """
+Object.fromEntries([...document.querySelectorAll('#curves figure')].map(f => [f.id, {
+  points: [...f.querySelectorAll('path.line, path.area')]
+    .map(p => (p.getAttribute('d').match(/[ML]/g) || []).length),
+  unit: f.querySelector('.unit').textContent, ticks: f.querySelectorAll('line.grid').length,
+  axis: [...f.querySelectorAll('text')].some(t => t.textContent === 'step')}]))"""
+FOCUS = "document.activeElement.id || document.activeElement.tagName"
+# Controls without a name.
+UNNAMED = """
+[...document.querySelectorAll('button, select, input, svg[tabindex], [role=img]')].filter(e => {
+  const label = e.labels && e.labels.length > 0 ? e.labels[0].textContent : '';
+  return !(e.getAttribute('aria-label') || e.textContent || label).trim();
+}).map(e => e.outerHTML.slice(0, 80))"""
+CHOOSE_SECOND = """{
+  const run = document.getElementById('run');
+  run.value = '1';
+  run.dispatchEvent(new Event('change'));
+}"""
+READ = """
+Object.fromEntries([...document.querySelectorAll('#loss-values [data-series]')]
+  .map(e => [e.dataset.series, e.dataset.value]))"""
+
+
+class Page(ReportTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = browser.Browser()
+        cls.addClassCleanup(cls.browser.close)
+
+    def setUp(self):
+        super().setUp()
+        self.browser.problems.clear()
+
+    def open(self, name, width=1400, dark=False):
+        self.browser.size(width, dark=dark)
+        self.browser.open((self.path / name).as_uri())
+        self.assertEqual(self.browser.problems, [])
+
+    def real_run(self, out="run"):
+        self.small_run("--steps", "24", "--set", "ballast.eval_every=6",
+                       "--set", "ballast.checkpoint_every=8",
+                       "--trace", f"{out}.trace", "--trace-steps", "3", out=out)
+
+    def look_at(self, page):
+        """Labels, and no word that is cut off, for each width and colour scheme."""
+        for width in (400, 800, 1400):
+            for dark in (False, True):
+                self.open(page, width, dark)
+                case = f"{page} at {width} px, {'dark' if dark else 'light'}"
+                self.assertEqual(self.browser.run(LABELS), [], case)
+                self.assertEqual(self.browser.run(CLIPPED), [], case)
+                needed = self.browser.run("document.documentElement.scrollWidth")
+                self.assertLessEqual(needed, width, case)
+                paper = self.browser.run("getComputedStyle(document.body).backgroundColor")
+                self.assertEqual(paper == "rgb(255, 255, 255)", not dark, case)
+                self.keep_picture(f"{page}-{width}-{'dark' if dark else 'light'}.png", width)
+
+    def keep_picture(self, name, width):
+        folder = os.environ.get("BALLAST_TEST_PICTURES")
+        if not folder:
+            return
+        height = self.browser.run("document.documentElement.scrollHeight")
+        (pathlib.Path(folder) / name.replace("/", "-")).write_bytes(
+            self.browser.picture(clip=(0, 0, width, min(height, 9000))))
+
+    def test_every_chart_shows_something_with_units(self):
+        self.real_run()
+        self.reported("run")
+        self.open("page.html")
+        charts = self.browser.run(CHARTS)
+        self.assertEqual(list(charts), ["loss", "norm", "lr", "speed", "time", "busy", "bytes", "wear"])
+        for name, chart in charts.items():
+            self.assertGreater(len(chart["points"]), 0, name)
+            for points in chart["points"]:
+                self.assertGreater(points, 3, name)
+            self.assertRegex(chart["unit"], r"^\(\S.*\)$", name)
+            self.assertGreater(chart["ticks"], 1, name)
+            self.assertTrue(chart["axis"], name)
+        drawn = self.browser.run("document.querySelectorAll('#timeline-plot rect[fill]').length")
+        self.assertGreater(drawn, 20)
+        critical = self.browser.run("document.querySelectorAll('#timeline-plot .crit').length")
+        self.assertGreater(critical, 3)
+        self.assertGreater(self.browser.run("document.querySelectorAll('#speed .shade').length"), 0)
+        self.assertGreater(self.browser.run("document.querySelectorAll('#loss .mark').length"), 1)
+        self.assertEqual(self.browser.run("document.querySelectorAll('#placement i').length"), 4 * 4)
+        self.assertIn("finished", self.browser.run("document.getElementById('state').textContent"))
+        self.assertEqual(self.browser.problems, [])
+
+    def test_the_keyboard_reads_the_values_of_the_metrics(self):
+        self.real_run()
+        self.reported("run")
+        self.open("page.html")
+        rows = {row["step"]: row for row in self.rows()}
+        self.browser.run("document.getElementById('loss-plot').focus()")
+        read = {}
+        for _ in rows:
+            self.browser.press("ArrowRight")
+            step = int(self.browser.run("document.querySelector('#loss-values b').dataset.step"))
+            read[step] = self.browser.run(READ)
+        self.assertEqual(sorted(read), sorted(rows))
+        for step, values in read.items():
+            self.assertEqual(float(values["loss"]), rows[step]["loss"])
+            if "eval_loss" in rows[step]:
+                self.assertEqual(float(values["held-out loss"]), rows[step]["eval_loss"])
+        shown = "document.getElementById('from').value + '-' + document.getElementById('to').value"
+        self.browser.press("+", "+")
+        self.assertEqual(self.browser.run(shown), "13-24")
+        self.browser.press("0", "0")
+        self.assertEqual(self.browser.run(shown), "1-24")
+        self.browser.run("document.getElementById('timeline-plot').focus()")
+        self.browser.press("ArrowRight")
+        self.browser.press("ArrowDown")
+        self.assertRegex(self.browser.run("document.getElementById('timeline-values').textContent"),
+                         r"^measured \w+: .*, [\d.]+ .s, .*begins at ")
+        self.assertEqual(self.browser.problems, [])
+
+    def test_the_keyboard_reaches_every_control(self):
+        for name in ("a", "b"):
+            self.real_run(name)
+        self.reported("a", "b")
+        self.open("page.html", 800)
+        controls = set(self.browser.run(
+            "[...document.querySelectorAll('button, select, input, summary, svg[tabindex]')]"
+            ".map(e => e.id || e.tagName)"))
+        self.assertLessEqual({"theme", "from", "to", "zoom-in", "zoom-all", "run", "loss-log",
+                              "speed-refs", "loss-plot", "timeline-plot", "timeline-step",
+                              "timeline-next", "SUMMARY"}, controls)
+        reached = set()
+        for _ in range(120):
+            self.browser.press("Tab")
+            reached.add(self.browser.run(FOCUS))
+        self.assertEqual(controls - reached, set())
+        self.assertEqual(self.browser.run(UNNAMED), [])
+
+    def test_controls_do_what_they_say(self):
+        self.real_run("a")
+        self.real_run("b")
+        self.reported("a", "b")
+        self.open("page.html")
+        self.assertEqual(self.browser.run("document.querySelectorAll('#loss path.line').length"), 4)
+        line = "document.querySelector('#loss path.line').getAttribute('d')"
+        before = self.browser.run(line)
+        self.browser.run("document.getElementById('loss-log').click()")
+        self.assertNotEqual(self.browser.run(line), before)
+        self.browser.run(CHOOSE_SECOND)
+        self.assertTrue(self.browser.run("document.getElementById('loss-log').checked"))
+        self.assertIn("of b", self.browser.run("document.querySelector('#bytes h3').textContent"))
+        self.browser.run("document.getElementById('zoom-in').click()")
+        self.assertEqual(self.browser.run("document.getElementById('from').value"), "7")
+        self.browser.run("document.getElementById('timeline-next').click()")
+        title = "document.querySelector('#timeline-plot .group').textContent"
+        self.assertIn("step 3", self.browser.run(title))
+        for colours, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 28)")):
+            self.browser.run("document.getElementById('theme').click()")
+            self.assertIn(colours, self.browser.run("document.getElementById('theme').textContent"))
+            self.assertEqual(self.browser.run("getComputedStyle(document.body).backgroundColor"), paper)
+        self.assertEqual(self.browser.problems, [])
+
+    def test_no_label_is_cut_off_or_covered(self):
+        self.real_run()
+        (self.path / "rates.json").write_text(json.dumps(RATES))
+        planned = self.run_ballast("plan", "config.json", "--rates", "rates.json",
+                                   "--trace", "plan.trace", "--html", "plan.html")
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        self.report("run", "--trace", "run.trace", "--trace", "plan.trace", "--out", "report.html")
+        self.look_at("report.html")
+        self.look_at("plan.html")
+
+    def test_fifty_thousand_steps_and_several_runs(self):
+        rows = [{"loss": 2 + i % 97 / 97, "grad_norm": 1.0 + i % 7, "lr": 1e-3 / (1 + i),
+                 "tokens_per_second": 3e5 + i % 13, "step_seconds": 0.29, "skipped": i % 500 == 7,
+                 "rolled_back": i % 300 == 5} for i in range(50_000)]
+        rows[100]["loss"] = None
+        self.made_run(rows, "a-run-with-a-long-name", 100_000)
+        self.small_run()
+        self.reported("a-run-with-a-long-name", "run", out="several.html")
+        self.look_at("several.html")
+        charts = self.browser.run(CHARTS)
+        self.assertGreater(max(charts["loss"]["points"]), 500)
+        self.browser.run("document.getElementById('zoom-in').click()")
+        self.assertEqual(self.browser.problems, [])
+
+    def test_a_run_without_a_step_or_with_nothing_finite(self):
+        self.made_run([], "none")
+        self.made_run([{"loss": None, "grad_norm": None, "lr": 0.0}] * 3, "bad")
+        self.made_run([{"loss": 2.5, "grad_norm": 0.0, "lr": 0.001, "tokens_per_second": 10.0}],
+                      "one")
+        for name in ("none", "bad", "one"):
+            self.reported(name)
+            self.look_at("page.html")
+
+    def test_watch_shows_what_is_added(self):
+        folder = self.made_run([{"loss": 3.0}, {"loss": 2.0}], steps=5)
+        process, address, _ = self.serve("made")
+        self.browser.size(800)
+        self.browser.open(address)
+        self.assertIn("step 2 of 5", self.browser.run("document.getElementById('state').textContent"))
+        self.browser.run("document.getElementById('loss-log').click()")
+        self.browser.run("document.getElementById('loss-log').focus()")
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "loss": 1.0}\n')
+        self.browser.wait_for("document.getElementById('state').textContent.includes('step 3 of 5')")
+        self.assertTrue(self.browser.run("document.getElementById('loss-log').checked"))
+        self.assertEqual(self.browser.run(FOCUS), "loss-log")
+        self.assertEqual(self.browser.problems, [])
+        process.terminate()
+        process.wait(timeout=60)
+        self.browser.wait_for("document.getElementById('lost') !== null")
+
+
+if __name__ == "__main__":
+    if not browser.find_chromium():
+        print("skipped: chromium is not installed (Debian: apt-get install chromium)")
+        sys.exit(77)
+    main()

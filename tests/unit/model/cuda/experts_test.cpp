@@ -1,0 +1,441 @@
+// Kernels of routers and experts on a GPU, compared with the operations of the host.
+#include "src/model/cuda/experts/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/model/cuda/experts/row_groups.h"
+#include "src/model/cuda/rows/rows.h"
+#include "src/model/host/router_ops.h"
+#include "tests/support/device_array.h"
+#include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/values.h"
+
+namespace ballast::model::cuda::experts_test {
+namespace {
+
+using test::DeviceArray;
+using test::exact;
+using test::expect_close;
+using test::in_every_order;
+using test::must;
+using test::normals_of;
+using test::same_bits;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class CudaRouter : public test::Kernels {};
+template <class T>
+class CudaExperts : public test::Kernels {};
+using Types = testing::Types<float, Bf16>;
+TYPED_TEST_SUITE(CudaExperts, Types);
+
+/// As expect_close(), but a NaN is close to itself and an infinity too.
+template <class A, class B>
+void expect_near(const std::vector<A>& found, const std::vector<B>& expected, double relative,
+                 double absolute) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double f = exact(found[i]);
+    const double e = exact(expected[i]);
+    if (f == e || (std::isnan(f) && std::isnan(e))) continue;
+    ASSERT_NEAR(f, e, relative * std::abs(e) + absolute) << "element " << i;
+  }
+}
+
+/// What a router decides, on the host.
+struct Decided {
+  std::vector<float> probabilities;
+  std::vector<float> log_sums;
+  std::vector<float> weights;
+  std::vector<float> weight_gradients;
+  std::vector<std::int32_t> chosen;
+  std::vector<std::int32_t> places;
+  std::vector<std::int32_t> starts;
+
+  explicit Decided(const RouterShape& shape)
+      : probabilities(shape.rows * shape.experts),
+        log_sums(shape.rows),
+        weights(shape.choices()),
+        weight_gradients(normals_of<float>(shape.choices(), 5)),
+        chosen(shape.choices()),
+        places(shape.choices()),
+        starts(shape.experts + 1) {}
+  Decided(const RouterShape& shape, const std::vector<float>& logits) : Decided(shape) {
+    host::RouterOps<float>().route(shape, logits.data(), routing(), starts.data());
+  }
+  Routing routing() {
+    return {probabilities.data(),    log_sums.data(), weights.data(),
+            weight_gradients.data(), chosen.data(),   places.data()};
+  }
+};
+
+/// The same on the device.
+struct Uploaded {
+  DeviceArray<float> probabilities;
+  DeviceArray<float> log_sums;
+  DeviceArray<float> weights;
+  DeviceArray<float> weight_gradients;
+  DeviceArray<std::int32_t> chosen;
+  DeviceArray<std::int32_t> places;
+
+  explicit Uploaded(const Decided& from)
+      : probabilities(from.probabilities),
+        log_sums(from.log_sums),
+        weights(from.weights),
+        weight_gradients(from.weight_gradients),
+        chosen(from.chosen),
+        places(from.places) {}
+  [[nodiscard]] Routing routing() const {
+    return {probabilities.data(),    log_sums.data(), weights.data(),
+            weight_gradients.data(), chosen.data(),   places.data()};
+  }
+};
+
+/// Scratch memory; the values after its end must not change.
+class Scratch {
+ public:
+  explicit Scratch(const RouterShape& shape)
+      : floats_(partial_floats({shape.rows, shape.experts}) + kAfter, kNan) {}
+  ~Scratch() {
+    const std::vector<float> left = floats_.get();
+    for (std::size_t i = 1; i <= kAfter; ++i) EXPECT_TRUE(std::isnan(left[left.size() - i]));
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  [[nodiscard]] float* data() const { return floats_.data(); }
+
+ private:
+  static constexpr std::size_t kAfter = 16;
+  DeviceArray<float> floats_;
+};
+
+/// Rows and experts on both sides of warps, of blocks of experts and of rounds of the sum over
+/// them; choices of a group of rows on both sides of what a block has in shared memory; one group
+/// of rows and several.
+constexpr RouterShape kShapes[] = {
+    {1, 1, 1, false},   {5, 3, 1, true},     {9, 3, 3, true},     {67, 8, 2, true},
+    {33, 40, 40, true}, {70, 130, 6, false}, {300, 60, 1, false}, {40, 70, 70, false},
+    {6, 257, 5, true},  {3, 1027, 9, true},  {700, 5, 3, false},
+};
+/// So many that groups have more than the least number of rows.
+constexpr RouterShape kManyRows = {8200, 3, 2, false};
+
+/// The logits after a row's end must not matter.
+template <class Logit>
+std::vector<float> logits_of(const RouterShape& shape, const Logit& logit) {
+  std::vector<float> logits(shape.rows * shape.step());
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const std::size_t expert = i % shape.step();
+    logits[i] = expert < shape.experts ? logit(i / shape.step(), expert)
+                : i % 2 == 0           ? kNan
+                                       : 1e30F;
+  }
+  return logits;
+}
+std::vector<float> random_logits(const RouterShape& shape, double deviation = 3.0) {
+  const auto normals = normals_of<float>(shape.rows * shape.experts, 1, deviation);
+  return logits_of(shape, [&](std::size_t row, std::size_t expert) {
+    return normals[row * shape.experts + expert];
+  });
+}
+
+/// The device decides as the host, whether or not `starts` are wanted.
+void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits) {
+  SCOPED_TRACE(testing::Message() << shape.rows << " rows, " << shape.per_token << " of "
+                                  << shape.experts << " experts");
+  const DeviceArray<float> there(logits);
+  const Scratch scratch(shape);
+  Decided garbage(shape);
+  std::fill(garbage.chosen.begin(), garbage.chosen.end(), -1);
+  std::fill(garbage.places.begin(), garbage.places.end(), -1);
+  const auto decide = [&](bool with_starts) {
+    const Uploaded to(garbage);
+    const DeviceArray<std::int32_t> starts(shape.experts + 2, -7);
+    must(route(nullptr, shape, there.data(), to.routing(), with_starts ? starts.data() : nullptr,
+               scratch.data()));
+    return std::tuple{to.probabilities.get(), to.log_sums.get(), to.weights.get(),
+                      to.chosen.get(),        to.places.get(),   starts.get()};
+  };
+  const auto found = in_every_order([&] { return decide(true); });
+  Decided expected(shape, logits);
+  expected.starts.push_back(-7);
+  EXPECT_EQ(std::get<3>(found), expected.chosen);
+  EXPECT_EQ(std::get<4>(found), expected.places);
+  EXPECT_EQ(std::get<5>(found), expected.starts);
+  expect_near(std::get<0>(found), expected.probabilities, 1e-5, 1e-12);
+  expect_near(std::get<1>(found), expected.log_sums, 1e-6, 1e-6);
+  expect_near(std::get<2>(found), expected.weights, 1e-5, 1e-12);
+  EXPECT_EQ(std::get<4>(decide(false)), expected.places);
+}
+
+TEST_F(CudaRouter, DecidesAsTheHost) {
+  for (const RouterShape& shape : kShapes) expect_hosts_decisions(shape, random_logits(shape));
+}
+
+TEST_F(CudaRouter, ChoicesOfManyRowsAreSorted) {
+  const RouterShape shape = kManyRows;
+  Decided expected(shape, random_logits(shape));
+  const Uploaded there(expected);
+  const Scratch scratch(shape);
+  const auto found = in_every_order([&] {
+    const DeviceArray<std::int32_t> places(shape.choices(), -1);
+    const DeviceArray<std::int32_t> starts(shape.experts + 1, -1);
+    Routing routing = there.routing();
+    routing.places = places.data();
+    must(sort_choices(nullptr, shape, routing, starts.data(),
+                      reinterpret_cast<std::int32_t*>(scratch.data())));
+    return std::tuple{places.get(), starts.get()};
+  });
+  EXPECT_EQ(std::get<0>(found), expected.places);
+  EXPECT_EQ(std::get<1>(found), expected.starts);
+}
+
+TEST_F(CudaRouter, OfEqualLogitsTheFirstIsChosen) {
+  for (const RouterShape& shape : kShapes) {
+    std::vector<float> logits = random_logits(shape, 1.0);
+    for (float& logit : logits) logit = std::round(logit);  // zeros of both signs among them
+    expect_hosts_decisions(shape, logits);
+  }
+  expect_hosts_decisions({7, 70, 5, true},
+                         logits_of({7, 70, 5, true}, [](auto...) { return 0.25F; }));
+}
+
+TEST_F(CudaRouter, OneExpertMayHaveAllRowsAndOthersNone) {
+  for (const RouterShape& shape : kShapes) {
+    const std::size_t favourite = shape.experts / 2;
+    const auto normals = normals_of<float>(shape.rows * shape.experts, 2);
+    expect_hosts_decisions(
+        shape, logits_of(shape, [&](std::size_t row, std::size_t expert) {
+          const float logit = normals[row * shape.experts + expert];
+          return expert == favourite ? logit + 100.0F : expert % 3 == 0 ? logit - 100.0F : logit;
+        }));
+  }
+}
+
+TEST_F(CudaRouter, LogitsThatAreNotNumbersChooseExpertsThatExist) {
+  for (const RouterShape& shape : kShapes) {
+    const auto normals = normals_of<float>(shape.rows * shape.experts, 3);
+    expect_hosts_decisions(shape, logits_of(shape, [&](std::size_t row, std::size_t expert) {
+                             const float logit = normals[row * shape.experts + expert];
+                             switch (row % 8) {
+                               case 0:
+                                 return kNan;
+                               case 1:
+                                 return -kInfinity;
+                               case 2:
+                                 return kInfinity;
+                               case 3:
+                                 return expert % 5 == 3 ? kNan : logit;
+                               case 4:
+                                 return expert % 2 == 0 ? kNan : logit;
+                               case 5:
+                                 return expert % 4 == 1 ? -kInfinity : logit;
+                               case 6:
+                                 return expert == shape.experts - 1 ? kInfinity : logit;
+                               default:
+                                 return logit * 1e37F;
+                             }
+                           }));
+  }
+}
+
+/// Totals of two routers with the logits of `shape`, on the host.
+std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided& second) {
+  const host::RouterOps<float> ops;
+  std::vector<double> values(RouterTotals::values(shape.experts), -1.0);
+  const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
+  ops.add_router_totals(shape, first.routing(), true, totals);
+  ops.add_router_totals(shape, second.routing(), false, totals);
+  return values;
+}
+
+void expect_hosts_totals(const RouterShape& shape) {
+  SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.experts);
+  Decided first(shape, random_logits(shape));
+  Decided second(shape, random_logits(shape, 0.2));
+  std::vector<double> expected = totals_of(shape, first, second);
+  const double rows = 2.0 * static_cast<double>(shape.rows);
+  std::vector<double> losses(2);
+  host::RouterOps<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
+                                         rows, losses.data());
+  const Uploaded one(first);
+  const Uploaded other(second);
+  const Scratch scratch(shape);
+  const auto found = in_every_order([&] {
+    const DeviceArray<double> values(expected.size() + 1, std::nan(""));
+    const DeviceArray<double> two(3, -1.0);
+    const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
+    must(add_router_totals(nullptr, shape, one.routing(), true, totals, scratch.data()));
+    must(add_router_totals(nullptr, shape, other.routing(), false, totals, scratch.data()));
+    must(router_losses(nullptr, shape, totals, rows, two.data()));
+    return std::tuple{values.get(), two.get()};
+  });
+  expected.push_back(std::nan(""));
+  losses.push_back(-1.0);
+  expect_near(std::get<0>(found), expected, 1e-12, 1e-12);
+  expect_near(std::get<1>(found), losses, 1e-12, 0.0);
+}
+TEST_F(CudaRouter, TotalsAndLossesAreTheHosts) {
+  for (const RouterShape& shape : kShapes) expect_hosts_totals(shape);
+  expect_hosts_totals(kManyRows);
+}
+
+TYPED_TEST(CudaExperts, GradientsOfLogitsAreTheHosts) {
+  using T = TypeParam;
+  for (const RouterShape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.experts);
+    Decided decided(shape, random_logits(shape));
+    Decided second(shape, random_logits(shape, 0.2));
+    std::vector<double> values = totals_of(shape, decided, second);
+    const Uploaded there(decided);
+    const DeviceArray<double> totals_there(values);
+    const std::vector<T> before = normals_of<T>(shape.rows * shape.step(), 4);
+    for (const bool balances : {true, false}) {
+      // Without totals there is nothing to divide by the rows of all routers.
+      const RouterLossScales scales = {0.7F, 0.3F,
+                                       balances ? 2.0 * static_cast<double>(shape.rows) : 0.0};
+      const auto at = [&](double* from) {
+        return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
+      };
+      std::vector<T> expected = before;
+      host::RouterOps<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
+                                           expected.data());
+      const std::vector<T> found = in_every_order([&] {
+        const DeviceArray<T> gradients(before);
+        must(router_gradient<T>(nullptr, shape, there.routing(), at(totals_there.data()), scales,
+                                gradients.data()));
+        return gradients.get();
+      });
+      expect_close(found, exact(expected), 1e-9);
+    }
+  }
+}
+
+/// The choices of an expert of a router, and widths of rows: one access, several, more than the
+/// threads of a block hold, more than they keep in registers.
+constexpr std::size_t kWidths[] = {8, 24, 520, 1032, 8200, 16392};
+struct Chosen {
+  RouterShape shape = {37, 6, 2, true};
+  Decided decided;
+  std::size_t first;
+  std::size_t count;
+
+  Chosen() : decided(shape, random_logits(shape)) {
+    first = static_cast<std::size_t>(decided.starts[2]) + 1;
+    count = static_cast<std::size_t>(decided.starts[3]) - first;
+    EXPECT_GT(count, 3U);
+  }
+  /// The choices among these places.
+  [[nodiscard]] ExpertRows rows(const std::int32_t* places) const {
+    return {places + first, count, shape.per_token};
+  }
+};
+
+TYPED_TEST(CudaExperts, RowsAreGatheredAndPadded) {
+  using T = TypeParam;
+  Chosen of;
+  const Uploaded there(of.decided);
+  for (const std::size_t width : kWidths) {
+    const std::vector<T> x = normals_of<T>(of.shape.rows * width, 1);
+    const DeviceArray<T> x_there(x);
+    for (const std::size_t padded : {of.count, of.count + 5}) {
+      const std::vector<T> before = normals_of<T>((padded + 1) * width, 2);
+      for (const bool weighs : {false, true}) {
+        std::vector<T> expected = before;
+        host::RouterOps<T>().gather_rows(of.rows(of.decided.places.data()), x.data(),
+                                         weighs ? of.decided.weights.data() : nullptr,
+                                         expected.data(), padded, width);
+        const std::vector<T> found = in_every_order([&] {
+          const DeviceArray<T> y(before);
+          must(gather_rows<T>(nullptr, of.rows(there.places.data()), x_there.data(),
+                              weighs ? there.weights.data() : nullptr, y.data(), padded, width));
+          return y.get();
+        });
+        EXPECT_TRUE(weighs || same_bits(found, expected)) << width;
+        expect_close(found, exact(expected), 0.0);
+      }
+    }
+  }
+}
+
+TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
+  using T = TypeParam;
+  Chosen of;
+  of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
+  const DeviceArray<std::int32_t> places(of.decided.places);
+  const DeviceArray<float> weights(of.decided.weights);
+  for (const std::size_t width : kWidths) {
+    const std::size_t size = of.count * width;
+    const std::vector<T> activated = normals_of<T>(size, 1);
+    const std::vector<T> gradients = normals_of<T>(size, 2);
+    const DeviceArray<T> activated_there(activated);
+    const DeviceArray<T> gradients_there(gradients);
+    const auto found = in_every_order([&] {
+      const DeviceArray<float> products(of.decided.weight_gradients);
+      must(dot_rows<T>(nullptr, of.rows(places.data()), activated_there.data(),
+                       gradients_there.data(), weights.data(), products.data(), width));
+      return products.get();
+    });
+    std::vector<float> products = of.decided.weight_gradients;
+    host::RouterOps<T>().dot_rows(of.rows(of.decided.places.data()), activated.data(),
+                                  gradients.data(), of.decided.weights.data(), products.data(),
+                                  width);
+    EXPECT_EQ(products[static_cast<std::size_t>(of.decided.places[of.first])], 0.0F);
+    // Weights are at least some hundredths.
+    expect_close(found, exact(products), 1e-4 * std::sqrt(double(width)));
+  }
+}
+
+TEST_F(CudaRouter, RowsAreAdded) {
+  Chosen of;
+  const Uploaded there(of.decided);
+  for (const std::size_t width : kWidths) {
+    const std::vector<float> y = normals_of<float>(of.count * width, 1);
+    const std::vector<float> before = normals_of<float>((of.shape.rows + 1) * width, 2);
+    const DeviceArray<float> y_there(y);
+    for (const bool weighs : {false, true}) {
+      std::vector<float> expected = before;
+      host::RouterOps<float>().add_rows(of.rows(of.decided.places.data()), y.data(),
+                                        weighs ? of.decided.weights.data() : nullptr,
+                                        expected.data(), width);
+      const std::vector<float> found = in_every_order([&] {
+        const DeviceArray<float> sums(before);
+        must(add_rows(nullptr, of.rows(there.places.data()), y_there.data(),
+                      weighs ? there.weights.data() : nullptr, sums.data(), width));
+        return sums.get();
+      });
+      expect_close(found, exact(expected), 1e-6);
+    }
+  }
+}
+
+TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
+  const RouterShape shape = {0, 5, 2, true};
+  const DeviceArray<std::int32_t> starts(6, -1);
+  const DeviceArray<double> values(RouterTotals::values(5), -1.0);
+  const RouterTotals totals = RouterTotals::at(values.data(), 5);
+  EXPECT_EQ(route(nullptr, shape, nullptr, {}, starts.data(), nullptr), cudaSuccess);
+  EXPECT_EQ(route(nullptr, shape, nullptr, {}, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(add_router_totals(nullptr, shape, {}, true, totals, nullptr), cudaSuccess);
+  EXPECT_EQ(router_gradient<float>(nullptr, shape, {}, totals, {}, nullptr), cudaSuccess);
+  EXPECT_EQ(starts.get(), std::vector<std::int32_t>(6, 0));
+  EXPECT_EQ(values.get(), std::vector<double>(values.size(), 0.0));
+  const ExpertRows none = {nullptr, 0, 2};
+  const DeviceArray<float> y(32, 1.0F);
+  EXPECT_EQ(gather_rows<float>(nullptr, none, nullptr, nullptr, nullptr, 0, 8), cudaSuccess);
+  EXPECT_EQ(gather_rows<float>(nullptr, none, nullptr, nullptr, y.data(), 4, 8), cudaSuccess);
+  EXPECT_EQ(y.get(), std::vector<float>(32, 0.0F));
+  EXPECT_EQ(dot_rows<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
+  EXPECT_EQ(add_rows(nullptr, none, nullptr, nullptr, nullptr, 8), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace ballast::model::cuda::experts_test

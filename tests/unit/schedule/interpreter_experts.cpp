@@ -1,0 +1,165 @@
+#include <algorithm>
+
+#include "ballast/core/random.h"
+
+#include "tests/unit/schedule/interpreter.h"
+
+// The part of Interpreter for routers and experts. A draw decides which experts have rows, so that
+// every plan is run with many choices of its routers.
+
+namespace ballast::schedule {
+
+bool Interpreter::has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run) const {
+  return random_u64(problem_.workload.rows_bytes, run, block * 64 + micro) % 3 == 0;
+}
+
+bool Interpreter::has_rows(std::uint32_t block, std::uint64_t run, std::uint32_t micros) const {
+  for (std::uint32_t m = 0; m < micros; ++m) {
+    if (has_rows(block, m, run)) return true;
+  }
+  return false;
+}
+
+void Interpreter::route(const Operation& op) {
+  current_weights_in_use(op, op.block);
+  need(op, Role::input, of_run(What::activation, op, op.micro));
+  pass(op, Role::workspace);
+  put(op, Role::rows, of_run(What::normed, op, op.micro));
+  // The backward pass only needs the rows again.
+  if (op.buffer(Role::routing) == kNoBuffer) return;
+  put(op, Role::row_sums, of_run(What::output_sums, op, op.micro));
+  put(op, Role::routing, of_run(What::routing, op, op.micro + 1));
+  if (!training_) return;
+  const auto previous = previous_router(op.block);
+  if (previous != op.block) {
+    need(op, Role::router_totals, {What::router_totals, previous, op.micro, run_});
+    --seen_uses_;
+  }
+  put(op, Role::router_totals, of_run(What::router_totals, op, op.micro));
+  if (op.block == last_router()) pass(op, Role::losses);
+}
+
+std::uint32_t Interpreter::previous_router(std::uint32_t block) const {
+  for (std::uint32_t b = block; b-- > 0;) {
+    if (work_.blocks[b].routes) return b;
+  }
+  return block;
+}
+
+std::uint32_t Interpreter::last_router() const {
+  return previous_router(static_cast<std::uint32_t>(work_.blocks.size()));
+}
+
+/// Micro-batch after micro-batch; an operation that reads the routings needs those so far.
+void Interpreter::offload_routing(const Operation& op) {
+  need(op, Role::routing_source, of_run(What::routing, op, op.micro + 1));
+  const BufferId id = op.buffer(Role::routing);
+  const Content before = of_run(What::routing, op, op.micro);
+  if (op.micro > 0 && held_[id] != before) complain(op, "leaves a micro-batch out");
+  put(op, Role::routing, of_run(What::routing, op, op.micro + 1));
+}
+
+void Interpreter::need_routing(const Operation& op, std::uint32_t micros) {
+  ++seen_uses_;
+  const BufferId id = op.buffer(Role::routing);
+  if (id == kNoBuffer) return complain(op, "does not know the routing");
+  const Content& held = held_[id];
+  const bool known = held.what == What::routing && held.block == work_.first_tile(op.block) &&
+                     held.number == run_ && held.micro >= micros;
+  if (!known) complain(op, "comes before the router");
+}
+
+bool Interpreter::is_idle(const Operation& op) {
+  switch (op.condition) {
+    case Condition::none:
+      return false;
+    case Condition::rows_in_micro_batch:
+      need_routing(op, op.micro + 1);
+      return !has_rows(op.block, op.micro, run_);
+    case Condition::rows_in_step:
+      break;
+  }
+  if (op.lag > 0) return !has_rows(op.block, last_training_run_, last_micro_batches_);
+  need_routing(op, plan_->micro_batches);
+  return !has_rows(op.block, run_, plan_->micro_batches);
+}
+
+void Interpreter::rest(const Operation& op) {
+  switch (op.action) {
+    case Action::pack_gradient:
+      put(op, Role::gradient, of_run(What::packed, op));
+      break;
+    case Action::offload_gradient:
+    case Action::fetch_gradient:
+      put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_, own_));
+      break;
+    case Action::offload_statistics:
+      put(op, Role::statistics, of_run(What::statistics, op));
+      break;
+    default:
+      break;
+  }
+  seen_uses_ = op.uses.size();
+}
+
+void Interpreter::expert_forward(const Operation& op) {
+  need_routing(op, op.micro + 1);
+  ++seen_uses_;
+  if (has_rows(op.block, op.micro, run_)) {
+    --seen_uses_;
+    current_weights_in_use(op, op.block);
+  }
+  pass(op, Role::workspace);
+  need(op, Role::rows, {What::normed, work_.first_tile(op.block), op.micro, run_});
+  need(op, Role::row_sums, {What::output_sums, op.block - 1, op.micro, run_});
+  --seen_uses_;
+  put(op, Role::row_sums, of_run(What::output_sums, op, op.micro));
+  if (work_.last_tile(op.block) != op.block) return;
+  put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
+}
+
+void Interpreter::expert_backward(const Operation& op) {
+  const std::uint32_t last = work_.last_tile(op.block);
+  need_routing(op, op.micro + 1);
+  ++seen_uses_;
+  if (has_rows(op.block, op.micro, run_)) {
+    --seen_uses_;
+    current_weights_in_use(op, op.block);
+  }
+  pass(op, Role::workspace);
+  const Content rows = {What::normed, work_.first_tile(op.block), op.micro, run_};
+  need(op, Role::rows, rows);
+  --seen_uses_;
+  put(op, Role::rows, rows);
+  need(op, Role::gradient_flow, {What::flow, last + 1, op.micro, run_});
+  if (op.block != last) {
+    need(op, Role::row_sums, {What::normed_gradient, op.block + 1, op.micro, run_});
+    --seen_uses_;
+  }
+  put(op, Role::row_sums, of_run(What::normed_gradient, op, op.micro));
+  // Ranks clear and add in any case, as do plans that clear before the routers choose.
+  const bool clears = work_.world > 1 || problem_.options.order == Order::micro_batch_major;
+  if (clears || has_rows(op.block, run_, plan_->micro_batches)) {
+    add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  } else {
+    ++seen_uses_;
+  }
+}
+
+void Interpreter::router_backward(const Operation& op) {
+  const Content gradient = {What::normed_gradient, op.block + 1, op.micro, run_};
+  current_weights_in_use(op, op.block);
+  pass(op, Role::workspace);
+  need(op, Role::input, of_run(What::activation, op, op.micro));
+  need(op, Role::rows, of_run(What::normed, op, op.micro));
+  need(op, Role::router_totals, {What::router_totals, last_router(), op.micro, run_});
+  need(op, Role::row_sums, gradient);
+  --seen_uses_;
+  put(op, Role::row_sums, gradient);
+  need(op, Role::gradient_flow, {What::flow, work_.last_tile(op.block) + 1, op.micro, run_});
+  --seen_uses_;
+  put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
+  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+}
+
+}  // namespace ballast::schedule

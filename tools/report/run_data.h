@@ -1,0 +1,59 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ballast/text/json.h"
+
+#include "tools/report/metrics_log.h"
+#include "tools/report/timeline_data.h"
+
+namespace ballast::tools {
+
+/// A run directory, as a report shows it.
+class RunData {
+ public:
+  /// Reads `directory`, with the files `traces`; without any, the one that the run's command line
+  /// names, if it is there, and what this machine's rates predict. Throws Error(usage) if it is not
+  /// a run directory; Error(io); Error(data).
+  RunData(std::filesystem::path directory, const std::vector<std::filesystem::path>& traces);
+
+  /// Reads what the run has added. Returns whether there was a change.
+  bool update();
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  void rename(std::string name) { name_ = std::move(name); }
+  [[nodiscard]] const MetricsLog& metrics() const { return log_; }
+  [[nodiscard]] const text::Json& config() const { return config_; }
+  [[nodiscard]] const text::Json& run() const { return run_; }
+  /// True while a process trains in the directory.
+  [[nodiscard]] bool under_way() const { return under_way_; }
+  /// `groups`: of the rows of a curve.
+  [[nodiscard]] text::Json to_json(std::size_t groups) const;
+
+ private:
+  void read_descriptions();
+  void read_traces(const std::vector<std::filesystem::path>& files);
+  [[nodiscard]] std::optional<std::filesystem::path> own_trace() const;
+  [[nodiscard]] std::uint64_t planned_steps() const;
+  [[nodiscard]] std::string state() const;
+  [[nodiscard]] text::Json marks() const;
+  [[nodiscard]] text::Json totals() const;
+
+  std::filesystem::path directory_;
+  std::string name_;
+  MetricsLog log_;
+  text::Json config_;  ///< null if it is missing
+  text::Json run_;
+  std::vector<LaneTimeline> timelines_;
+  std::vector<std::string> notes_;
+  bool under_way_ = false;
+};
+
+/// Keys whose values differ between the runs, a list of `key` and `values` (null: has none).
+text::Json differing_keys(const std::vector<RunData>& runs);
+
+}  // namespace ballast::tools

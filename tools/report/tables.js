@@ -1,0 +1,111 @@
+// What is not a curve: tiles, memory, placement, lanes of a plan, config, tables.
+
+const tile = (name, value, small) => el("div", {class: "tile"}, el("dt", {}, name), el("dd", {}, value, small && el("small", {}, small)));
+const tiles = list => el("dl", {class: "tiles"}, list.filter(Boolean));
+
+/// `rows`: lists of cells; a cell is a text, an element, or {number: text}. Wide tables scroll.
+function table(head, rows, label, codes = []) {
+  const cell = (tag, content, column) => content && content.number !== undefined
+    ? el(tag, {class: "number"}, content.number) : el(tag, {class: tag === "td" && codes.includes(column) ? "code" : null}, content);
+  return el("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": label}, el("table", {},
+    el("thead", {}, el("tr", {}, head.map((content, i) => cell("th", content, i)))),
+    el("tbody", {}, rows.map(row => el("tr", {}, row.map((content, i) => cell("td", content, i)))))));
+}
+
+const colourOfKind = (kinds, kind) => `var(--c${kinds.indexOf(kind) % 10})`;
+
+/// A stack for each tier with what the plan puts there, its budget and the measured peak.
+function memoryChart(plan, peaks) {
+  const kinds = [...new Set(plan.ledger.map(line => line.kind))];
+  const chart = el("div", {class: "memory", id: "memory"});
+  for (const tier of TIERS) {
+    const lines = plan.ledger.filter(line => line.tier === tier && line.bytes > 0);
+    const used = lines.reduce((sum, line) => sum + line.bytes, 0), budget = (plan.budgets || {})[tier] || 0, peak = peaks ? peaks[tier] || 0 : 0;
+    const whole = Math.max(used, budget, peak);
+    if (whole === 0 || used === 0) continue;
+    const percent = bytes => `${(100 * bytes / whole).toFixed(3)}%`;
+    const words = [`${formatBytes(used)} planned`, budget > 0 && `of ${formatBytes(budget)} (${digits(100 * used / budget, 3)}%)`, peaks && peak > 0 && `, ${formatBytes(peak)} measured at peak`].filter(Boolean).join(" ").replace(" ,", ",");
+    const list = lines.map(line => `${line.kind} ${formatBytes(line.bytes)}`).join(", ");
+    chart.append(el("div", {class: "tier"}, TIER_NAMES[tier]), el("div", {},
+      el("div", {class: "track", role: "img", "aria-label": `${TIER_NAMES[tier]}: ${words}: ${list}`},
+        el("div", {class: "stack", style: `width:${percent(used)}`}, lines.map(line => el("span", {"data-kind": line.kind, "data-bytes": line.bytes, title: `${line.kind}: ${formatBytes(line.bytes)}`,
+          style: `width:${(100 * line.bytes / used).toFixed(3)}%;background:${colourOfKind(kinds, line.kind)}`}, line.kind))),
+        budget > 0 && el("span", {class: "limit", style: `left:calc(${percent(budget)} - 2px)`}),
+        peak > 0 && el("span", {class: "peak", style: `left:calc(${percent(peak)} - 2px)`})),
+      el("div", {class: "words"}, words)));
+  }
+  const marks = [["budget", "var(--bad)", "thin"], ...(peaks ? [["measured peak (dotted)", "var(--ink)", "thin"]] : [])];
+  return el("figure", {class: "chart wide"}, el("h3", {}, "Memory of each tier ", el("span", {class: "unit"}, "(bytes at peak; each bar has its own scale)")),
+    chart, legend([...kinds.map(kind => [kind, colourOfKind(kinds, kind)]), ...marks]));
+}
+
+/// Removes labels that their part of a stack is too narrow for.
+function fitLabels() {
+  for (const part of document.querySelectorAll(".stack span")) if (part.scrollWidth > part.clientWidth || part.clientWidth < 24) part.textContent = "";
+}
+
+function ledgerTable(plan) {
+  const rows = plan.ledger.filter(line => line.bytes > 0).map(line => {
+    const budget = (plan.budgets || {})[line.tier];
+    return [TIER_NAMES[line.tier], line.kind, {number: formatBytes(line.bytes)}, {number: line.bytes.toLocaleString("en")}, {number: budget ? `${digits(100 * line.bytes / budget, 3)}%` : "-"}];
+  });
+  return table(["Tier", "Kind", {number: "Size"}, {number: "Bytes"}, {number: "Of the budget"}], rows, "Memory ledger");
+}
+
+/// Where each block has its data: a column for each block.
+function placementChart(plan) {
+  const kinds = [["weights", "weights"], ["optimizer", "optimizer states"], ["activations", "activations"], ["gradients", "gradients"]];
+  const counts = key => TIERS.map(tier => [tier, plan.placement.filter(block => block[key] === tier).length]).filter(([, count]) => count > 0)
+    .map(([tier, count]) => `${plural(count, "block")} on ${TIER_NAMES[tier]}`).join(", ");
+  const kept = plan.placement.filter(block => !block.recompute).length;
+  return el("figure", {class: "chart wide blocks", id: "placement"}, el("h3", {}, "Where each block has its data ", el("span", {class: "unit"}, `(${plural(plan.placement.length, "block")}, in order)`)),
+    el("table", {}, el("tbody", {}, kinds.map(([key, name]) => el("tr", {title: `${name}: ${counts(key)}`}, el("th", {scope: "row"}, name, el("span", {class: "skip"}, `: ${counts(key)}`)),
+      plan.placement.map(block => el("td", {}, el("i", {"data-tier": block[key], style: `background:var(--${TIERS.includes(block[key]) ? block[key] : "c7"})`}))))))),
+    legend(TIERS.map(tier => [TIER_NAMES[tier], `var(--${tier})`])),
+    el("figcaption", {}, `${kinds.map(([key, name]) => `${name}: ${counts(key)}`).join("; ")}${kept > 0 ? `; ${plural(kept, "block")} with intermediates kept for the backward pass` : ""}.`));
+}
+
+/// Lanes of a step, measured beside predicted. `measured`: by lane busy, stalled, bytes; or null.
+function laneTable(plan, measured, stepSeconds) {
+  const head = ["Lane"], rows = [];
+  if (measured) head.push({number: "Busy"}, {number: "Of the step"}, {number: "Waiting"}, {number: "Bytes per step"});
+  if (plan && plan.lanes) head.push({number: measured ? "Predicted busy" : "Busy"}, {number: "Of the step"}, ...(measured ? [] : [{number: "Waiting"}, {number: "Bytes per step"}]));
+  const share = (part, whole) => ({number: whole > 0 ? `${digits(100 * part / whole, 3)}%` : "-"});
+  const bytes = value => ({number: value > 0 ? formatBytes(value) : "-"});
+  for (const lane of LANES) {
+    const was = measured && measured[lane], will = plan && plan.lanes && plan.lanes[lane];
+    if (!(was && was.busy > 0) && !(will && will.busy_seconds > 0)) continue;
+    const row = [el("span", {class: "whole"}, swatch(laneColour(lane)), lane)];
+    if (measured) row.push({number: formatSeconds(was.busy)}, share(was.busy, stepSeconds), {number: formatSeconds(was.stalled)}, bytes(was.bytes));
+    if (will) row.push({number: formatSeconds(will.busy_seconds)}, share(will.busy_seconds, plan.predicted_step_seconds), ...(measured ? [] : [{number: formatSeconds(will.stalled_seconds)}, bytes(will.bytes)]));
+    rows.push(row);
+  }
+  return rows.length > 0 ? table(head, rows, "Lanes of a step") : null;
+}
+
+/// What the planner has chosen, and why.
+function choiceSection(plan, config, planned) {
+  const parts = [];
+  const at = key => key.split(".").reduce((value, part) => value === undefined || value === null ? undefined : value[part], config);
+  const short = value => { const text = JSON.stringify(value); return text === undefined ? "-" : text.length > 160 ? `${text.slice(0, 157)}...` : text; };
+  const chosen = Object.entries(plan.chosen || {});
+  if (chosen.length > 0) parts.push(table(["Key", "In the config", "Chosen"], chosen.map(([key, value]) => [key, short(at(key)), short(value)]), "Keys that the planner has chosen", [0, 1, 2]));
+  else if (planned) parts.push(el("p", {}, "The config left nothing to the planner: every placement and size in it was named or has a default."));
+  if (plan.bounds && plan.bounds.length > 0) {
+    const [first, second] = plan.bounds;
+    parts.push(el("p", {}, `Among the plans that fit the budgets the planner takes the one with the most simulated tokens/s. Predicted: ${formatSeconds(plan.predicted_step_seconds)} per step. `
+      + `No step can take less than what ${first.lane} needs, ${formatSeconds(first.seconds)}${second ? `; the next bound is that of ${second.lane}, ${formatSeconds(second.seconds)}` : ""}.`));
+  }
+  if (plan.buffers) parts.push(el("p", {class: "soft"}, `Micro-batches of ${plural(plan.micro_batch, "sequence")}, ${plan.accumulation} per step. Buffers: ${Object.entries(plan.buffers).filter(([, count]) => count > 0).map(([name, count]) => `${name.replace(/_/g, " ")} ${count}`).join(", ")}.`));
+  return parts;
+}
+
+const jsonDetails = (title, value) => value && el("details", {}, el("summary", {}, title), el("pre", {tabindex: 0}, JSON.stringify(value, null, 2)));
+
+/// Changes that would help, as bars.
+function helpChart(improvements) {
+  const most = Math.max(...improvements.map(i => i.speedup));
+  return el("figure", {class: "chart wide", id: "helps"}, el("h3", {}, "What would help ", el("span", {class: "unit"}, "(times the tokens/s of this plan; one change at a time, simulated)")),
+    el("div", {class: "helps", style: "margin-top:6px"}, improvements.flatMap(({change, speedup, tokens_per_second}) => [el("span", {}, change),
+      el("div", {}, el("i", {"data-speedup": speedup, style: `width:${(75 * speedup / most).toFixed(2)}%`}), el("b", {title: `${digits(tokens_per_second, 4)} tokens/s`}, `${speedup.toFixed(2)}x`))])));
+}

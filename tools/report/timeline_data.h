@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "ballast/schedule/timeline.h"
+#include "ballast/schedule/workload.h"
+#include "ballast/text/json.h"
+
+namespace ballast::tools {
+
+/// Operations on lanes over time, for drawing.
+struct LaneTimeline {
+  struct Slice {
+    std::string lane;
+    std::string name;
+    std::int64_t start = 0;     ///< nanoseconds since the first operation
+    std::int64_t duration = 0;  ///< nanoseconds
+    std::uint64_t step = 0;     ///< 0: of no training step
+    std::uint64_t bytes = 0;
+    std::vector<std::size_t> after;  ///< slices that it waited for
+  };
+
+  bool predicted = false;  ///< by the simulator; otherwise measured
+  std::string source;      ///< where it is from, in words
+  std::vector<Slice> slices;
+};
+
+/// Reads a file of `ballast train --trace` or `ballast plan --trace`. Throws Error(io), or
+/// Error(data) if it is another file.
+LaneTimeline read_trace(const std::filesystem::path& file);
+
+/// A prediction of schedule::simulate().
+LaneTimeline predicted_timeline(const schedule::Timeline& timeline,
+                                const schedule::Workload& workload);
+
+/// Columns of the slices (of a long timeline those of one step), with `critical` for those of the
+/// chain that ends last: each is the one that ended last of all that the next one waited for, the
+/// one before in its lane included.
+text::Json timeline_json(const LaneTimeline& timeline);
+
+}  // namespace ballast::tools
