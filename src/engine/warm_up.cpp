@@ -1,5 +1,7 @@
 #include "src/engine/warm_up.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <set>
 #include <tuple>
 
@@ -29,6 +31,22 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
                     has(Role::output));
 }
 
+/// As if the routers had sent a row to each expert, so that the kernels of experts run too.
+void give_rows_to_experts(Lanes& lanes, const schedule::Plan& plan) {
+  const Modules& modules = lanes.modules();
+  const auto tokens = static_cast<std::int32_t>(modules.blueprint.shape.tokens());
+  for (const Operation& operation : plan.operations) {
+    if (operation.action != schedule::Action::offload_routing) continue;
+    const Bytes before = operation.micro * operation.bytes;
+    const HostBytes bytes =
+        modules.store.host(operation.buffer(Role::routing), before + operation.bytes);
+    auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data() + before);
+    for (std::size_t i = 0; i < operation.bytes / sizeof(std::int32_t); ++i) {
+      starts[i] = std::min(static_cast<std::int32_t>(i), tokens);
+    }
+  }
+}
+
 }  // namespace
 
 void warm_up(Lanes& lanes) {
@@ -38,6 +56,7 @@ void warm_up(Lanes& lanes) {
   const schedule::Schedule& schedule = blueprint.schedule;
   std::set<decltype(kind_of(Operation(), blueprint))> done;
   for (const schedule::Plan* plan : {&schedule.steady, &schedule.evaluation}) {
+    give_rows_to_experts(lanes, *plan);
     for (const Operation& operation : plan->operations) {
       if (!needs_kernels(operation)) continue;
       if (!done.insert(kind_of(operation, blueprint)).second) continue;

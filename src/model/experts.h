@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "src/model/families/decoder.h"
@@ -29,17 +27,18 @@ class Experts {
     const auto* const described = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
     for (std::size_t b = 0; described != nullptr && b < model.blocks.size(); ++b) {
       const BlockSpec& block = model.blocks[b];
-      if (block.kind != BlockKind::layer || block.part < LayerPart::router) continue;
+      const bool routes = block.part == LayerPart::router;
+      const bool shared = block.part == LayerPart::shared_expert;
+      if (!routes && !shared && block.part != LayerPart::expert) continue;
       const ExpertsSpec spec = described->decoder(model.config, block.layer).experts;
       bound_.resize(model.blocks.size());
-      if (block.part == LayerPart::router) {
+      if (routes) {
         routers_.push_back(b);
         bound_[b].router = find_linear(block, spec.router);
         shape_ = {tokens, spec.count, spec.per_token, spec.renormalises};
         wide_ = std::max(spec.width, spec.shared_width);
         continue;
       }
-      const bool shared = block.part == LayerPart::shared_expert;
       if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
       bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
                 bound_[b]);

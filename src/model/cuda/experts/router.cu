@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gra
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= of.shape.rows) return;
-  const auto [rows, experts, per_token, step, renormalises] = of.shape;
+  const auto [rows, experts, per_token, step, divides] = of.shape;
+  const bool renormalises = divides;  // clang 14 captures no structured binding
   const float* const probabilities = of.routing.probabilities + row * experts;
   const std::int32_t* const chosen = of.routing.chosen + row * per_token;
   const float* const weights = of.routing.weights + row * per_token;
