@@ -63,6 +63,9 @@ def main():
         sys.exit("usage: check_weights.py RUN")
     run = pathlib.Path(sys.argv[1])
     config = json.loads((run / "config.json").read_text())
+    # The planner may have chosen it.
+    plan = json.loads((run / "run.json").read_text())["plan"]
+    config["train_micro_batch_size_per_gpu"] = plan["micro_batch"]
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     ours = [step["eval_loss"] for step in steps if step.get("eval_loss") is not None]
     if not ours:
