@@ -43,13 +43,13 @@ Model cut_everywhere(const Model& model, int tiles) {
   return {fmt::format("{}, layers too", vocabulary.name),
           fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section)};
 }
-/// Of two layers one has experts, beside one for all tokens; few tokens for many experts, so that
-/// some have none.
+/// Of two layers one has experts, beside one for all tokens. Some experts have no tokens in a step,
+/// as the test checks.
 const Model kExperts = {"experts",
                         R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
                            "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
-                           "num_experts": 24, "num_experts_per_tok": 3,
-                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+                           "num_experts": 48, "num_experts_per_tok": 1,
+                           "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48,
                            "mlp_only_layers": [1], "output_router_logits": true,
                            "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
 const Model kAllExperts = {"all experts",
@@ -177,6 +177,20 @@ TEST(Invariance, PackedTiedLlamaInTilesInBf16) {
 
 TEST(Invariance, ExpertsInBf16) {
   expect_invariance(kExperts, true, kFewSteps);
+  const test::TempDir directory;
+  Engine engine =
+      planning::make_engine(test::tiny_config(kExperts.section, true, directory.path(), {}));
+  engine.start();
+  const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
+  std::size_t idle = 0;
+  for (std::uint64_t step = 0; step < kFewSteps; ++step) {
+    const auto rows =
+        engine.train_step(test::scattered_ids(tokens, step).view(), 0.003).expert_rows;
+    for (std::size_t b = 0; b < rows.size(); ++b) {
+      idle += engine.blueprint().workload.blocks[b].is_expert && rows[b] == 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(idle, kFewSteps);
 }
 TEST(Invariance, PackedExpertsInFp32) {
   expect_invariance(kAllExperts, false, kFewSteps, true);

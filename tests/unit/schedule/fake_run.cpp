@@ -41,6 +41,8 @@ bool fills(const Operation& op, const Use& use) {
     case Action::train_head:
     case Action::end_head:
       return use.role == Role::gradient_flow || (use.role == Role::losses && op.micro == 0);
+    case Action::route:
+      return use.role != Role::router_totals && use.role != Role::workspace;
     case Action::evaluate_head:
       return use.role == Role::losses && op.micro == 0;
     case Action::gather_weights:
@@ -98,9 +100,12 @@ class LeaseBook {
       if (span.plan->micro_batches == 0 && passes_on && op.lane == Lane::writeback) continue;
       Lease& lease = leases_[use.buffer];
       if (op.action == Action::train_head && use.role == Role::intermediates) continue;
+      // Another part than that of the head.
+      if (op.action == Action::route && use.role == Role::losses) continue;
       // The last tile replaces the gradient of the norm, which the others add to; the first
       // micro-batch the sums of a tied tile.
-      const bool sums = use.role == Role::row_sums || use.role == Role::output_accumulator;
+      const bool sums = use.role == Role::row_sums || use.role == Role::output_accumulator ||
+                        use.role == Role::router_totals;
       const bool next = sums && use.writes && !lease.open;
       if (next || fills(op, use)) {
         give_back(use.buffer);

@@ -73,9 +73,11 @@ inline std::vector<SubGroup> random_sub_groups(std::uint64_t seed, Elems element
   return groups;
 }
 
-/// Makes some halves of layers, which are not halves of the same layer, routers and experts.
+/// In half of the problems, makes some halves of layers, which are not halves of the same layer,
+/// routers and experts.
 inline void add_experts(Workload& work, std::uint64_t seed) {
   Dice dice(seed + 19'000'013);
+  if (dice.toss()) return;
   for (std::uint32_t b = work.first_layer(); b < work.head(); ++b) {
     if (work.blocks[b].continues || work.blocks[b].mid_layer || !work.is_part_of_layer(b)) continue;
     const std::uint32_t last = work.last_tile(b);
@@ -110,7 +112,7 @@ inline void cut_blocks(Workload& work, std::uint64_t seed) {
     half = work.is_part_of_layer(b) && !work.blocks[b].mid_layer;
   }
   if (!work.cuts_layers()) return;
-  if (seed % 8 == 5) add_experts(work, seed);
+  add_experts(work, seed);
   work.rows_bytes = std::max(work.rows_bytes, cut.pick(1, 16) * 1024);
   work.row_sums_bytes = std::max(work.row_sums_bytes, cut.pick(1, 16) * 1024);
 }
