@@ -83,7 +83,7 @@ class Interpreter {
   void norm_backward(const Operation& op);
   void route(const Operation& op);
   void offload_routing(const Operation& op);
-  void expert_forward(const Operation& op);
+  void need_expert(const Operation& op);
   void expert_backward(const Operation& op);
   void router_backward(const Operation& op);
   [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run) const;

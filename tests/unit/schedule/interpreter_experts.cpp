@@ -102,30 +102,16 @@ void Interpreter::rest(const Operation& op) {
   seen_uses_ = op.uses.size();
 }
 
-void Interpreter::expert_forward(const Operation& op) {
+/// An expert needs its weights only for rows.
+void Interpreter::need_expert(const Operation& op) {
   need_routing(op, op.micro + 1);
+  if (has_rows(op.block, op.micro, run_)) return current_weights_in_use(op, op.block);
   ++seen_uses_;
-  if (has_rows(op.block, op.micro, run_)) {
-    --seen_uses_;
-    current_weights_in_use(op, op.block);
-  }
-  pass(op, Role::workspace);
-  need(op, Role::rows, {What::normed, work_.first_tile(op.block), op.micro, run_});
-  need(op, Role::row_sums, {What::output_sums, op.block - 1, op.micro, run_});
-  --seen_uses_;
-  put(op, Role::row_sums, of_run(What::output_sums, op, op.micro));
-  if (work_.last_tile(op.block) != op.block) return;
-  put(op, Role::output, {What::activation, op.block + 1, op.micro, run_});
 }
 
 void Interpreter::expert_backward(const Operation& op) {
   const std::uint32_t last = work_.last_tile(op.block);
-  need_routing(op, op.micro + 1);
-  ++seen_uses_;
-  if (has_rows(op.block, op.micro, run_)) {
-    --seen_uses_;
-    current_weights_in_use(op, op.block);
-  }
+  need_expert(op);
   pass(op, Role::workspace);
   const Content rows = {What::normed, work_.first_tile(op.block), op.micro, run_};
   need(op, Role::rows, rows);

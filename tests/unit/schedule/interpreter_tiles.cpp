@@ -18,9 +18,9 @@ void Interpreter::normalize(const Operation& op) {
 }
 
 void Interpreter::tile_forward(const Operation& op) {
-  if (work_.blocks[op.block].is_expert) return expert_forward(op);
-  current_weights_in_use(op, op.block);
-  if (work_.packed) batch_of(op);
+  const bool expert = work_.blocks[op.block].is_expert;
+  expert ? need_expert(op) : current_weights_in_use(op, op.block);
+  if (work_.packed && !expert) batch_of(op);
   pass(op, Role::workspace);
   need(op, Role::rows, {What::normed, work_.first_tile(op.block), op.micro, run_});
   need(op, Role::row_sums, {What::output_sums, op.block - 1, op.micro, run_});
