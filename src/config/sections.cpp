@@ -241,13 +241,13 @@ Key tier_key(Key key, TierChoice& tier) {
   return key;
 }
 
-Key recompute_key(std::optional<bool>& recompute) {
-  return {"recompute",
-          [&recompute](const Value& value) {
-            recompute.reset();
-            if (!value.is_auto()) recompute = value.flag();
+Key flag_or_auto(const char* name, std::optional<bool>& choice) {
+  return {name,
+          [&choice](const Value& value) {
+            choice.reset();
+            if (!value.is_auto()) choice = value.flag();
           },
-          [&recompute] { return recompute ? Json(*recompute) : Json("auto"); }};
+          [&choice] { return choice ? Json(*choice) : Json("auto"); }};
 }
 
 Key delay_seed_key(std::optional<std::uint64_t>& seed) {
@@ -279,44 +279,46 @@ Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
 Section ballast_keys(BallastSection& b) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
-  return {
-      choice("device", b.device, {"auto", "host", "cuda"}),
-      choice("attention", b.attention, {"auto", "own", "cudnn"}),
-      choice("product_algorithms", b.product_algorithms, {"heuristic", "timed"}),
-      or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
-      or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
-      choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
-      choice("update", b.update, {"gated", "eager"}),
-      speculative_updates_key(b.speculative_updates),
-      flag("serial", b.serial),
-      flag("nvtx", b.nvtx),
-      delay_seed_key(b.delay_seed),
-      tier_key(rule_tier("activations", b.activations), b.activations),
-      tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
-      also_called(recompute_key(b.recompute), {"gradient_checkpointing", "checkpoint_activations"}),
-      whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
-      whole("device_gradient_buffers", b.device_gradient_buffers, {0, 1024}),
-      whole("activation_buffers", b.activation_buffers, {0, 1024}),
-      whole("gradient_buffers", b.gradient_buffers, {0, 1024}),
-      or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
-      or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
-      choice("update_isa", b.update_isa, {"auto", "scalar", "neon", "avx2", "avx512"}),
-      update_numa_node_key(b.update_numa_node),
-      choice("optimizer_states", b.optimizer_states, {"fp32", "bf16_first", "8bit"}),
-      real("link_gbps", b.link_gbps, kNotNegative),
-      placement_key(b.placement),
-      also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
-      whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
-      whole("eval_every", b.eval_every, kSteps),
-      whole("eval_batches", b.eval_batches, {1, kSteps.high}),
-      also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
-      also_called(checkpoint_every_key(b), {"save_every", "save_steps"}),
-      also_called(whole("checkpoint_keep", b.checkpoint_keep, {1, 1024}), {"save_total_limit"}),
-      whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
-      also_called(spike_key(b.spike), {"loss_spike", "on_spike"}),
-      choice("on_error", b.on_error, {"stop", "resume"}),
-      real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
-      also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
+  return {choice("device", b.device, {"auto", "host", "cuda"}),
+          choice("attention", b.attention, {"auto", "own", "cudnn"}),
+          choice("product_algorithms", b.product_algorithms, {"heuristic", "timed"}),
+          or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
+          or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
+          choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
+          choice("update", b.update, {"gated", "eager"}),
+          speculative_updates_key(b.speculative_updates),
+          choice("expert_updates", b.expert_updates, {"all", "touched"}),
+          flag_or_auto("expert_prefetch", b.expert_prefetch),
+          flag("serial", b.serial),
+          flag("nvtx", b.nvtx),
+          delay_seed_key(b.delay_seed),
+          tier_key(rule_tier("activations", b.activations), b.activations),
+          tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
+          also_called(flag_or_auto("recompute", b.recompute),
+                      {"gradient_checkpointing", "checkpoint_activations"}),
+          whole("device_weight_buffers", b.device_weight_buffers, {0, 1024}),
+          whole("device_gradient_buffers", b.device_gradient_buffers, {0, 1024}),
+          whole("activation_buffers", b.activation_buffers, {0, 1024}),
+          whole("gradient_buffers", b.gradient_buffers, {0, 1024}),
+          or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
+          or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
+          choice("update_isa", b.update_isa, {"auto", "scalar", "neon", "avx2", "avx512"}),
+          update_numa_node_key(b.update_numa_node),
+          choice("optimizer_states", b.optimizer_states, {"fp32", "bf16_first", "8bit"}),
+          real("link_gbps", b.link_gbps, kNotNegative),
+          placement_key(b.placement),
+          also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
+          whole("seed", b.seed, {0, std::numeric_limits<std::uint64_t>::max()}),
+          whole("eval_every", b.eval_every, kSteps),
+          whole("eval_batches", b.eval_batches, {1, kSteps.high}),
+          also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
+          also_called(checkpoint_every_key(b), {"save_every", "save_steps"}),
+          also_called(whole("checkpoint_keep", b.checkpoint_keep, {1, 1024}), {"save_total_limit"}),
+          whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
+          also_called(spike_key(b.spike), {"loss_spike", "on_spike"}),
+          choice("on_error", b.on_error, {"stop", "resume"}),
+          real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
+          also_called(path("out", b.out), {"output", "out_dir", "output_dir"})};
 }
 
 Section bf16_keys(Config& c) {

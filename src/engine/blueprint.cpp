@@ -75,7 +75,9 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
   const std::uint64_t losses = kernels.experts > 0 ? 1 + kRouterLosses : 1;
   work.losses_bytes = blueprint.micro_batches * losses * sizeof(double);
   if (kernels.experts > 0) {
-    work.routing_bytes = round_up((kernels.experts + 1) * sizeof(std::int32_t), kCacheLine);
+    // Ranks gather whole pages.
+    work.routing_bytes =
+        round_up((kernels.experts + 1) * sizeof(std::int32_t), work.world > 1 ? kPage : kCacheLine);
     work.router_totals_bytes = kernels.router_totals * sizeof(double);
   }
   work.statistics_bytes = sizeof(model::GradientStats);
@@ -141,6 +143,18 @@ std::string describe_kept(const Blueprint& blueprint) {
                      layers - kept);
 }
 
+/// How experts differ from other blocks; "" if they do not.
+std::string describe_experts(const schedule::Options& options) {
+  std::string text;
+  if (options.expert_updates == schedule::ExpertUpdates::touched) {
+    text = "updated only in steps with tokens; results differ from those of updating all";
+  }
+  if (options.prefetches_experts) {
+    text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
+  }
+  return text;
+}
+
 }  // namespace
 
 void size_workload(Blueprint& blueprint, const model::KernelMemory& kernels,
@@ -170,8 +184,10 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;
   const auto describe = [&](std::string_view what, Tier schedule::BlockPlacement::*kind) {
     std::array<std::size_t, 3> count{};
-    for (const auto& block : blueprint.placement.blocks) {
-      ++count[static_cast<std::size_t>(block.*kind)];
+    const bool inputs = kind == &schedule::BlockPlacement::activations;
+    for (std::size_t b = 0; b < blueprint.placement.blocks.size(); ++b) {
+      if (inputs && !blueprint.workload.places_input(b)) continue;
+      ++count[static_cast<std::size_t>(blueprint.placement.blocks[b].*kind)];
     }
     std::string text;
     for (const Tier tier : kTiers) {
@@ -195,6 +211,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   }
   if (const std::string text = describe_speculation(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "updates", text));
+  }
+  if (blueprint.workload.routing_bytes > 0 && !describe_experts(blueprint.options).empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "experts", describe_experts(blueprint.options)));
   }
   describe("activations", &schedule::BlockPlacement::activations);
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {

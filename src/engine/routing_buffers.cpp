@@ -4,17 +4,25 @@ namespace ballast::engine {
 
 bool RoutingBuffers::has_work(std::uint32_t micro_batches,
                               const std::vector<std::uint64_t>& before) const {
-  switch (operation_.condition) {
-    case schedule::Condition::none:
-      return true;
-    case schedule::Condition::rows_in_micro_batch:
-      return expert_choices(operation_.micro).count > 0;
-    case schedule::Condition::rows_in_step:
-      break;
+  if (!holds(operation_.condition, micro_batches, before)) return false;
+  return !operation_.unless || !holds(*operation_.unless, micro_batches, before);
+}
+
+bool RoutingBuffers::holds(const schedule::Condition& condition, std::uint32_t micro_batches,
+                           const std::vector<std::uint64_t>& before) const {
+  using Rows = schedule::Condition::Rows;
+  if (condition.always()) return true;
+  if (condition.rows == Rows::in_step_before) {
+    return !before.empty() && before[operation_.block] > 0;
   }
-  if (operation_.lag > 0) return before[operation_.block] > 0;
-  for (std::uint32_t m = 0; m < micro_batches; ++m) {
-    if (expert_choices(m).count > 0) return true;
+  const bool one = condition.rows == Rows::in_micro_batch;
+  const std::uint32_t first = one ? condition.micro : 0;
+  const std::uint32_t end = one ? condition.micro + 1 : micro_batches;
+  const std::uint32_t ranks = condition.any_rank ? blueprint_.workload.world : 1;
+  for (std::uint32_t m = first; m < end; ++m) {
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      if (expert_choices(m, condition.any_rank ? r : shard_number()).count > 0) return true;
+    }
   }
   return false;
 }
@@ -31,8 +39,8 @@ void RoutingBuffers::note_routing(std::uint32_t micro_batches, StepResult& resul
     for (std::uint32_t tile = router + 1; tile <= last; ++tile) {
       if (!work.blocks[tile].is_expert) continue;
       const std::uint64_t expert = blueprint_.model.blocks[tile].expert;
-      for (std::uint32_t m = 0; m < micro_batches; ++m) {
-        const auto starts = expert_starts(use.buffer, m);
+      for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
+        const auto starts = expert_starts(use.buffer, i / work.world, i % work.world);
         result.expert_rows[tile] += static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
       }
     }

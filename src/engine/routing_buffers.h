@@ -15,30 +15,48 @@ class RoutingBuffers : public StepBuffers {
  public:
   using StepBuffers::StepBuffers;
 
+  /// The bytes of the routings of a micro-batch, of all ranks.
+  [[nodiscard]] static Bytes of_micro_batch(const schedule::Workload& workload) {
+    return workload.world * workload.routing_bytes;
+  }
+  /// Where they are in `routing`, a buffer in host memory.
+  [[nodiscard]] static HostBytes of_micro_batch(const schedule::Workload& workload,
+                                                state::Store& store, BufferId routing,
+                                                std::uint32_t micro) {
+    const Bytes bytes = of_micro_batch(workload);
+    return store.host(routing, (micro + 1) * bytes).subspan(micro * bytes);
+  }
   /// Where the rows of each expert of a layer begin among the choices of a micro-batch: what the
-  /// router has written to host memory; one more than there are experts.
-  [[nodiscard]] std::span<const std::int32_t> expert_starts(BufferId routing,
-                                                            std::uint32_t micro) const {
+  /// router of rank owner_of(`shard`) has written; one more than there are experts.
+  [[nodiscard]] std::span<const std::int32_t> expert_starts(BufferId routing, std::uint32_t micro,
+                                                            std::uint32_t shard) const {
     const Bytes bytes = blueprint_.workload.routing_bytes;
-    const HostBytes all = store_.host(routing, (micro + 1) * bytes);
-    return {reinterpret_cast<const std::int32_t*>(all.data() + micro * bytes),
+    const HostBytes all = of_micro_batch(blueprint_.workload, store_, routing, micro);
+    return {reinterpret_cast<const std::int32_t*>(all.data() + shard * bytes),
             bytes / sizeof(std::int32_t)};
   }
-  /// The rows of the expert in the operation's block.
+  /// This rank's rows for the expert in the operation's block.
   [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro) const {
-    const auto starts = expert_starts(operation_.buffer(Role::routing), micro);
-    const std::size_t expert = blueprint_.model.blocks[operation_.block].expert;
-    const auto first = static_cast<std::size_t>(starts[expert]);
-    return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+    return expert_choices(micro, shard_number());
   }
-  /// Whether the condition of an operation on an expert holds, in a step of so many micro-batches.
-  /// `before`: StepResult::expert_rows of the step that the operation belongs to, if that has
-  /// ended.
+  /// Whether the operation has something to do in a plan of so many micro-batches: its conditions.
+  /// `before`: StepResult::expert_rows of the plan submitted before, or empty.
   [[nodiscard]] bool has_work(std::uint32_t micro_batches,
                               const std::vector<std::uint64_t>& before) const;
   /// For the gate, which reads the routings of all layers: adds what the routers have chosen, and
   /// their losses.
   void note_routing(std::uint32_t micro_batches, StepResult& result) const;
+
+ private:
+  [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro,
+                                                    std::uint32_t shard) const {
+    const auto starts = expert_starts(operation_.buffer(Role::routing), micro, shard);
+    const std::size_t expert = blueprint_.model.blocks[operation_.block].expert;
+    const auto first = static_cast<std::size_t>(starts[expert]);
+    return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
+  }
+  [[nodiscard]] bool holds(const schedule::Condition& condition, std::uint32_t micro_batches,
+                           const std::vector<std::uint64_t>& before) const;
 };
 
 }  // namespace ballast::engine

@@ -29,15 +29,17 @@ using schedule::Use;
 /// The current operation.
 class Lanes::Step : private RoutingBuffers {
  public:
-  Step(Lanes& lanes, const Operation& operation, StepContext& context)
+  /// `before`: of the plan submitted before the operation's.
+  Step(Lanes& lanes, const Operation& operation, StepContext& context, const StepContext& before)
       : RoutingBuffers(lanes.modules_.blueprint, lanes.modules_.store, operation),
         lanes_(lanes),
         modules_(lanes.modules_),
-        context_(context) {}
+        context_(context),
+        before_(before) {}
 
   /// Returns whether there was something to do.
   bool perform() {
-    if (has_work(context_.micro_batches, context_.result.expert_rows)) {
+    if (has_work(context_.micro_batches, before_.result.expert_rows)) {
       work_on_lane();
       return true;
     }
@@ -55,22 +57,29 @@ class Lanes::Step : private RoutingBuffers {
     switch (operation_.action) {
       case Action::offload_gradient:
       case Action::offload_statistics:
-        return clear();
       case Action::fetch_gradient:
         clear();
-        return lanes_.fetches_.add(nullptr);
-      case Action::fetch_weights:
-        return lanes_.fetches_.add(nullptr);
-      case Action::writeback_gradient:
-        return lanes_.writebacks_.add(nullptr);
+        break;
       case Action::pack_gradient:
-        // It may be the home of the gradient, which an update on the device reads.
-        return modules_.compute.zero(
-            stream(),
-            view_as<float>(device(Role::gradient, sizes().whole_gradient(operation_.block))));
+        return clear_home_of_gradient(stream(), sizes().whole_gradient(operation_.block));
+      case Action::reduce_gradient:
+        if (has(Role::gradient_source)) {
+          auto& stream = *lanes_.channels_.reduce_stream;
+          clear_home_of_gradient(stream, sizes().gradient_shard(operation_.block));
+          stream.synchronize();
+        }
+        break;
       default:
-        return;
+        break;
     }
+    if (operation_.lane == Lane::fetch) lanes_.fetches_.add(nullptr);
+    if (operation_.lane == Lane::writeback) lanes_.writebacks_.add(nullptr);
+  }
+
+  /// An update on the device reads it there.
+  void clear_home_of_gradient(device::Stream& stream, Bytes bytes) {
+    if (blueprint_.placement.blocks[operation_.block].optimizer != Tier::device) return;
+    modules_.compute.zero(stream, view_as<float>(device(Role::gradient, bytes)));
   }
 
   void work_on_lane() {
@@ -85,7 +94,7 @@ class Lanes::Step : private RoutingBuffers {
         return modules_.device.copy_to_host(stream(), offloaded_to(),
                                             device(source(), operation_.bytes));
       case Lane::gather:
-        return gather_weights();
+        return operation_.action == Action::gather_routing ? gather_routing() : gather_weights();
       case Lane::reduce:
         return reduce_gradient();
       case Lane::fetch: {
@@ -106,8 +115,7 @@ class Lanes::Step : private RoutingBuffers {
   /// The routings of all micro-batches lie next to each other.
   [[nodiscard]] HostBytes offloaded_to() const {
     if (operation_.action != Action::offload_routing) return host(target(), operation_.bytes);
-    const Bytes before = operation_.micro * operation_.bytes;
-    return host(target(), before + operation_.bytes).subspan(before);
+    return of_micro_batch(blueprint_.workload, store_, target().buffer, operation_.micro);
   }
 
   void run_on_lane() {
@@ -172,6 +180,14 @@ class Lanes::Step : private RoutingBuffers {
       (share ? *lanes_.channels_.gathering_share : *lanes_.channels_.gathering)
           .all_gather(stream, kept.subview(shard_at_home() * shard, shard), kept);
     }
+    stream.synchronize();
+  }
+
+  void gather_routing() {
+    auto& stream = *lanes_.channels_.gather_stream;
+    lanes_.channels_.gathering->all_gather(
+        stream, device(Role::routing_source, blueprint_.workload.routing_bytes),
+        device(Role::routing, of_micro_batch(blueprint_.workload)));
     stream.synchronize();
   }
 
@@ -428,56 +444,15 @@ class Lanes::Step : private RoutingBuffers {
   Lanes& lanes_;
   const Modules& modules_;
   StepContext& context_;
+  const StepContext& before_;
 };
-
-Lanes::Lanes(const Modules& modules)
-    : modules_(modules),
-      compute_(modules.device, "device-compute"),
-      upload_(modules.device, "device-upload"),
-      offload_(modules.device, "device-offload") {
-  if (modules.ranks != nullptr) join_ranks();
-}
-
-void Lanes::join_ranks() {
-  comm::Ranks& ranks = *modules_.ranks;
-  const RankSizes sizes(modules_.blueprint.workload);
-  std::vector<std::uint32_t> all;
-  std::vector<std::uint32_t> group;
-  std::vector<std::uint32_t> share;
-  for (std::uint32_t shard = 0; shard < ranks.world(); ++shard) {
-    const std::uint32_t rank = sizes.owner_of(shard);
-    all.push_back(rank);
-    if (rank / sizes.group() == ranks.rank() / sizes.group()) group.push_back(rank);
-    if (rank % sizes.group() == ranks.rank() % sizes.group()) share.push_back(rank);
-  }
-  device::Device& device = modules_.device;
-  channels_.gathering = ranks.make_channel(device, all);
-  channels_.reducing = ranks.make_channel(device, all);
-  if (sizes.shards_in_share() > 1) {
-    channels_.gathering_in_group = ranks.make_channel(device, group);
-    channels_.gathering_share = ranks.make_channel(device, share);
-  }
-  channels_.gather_stream = device.make_stream("device-gather");
-  channels_.reduce_stream = device.make_stream("device-reduce");
-}
-
-QueuedStream& Lanes::queue_of(const Operation& operation) {
-  const std::optional<schedule::Stream> stream = schedule::stream_of(operation);
-  expects(stream && stream->number == 0, "engine: each lane has one stream");
-  switch (stream->lane) {
-    case Lane::upload:
-      return upload_;
-    case Lane::offload:
-      return offload_;
-    default:
-      return compute_;
-  }
-}
 
 void Lanes::start(const Operation& operation, std::uint64_t submission) {
   std::optional<device::ProfilerRange> range;
   if (modules_.nvtx) range.emplace(describe(operation, modules_.blueprint.workload));
-  const bool worked = Step(*this, operation, context(submission - operation.lag)).perform();
+  const bool worked =
+      Step(*this, operation, context(submission - operation.lag), context(submission - 1))
+          .perform();
   if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
   if (mode_of(operation.lane) == schedule::Mode::streamed) queue_of(operation).end_operation();
 }

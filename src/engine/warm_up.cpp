@@ -7,6 +7,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/engine/routing_buffers.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -37,12 +39,13 @@ void give_rows_to_experts(Lanes& lanes, const schedule::Plan& plan) {
   const auto tokens = static_cast<std::int32_t>(modules.blueprint.shape.tokens());
   for (const Operation& operation : plan.operations) {
     if (operation.action != schedule::Action::offload_routing) continue;
-    const Bytes before = operation.micro * operation.bytes;
-    const HostBytes bytes =
-        modules.store.host(operation.buffer(Role::routing), before + operation.bytes);
-    auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data() + before);
-    for (std::size_t i = 0; i < operation.bytes / sizeof(std::int32_t); ++i) {
-      starts[i] = std::min(static_cast<std::int32_t>(i), tokens);
+    const schedule::Workload& work = modules.blueprint.workload;
+    const HostBytes bytes = RoutingBuffers::of_micro_batch(
+        work, modules.store, operation.buffer(Role::routing), operation.micro);
+    const std::size_t of_rank = work.routing_bytes / sizeof(std::int32_t);
+    auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
+    for (std::size_t i = 0; i < work.world * of_rank; ++i) {
+      starts[i] = std::min(static_cast<std::int32_t>(i % of_rank), tokens);
     }
   }
 }

@@ -50,6 +50,10 @@ schedule::Options schedule_options(const config::Config& config) {
     options.order = schedule::Order::micro_batch_major;
   }
   if (config.ballast.update == "eager") options.update = schedule::Update::eager;
+  if (config.ballast.expert_updates == "touched") {
+    options.expert_updates = schedule::ExpertUpdates::touched;
+  }
+  options.prefetches_experts = config.ballast.expert_prefetch.value_or(false);
   const auto count = [](std::uint64_t named, std::uint32_t standard) {
     return named > 0 ? static_cast<std::uint32_t>(named) : standard;
   };

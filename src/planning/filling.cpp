@@ -86,12 +86,51 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
 }
 
 memory::Ledger Filler::ledger(const Placement& placement, const schedule::Options& options) const {
+  if (speculating_ == 0)
+    return engine::make_ledger(schedule::sum_buffers(work_, placement, options));
   return engine::make_ledger(
       schedule::sum_buffers(work_, with_speculation(placement, speculating_), options));
 }
 
 Bytes Filler::excess(const Placement& placement, const schedule::Options& options) const {
   return above_budgets(ledger(placement, options));
+}
+
+std::int64_t Filler::room(const Placement& placement, const schedule::Options& options) const {
+  const memory::Ledger sums = ledger(placement, options);
+  const auto left = [&](Tier tier, Bytes budget) {
+    return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.total(tier));
+  };
+  return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
+}
+
+/// Looks between `most`, which does not fit, and none, which does. Memory grows about in proportion
+/// to the number of blocks, so it guesses by proportion, and halves every second time.
+std::size_t Filler::most_that_fit(const Placement& placement, const Move& move,
+                                  const std::vector<std::size_t>& blocks, std::size_t most,
+                                  const schedule::Options& options) const {
+  const auto room_of = [&](std::size_t count) {
+    return static_cast<double>(room(moved_to(placement, move, blocks, count), options));
+  };
+  std::size_t fits = 0;
+  std::size_t too_many = most;
+  double left = room_of(fits);
+  double lacking = -room_of(too_many);
+  for (bool halves = false; too_many - fits > 1; halves = !halves) {
+    const std::size_t between = too_many - fits;
+    const double part = halves ? 0.5 : left / (left + lacking);
+    const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
+    const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
+    const double here = room_of(count);
+    if (here >= 0.0) {
+      fits = count;
+      left = here;
+    } else {
+      too_many = count;
+      lacking = -here;
+    }
+  }
+  return fits;
 }
 
 Bytes Filler::above_budgets(const memory::Ledger& sums) const {
@@ -104,7 +143,7 @@ Bytes Filler::above_budgets(const memory::Ledger& sums) const {
 
 bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  if (kind == Movable::activations) return work_.is_layer(block) && !constraint.activations;
+  if (kind == Movable::activations) return work_.places_input(block) && !constraint.activations;
   if (kind == Movable::gradients) return !constraint.gradients;
   if (kind == Movable::intermediates) {
     return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
@@ -260,22 +299,11 @@ std::size_t Filler::apply(Placement& placement, const Move& move, const schedule
   const std::vector<std::size_t> blocks = movable(placement, move);
   const std::size_t most = std::min(move.limit, blocks.size());
   if (most == 0) return 0;
-  const auto fits = [&](std::size_t count) {
-    return excess(moved_to(placement, move, blocks, count), options) == 0;
-  };
   std::size_t count = most;
   // Try all blocks first: moving all of them may save a staging buffer.
-  if (!fits(most)) {
-    if (excess(placement, options) > 0) {
-      count = least_excess(placement, move, blocks, most, options);
-    } else {
-      std::size_t too_many = most;
-      count = 0;
-      while (too_many - count > 1) {
-        const std::size_t middle = count + (too_many - count) / 2;
-        (fits(middle) ? count : too_many) = middle;
-      }
-    }
+  if (excess(moved_to(placement, move, blocks, most), options) > 0) {
+    count = excess(placement, options) > 0 ? least_excess(placement, move, blocks, most, options)
+                                           : most_that_fit(placement, move, blocks, most, options);
   }
   placement = moved_to(std::move(placement), move, blocks, count);
   return count;
@@ -291,8 +319,13 @@ Placement Filler::fill(const Program& program, const schedule::Options& options,
     const std::size_t count = apply(placement, move, options, swapping);
     if (moved != nullptr) moved->push_back(count);
   }
-  for (BlockPlacement& block : placement.blocks) {
-    if (block.optimizer == Tier::device) block.gradients = Tier::host;  // has no effect
+  // Without effect, but so that equal blocks are named together.
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    BlockPlacement& block = placement.blocks[b];
+    if (block.optimizer == Tier::device) block.gradients = Tier::host;
+    if (work_.is_layer(b) && !work_.places_input(b) && !constraints_[b].activations) {
+      block.activations = placement.blocks[b - 1].activations;
+    }
   }
   return with_speculation(std::move(placement), speculating_);
 }

@@ -91,6 +91,12 @@ class Filler {
   [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                             Tier gradients) const;
   [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
+  /// The least that a budget has left; negative if one is exceeded.
+  [[nodiscard]] std::int64_t room(const schedule::Placement& placement,
+                                  const schedule::Options& options) const;
+  [[nodiscard]] std::size_t most_that_fit(const schedule::Placement& placement, const Move& move,
+                                          const std::vector<std::size_t>& blocks, std::size_t most,
+                                          const schedule::Options& options) const;
   [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
   Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;

@@ -87,6 +87,7 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config.ballast.device_gradient_buffers = best.point.options.gradient_slots;
   config.ballast.activation_buffers = best.point.options.activation_staging;
   config.ballast.gradient_buffers = best.point.options.gradient_staging;
+  config.ballast.expert_prefetch = best.point.options.prefetches_experts;
   const auto& blocks = best.placement.blocks;
   config.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
       blocks.begin(), blocks.end(), [](const BlockPlacement& block) { return block.speculates; }));

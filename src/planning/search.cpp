@@ -248,6 +248,7 @@ std::optional<Candidate> Search::run() {
   if (candidates_.empty() && lacking_) throw Error(*lacking_);
   if (candidates_.empty()) return std::nullopt;
   refine();
+  prefetch_experts(Candidate(*best()));
   speculate(Candidate(*best()));
   return *best();
 }
@@ -344,6 +345,15 @@ void Search::vary_program(const Candidate& candidate, std::vector<Point>& points
       points.push_back(std::move(point));
     }
   }
+}
+
+/// Moves weights of experts before their router has chosen, if that makes the best plan faster.
+void Search::prefetch_experts(Candidate plan) {
+  const schedule::Workload& workload = plan.point.setting->outline.workload;
+  if (workload.routing_bytes == 0 || request_.config.ballast.expert_prefetch) return;
+  plan.point.options.prefetches_experts = true;
+  measure(plan, schedule::build(workload, plan.placement, plan.point.options));
+  record(std::move(plan));
 }
 
 /// Lets blocks of the best plan speculate, in memory that it leaves: parts of them first, then

@@ -101,6 +101,7 @@ class Search {
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<Point>& points) const;
   void vary_program(const Candidate& candidate, std::vector<Point>& points) const;
+  void prefetch_experts(Candidate plan);
   void speculate(const Candidate& plan);
   [[nodiscard]] std::size_t most_speculating(const Candidate& plan) const;
   Candidate speculating(const Candidate& plan, std::size_t count);

@@ -155,8 +155,12 @@ class StepBuilder {
     if (!layer_major()) clear_gradients(0, blocks());
     for (const Micros& micros : groups()) {
       move_.begin_passes(micros.begin);
+      std::uint32_t arrived = 0;
       for (std::uint32_t b = 0; b < work_.head(); ++b) {
-        arrive(b, micros);
+        const Movements::Range ahead = move_.experts_ahead(b);
+        // Weights that move ahead are updated before that.
+        for (; arrived < std::max(b + 1, ahead.end); ++arrived) arrive(arrived, micros);
+        for (std::uint32_t e = ahead.begin; e < ahead.end; ++e) move_.prefetch_expert(e);
         for_each(micros, [&](std::uint32_t m) { forward(b, m, true); });
       }
       if (head_.in_one_pass()) {
@@ -315,7 +319,7 @@ class StepBuilder {
                          .traffic = work_.blocks[b].cleared_bytes,
                          .uses = {{Role::accumulator, layout_.accumulator[b], true}}};
       // With one micro-batch at a time, no router has chosen yet.
-      if (layer_major()) move_.add_condition(clear, Condition::rows_in_step);
+      if (layer_major()) move_.add_condition(clear, move_.for_gradient(b));
       move_.emit(std::move(clear));
     }
   }

@@ -87,10 +87,10 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       return initialize(home.buffer, 0, home.bytes);
     case Tier::nvme: {
       const BufferId staging =
-          weights ? weight_staging_.take(block).first : state_slot(block, home.sub_group);
+          weights ? weight_staging_.take(block).buffer : state_slot(block, home.sub_group);
       const auto write = [&](Speculation slot) {
-        if (weights) return writeback_weights(block, staging, 0, slot);
-        writeback_states(block, home.sub_group, staging, 0, slot);
+        if (weights) return writeback_weights(block, staging, 0, slot, {});
+        writeback_states(block, home.sub_group, staging, 0, slot, {});
       };
       initialize(staging, 0, home.bytes);
       write(Speculation::none);
@@ -155,10 +155,9 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
     case Tier::host:
       return read(home.buffer, 0, home.bytes);
     case Tier::nvme:
-      if (!weights) fetch_states(block, home.sub_group, 0);
-      return read(
-          weights ? weights_in_staging(block, For::update) : state_slot(block, home.sub_group), 0,
-          home.bytes);
+      if (!weights) fetch_states(block, home.sub_group, 0, {});
+      return read(weights ? weights_in_staging(block, {}) : state_slot(block, home.sub_group), 0,
+                  home.bytes);
     case Tier::device:
       in_pieces(home.bytes, [&](Bytes offset, Bytes bytes) {
         emit_piece(home.offload, block, home, offset, bytes,

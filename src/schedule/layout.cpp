@@ -252,11 +252,11 @@ class LayoutMaker {
   void gradients() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       layout_.gradient.push_back(gradient_home(b, name_of(b, "gradient")));
-      layout_.statistics_device.push_back(add(name_of(b, "gradient statistics on the device"),
-                                              Tier::device, Kind::batch, work_.statistics_bytes));
-      layout_.statistics_host.push_back(
-          add(name_of(b, "gradient statistics"), Tier::host, Kind::batch, work_.statistics_bytes));
     }
+    layout_.statistics_device = add_slots("gradient statistics on the device", Tier::device,
+                                          Kind::batch, work_.statistics_bytes, blocks());
+    layout_.statistics_host =
+        add_slots("gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes, blocks());
     const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
     const Need packed = need(whole, [this](std::uint32_t b) {
       return rank_.splits_gradients() || at(b).optimizer != Tier::device;
@@ -326,12 +326,13 @@ class LayoutMaker {
     const bool head = work_.vocabulary_tiles > 1;
     const bool layers = work_.cuts_layers();
     const bool one_pass = trains() && in_one_pass(work_, place_);
+    const std::uint32_t together = micro_batches_together();
     // An evaluation visits one tile of the head after the other.
     const bool evaluates_only = one_pass && !layers;
     if (head || layers) {
       layout_.rows =
           add_slots("rows between tiles", Tier::device, Kind::activations, work_.rows_bytes,
-                    evaluates_only ? evaluated_together() : micro_batches_together());
+                    evaluates_only ? std::min(work_.evaluation_micro_batches, together) : together);
     }
     layout_.head_rows = layout_.rows;
     // The backward pass of a tied embedding still needs those of the head.
@@ -354,22 +355,22 @@ class LayoutMaker {
     const std::uint32_t together = micro_batches_together();
     layout_.routing_device = add_slots("routing on the device", Tier::device, Kind::batch,
                                        work_.routing_bytes, together);
+    layout_.routing_of_ranks =
+        add_slots("routing of all ranks", Tier::device, Kind::batch,
+                  work_.world > 1 ? work_.world * work_.routing_bytes : 0, together);
     layout_.router_totals = add_slots("sums over routers", Tier::device, Kind::batch,
                                       trains() ? work_.router_totals_bytes : 0, together);
     layout_.routing_host.assign(blocks(), kNoBuffer);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!work_.blocks[b].routes) continue;
-      layout_.routing_host[b] =
-          add(name_of(b, "routing"), Tier::host, Kind::batch, batches() * work_.routing_bytes);
+      layout_.routing_host[b] = add(name_of(b, "routing"), Tier::host, Kind::batch,
+                                    batches() * work_.world * work_.routing_bytes);
     }
   }
 
   /// Micro-batches that pass a block before the next block's turn.
   [[nodiscard]] std::uint32_t micro_batches_together() const {
     return options_.order == Order::layer_major ? batches() : 1;
-  }
-  [[nodiscard]] std::uint32_t evaluated_together() const {
-    return options_.order == Order::layer_major ? work_.evaluation_micro_batches : 1;
   }
 
   void activations() {
@@ -422,8 +423,7 @@ class LayoutMaker {
     const std::uint32_t together = micro_batches_together();
     layout_.input_home.resize(blocks());
     // With one more than are read, or fewer for a model without layers.
-    const std::uint32_t layers = work_.head() - work_.first_layer();
-    const std::uint32_t count = layers == 0 ? together : together + 1;
+    const std::uint32_t count = together + (work_.head() > work_.first_layer() ? 1 : 0);
     layout_.activation_slots =
         add_slots("activations", Tier::device, Kind::activations, work_.activation_bytes, count);
   }

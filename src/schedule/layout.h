@@ -59,9 +59,10 @@ struct Layout {
   std::vector<BufferId> rows;
   std::vector<BufferId> head_rows;  ///< those of the head
   std::vector<BufferId> row_sums;
-  std::vector<BufferId> routing_device;  ///< [micro-batch], one after the other for all routers
-  std::vector<BufferId> router_totals;   ///< [micro-batch]
-  /// By block: that of all micro-batches, of routers, else kNoBuffer.
+  std::vector<BufferId> routing_device;    ///< [micro-batch], one after the other for all routers
+  std::vector<BufferId> routing_of_ranks;  ///< the same of all ranks, if there are several
+  std::vector<BufferId> router_totals;     ///< [micro-batch]
+  /// By block: that of all micro-batches and ranks, of routers, else kNoBuffer.
   std::vector<BufferId> routing_host;
   BufferId arriving = kNoBuffer;  ///< device, gradients received from other ranks
   BufferId losses_device = kNoBuffer;

@@ -1,5 +1,6 @@
 #include "src/schedule/movements.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -53,103 +54,163 @@ void Movements::upload_batch(std::uint32_t micro) {
 
 // Weights.
 
-Condition Movements::condition_of(std::uint32_t block, For use) const {
-  if (use == For::update || !work_.blocks[block].is_expert || rank_.several()) {
-    return Condition::none;
-  }
-  return options_.order == Order::layer_major ? Condition::rows_in_step
-                                              : Condition::rows_in_micro_batch;
+Condition Movements::for_pass(std::uint32_t block) const {
+  if (!work_.blocks[block].is_expert) return {};
+  const bool step = options_.order == Order::layer_major;
+  return {.rows = step ? Condition::Rows::in_step : Condition::Rows::in_micro_batch,
+          .micro = step ? 0 : passing_,
+          .any_rank = rank_.splits_weights(block)};
 }
 
-std::uint32_t Movements::when(std::uint32_t block, For use) const {
-  return condition_of(block, use) == Condition::none ? Passage::kAlways : passing_;
+Condition Movements::for_gradient(std::uint32_t block) const {
+  if (!work_.blocks[block].is_expert) return {};
+  return {.rows = Condition::Rows::in_step, .any_rank = rank_.several()};
 }
 
-void Movements::add_condition(Operation& operation, Condition condition) const {
-  const BlockWork& work = work_.blocks[operation.block];
-  if (condition == Condition::none || !work.is_expert || rank_.several()) return;
-  const bool of_step = condition == Condition::rows_in_step;
+Condition Movements::for_update(std::uint32_t block, std::uint32_t lag) const {
+  if (options_.expert_updates == ExpertUpdates::all) return {};
+  Condition condition = for_gradient(block);
+  if (!condition.always() && lag > 0) condition.rows = Condition::Rows::in_step_before;
+  return condition;
+}
+
+void Movements::add_condition(Operation& operation, Condition condition,
+                              std::optional<Condition> unless) const {
   operation.condition = condition;
-  if (!of_step) operation.micro = passing_;
-  const double tokens = static_cast<double>(work_.micro_batch_tokens) *
-                        (of_step ? static_cast<double>(work_.micro_batches) : 1.0);
-  operation.likelihood = static_cast<float>(1.0 - std::pow(1.0 - work.token_share, tokens));
-  // The step before has told its own.
-  if (operation.lag > 0) return;
+  operation.unless = unless;
+  const BlockWork& work = work_.blocks[operation.block];
+  const auto likelihood = [&](const Condition& rows) {
+    if (rows.always()) return 1.0;
+    const bool one = rows.rows == Condition::Rows::in_micro_batch;
+    const double tokens = static_cast<double>(work_.micro_batch_tokens) *
+                          (one ? 1.0 : static_cast<double>(work_.micro_batches)) *
+                          (rows.any_rank ? static_cast<double>(work_.world) : 1.0);
+    return 1.0 - std::pow(1.0 - work.token_share, tokens);
+  };
+  const double there = unless ? likelihood(*unless) : 0.0;
+  operation.likelihood = static_cast<float>(likelihood(condition) * (1.0 - there));
+  if (!condition.reads_routing() && !(unless && unless->reads_routing())) return;
   operation.uses.push_back(
       {Role::routing, layout_.routing_host[work_.first_tile(operation.block)], false});
 }
 
-BufferId Movements::weights_on_device(std::uint32_t block, For use) {
+BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.splits_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
-  const auto [slot, fill] = slots_.take(block, when(block, use));
+  const auto [slot, fill, unless] = slots_.take(block, when);
   if (!fill) return slot;
   if (split) {
-    gather_weights(block, share_on_device(block), slot);
+    gather_weights(block, share_on_device(block, when), slot, when, unless);
   } else {
-    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block, use)},
-                 {.buffer = slot}, rank_.weights(block), condition_of(block, use));
+    copy_weights(Action::upload_weights, block,
+                 {.from = {.buffer = weights_on_host(block, when)},
+                  .to = {.buffer = slot},
+                  .bytes = rank_.weights(block),
+                  .when = when,
+                  .unless = unless});
   }
   return slot;
 }
 
 /// The device buffer with this rank's share of split weights; moves it there if necessary.
-BufferId Movements::share_on_device(std::uint32_t block) {
+BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
-  const auto [slot, fill] = share_slots_.take(block);
+  const auto [slot, fill, unless] = share_slots_.take(block, when);
   if (fill) {
-    copy_weights(Action::upload_weights, block, {.buffer = weights_on_host(block, For::pass)},
-                 {.buffer = slot}, rank_.weights(block));
+    copy_weights(Action::upload_weights, block,
+                 {.from = {.buffer = weights_on_host(block, when)},
+                  .to = {.buffer = slot},
+                  .bytes = rank_.weights(block),
+                  .when = when,
+                  .unless = unless});
   }
   return slot;
 }
 
 /// The host buffer with weights that live on the host or on NVMe.
-BufferId Movements::weights_on_host(std::uint32_t block, For use) {
-  return at(block).weights == Tier::nvme ? weights_in_staging(block, use)
+BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
+  return at(block).weights == Tier::nvme ? weights_in_staging(block, when)
                                          : layout_.weight_home[block];
 }
 
 /// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
-BufferId Movements::weights_in_staging(std::uint32_t block, For use) {
-  const auto [staging, fill] = weight_staging_.take(block, when(block, use));
+BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
+  const auto [staging, fill, unless] = weight_staging_.take(block, when);
   if (fill) {
-    copy_weights(Action::fetch_weights, block, {.buffer = layout_.weight_home[block]},
-                 {.buffer = staging}, rank_.weights(block), condition_of(block, use));
+    copy_weights(Action::fetch_weights, block,
+                 {.from = {.buffer = layout_.weight_home[block]},
+                  .to = {.buffer = staging},
+                  .bytes = rank_.weights(block),
+                  .when = when,
+                  .unless = unless});
   }
   return staging;
 }
 
-void Movements::copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes,
-                             Condition condition) {
-  Operation copy = {.action = action,
-                    .block = block,
-                    .bytes = bytes,
-                    .uses = {{Role::weights_source, from.buffer, false, from.shard},
-                             {Role::weights, to.buffer, true, to.shard}}};
-  add_condition(copy, condition);
-  emit(std::move(copy));
+void Movements::copy_weights(Action action, std::uint32_t block, const Copy& copy) {
+  Operation operation = {.action = action,
+                         .block = block,
+                         .bytes = copy.bytes,
+                         .uses = {{Role::weights_source, copy.from.buffer, false, copy.from.shard},
+                                  {Role::weights, copy.to.buffer, true, copy.to.shard}}};
+  add_condition(operation, copy.when, copy.unless);
+  emit(std::move(operation));
 }
 
 /// Gathers split weights from this rank's group. If `from` is `to`, gathers updated shards in place
 /// from all ranks that keep the same weights; never as codes, because the next update reads them.
-void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to) {
-  std::vector<Use> uses = {{Role::weights, to, true}};
-  Bytes traffic = 0;
-  Bytes bytes = rank_.weights(block) - rank_.weight_shard(block);
+void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
+                               std::optional<Condition> unless) {
+  Operation gather = {.action = Action::gather_weights,
+                      .block = block,
+                      .bytes = rank_.weights(block) - rank_.weight_shard(block),
+                      .uses = {{Role::weights, to, true}}};
   if (from != to) {
     const Bytes whole = rank_.whole_weights(block);
-    bytes = rank_.exchanged_in_group(whole);
-    uses.push_back({Role::weights_source, from, false});
+    gather.bytes = rank_.exchanged_in_group(whole);
+    gather.uses.push_back({Role::weights_source, from, false});
     if (rank_.codes_weights()) {
       const Bytes codes = rank_.whole_codes(block);
-      bytes = rank_.exchanged_in_group(codes);
-      traffic = rank_.weight_share(block) + rank_.share_codes(block) + codes + whole;
-      uses.push_back({Role::workspace, layout_.codes, true});
+      gather.bytes = rank_.exchanged_in_group(codes);
+      gather.traffic = rank_.weight_share(block) + rank_.share_codes(block) + codes + whole;
+      gather.uses.push_back({Role::workspace, layout_.codes, true});
     }
   }
-  emit(Action::gather_weights, block, 0, std::move(uses), bytes, 0.0, traffic);
+  add_condition(gather, when, unless);
+  emit(std::move(gather));
+}
+
+Movements::Range Movements::experts_ahead(std::uint32_t block) const {
+  if (!options_.prefetches_experts || !work_.blocks[block].routes) return {};
+  const std::uint32_t end = work_.last_tile(block) + 1;
+  // The weights of the router, and of an expert for all rows, are used first.
+  std::uint32_t slots = options_.weight_slots;
+  std::uint32_t staging = options_.weight_staging;
+  std::uint32_t next = block;
+  const auto take = [&](std::uint32_t b) {
+    const bool passes = at(b).weights != Tier::device || rank_.splits_weights(b);
+    const bool fetched = at(b).weights == Tier::nvme;
+    if ((passes && slots == 0) || (fetched && staging == 0)) return false;
+    slots -= passes ? 1 : 0;
+    staging -= fetched ? 1 : 0;
+    return true;
+  };
+  while (next < end && !work_.blocks[next].is_expert && take(next)) ++next;
+  const std::uint32_t first = next;
+  if (first == end || !work_.blocks[first].is_expert) return {};
+  while (next < end && take(next)) ++next;
+  return {first, next};
+}
+
+void Movements::prefetch_expert(std::uint32_t block) {
+  if (at(block).weights == Tier::device && !rank_.splits_weights(block)) return;
+  Condition before = for_pass(block);
+  if (before.rows == Condition::Rows::in_micro_batch && before.micro > 0) {
+    --before.micro;
+  } else {
+    before.rows = Condition::Rows::in_step_before;
+  }
+  weights_on_device(block, before);
 }
 
 // Activations.
@@ -198,6 +259,11 @@ BufferId Movements::input_for_backward(std::uint32_t block, std::uint32_t micro)
 
 // Gradients.
 
+void Movements::emit_if_used(Operation operation) {
+  add_condition(operation, for_gradient(operation.block));
+  emit(std::move(operation));
+}
+
 void Movements::deliver_gradient(std::uint32_t block) {
   const BlockWork& size = work_.blocks[block];
   const bool on_device = at(block).optimizer == Tier::device;
@@ -213,10 +279,6 @@ void Movements::deliver_gradient(std::uint32_t block) {
     uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
     traffic += work_.tied_accumulator_bytes;
   }
-  const auto emit_if_used = [this](Operation operation) {
-    add_condition(operation, Condition::rows_in_step);
-    emit(std::move(operation));
-  };
   emit_if_used({.action = Action::pack_gradient,
                 .block = block,
                 .traffic = traffic,
@@ -256,7 +318,9 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
       .lag = lag,
       .bytes = swapped_gradient_bytes(work_, block),
       .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}};
-  add_condition(fetch, Condition::rows_in_step);
+  Condition before = for_gradient(block);
+  if (!before.always()) before.rows = Condition::Rows::in_step_before;
+  add_condition(fetch, before);
   emit(std::move(fetch));
   return staging;
 }
@@ -272,7 +336,10 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   if (moves) uses.push_back({Role::gradient_source, packed, false});
   // An all-reduce is a reduce-scatter and an all-gather.
   const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
-  emit(Action::reduce_gradient, block, 0, std::move(uses), rank_.splits_states() ? once : 2 * once);
+  emit_if_used({.action = Action::reduce_gradient,
+                .block = block,
+                .bytes = rank_.splits_states() ? once : 2 * once,
+                .uses = std::move(uses)});
   return reduced;
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,9 +32,17 @@ class Movements {
 
   /// From here on, weights are needed for passes of the micro-batches from `first` on.
   void begin_passes(std::uint32_t first) { passing_ = first; }
-  /// Adds the condition to an operation on an expert. Ranks do everything together, so they have no
-  /// conditions.
-  void add_condition(Operation& operation, Condition condition) const;
+  // Conditions of operations on a block; of all but experts they are always true. What ranks do
+  // together depends on the rows of all of them.
+  /// Its weights are needed for the current passes.
+  [[nodiscard]] Condition for_pass(std::uint32_t block) const;
+  /// It has a gradient in this step.
+  [[nodiscard]] Condition for_gradient(std::uint32_t block) const;
+  /// It is updated; `lag`: see Operation.
+  [[nodiscard]] Condition for_update(std::uint32_t block, std::uint32_t lag) const;
+  /// Adds a condition to an operation.
+  void add_condition(Operation& operation, Condition condition,
+                     std::optional<Condition> unless = {}) const;
 
   void upload_batch(std::uint32_t micro);
   /// The place of a micro-batch among those that pass a block together, which have buffers of their
@@ -42,10 +51,19 @@ class Movements {
     return options_.order == Order::layer_major ? micro : 0;
   }
 
-  /// Who needs weights: a pass does not need those of experts without rows.
-  enum class For : std::uint8_t { pass, update };
   /// The device buffer with the whole weights of `block`; moves them there if necessary.
-  BufferId weights_on_device(std::uint32_t block, For use = For::pass);
+  BufferId weights_on_device(std::uint32_t block) {
+    return weights_on_device(block, for_pass(block));
+  }
+  struct Range {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+  /// The experts behind the router `block` that have buffers for weights that move before it has
+  /// chosen; none behind other blocks.
+  [[nodiscard]] Range experts_ahead(std::uint32_t block) const;
+  /// Moves the weights of an expert to the device if it had rows in the micro-batch or step before.
+  void prefetch_expert(std::uint32_t block);
 
   /// The buffer that keeps the intermediates of `block` for its backward pass, or kNoBuffer.
   [[nodiscard]] BufferId intermediates(std::uint32_t block, std::uint32_t micro) const;
@@ -99,17 +117,26 @@ class Movements {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool has_states() const { return options_.purpose == Purpose::training; }
 
-  BufferId weights_on_host(std::uint32_t block, For use);
-  BufferId weights_in_staging(std::uint32_t block, For use);
-  BufferId share_on_device(std::uint32_t block);
-  void copy_weights(Action action, std::uint32_t block, Use from, Use to, Bytes bytes,
-                    Condition condition = Condition::none);
-  [[nodiscard]] Condition condition_of(std::uint32_t block, For use) const;
-  /// The number of that condition, see Passage::take().
-  [[nodiscard]] std::uint32_t when(std::uint32_t block, For use) const;
-  void gather_weights(std::uint32_t block, BufferId from, BufferId to);
+  // `when`: the condition under which weights are needed.
+  BufferId weights_on_device(std::uint32_t block, Condition when);
+  BufferId weights_on_host(std::uint32_t block, Condition when);
+  BufferId weights_in_staging(std::uint32_t block, Condition when);
+  BufferId share_on_device(std::uint32_t block, Condition when);
+  /// A copy of weights.
+  struct Copy {
+    Use from;
+    Use to;
+    Bytes bytes = 0;
+    Condition when;
+    std::optional<Condition> unless = {};
+  };
+  void copy_weights(Action action, std::uint32_t block, const Copy& copy);
+  void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
+                      std::optional<Condition> unless = {});
 
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
+  /// Emits an operation on a gradient, under its condition.
+  void emit_if_used(Operation operation);
   /// The host buffer in which an update on the host finds the gradient: with lag 0 the one that
   /// deliver_gradient() has just filled.
   BufferId gradient_on_host(std::uint32_t block, std::uint32_t lag);
@@ -135,17 +162,17 @@ class Movements {
   BufferId states_on_host(std::uint32_t block, std::uint32_t group, std::uint32_t lag);
   BufferId weights_for_update(std::uint32_t block, std::uint32_t lag);
   void add_undo(Operation& update) const;
-  void fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag);
+  void fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag, Condition when);
   void add_permission(Operation& update) const;
   void update_on_device(std::uint32_t block, std::uint32_t lag);
   void update_on_host(std::uint32_t block, std::uint32_t lag);
   void emit_update(Operation update);
-  void return_weights(std::uint32_t block, BufferId updated);
+  void return_weights(std::uint32_t block, BufferId updated, std::uint32_t lag);
   void writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
-                         Speculation speculation);
+                         Speculation speculation, Condition when);
   void writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
-                        std::uint32_t lag, Speculation speculation);
-  void writeback(Operation writing);
+                        std::uint32_t lag, Speculation speculation, Condition when);
+  void writeback(Operation writing, Condition when);
 
   [[nodiscard]] Home weight_home(std::uint32_t block) const;
   [[nodiscard]] Home state_home(std::uint32_t block, std::uint32_t group) const;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "ballast/schedule/plan.h"
@@ -26,25 +26,31 @@ class Passage {
  public:
   explicit Passage(const std::vector<BufferId>& buffers) {
     slots_.reserve(buffers.size());
-    for (const BufferId id : buffers) slots_.push_back({id, kEmpty, kAlways});
+    for (const BufferId id : buffers) slots_.push_back({id, kEmpty, {}});
   }
 
-  /// Data of the block are there without a condition.
-  static constexpr std::uint32_t kAlways = ~0U;
+  struct Taken {
+    BufferId buffer = kNoBuffer;
+    bool fill = false;  ///< the data must be moved there first
+    /// They are there already if this condition holds.
+    std::optional<Condition> unless = {};
+  };
 
-  /// The buffer of `block` and whether it must be filled first. Marks it most recently used.
-  /// `when`: the number of the condition under which the data are needed and will be there.
-  std::pair<BufferId, bool> take(std::uint32_t block, std::uint32_t when = kAlways) {
+  /// The buffer of `block`, which becomes the most recently used one. `when`: the condition under
+  /// which the data are needed and will be there.
+  Taken take(std::uint32_t block, Condition when = {}) {
     auto found = std::find_if(slots_.begin(), slots_.end(),
                               [&](const Slot& slot) { return slot.block == block; });
-    const bool fill = found == slots_.end() || (found->when != kAlways && found->when != when);
-    if (found == slots_.end()) found = slots_.begin();
+    const bool there = found != slots_.end();
+    if (!there) found = slots_.begin();
     Slot slot = *found;
+    Taken taken = {slot.buffer, !there || (!slot.when.always() && slot.when != when)};
+    if (there && taken.fill) taken.unless = slot.when;
     slot.block = block;
-    if (fill) slot.when = when;
+    if (taken.fill) slot.when = when;
     slots_.erase(found);
     slots_.push_back(slot);
-    return {slot.buffer, fill};
+    return taken;
   }
 
  private:
@@ -52,7 +58,7 @@ class Passage {
   struct Slot {
     BufferId buffer;
     std::uint32_t block;
-    std::uint32_t when = kAlways;
+    Condition when;
   };
   std::vector<Slot> slots_;  ///< least recently used first
 };

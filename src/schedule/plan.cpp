@@ -30,6 +30,7 @@ constexpr Traits kActions[] = {
     {Action::gather_weights, "gather weights", Lane::gather},
     {Action::normalize, "norm", Lane::compute, kBlockAndMicro, true},
     {Action::route, "router", Lane::compute, kBlockAndMicro, true},
+    {Action::gather_routing, "gather routing", Lane::gather, kBlockAndMicro, true},
     {Action::offload_routing, "offload routing", Lane::offload, kBlockAndMicro, true},
     {Action::forward, "forward", Lane::compute, kBlockAndMicro, true},
     {Action::evaluate_head, "forward", Lane::compute, kBlockAndMicro, true},

@@ -30,22 +30,29 @@ void TileOperations::route(std::uint32_t block, std::uint32_t micro, BufferId in
   }
   if (visit == Visit::training) {
     uses.push_back({Role::router_totals, layout_.router_totals[place], true});
-    if (is_last_router(block)) uses.push_back({Role::losses, layout_.losses_device, true});
+    if (block == last_router_) uses.push_back({Role::losses, layout_.losses_device, true});
   }
   move_.emit(Action::route, block, micro, std::move(uses), 0, work_.blocks[block].forward_flops,
              2 * work_.activation_bytes + (again ? 0 : work_.row_sums_bytes));
-  if (again) return;
-  move_.emit(Action::offload_routing, block, micro,
-             {{Role::routing_source, layout_.routing_device[place], false},
-              {Role::routing, layout_.routing_host[block], true}},
-             work_.routing_bytes);
+  if (!again) share_routing(block, micro);
 }
 
-bool TileOperations::is_last_router(std::uint32_t block) const {
-  for (std::uint32_t b = block + 1; b < work_.head(); ++b) {
-    if (work_.blocks[b].routes) return false;
+/// What all ranks have chosen, to host memory.
+void TileOperations::share_routing(std::uint32_t block, std::uint32_t micro) {
+  const std::uint32_t place = move_.place_among(micro);
+  BufferId routing = layout_.routing_device[place];
+  const bool several = work_.world > 1;
+  if (several) {
+    const BufferId all = layout_.routing_of_ranks[place];
+    move_.emit(Action::gather_routing, block, micro,
+               {{Role::routing_source, routing, false}, {Role::routing, all, true}},
+               (work_.world - 1) * work_.routing_bytes);
+    routing = all;
   }
-  return true;
+  move_.emit(
+      Action::offload_routing, block, micro,
+      {{Role::routing_source, routing, false}, {Role::routing, layout_.routing_host[block], true}},
+      work_.world * work_.routing_bytes);
 }
 
 /// The uses of both passes through a tile of a layer.

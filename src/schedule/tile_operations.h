@@ -15,7 +15,11 @@ namespace ballast::schedule {
 class TileOperations {
  public:
   TileOperations(const Workload& workload, const Layout& layout, Movements& movements)
-      : work_(workload), layout_(layout), move_(movements) {}
+      : work_(workload), layout_(layout), move_(movements) {
+    for (std::uint32_t b = 0; b < workload.blocks.size(); ++b) {
+      if (workload.blocks[b].routes) last_router_ = b;
+    }
+  }
 
   /// The norm in `block`. `input`: the activation that it reads. `sums`: the tiles add to it.
   void normalize(std::uint32_t block, std::uint32_t micro, BufferId input, bool sums);
@@ -32,11 +36,12 @@ class TileOperations {
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
   void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
                double flops, Bytes traffic);
-  [[nodiscard]] bool is_last_router(std::uint32_t block) const;
+  void share_routing(std::uint32_t block, std::uint32_t micro);
 
   const Workload& work_;
   const Layout& layout_;
   Movements& move_;
+  std::uint32_t last_router_ = 0;
 };
 
 }  // namespace ballast::schedule

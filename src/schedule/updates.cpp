@@ -35,7 +35,9 @@ bool Movements::has_room_ahead(Pass pass, std::uint32_t ordinal) const {
 
 void Movements::fetch_states_ahead(Pass pass, std::uint32_t ordinal) {
   const SwappedStates& states = swapped_in(pass).states[ordinal];
-  fetch_states(states.block, states.sub_group, 0);
+  // Those of the backward pass are fetched before all routers have chosen.
+  fetch_states(states.block, states.sub_group, 0,
+               pass == Pass::backward ? Condition() : for_update(states.block, 0));
 }
 
 bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const {
@@ -48,29 +50,34 @@ Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
-void Movements::fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag) {
+void Movements::fetch_states(std::uint32_t block, std::uint32_t group, std::uint32_t lag,
+                             Condition when) {
   const Speculation speculation = this->speculation(block, lag);
   const bool again = speculation == Speculation::redoes;
   const Use source = again ? Use{Role::undo_states, layout_.state_undo[block][group]}
                            : Use{Role::states_source, layout_.state_home[block][group]};
-  emit({.action = Action::fetch_states,
-        .block = block,
-        .sub_group = group,
-        .lag = lag,
-        .speculation = speculation,
-        .bytes = rank_.states(block, group),
-        .uses = {source, {Role::states, state_slot(block, group), true}}});
+  Operation fetch = {.action = Action::fetch_states,
+                     .block = block,
+                     .sub_group = group,
+                     .lag = lag,
+                     .speculation = speculation,
+                     .bytes = rank_.states(block, group),
+                     .uses = {source, {Role::states, state_slot(block, group), true}}};
+  add_condition(fetch, when);
+  emit(std::move(fetch));
 }
 
 BufferId Movements::states_on_host(std::uint32_t block, std::uint32_t group, std::uint32_t lag) {
   if (at(block).optimizer == Tier::host) return layout_.state_home[block][group];
   const bool again = speculation(block, lag) == Speculation::redoes;
-  if (again || !has_states_ahead(block, group)) fetch_states(block, group, lag);
+  if (again || !has_states_ahead(block, group)) {
+    fetch_states(block, group, lag, for_update(block, lag));
+  }
   ++swapped_in(update_pass(block)).updated;
   return state_slot(block, group);
 }
 
-/// The condition of an update: the gate's verdict, or its own block's statistics (eager), or none
+/// What permits an update: the gate's verdict, or its own block's statistics (eager), or none
 /// (speculative).
 void Movements::add_permission(Operation& update) const {
   if (update.speculation == Speculation::speculates) return;
@@ -92,16 +99,20 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
   const Tier home = at(block).weights;
   const BufferId home_buffer = layout_.weight_home[block];
   const bool shard = rank_.updates_shard(block);
+  const Condition when = for_update(block, lag);
   BufferId weights = home_buffer;
-  if (home != Tier::device && !split) weights = weights_on_device(block, For::update);
+  if (home != Tier::device && !split) weights = weights_on_device(block, when);
   if (home != Tier::device && split) {
-    const auto [slot, fill] = share_slots_.take(block);
+    const auto [slot, fill, unless] = share_slots_.take(block, when);
     weights = slot;
     // The update reads only this rank's shard of the share.
     if (fill) {
       copy_weights(Action::upload_weights, block,
-                   {.buffer = weights_on_host(block, For::update), .shard = shard},
-                   {.buffer = slot, .shard = shard}, rank_.updated_weights(block));
+                   {.from = {.buffer = weights_on_host(block, when), .shard = shard},
+                    .to = {.buffer = slot, .shard = shard},
+                    .bytes = rank_.updated_weights(block),
+                    .when = when,
+                    .unless = unless});
     }
   }
   const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
@@ -114,17 +125,16 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
                           {Role::states, layout_.state_home[block][g], true},
                           {Role::gradient, layout_.gradient[block], false, shard_of_gradient}}});
   }
-  if (shard) gather_weights(block, weights, weights);
-  if (home == Tier::host) {
-    copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = home_buffer},
-                 rank_.weights(block));
-  }
-  if (home == Tier::nvme) {
-    const BufferId staging = weight_staging_.take(block).first;
-    copy_weights(Action::offload_weights, block, {.buffer = weights}, {.buffer = staging},
-                 rank_.weights(block));
-    writeback_weights(block, staging, lag, Speculation::none);
-  }
+  if (shard) gather_weights(block, weights, weights, when);
+  if (home == Tier::device) return;
+  const bool to_nvme = home == Tier::nvme;
+  const BufferId host = to_nvme ? weight_staging_.take(block, when).buffer : home_buffer;
+  copy_weights(Action::offload_weights, block,
+               {.from = {.buffer = weights},
+                .to = {.buffer = host},
+                .bytes = rank_.weights(block),
+                .when = when});
+  if (to_nvme) writeback_weights(block, host, lag, Speculation::none, when);
 }
 
 /// Adds what every update has to its weights, states and gradient.
@@ -132,40 +142,31 @@ void Movements::emit_update(Operation update) {
   update.traffic = work_.blocks[update.block].sub_groups[update.sub_group].update_traffic;
   add_permission(update);
   add_undo(update);
+  add_condition(update, for_update(update.block, update.lag));
   emit(std::move(update));
 }
 
 /// The host buffer in which an update finds the weights of `block`.
 BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   const BufferId home_buffer = layout_.weight_home[block];
-  switch (at(block).weights) {
-    case Tier::host:
-      return home_buffer;
-    case Tier::nvme: {
-      if (speculation(block, lag) != Speculation::redoes)
-        return weights_in_staging(block, For::update);
-      const BufferId staging = weight_staging_.take(block).first;
-      emit({.action = Action::fetch_weights,
-            .block = block,
-            .lag = lag,
-            .speculation = Speculation::redoes,
-            .bytes = rank_.weights(block),
-            .uses = {{Role::undo_weights, layout_.weight_undo[block], false},
-                     {Role::weights, staging, true}}});
-      return staging;
-    }
-    case Tier::device:
-      break;
-  }
-  const BufferId staging = weight_staging_.take(block).first;
+  const bool on_device = at(block).weights == Tier::device;
+  const Speculation speculation = this->speculation(block, lag);
+  const Condition when = for_update(block, lag);
+  if (at(block).weights == Tier::host) return home_buffer;
+  if (!on_device && speculation != Speculation::redoes) return weights_in_staging(block, when);
+  const BufferId staging = weight_staging_.take(block, when).buffer;
+  Operation bring = {.action = on_device ? Action::offload_weights : Action::fetch_weights,
+                     .block = block,
+                     .lag = lag,
+                     .speculation = speculation,
+                     .bytes = on_device ? rank_.updated_weights(block) : rank_.weights(block),
+                     .uses = {{Role::weights, staging, true}}};
   // Also before a repetition, which restores the weights but not the padding behind them.
-  emit({.action = Action::offload_weights,
-        .block = block,
-        .lag = lag,
-        .speculation = speculation(block, lag),
-        .bytes = rank_.updated_weights(block),
-        .uses = {{Role::weights_source, home_buffer, false, rank_.updates_shard(block)},
-                 {Role::weights, staging, true}}});
+  bring.uses.push_back(
+      on_device ? Use{Role::weights_source, home_buffer, false, rank_.updates_shard(block)}
+                : Use{Role::undo_weights, layout_.weight_undo[block], false});
+  add_condition(bring, when);
+  emit(std::move(bring));
   return staging;
 }
 
@@ -198,8 +199,10 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
   const BufferId gradient = gradient_on_host(block, lag);
   const bool shard = rank_.updates_shard(block) && home.weights != Tier::device;
   const Speculation speculation = this->speculation(block, lag);
+  const Condition when = for_update(block, lag);
   const auto return_states = [&](std::uint32_t group) {
-    if (home.optimizer == Tier::nvme) writeback_states(block, group, states, lag, speculation);
+    if (home.optimizer != Tier::nvme) return;
+    writeback_states(block, group, states, lag, speculation, when);
   };
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     if (g > 0) {
@@ -215,42 +218,48 @@ void Movements::update_on_host(std::uint32_t block, std::uint32_t lag) {
                           {Role::states, states, true},
                           {Role::gradient, gradient, false}}});
   }
-  return_weights(block, weights);
-  if (home.weights == Tier::nvme) writeback_weights(block, weights, lag, speculation);
+  return_weights(block, weights, lag);
+  if (home.weights == Tier::nvme) writeback_weights(block, weights, lag, speculation, when);
   return_states(sub_groups(block) - 1);
 }
 
 /// Copies the weights `updated` on the host to a home on the device, and gathers the shards of all
 /// ranks that keep the same weights.
-void Movements::return_weights(std::uint32_t block, BufferId updated) {
+void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint32_t lag) {
   const bool borrowed = at(block).weights == Tier::device;
   if (!borrowed && !rank_.updates_shard(block)) return;
+  const Condition when = for_update(block, lag);
   Passage& slots = rank_.splits_weights(block) ? share_slots_ : slots_;
-  const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block).first;
+  const BufferId device = borrowed ? layout_.weight_home[block] : slots.take(block, when).buffer;
   copy_weights(Action::upload_weights, block,
-               {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
-               {.buffer = device, .shard = rank_.updates_shard(block)},
-               rank_.updated_weights(block));
+               {.from = {.buffer = updated, .shard = rank_.updates_shard(block) && !borrowed},
+                .to = {.buffer = device, .shard = rank_.updates_shard(block)},
+                .bytes = rank_.updated_weights(block),
+                .when = when});
   if (!rank_.updates_shard(block)) return;
-  gather_weights(block, device, device);
+  gather_weights(block, device, device, when);
   if (borrowed) return;
-  copy_weights(Action::offload_weights, block, {.buffer = device}, {.buffer = updated},
-               rank_.weights(block));
+  copy_weights(Action::offload_weights, block,
+               {.from = {.buffer = device},
+                .to = {.buffer = updated},
+                .bytes = rank_.weights(block),
+                .when = when});
 }
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
-                                  Speculation speculation) {
+                                  Speculation speculation, Condition when) {
   writeback({.action = Action::writeback_weights,
              .block = block,
              .lag = lag,
              .speculation = speculation,
              .bytes = rank_.weights(block),
              .uses = {{Role::weights_source, staging, false},
-                      {Role::weights, layout_.weight_home[block], true}}});
+                      {Role::weights, layout_.weight_home[block], true}}},
+            when);
 }
 
 void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
-                                 std::uint32_t lag, Speculation speculation) {
+                                 std::uint32_t lag, Speculation speculation, Condition when) {
   writeback({.action = Action::writeback_states,
              .block = block,
              .sub_group = group,
@@ -258,11 +267,12 @@ void Movements::writeback_states(std::uint32_t block, std::uint32_t group, Buffe
              .speculation = speculation,
              .bytes = rank_.states(block, group),
              .uses = {{Role::states_source, staging, false},
-                      {Role::states, layout_.state_home[block][group], true}}});
+                      {Role::states, layout_.state_home[block][group], true}}},
+            when);
 }
 
 /// A speculative writeback makes the home the undo buffer and writes the other slot.
-void Movements::writeback(Operation writing) {
+void Movements::writeback(Operation writing, Condition when) {
   if (writing.speculation == Speculation::speculates) {
     const std::uint32_t block = writing.block;
     writing.uses.push_back(
@@ -270,6 +280,7 @@ void Movements::writeback(Operation writing) {
             ? Use{Role::undo_weights, layout_.weight_undo[block], true}
             : Use{Role::undo_states, layout_.state_undo[block][writing.sub_group], true});
   }
+  add_condition(writing, when);
   emit(std::move(writing));
 }
 

@@ -58,9 +58,11 @@ const Model kAllExperts = {"all experts",
                               "intermediate_size": 48, "num_local_experts": 5)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
-test::Outcome train(const Model& model, bool bf16, std::vector<std::string> overrides,
-                    std::uint64_t steps = kSteps, bool packed = false) {
-  if (packed) overrides.insert(overrides.begin(), test::kPacked);
+using Overrides = std::vector<std::string>;
+
+test::Outcome train(const Model& model, bool bf16, Overrides overrides,
+                    std::uint64_t steps = kSteps, const Overrides& common = {}) {
+  overrides.insert(overrides.begin(), common.begin(), common.end());
   const test::TempDir directory;
   std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), steps,
@@ -69,12 +71,38 @@ test::Outcome train(const Model& model, bool bf16, std::vector<std::string> over
 
 struct Variant {
   std::string name;
-  std::vector<std::string> overrides;
+  Overrides overrides;
 };
 
+const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+const std::string weights = "zero_optimization.offload_param.device=";
+
+/// Weights of experts that move before their router has chosen.
+std::vector<Variant> variants_of_experts() {
+  const std::string prefetch = "ballast.expert_prefetch=true";
+  const std::string buffers = "ballast.device_weight_buffers=6";
+  const std::string staging = "zero_optimization.offload_param.buffer_count=5";
+  return {
+      {"prefetch, weights on host", {weights + "cpu", optimizer + "cpu", buffers, prefetch}},
+      {"prefetch, weights on host, optimizer on device", {weights + "cpu", buffers, prefetch}},
+      {"prefetch, everything on NVMe, at random times",
+       {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme", buffers, staging, prefetch,
+        "ballast.delay_seed=8"}},
+      {"prefetch, everything on NVMe, speculative",
+       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30", buffers, staging,
+        prefetch}},
+      {"prefetch, micro-batch-major, weights on NVMe, optimizer on host",
+       {weights + "nvme", optimizer + "cpu", "ballast.order=micro_batch_major", buffers, staging,
+        prefetch}},
+      {"everything on NVMe, speculative",
+       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30"}},
+      {"weights on host, speculative, micro-batch-major",
+       {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=30",
+        "ballast.order=micro_batch_major"}},
+  };
+}
+
 std::vector<Variant> variants() {
-  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
-  const std::string weights = "zero_optimization.offload_param.device=";
   std::vector<Variant> list = {
       {"all on device, serial", {"ballast.serial=true"}},
       {"every layer computed again", {"ballast.recompute=true"}},
@@ -149,21 +177,26 @@ std::vector<Variant> variants() {
   return list;
 }
 
-void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSteps,
-                       bool packed = false) {
-  const test::Outcome expected = train(model, bf16, {}, steps, packed);
+void expect_same(const Model& model, bool bf16, const std::vector<Variant>& variants,
+                 std::uint64_t steps, const Overrides& common) {
+  const test::Outcome expected = train(model, bf16, {}, steps, common);
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
-  for (const Variant& variant : variants()) {
-    test::expect_same(train(model, bf16, variant.overrides, steps, packed), expected,
+  for (const Variant& variant : variants) {
+    test::expect_same(train(model, bf16, variant.overrides, steps, common), expected,
                       fmt::format("{}, {}", model.name, variant.name));
   }
+}
+
+void expect_invariance(const Model& model, bool bf16, std::uint64_t steps = kSteps,
+                       const Overrides& common = {}) {
+  expect_same(model, bf16, variants(), steps, common);
 }
 
 TEST(Invariance, Gpt2InBf16) {
   expect_invariance(kGpt2, true);
 }
 TEST(Invariance, PackedGpt2WithACutVocabularyInFp32) {
-  expect_invariance(cut(kGpt2, 2), false, kFewSteps, true);
+  expect_invariance(cut(kGpt2, 2), false, kFewSteps, {test::kPacked});
 }
 TEST(Invariance, LlamaInBf16) {
   expect_invariance(kLlama, true);
@@ -172,7 +205,7 @@ TEST(Invariance, LlamaWithACutVocabularyInFp32) {
   expect_invariance(cut(kLlama, 5), false, kFewSteps);
 }
 TEST(Invariance, PackedTiedLlamaInTilesInBf16) {
-  expect_invariance(cut_everywhere(kTiedLlama, 3), true, kFewSteps, true);
+  expect_invariance(cut_everywhere(kTiedLlama, 3), true, kFewSteps, {test::kPacked});
 }
 
 TEST(Invariance, ExpertsInBf16) {
@@ -193,7 +226,17 @@ TEST(Invariance, ExpertsInBf16) {
   EXPECT_GT(idle, kFewSteps);
 }
 TEST(Invariance, PackedExpertsInFp32) {
-  expect_invariance(kAllExperts, false, kFewSteps, true);
+  expect_invariance(kAllExperts, false, kFewSteps, {test::kPacked});
+}
+TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
+  expect_same(kExperts, true, variants_of_experts(), kFewSteps, {});
+}
+TEST(Invariance, UpdatesOfTouchedExperts) {
+  const Overrides touched = {"ballast.expert_updates=touched"};
+  expect_invariance(kExperts, true, kFewSteps, touched);
+  expect_same(kExperts, true, variants_of_experts(), kFewSteps, touched);
+  EXPECT_NE(train(kExperts, true, {}, kFewSteps, touched).states,
+            train(kExperts, true, {}, kFewSteps).states);
 }
 
 /// Tiles only change the order of sums.

@@ -31,7 +31,7 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
 /// Few tokens for the experts: some have none.
 const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 24,
                                 "num_layers": 1, "num_heads": 3, "num_kv_heads": 1,
-                                "intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2,
+                                "intermediate_size": 32, "num_experts": 24, "num_experts_per_tok": 1,
                                 "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
                                 "output_router_logits": true, "router_aux_loss_coef": 0.1)";
 
@@ -143,8 +143,13 @@ TEST(RanksMatrix, InFp32AndUneven) {
 }
 
 TEST(RanksMatrix, ExpertsInEveryStage) {
-  if (on_cuda()) GTEST_SKIP() << "kernels of experts have tests of their own";
   compare_all(kExperts, false, 0.45, {});
+}
+
+TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
+  compare_all(kExperts, false, 0.45,
+              {"ballast.expert_updates=touched", "ballast.expert_prefetch=true",
+               "ballast.device_weight_buffers=5"});
 }
 
 TEST(RanksMatrix, WithMomentsInEightBits) {

@@ -170,6 +170,11 @@ struct BallastSection {
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
+  /// all, or touched: experts without tokens in a step keep their weights and moments.
+  std::string expert_updates = "all";
+  /// Whether weights of experts move before their router has chosen; unset ("auto"): the planner's
+  /// choice.
+  std::optional<bool> expert_prefetch;
   bool serial = false;
   bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< operations are delayed at random, for debugging

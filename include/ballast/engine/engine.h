@@ -66,7 +66,7 @@ struct StepResult {
   /// Without their coefficients; the mean over micro-batches, of this rank. 0 without experts.
   double balance_loss = 0.0;
   double router_z_loss = 0.0;
-  /// By block: rows that routers sent to an expert, of this rank; empty without experts.
+  /// By block: rows that routers sent to an expert, of all ranks; empty without experts.
   std::vector<std::uint64_t> expert_rows;
   double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
   bool skipped = false;    ///< a gradient was not finite: nothing was updated

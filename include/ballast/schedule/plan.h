@@ -72,7 +72,8 @@ enum class Action : std::uint8_t {
   gather_weights,        ///< shards of all ranks to whole weights on the device
   normalize,             ///< the norm before tiles of a layer or of the head
   route,                 ///< the norm before experts, and the choice of experts for each row
-  offload_routing,       ///< where the rows of each expert begin, device to host
+  gather_routing,        ///< where the rows of each expert begin, of all ranks
+  offload_routing,       ///< the same (of one rank if there is one), device to host
   forward,               ///< one block, one micro-batch
   evaluate_head,         ///< the head's loss without gradients
   train_head,            ///< the head forward and backward, all tiles of the vocabulary in one
@@ -198,12 +199,22 @@ enum class Speculation : std::uint8_t {
   redoes
 };
 
-/// When an operation on an expert has something to do. Otherwise it leaves its target as it is; the
-/// gradient and the statistics of an expert without rows become zeros.
-enum class Condition : std::uint8_t {
-  none,
-  rows_in_micro_batch,  ///< the router sent rows of this micro-batch to the expert
-  rows_in_step          ///< of any micro-batch
+/// Rows that a router has sent to an expert: what an operation on it may depend on.
+struct Condition {
+  enum class Rows : std::uint8_t {
+    not_needed,      ///< always true
+    in_micro_batch,  ///< some of micro-batch `micro`
+    in_step,         ///< some of any micro-batch
+    in_step_before   ///< the same in the plan submitted before; false if that was no training step
+  };
+  Rows rows = Rows::not_needed;
+  std::uint32_t micro = 0;
+  bool any_rank = false;  ///< rows of any rank count, else those of this one
+
+  [[nodiscard]] bool always() const { return rows == Rows::not_needed; }
+  /// Whether it is known from the routings of the same plan.
+  [[nodiscard]] bool reads_routing() const { return !always() && rows != Rows::in_step_before; }
+  friend bool operator==(const Condition&, const Condition&) = default;
 };
 
 /// One operation of a step.
@@ -217,8 +228,12 @@ struct Operation {
   /// 1 when it belongs to the previous run: the deferred updates of a gated step.
   std::uint32_t lag = 0;
   Speculation speculation = Speculation::none;
-  Condition condition = Condition::none;
-  float likelihood = 1.0F;   ///< that the condition holds, for forecasts
+  /// When it has something to do. Otherwise it leaves its target as it is; the gradient and the
+  /// statistics of an expert without rows become zeros.
+  Condition condition;
+  /// When its target already has what it would bring, so that there is nothing to do either.
+  std::optional<Condition> unless = {};
+  float likelihood = 1.0F;   ///< that it has something to do, for forecasts
   float token_share = 1.0F;  ///< of a micro-batch's tokens, those that it computes, for forecasts
   Bytes bytes = 0;           ///< moved by copies, transfers and collectives, on this rank
   /// First byte in the block's home, when the home is moved in pieces through a smaller buffer.
@@ -320,6 +335,12 @@ enum class Update : std::uint8_t {
   eager   ///< as soon as the block's own gradient is complete: during the backward pass
 };
 
+/// Which experts a step updates.
+enum class ExpertUpdates : std::uint8_t {
+  all,     ///< every one: without rows its gradient is zero
+  touched  ///< those to which a token of the step was sent; the others keep weights and moments
+};
+
 enum class Purpose : std::uint8_t {
   training,
   /// Losses alone: weights, one activation per micro-batch and a workspace. No optimizer states,
@@ -331,6 +352,10 @@ struct Options {
   Purpose purpose = Purpose::training;
   Order order = Order::layer_major;
   Update update = Update::gated;
+  ExpertUpdates expert_updates = ExpertUpdates::all;
+  /// Weights of experts move before their router has chosen: those of experts that had rows in the
+  /// micro-batch or step before.
+  bool prefetches_experts = false;
   std::uint32_t weight_slots = 2;        ///< device buffers for weights in transit, at least 1
   std::uint32_t gradient_slots = 2;      ///< device buffers for gradients in transit, at least 1
   std::uint32_t weight_staging = 3;      ///< host buffers for weights in transit, at least 1

@@ -22,13 +22,21 @@ const char* const kModel = R"("family": "mixtral", "vocab_size": 131, "hidden_si
                               "num_layers": 3, "num_heads": 2, "intermediate_size": 32,
                               "num_local_experts": 40, "num_experts_per_tok": 2)";
 
-/// Bytes of the operations of a lane, without those on experts that got no rows.
-Bytes needed(const schedule::Plan& plan, Lane lane, const std::vector<std::uint64_t>& rows) {
+using Rows = std::vector<std::uint64_t>;
+
+/// Bytes of the operations of a lane in a plan of one micro-batch or in layer-major order, without
+/// those whose conditions do not hold. `before`: rows of the step before.
+Bytes needed(const schedule::Plan& plan, Lane lane, const Rows& rows, const Rows& before = {}) {
+  const auto holds = [&](const schedule::Condition& condition, std::uint32_t block) {
+    if (condition.always()) return true;
+    if (condition.reads_routing()) return rows[block] > 0;
+    return !before.empty() && before[block] > 0;
+  };
   Bytes sum = 0;
   for (const schedule::Operation& operation : plan.operations) {
-    const bool idle =
-        operation.condition != schedule::Condition::none && rows[operation.block] == 0;
-    if (operation.lane == lane && !idle) sum += operation.bytes;
+    const bool wanted = holds(operation.condition, operation.block);
+    const bool there = operation.unless && holds(*operation.unless, operation.block);
+    if (operation.lane == lane && wanted && !there) sum += operation.bytes;
   }
   return sum;
 }
@@ -79,6 +87,80 @@ TEST(Experts, OfASmallBatchMoveLessThanHalf) {
   engine.finish();
   EXPECT_LT(2 * moved(engine, Lane::upload),
             engine.blueprint().schedule.first.bytes_on(Lane::upload));
+}
+
+/// What the step before used is there before the routers choose; the rest follows.
+TEST(Experts, OfTheStepBeforeAreMovedAhead) {
+  const test::TempDir directory;
+  const config::Config config = test::tiny_config(
+      kModel, true, directory.path(),
+      {"zero_optimization.offload_param.device=cpu",
+       "zero_optimization.offload_optimizer.device=cpu", "ballast.order=layer_major",
+       "ballast.expert_prefetch=true", "ballast.device_weight_buffers=9"});
+  Engine engine = planning::make_engine(config);
+  engine.start();
+  const Blueprint& blueprint = engine.blueprint();
+  const std::size_t tokens = blueprint.workload.tokens_per_step();
+  const schedule::Plan& plan = blueprint.schedule.steady;
+  Rows before = engine.train_step(one_id(tokens).view(), 1e-3).expert_rows;
+  for (std::uint64_t step = 1; step < 4; ++step) {
+    const Bytes uploaded = moved(engine, Lane::upload);
+    const test::Batch batch = step == 2 ? one_id(tokens) : test::scattered_ids(tokens, step);
+    const Rows rows = engine.train_step(batch.view(), 1e-3).expert_rows;
+    // The next plan may have begun, but not to upload.
+    EXPECT_EQ(moved(engine, Lane::upload) - uploaded, needed(plan, Lane::upload, rows, before));
+    // Some were moved in vain.
+    const Bytes least = needed(plan, Lane::upload, rows, rows);
+    EXPECT_TRUE(step != 2 || needed(plan, Lane::upload, rows, before) > least);
+    before = rows;
+  }
+}
+
+struct Result {
+  Rows rows;
+  std::vector<std::vector<float>> weights;  ///< by block, at the end
+  Bytes written = 0;                        ///< to NVMe by the updates
+};
+
+/// No step, or one of tokens that are alike.
+Result result_of(const std::string& updates, bool trains) {
+  const test::TempDir directory;
+  const config::Config config = test::tiny_config(
+      kModel, true, directory.path(),
+      {"zero_optimization.offload_param.device=nvme",
+       "zero_optimization.offload_optimizer.device=nvme", "ballast.expert_updates=" + updates});
+  Engine engine = planning::make_engine(config);
+  engine.start();
+  Result result;
+  if (trains) {
+    const test::Batch batch = one_id(engine.blueprint().workload.tokens_per_step());
+    result.rows = engine.train_step(batch.view(), 1e-2).expert_rows;
+    const Bytes before = moved(engine, Lane::writeback);
+    engine.finish();
+    result.written = moved(engine, Lane::writeback) - before;
+  }
+  for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
+    result.weights.push_back(engine.read_block(b));
+  }
+  return result;
+}
+
+/// An expert with tokens is updated as if all were, one without keeps every bit, also of weights
+/// that decay, and nothing of it is written.
+TEST(Experts, WithoutTokensKeepTheirWeightsIfTouchedOnesAreUpdated) {
+  const Result first = result_of("all", false);
+  const Result all = result_of("all", true);
+  const Result touched = result_of("touched", true);
+  ASSERT_EQ(touched.rows, all.rows);
+  std::size_t idle = 0;
+  for (std::size_t b = 0; b < touched.rows.size(); ++b) {
+    if (touched.weights[b] == all.weights[b]) continue;
+    EXPECT_EQ(touched.rows[b], 0U) << b;
+    EXPECT_EQ(touched.weights[b], first.weights[b]) << b;
+    ++idle;
+  }
+  EXPECT_GT(idle, 60U);
+  EXPECT_LT(2 * touched.written, all.written);
 }
 
 }  // namespace

@@ -108,7 +108,8 @@ class LeaseBook {
                         use.role == Role::router_totals;
       const bool next = sums && use.writes && !lease.open;
       if (next || fills(op, use)) {
-        give_back(use.buffer);
+        // What may be there already is completed, not replaced.
+        if (!op.unless) give_back(use.buffer);
         if (span.start < lease.returned) complain(use.buffer, "is filled while in use");
         lease = {span.start, span.end, 0, true};
       } else {

@@ -8,11 +8,13 @@ namespace ballast::schedule {
 namespace {
 
 std::string show(const Content& content) {
-  constexpr std::array<std::string_view, 20> kNames = {
-      "nothing",       "weights",     "states",           "batch",  "activation", "intermediates",
-      "flow",          "accumulator", "tied accumulator", "normed", "head rows",  "routing",
-      "router totals", "output sums", "normed gradient",  "packed", "reduced",    "statistics",
-      "losses",        "verdict"};
+  constexpr std::array<std::string_view, 21> kNames = {
+      "nothing",          "weights",       "states",      "batch",
+      "activation",       "intermediates", "flow",        "accumulator",
+      "tied accumulator", "normed",        "head rows",   "routing",
+      "routing of ranks", "router totals", "output sums", "normed gradient",
+      "packed",           "reduced",       "statistics",  "losses",
+      "verdict"};
   return fmt::format("{} (block {}, micro {}, number {}, extent {}{})",
                      kNames[static_cast<std::size_t>(content.what)], content.block, content.micro,
                      content.number, static_cast<int>(content.extent),
@@ -27,6 +29,7 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       schedule_(schedule),
       held_(schedule.buffers.size()),
       updates_(problem.workload.blocks.size(), 0),
+      due_(problem.workload.blocks.size(), 0),
       updated_groups_(problem.workload.blocks.size(), 0) {
   if (work_.world > 1 && work_.stage >= 1) own_ = Extent::shard;
   if (own_ == Extent::shard) sums_ = Extent::torn;
@@ -60,17 +63,17 @@ void Interpreter::run(const Plan& plan) {
     if (seen_uses_ != op.uses.size()) complain(op, "uses what it does not need");
   }
   if (!training_) return;
-  ++steps_;
   last_training_run_ = run_;
   last_micro_batches_ = plan.micro_batches;
+  for (std::uint32_t b = 0; b < due_.size(); ++b) due_[b] += was_touched(b) ? 1 : 0;
 }
 
 void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    const Content weights = {What::weights, b, 0, steps_, home(b)};
+    const Content weights = {What::weights, b, 0, due_[b], home(b)};
     std::vector<std::pair<BufferId, Content>> homes = {{schedule_.weight_home[b], weights}};
     for (std::uint32_t g = 0; trains() && g < work_.blocks[b].sub_groups.size(); ++g) {
-      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, steps_, own_});
+      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, due_[b], own_});
     }
     for (const auto& [home, wanted] : homes) {
       if (held_[home] == wanted) continue;
@@ -102,6 +105,8 @@ void Interpreter::perform(const Operation& op) {
       return normalize(op);
     case Action::route:
       return route(op);
+    case Action::gather_routing:
+      return gather_routing(op);
     case Action::offload_routing:
       return offload_routing(op);
     case Action::scan_head:
@@ -166,7 +171,7 @@ void Interpreter::initialize(const Operation& op) {
 }
 
 void Interpreter::read(const Operation& op) {
-  if (updates_[op.block] != steps_) complain(op, "comes before updates");
+  if (updates_[op.block] != due_[op.block]) complain(op, "comes before updates");
   const bool of_states = op.buffer(Role::states) != kNoBuffer;
   need(op, of_states ? Role::states : Role::weights,
        of_states ? states(op) : weights(op.block, home(op.block)));
@@ -422,6 +427,8 @@ Bytes Interpreter::size(const Content& content) const {
       return work_.rows_bytes;
     case What::routing:
       return work_.routing_bytes;
+    case What::routing_of_ranks:
+      return work_.world * work_.routing_bytes;
     case What::router_totals:
       return work_.router_totals_bytes;
     case What::output_sums:
@@ -445,7 +452,7 @@ void Interpreter::copy(const Operation& op, Role from, Role to, const Content& c
 
 void Interpreter::current_weights_in_use(const Operation& op, std::uint32_t block) {
   need(op, Role::weights, weights(block, Extent::whole));
-  if (updates_[block] != steps_) complain(op, "runs with weights of another step");
+  if (updates_[block] != due_[block]) complain(op, "runs with weights of another step");
 }
 
 void Interpreter::need(const Operation& op, Role role, const Content& content) {

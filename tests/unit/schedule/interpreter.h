@@ -26,6 +26,7 @@ struct Content {
     normed,            ///< result of the norm in `block`; number: run
     head_rows,         ///< the same of the head; `block`: tiles scanned so far; number: run
     routing,           ///< of the router in `block`; micro: micro-batches so far; number: run
+    routing_of_ranks,  ///< the same of all ranks
     router_totals,     ///< `block`: the last router that was added; number: run
     output_sums,      ///< `block`: the last one that was added, the norm's or a tile's; number: run
     normed_gradient,  ///< `block`: the last one that was added, from the end; number: run
@@ -86,13 +87,21 @@ class Interpreter {
   void need_expert(const Operation& op);
   void expert_backward(const Operation& op);
   void router_backward(const Operation& op);
-  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run) const;
-  /// Of any micro-batch of the run.
-  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint64_t run, std::uint32_t micros) const;
+  /// Of this rank or, if `any_rank`, of any.
+  [[nodiscard]] bool has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
+                              bool any_rank) const;
+  /// Of any of the run's micro-batches.
+  [[nodiscard]] bool has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
+                                     bool any_rank) const;
+  /// Whether the last training step updates the block.
+  [[nodiscard]] bool was_touched(std::uint32_t block) const;
+  void gather_routing(const Operation& op);
   [[nodiscard]] std::uint32_t previous_router(std::uint32_t block) const;
   [[nodiscard]] std::uint32_t last_router() const;
+  /// Finds the routings of `micros` micro-batches in host memory.
   void need_routing(const Operation& op, std::uint32_t micros);
-  /// Whether the operation's condition does not hold.
+  bool holds(const Operation& op, const Condition& condition);
+  /// Whether the operation's conditions leave it nothing to do.
   bool is_idle(const Operation& op);
   /// What it leaves then.
   void rest(const Operation& op);
@@ -150,9 +159,9 @@ class Interpreter {
   Extent sums_ = Extent::whole;                ///< of reduced gradients that replace packed ones
   std::vector<Content> held_;                  ///< by buffer
   std::vector<std::uint64_t> updates_;         ///< of whole blocks
+  std::vector<std::uint64_t> due_;             ///< by the training steps before the current run
   std::vector<std::uint32_t> updated_groups_;  ///< by block: in the update that is under way
   std::vector<std::string> complaints_;
-  std::uint64_t steps_ = 0;  ///< training steps before the current run
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
   std::uint32_t last_micro_batches_ = 0;  ///< of that run

@@ -9,15 +9,24 @@
 
 namespace ballast::schedule {
 
-bool Interpreter::has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run) const {
-  return random_u64(problem_.workload.rows_bytes, run, block * 64 + micro) % 3 == 0;
+bool Interpreter::has_rows(std::uint32_t block, std::uint32_t micro, std::uint64_t run,
+                           bool any_rank) const {
+  const std::uint64_t draw = random_u64(work_.rows_bytes, run, block * 64 + micro) % 6;
+  return draw < 2 || (any_rank && draw == 2);
 }
 
-bool Interpreter::has_rows(std::uint32_t block, std::uint64_t run, std::uint32_t micros) const {
+bool Interpreter::has_rows_in_run(std::uint32_t block, std::uint64_t run, std::uint32_t micros,
+                                  bool any_rank) const {
   for (std::uint32_t m = 0; m < micros; ++m) {
-    if (has_rows(block, m, run)) return true;
+    if (has_rows(block, m, run, any_rank)) return true;
   }
   return false;
+}
+
+bool Interpreter::was_touched(std::uint32_t block) const {
+  if (problem_.options.expert_updates == ExpertUpdates::all) return true;
+  return !work_.blocks[block].is_expert ||
+         has_rows_in_run(block, last_training_run_, last_micro_batches_, work_.world > 1);
 }
 
 void Interpreter::route(const Operation& op) {
@@ -50,45 +59,65 @@ std::uint32_t Interpreter::last_router() const {
   return previous_router(static_cast<std::uint32_t>(work_.blocks.size()));
 }
 
+void Interpreter::gather_routing(const Operation& op) {
+  need(op, Role::routing_source, of_run(What::routing, op, op.micro + 1));
+  put(op, Role::routing, of_run(What::routing_of_ranks, op, op.micro + 1));
+}
+
 /// Micro-batch after micro-batch; an operation that reads the routings needs those so far.
 void Interpreter::offload_routing(const Operation& op) {
-  need(op, Role::routing_source, of_run(What::routing, op, op.micro + 1));
+  const What what = work_.world > 1 ? What::routing_of_ranks : What::routing;
+  need(op, Role::routing_source, of_run(what, op, op.micro + 1));
   const BufferId id = op.buffer(Role::routing);
-  const Content before = of_run(What::routing, op, op.micro);
+  const Content before = of_run(what, op, op.micro);
   if (op.micro > 0 && held_[id] != before) complain(op, "leaves a micro-batch out");
-  put(op, Role::routing, of_run(What::routing, op, op.micro + 1));
+  put(op, Role::routing, of_run(what, op, op.micro + 1));
 }
 
 void Interpreter::need_routing(const Operation& op, std::uint32_t micros) {
-  ++seen_uses_;
   const BufferId id = op.buffer(Role::routing);
   if (id == kNoBuffer) return complain(op, "does not know the routing");
   const Content& held = held_[id];
-  const bool known = held.what == What::routing && held.block == work_.first_tile(op.block) &&
+  const What what = work_.world > 1 ? What::routing_of_ranks : What::routing;
+  const bool known = held.what == what && held.block == work_.first_tile(op.block) &&
                      held.number == run_ && held.micro >= micros;
   if (!known) complain(op, "comes before the router");
 }
 
-bool Interpreter::is_idle(const Operation& op) {
-  switch (op.condition) {
-    case Condition::none:
-      return false;
-    case Condition::rows_in_micro_batch:
-      need_routing(op, op.micro + 1);
-      return !has_rows(op.block, op.micro, run_);
-    case Condition::rows_in_step:
-      break;
+bool Interpreter::holds(const Operation& op, const Condition& condition) {
+  if (condition.always()) return true;
+  if (condition.rows == Condition::Rows::in_step_before) {
+    return last_training_run_ > 0 && last_training_run_ + 1 == run_ &&
+           has_rows_in_run(op.block, last_training_run_, last_micro_batches_, condition.any_rank);
   }
-  if (op.lag > 0) return !has_rows(op.block, last_training_run_, last_micro_batches_);
-  need_routing(op, plan_->micro_batches);
-  return !has_rows(op.block, run_, plan_->micro_batches);
+  const bool one = condition.rows == Condition::Rows::in_micro_batch;
+  need_routing(op, one ? condition.micro + 1 : plan_->micro_batches);
+  return one ? has_rows(op.block, condition.micro, run_, condition.any_rank)
+             : has_rows_in_run(op.block, run_, plan_->micro_batches, condition.any_rank);
+}
+
+bool Interpreter::is_idle(const Operation& op) {
+  const bool wanted = holds(op, op.condition);
+  const bool there = op.unless && holds(op, *op.unless);
+  if (op.condition.reads_routing() || (op.unless && op.unless->reads_routing())) ++seen_uses_;
+  const bool together = op.lane == Lane::gather || op.lane == Lane::reduce;
+  const bool of_one = !op.condition.always() && !op.condition.any_rank;
+  if (together && of_one) complain(op, "depends on the rows of one rank");
+  return !wanted || there;
 }
 
 void Interpreter::rest(const Operation& op) {
   switch (op.action) {
     case Action::pack_gradient:
+      if (problem_.placement.blocks[op.block].optimizer != Tier::device) break;
       put(op, Role::gradient, of_run(What::packed, op));
       break;
+    case Action::reduce_gradient: {
+      if (problem_.placement.blocks[op.block].optimizer != Tier::device) break;
+      const bool in_place = op.buffer(Role::gradient_source) == kNoBuffer;
+      put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::shard));
+      break;
+    }
     case Action::offload_gradient:
     case Action::fetch_gradient:
       put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_, own_));
@@ -105,7 +134,8 @@ void Interpreter::rest(const Operation& op) {
 /// An expert needs its weights only for rows.
 void Interpreter::need_expert(const Operation& op) {
   need_routing(op, op.micro + 1);
-  if (has_rows(op.block, op.micro, run_)) return current_weights_in_use(op, op.block);
+  ++seen_uses_;
+  if (has_rows(op.block, op.micro, run_, false)) return current_weights_in_use(op, op.block);
   ++seen_uses_;
 }
 
@@ -123,9 +153,10 @@ void Interpreter::expert_backward(const Operation& op) {
     --seen_uses_;
   }
   put(op, Role::row_sums, of_run(What::normed_gradient, op, op.micro));
-  // Ranks clear and add in any case, as do plans that clear before the routers choose.
-  const bool clears = work_.world > 1 || problem_.options.order == Order::micro_batch_major;
-  if (clears || has_rows(op.block, run_, plan_->micro_batches)) {
+  // Plans that clear before the routers choose add in any case.
+  const bool several = work_.world > 1;
+  if (problem_.options.order == Order::micro_batch_major ||
+      has_rows_in_run(op.block, run_, plan_->micro_batches, several)) {
     add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
   } else {
     ++seen_uses_;

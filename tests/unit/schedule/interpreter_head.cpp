@@ -24,7 +24,7 @@ void Interpreter::head(const Operation& op) {
       const std::uint32_t block = work_.block_of_tile(weights_of++);
       ++seen_uses_;
       if (held_[use.buffer] != weights(block, Extent::whole)) complain(op, "needs other weights");
-      if (updates_[block] != steps_) complain(op, "runs with a tile of another step");
+      if (updates_[block] != due_[block]) complain(op, "runs with a tile of another step");
     } else if (use.role == Role::output_accumulator) {
       const std::uint32_t tile = sums_of++;
       add_to(op, use, work_.tied ? What::tied_accumulator : What::accumulator,

@@ -13,7 +13,7 @@ void Interpreter::keep_old(const Operation& op, Role home, Role undo) {
 /// At the start of a rollback the results of speculative updates are wrong wherever they are.
 void Interpreter::undo_speculative_updates() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    if (!problem_.placement.blocks[b].speculates) continue;
+    if (!problem_.placement.blocks[b].speculates || !was_touched(b)) continue;
     for (Content& content : held_) {
       const bool values = content.what == What::weights || content.what == What::states;
       if (values && content.block == b && content.number == updates_[b]) content.undone = true;
@@ -54,7 +54,7 @@ void Interpreter::update(const Operation& op) {
   }
   if (op.speculation == Speculation::redoes) undo(op);
   const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
-  const std::uint64_t target = op.lag == 0 ? steps_ + 1 : steps_;
+  const std::uint64_t target = due_[op.block] + (op.lag == 0 ? 1 : 0);
   if (gated != (op.lag == 1)) complain(op, "is not where this kind of update belongs");
   if (updates_[op.block] + 1 != target) complain(op, "is not once per step");
   if (op.sub_group != updated_groups_[op.block]) complain(op, "is not in the order of sub-groups");

@@ -25,7 +25,8 @@ struct Case {
 
 Case random_case(std::uint64_t seed) {
   Case made;
-  made.problem = seed % 4 == 3   ? random_problem_of_ranks(seed)
+  // Half of the problems of ranks may have tiles and experts.
+  made.problem = seed % 4 == 3   ? random_problem_of_ranks(seed / 2)
                  : seed % 8 == 5 ? random_evaluation(seed)
                                  : random_problem(seed);
   made.schedule = build(made.problem.workload, made.problem.placement, made.problem.options);

@@ -164,6 +164,9 @@ inline Problem random_problem(std::uint64_t seed) {
   work.micro_batches = dice.pick32(1, 5);
   work.evaluation_micro_batches = dice.pick32(1, work.micro_batches);
   problem.options = random_options(dice);
+  Dice experts(seed + 23'000'009);
+  if (experts.toss()) problem.options.expert_updates = ExpertUpdates::touched;
+  problem.options.prefetches_experts = experts.toss();
   Dice speculation(seed + 5'000'011);
   const std::uint64_t usual = speculation.pick(0, 4);  // none, few, half, most, all of them
   for (BlockPlacement& block : problem.placement.blocks) {

@@ -18,27 +18,32 @@ namespace {
 using Volumes = std::array<Bytes, kLaneCount>;
 
 /// How often data must be brought into `places` buffers with least-recently-used replacement: if at
-/// least that many others were used since its last use, or if it was never used, or brought for a
-/// pass in which an expert had rows. `pass`: the data are needed in such a case.
+/// least that many others were used since its last use, or if it was never used, or brought in
+/// another case. `when`: the case in which the data are needed, or always.
 class Misses {
  public:
+  /// The pass in which an expert had rows, or one of these.
+  using When = std::optional<std::int64_t>;
+  static constexpr std::int64_t kInStep = -1;
+  static constexpr std::int64_t kInStepBefore = -2;
+
   explicit Misses(std::size_t places) : places_(places) {}
 
-  bool use(std::uint32_t block, std::optional<std::uint32_t> pass = {}) {
+  bool use(std::uint32_t block, When when = {}) {
     const auto last = std::find(uses_.rbegin(), uses_.rend(), block);
     bool missing =
         last == uses_.rend() || std::set<std::uint32_t>(uses_.rbegin(), last).size() >= places_;
     uses_.push_back(block);
     const auto brought = brought_.find(block);
-    missing = missing || (brought->second && brought->second != pass);
-    if (missing) brought_[block] = pass;
+    missing = missing || (brought->second && brought->second != when);
+    if (missing) brought_[block] = when;
     return missing;
   }
 
  private:
   std::size_t places_;
   std::deque<std::uint32_t> uses_;
-  std::map<std::uint32_t, std::optional<std::uint32_t>> brought_;
+  std::map<std::uint32_t, When> brought_;
 };
 
 /// Counts one run on one rank.
@@ -66,13 +71,21 @@ class Counter {
       pass_ = pass;
       const bool updates = applies_updates && pass == 0;
       const bool last = pass + 1 == passes;
-      for (std::uint32_t b = 0; b < head(); ++b) arrive(b, updates);
+      std::uint32_t arrived = 0;
+      for (std::uint32_t b = 0; b < head(); ++b) {
+        const auto [begin, end] = prefetched(b);
+        for (; arrived < std::max(b + 1, end); ++arrived) {
+          if (updates && !at_once(arrived)) update(arrived, 1);
+        }
+        for (std::uint32_t e = begin; e < end; ++e) weights(e, before_pass());
+        weights(b);
+      }
       train_head(updates, last);
       for (std::uint32_t b = head(); b-- > 0;) {
         if (b >= tiles() && continues(b) && !continues(b + 1)) prepare(first_tile(b));
         // The gradient of the embedding's rows needs no weights.
         if (b >= tiles() || (work_.tied && !one_pass())) weights(b);
-        if (at_once(b) && last) update(b);
+        if (at_once(b) && last) update(b, 0);
       }
     }
     // A step reads the first states for the gated updates after it, and finds as many already
@@ -85,7 +98,7 @@ class Counter {
 
   Volumes flush() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (!at_once(b)) update(b);
+      if (!at_once(b)) update(b, 1);
     }
     fetch_states(ahead(), swapped());
     return volumes_;
@@ -97,11 +110,11 @@ class Counter {
     flush();
     for (std::uint32_t b = blocks(); b-- > 0;) {
       if (!at(b).speculates) continue;
-      const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b);
+      const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b, for_update(b, 1));
       if (fetched) ADD_FAILURE() << "stale weights are in staging";
       if (at(b).weights == Tier::nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::fetch, gradient_on_nvme(b));
-      update(b);
+      update(b, 1);
     }
     fetch_states_at_once();
     return volumes_;
@@ -163,7 +176,7 @@ class Counter {
     weights(norm);
   }
   void arrive(std::uint32_t block, bool updates) {
-    if (updates && !at_once(block)) update(block);
+    if (updates && !at_once(block)) update(block, 1);
     weights(block);
   }
   void train_head(bool updates, bool last) {
@@ -177,10 +190,10 @@ class Counter {
     }
     for (std::uint32_t t = tiles(); t-- > 0;) {
       if (!one_pass()) weights(tile(t));
-      if (last && !work_.tied && t > 0 && at_once(tile(t))) update(tile(t));
+      if (last && !work_.tied && t > 0 && at_once(tile(t))) update(tile(t), 0);
     }
     if (!one_pass()) weights(head());
-    if (last && at_once(head())) update(head());
+    if (last && at_once(head())) update(head(), 0);
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
@@ -242,35 +255,64 @@ class Counter {
     count(Lane::fetch, micro_batches * pages);
   }
 
-  /// A block's weights on the device.
-  void weights(std::uint32_t block) {
-    const auto pass = work_.blocks[block].is_expert && work_.world == 1 && !updates_
-                          ? std::optional(pass_)
-                          : std::nullopt;
-    if (at(block).weights == Tier::device || !slots_.use(block, pass)) return;
-    if (at(block).weights == Tier::nvme) stage(block, pass);
-    count(Lane::upload, work_.blocks[block].weight_bytes);
+  using When = Misses::When;
+  [[nodiscard]] bool layer_major() const { return options_.order == Order::layer_major; }
+  [[nodiscard]] When for_pass(std::uint32_t block) const {
+    if (!work_.blocks[block].is_expert) return {};
+    return layer_major() ? Misses::kInStep : std::int64_t{pass_};
   }
-  void stage(std::uint32_t block, std::optional<std::uint32_t> pass = {}) {
-    if (staging_.use(block, pass)) count(Lane::fetch, work_.blocks[block].weight_bytes);
+  [[nodiscard]] When before_pass() const {
+    return layer_major() || pass_ == 0 ? Misses::kInStepBefore : std::int64_t{pass_} - 1;
+  }
+  [[nodiscard]] When for_update(std::uint32_t block, std::uint32_t lag) const {
+    const bool all = options_.expert_updates == ExpertUpdates::all;
+    if (all || !work_.blocks[block].is_expert) return {};
+    return lag > 0 ? Misses::kInStepBefore : Misses::kInStep;
+  }
+  /// The experts behind a router whose weights come early: as many as there are buffers beside
+  /// those of the blocks before them.
+  [[nodiscard]] std::pair<std::uint32_t, std::uint32_t> prefetched(std::uint32_t block) const {
+    if (!options_.prefetches_experts || !work_.blocks[block].routes) return {0, 0};
+    std::pair<std::uint32_t, std::uint32_t> found = {0, 0};
+    std::uint32_t passing = 0;
+    std::uint32_t fetched = 0;
+    for (std::uint32_t b = block; b == block || continues(b); ++b) {
+      passing += at(b).weights != Tier::device ? 1 : 0;
+      fetched += at(b).weights == Tier::nvme ? 1 : 0;
+      if (passing > options_.weight_slots || fetched > options_.weight_staging) break;
+      if (!work_.blocks[b].is_expert) continue;
+      if (found.second == 0) found.first = b;
+      found.second = b + 1;
+    }
+    return found;
   }
 
-  void update(std::uint32_t block) {
+  /// A block's weights on the device.
+  void weights(std::uint32_t block) { weights(block, for_pass(block)); }
+  void weights(std::uint32_t block, When when) {
+    if (at(block).weights == Tier::device || !slots_.use(block, when)) return;
+    if (at(block).weights == Tier::nvme) stage(block, when);
+    count(Lane::upload, work_.blocks[block].weight_bytes);
+  }
+  void stage(std::uint32_t block, When when) {
+    if (staging_.use(block, when)) count(Lane::fetch, work_.blocks[block].weight_bytes);
+  }
+
+  void update(std::uint32_t block, std::uint32_t lag) {
     const BlockPlacement& home = at(block);
+    const When when = for_update(block, lag);
     const Bytes bytes = work_.blocks[block].weight_bytes;
     if (home.optimizer == Tier::device) {
-      updates_ = true;
-      weights(block);
-      updates_ = false;
+      weights(block, when);
       if (home.weights != Tier::device) count(Lane::offload, bytes);
-      if (home.weights == Tier::nvme) staging_.use(block);
+      if (home.weights == Tier::nvme) staging_.use(block, when);
     } else {
-      if (home.weights == Tier::nvme) stage(block);
+      if (home.weights == Tier::nvme) stage(block, when);
       if (gradient_is_on_nvme(block) && !at_once(block)) {
         count(Lane::fetch, gradient_on_nvme(block));
       }
       if (home.weights == Tier::device) {
-        staging_.use(block);
+        staging_.use(block, when);
         count(Lane::offload, bytes);
         count(Lane::upload, bytes);
       }
@@ -285,7 +327,6 @@ class Counter {
   Misses slots_;
   Misses staging_;
   std::uint32_t pass_ = 0;  ///< of groups of micro-batches
-  bool updates_ = false;    ///< weights are needed for an update
   Volumes volumes_{};
 };
 

@@ -1,0 +1,62 @@
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/schedule/rank_sizes.h"
+
+#include "src/engine/step.h"
+
+// The streams of the lanes and their channels between ranks.
+
+namespace ballast::engine {
+
+using schedule::Lane;
+using schedule::Operation;
+using schedule::RankSizes;
+
+Lanes::Lanes(const Modules& modules)
+    : modules_(modules),
+      compute_(modules.device, "device-compute"),
+      upload_(modules.device, "device-upload"),
+      offload_(modules.device, "device-offload") {
+  if (modules.ranks != nullptr) join_ranks();
+}
+
+void Lanes::join_ranks() {
+  comm::Ranks& ranks = *modules_.ranks;
+  const RankSizes sizes(modules_.blueprint.workload);
+  std::vector<std::uint32_t> all;
+  std::vector<std::uint32_t> group;
+  std::vector<std::uint32_t> share;
+  for (std::uint32_t shard = 0; shard < ranks.world(); ++shard) {
+    const std::uint32_t rank = sizes.owner_of(shard);
+    all.push_back(rank);
+    if (rank / sizes.group() == ranks.rank() / sizes.group()) group.push_back(rank);
+    if (rank % sizes.group() == ranks.rank() % sizes.group()) share.push_back(rank);
+  }
+  device::Device& device = modules_.device;
+  channels_.gathering = ranks.make_channel(device, all);
+  channels_.reducing = ranks.make_channel(device, all);
+  if (sizes.shards_in_share() > 1) {
+    channels_.gathering_in_group = ranks.make_channel(device, group);
+    channels_.gathering_share = ranks.make_channel(device, share);
+  }
+  channels_.gather_stream = device.make_stream("device-gather");
+  channels_.reduce_stream = device.make_stream("device-reduce");
+}
+
+QueuedStream& Lanes::queue_of(const Operation& operation) {
+  const std::optional<schedule::Stream> stream = schedule::stream_of(operation);
+  expects(stream && stream->number == 0, "engine: each lane has one stream");
+  switch (stream->lane) {
+    case Lane::upload:
+      return upload_;
+    case Lane::offload:
+      return offload_;
+    default:
+      return compute_;
+  }
+}
+
+}  // namespace ballast::engine
