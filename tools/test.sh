@@ -46,8 +46,11 @@ if [ "${1:-}" = "quick" ]; then
   exit 0
 fi
 
+# Several sources are compiled as one, which is faster for a build from scratch.
+joined="-Dunity=on -Dunity_size=8"
+
 step "build and test: gcc"
-configure build-test -Dgpu_architectures=80
+configure build-test $joined -Dgpu_architectures=80
 check build-test
 
 for isa in scalar avx2; do
@@ -56,8 +59,8 @@ for isa in scalar avx2; do
 done
 
 # Calibrations run alone and measure the time of code that other tests cover: not under sanitizers.
-# Clang links sanitizers to programs only. Several sources are compiled as one, which is faster.
-sanitized="-Doptimization=1 -Db_lundef=false -Dunity=on -Dunity_size=8"
+# Clang links sanitizers to programs only.
+sanitized="-Doptimization=1 -Db_lundef=false $joined"
 
 step "address and undefined-behaviour sanitizers: clang"
 CXX=clang++ configure build-asan $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90

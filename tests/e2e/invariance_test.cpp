@@ -233,8 +233,10 @@ TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
 }
 TEST(Invariance, UpdatesOfTouchedExperts) {
   const Overrides touched = {"ballast.expert_updates=touched"};
-  expect_invariance(kExperts, true, kFewSteps, touched);
-  expect_same(kExperts, true, variants_of_experts(), kFewSteps, touched);
+  std::vector<Variant> some = variants_of_experts();
+  const std::vector<Variant> all = variants();
+  for (std::size_t i = 0; i < all.size(); i += 3) some.push_back(all[i]);
+  expect_same(kExperts, true, some, kFewSteps, touched);
   EXPECT_NE(train(kExperts, true, {}, kFewSteps, touched).states,
             train(kExperts, true, {}, kFewSteps).states);
 }
