@@ -169,6 +169,10 @@ class Pane(LiveTest):
         self.tmux("send-keys", "stty -a | grep -o ' echo '; echo here\n")
         self.shown(lambda text: re.search(r"^ echo $|^ echo\n", text, re.M) and
                    re.search(r"^here", text, re.M))
+        # In the background it leaves the terminal to the shell.
+        self.tmux("send-keys", "bg\n")
+        self.tmux("send-keys", "jobs; echo there\n")
+        self.shown(lambda text: "Running" in text and re.search(r"^there", text, re.M))
         self.tmux("send-keys", "fg\n")
         self.assert_view(self.view(condition=lambda text: "eta after" not in text), 80, 24)
         self.tmux("send-keys", "C-c")

@@ -66,6 +66,22 @@ std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
   return gauges;
 }
 
+/// The two estimates count all time between steps, evaluations and checkpoints too: at the pace of
+/// the last steps, and of all since the view began.
+std::optional<TimeLeft> time_left(std::uint64_t steps, const std::deque<Clock::time_point>& ends,
+                                  Clock::time_point begin, std::uint64_t counted) {
+  if (counted < kStepsBeforeEta) return std::nullopt;
+  const auto left = static_cast<double>(steps);
+  const double since = seconds_between(ends.back(), Clock::now());
+  const double all = seconds_between(begin, ends.back()) / static_cast<double>(counted);
+  const double last =
+      seconds_between(ends.front(), ends.back()) / static_cast<double>(ends.size() - 1);
+  const auto estimate = [&](double pace) { return std::max(0.0, pace * left - since); };
+  return TimeLeft{.low = estimate(std::min(all, last)),
+                  .high = estimate(std::max(all, last)),
+                  .steps = ends.size() - 1};
+}
+
 }  // namespace
 
 LiveView::LiveView(std::string title, const train::RunStart& start)
@@ -130,38 +146,23 @@ bool LiveView::take(const std::string& line, bool warning) {
   return true;
 }
 
-/// The two estimates count all time between steps, evaluations and checkpoints too: at the pace of
-/// the last steps, and of all since the view began.
-std::optional<TimeLeft> time_left(std::uint64_t steps, const std::deque<Clock::time_point>& ends,
-                                  Clock::time_point begin, std::uint64_t counted) {
-  if (counted < kStepsBeforeEta) return std::nullopt;
-  const auto left = static_cast<double>(steps);
-  const double since = seconds_between(ends.back(), Clock::now());
-  const double all = seconds_between(begin, ends.back()) / static_cast<double>(counted);
-  const double last =
-      seconds_between(ends.front(), ends.back()) / static_cast<double>(ends.size() - 1);
-  const auto estimate = [&](double pace) { return std::max(0.0, pace * left - since); };
-  return TimeLeft{.low = estimate(std::min(all, last)),
-                  .high = estimate(std::max(all, last)),
-                  .steps = ends.size() - 1};
-}
-
 void LiveView::draw() {
-  const FrameOptions options = screen_.options();
-  std::vector<std::string> lines;
+  LiveState state;
   {
     const std::lock_guard lock(mutex_);
-    state_.elapsed = seconds_between(begin_, Clock::now());
-    state_.left = time_left(state_.steps - state_.step, ends_, begin_, counted_);
-    LiveState state = state_;
-    if (interrupted().load()) state.doing = "interrupted, about to end";
-    lines = frame_lines(state, options);
+    state = state_;
+    state.left = time_left(state_.steps - state_.step, ends_, begin_, counted_);
   }
-  screen_.draw(lines, options.rows);
+  state.elapsed = seconds_between(begin_, Clock::now());
+  if (interrupted().load()) state.doing = "interrupted, about to end";
+  const FrameOptions options = screen_.options();
+  screen_.draw(frame_lines(state, options), options.rows);
 }
 
 void LiveView::watch() {
   while (!stopped_) {
+    // A shell need not tell a program that has been running in the background that it no longer is.
+    if (!screen_.entered()) screen_.enter();
     if (screen_.entered()) draw();
     switch (screen_.wait(kMilliseconds)) {
       case Screen::Event::none:
@@ -172,11 +173,9 @@ void LiveView::watch() {
         return;
       case Screen::Event::stop:
         screen_.stop();
-        screen_.enter();
         break;
       case Screen::Event::resumed:  // also after SIGSTOP, when a shell has set the terminal
         screen_.leave();
-        screen_.enter();
         break;
     }
   }
