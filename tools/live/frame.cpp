@@ -229,6 +229,7 @@ std::vector<std::string> frame_lines(const LiveState& state, const FrameOptions&
   shorten(rows, std::max<std::size_t>(1, options.rows - std::min<std::size_t>(options.rows, 1)));
   const std::size_t room = options.rows - std::min(options.rows, rows.size());
   std::vector<std::string> lines;
+  lines.reserve(options.rows);
   for (const Row& row : rows) lines.push_back(row.text);
   const auto curve = chart(state, options, std::min(room, options.rows / 3));
   chart_at = std::min(chart_at, lines.size());
