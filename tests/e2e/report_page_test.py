@@ -53,6 +53,8 @@ Object.fromEntries([...document.querySelectorAll('#curves figure')].map(f => [f.
 BENCH = """
 ({charts: [...document.querySelectorAll('#curves figure')].map(f =>
     [...f.querySelectorAll('path.line')].map(p => (p.getAttribute('d').match(/[ML]/g) || []).length)),
+  dashed: [...document.querySelectorAll('#curves figure')].map(f =>
+    f.querySelectorAll('path.line[stroke-dasharray]').length),
   bars: document.querySelectorAll('#shares i').length,
   figures: [...document.querySelectorAll('tbody tr')].map(r => r.children[1].textContent)})"""
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
@@ -235,6 +237,9 @@ class Page(ReportTest):
             shown = self.browser.run(BENCH)
             self.assertEqual(len(shown["charts"]), charts + 1)  # and the one of all runs
             self.assertTrue(all(points > 1 for chart in shown["charts"] for points in chart))
+            # Each line of a sweep has that of the earlier run beside it.
+            self.assertEqual([len(chart) for chart in shown["charts"][:-1]],
+                             [2 * count for count in shown["dashed"][:-1]])
             rows = data_of(self.path / "bench.html")["rows"]
             self.assertEqual(shown["bars"], len(rows))
             figures = [f"{row['gb_per_second']:.4g}" for row in rows]

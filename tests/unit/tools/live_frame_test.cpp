@@ -126,6 +126,9 @@ TEST(LossHistory, KeepsMeansOfAllSteps) {
   ASSERT_GE(means.size(), 5U);
   EXPECT_EQ(means.front(), 4.0);
   EXPECT_EQ(means.back(), 2.0);
+  LossHistory saw;
+  for (int i = 0; i < 2048; ++i) saw.add(i % 2 == 0 ? 1.0 : 4.0);
+  EXPECT_EQ(saw.means(1), std::vector<double>{2.5});
   LossHistory odd;
   EXPECT_TRUE(odd.means(10).empty());
   odd.add(std::numeric_limits<double>::quiet_NaN());
