@@ -110,14 +110,15 @@ std::string ending_of(const train::RunSummary& summary) {
 
 }  // namespace
 
-Console::Console(std::string title, std::uint64_t steps_per_print, bool launched,
+Console::Console(std::string title, std::uint64_t steps_per_print, bool launched, bool live,
                  std::vector<std::string> ending, std::string resuming)
     : title_(std::move(title)),
       steps_per_print_(std::max<std::uint64_t>(1, steps_per_print)),
       launched_(launched),
       ending_(std::move(ending)),
       resuming_(std::move(resuming)),
-      terminal_(!launched && isatty(STDOUT_FILENO) == 1) {}
+      live_(live),
+      terminal_(!launched && Terminal::available()) {}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
   const auto& shape = blueprint.shape;
@@ -167,6 +168,7 @@ void Console::started(const train::RunStart& start) {
   terminal_.show(
       fmt::format("start  {} in {}{}", states, format_seconds(start.fill_seconds), written));
   std::fflush(stdout);
+  if (live_) view_ = std::make_unique<LiveView>(title_, start);
   terminal_.live(fmt::format("step {}/{} running", start.resumed_step + 1, start.steps));
 }
 
@@ -181,6 +183,7 @@ void Console::show_step(const train::StepReport& report) {
 }
 
 void Console::stepped(const train::StepReport& report) {
+  if (view_) view_->stepped(report);
   const auto& metrics = report.metrics;
   const bool keep = metrics.step % steps_per_print_ == 0 || metrics.step == report.steps ||
                     metrics.eval_loss.has_value() || metrics.skipped;
@@ -203,7 +206,10 @@ void Console::reading(Bytes done, Bytes total) {
 }
 
 void Console::saving(Bytes done, Bytes total) {
-  terminal_.live(fmt::format("saving weights, {} of {}", format_bytes(done), format_bytes(total)));
+  const auto text =
+      fmt::format("saving weights, {} of {}", format_bytes(done), format_bytes(total));
+  if (view_) view_->doing(text);
+  terminal_.live(text);
 }
 
 void Console::show_memory(const train::RunSummary& summary) {
@@ -249,6 +255,7 @@ void Console::show_wear(const train::RunSummary& summary) {
 }
 
 void Console::finished(const train::RunSummary& summary) {
+  view_.reset();
   // A launcher that ends a run because a rank has failed sends SIGTERM to the others.
   const bool resumable = !summary.checkpoint.empty();
   if (summary.interrupted && launched_ && !resumable && interrupt_signal() != SIGINT) return;

@@ -1,21 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ballast/train/trainer.h"
 
+#include "tools/live/view.h"
 #include "tools/terminal.h"
 
 namespace ballast::tools {
 
 /// Prints a run to standard output in at most 80 columns, or as many as the terminal has: a line
-/// every `steps_per_print` steps and, on a terminal, a live line below them.
+/// every `steps_per_print` steps and, on a terminal, a live line below them or the live view
+/// instead of both.
 class Console final : public train::Observer {
  public:
-  /// `ending`: lines after the summary. `resuming`: the command that goes on with the run.
-  Console(std::string title, std::uint64_t steps_per_print, bool launched,
+  /// `live`: show the live view; only where Screen::available(). `ending`: lines after the summary.
+  /// `resuming`: the command that goes on with the run.
+  Console(std::string title, std::uint64_t steps_per_print, bool launched, bool live,
           std::vector<std::string> ending, std::string resuming);
 
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
@@ -38,7 +42,9 @@ class Console final : public train::Observer {
   bool launched_;
   std::vector<std::string> ending_;
   std::string resuming_;
+  bool live_;
   Terminal terminal_;
+  std::unique_ptr<LiveView> view_;
   std::string header_;  ///< the last one shown
   bool summarized_ = false;
 };

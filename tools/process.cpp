@@ -28,10 +28,24 @@ std::vector<std::string>& words() {
   return all;
 }
 
+std::atomic<void (*)()>& sudden_end() {
+  static std::atomic<void (*)()> restore = nullptr;
+  return restore;
+}
+
+extern "C" void on_second_signal(int number) {
+  if (auto* const restore = sudden_end().load()) restore();
+  std::raise(number);  // SA_RESETHAND: ends the program
+}
+
 extern "C" void on_signal(int number) {
   int none = 0;
   first_signal().compare_exchange_strong(none, number);
   interrupt_flag().store(true);
+  struct sigaction second = {};
+  second.sa_handler = on_second_signal;
+  second.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(number, &second, nullptr);
 }
 
 extern "C" void on_checkpoint_signal(int /*number*/) {
@@ -41,8 +55,6 @@ extern "C" void on_checkpoint_signal(int /*number*/) {
 struct sigaction ending_action() {
   struct sigaction action = {};
   action.sa_handler = on_signal;
-  // A second signal ends the program at once.
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
   return action;
 }
 
@@ -75,6 +87,10 @@ void install_signal_handlers() {
   // A file-size limit shows up as EFBIG, a closed pipe as EPIPE: errors like any other.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+}
+
+void at_sudden_end(void (*restore)()) {
+  sudden_end().store(restore);
 }
 
 void interrupt() {

@@ -18,6 +18,10 @@ std::atomic<bool>& checkpoint_wanted();
 /// The first of these signals; 0 before any.
 int interrupt_signal();
 
+/// `restore` (nullptr: nothing) runs before a second of these signals ends the program. It must be
+/// safe in a signal handler.
+void at_sudden_end(void (*restore)());
+
 /// Makes interrupted() true, as a signal does.
 void interrupt();
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "ballast/comm/launch.h"
 #include "ballast/comm/together.h"
@@ -25,15 +26,14 @@ namespace {
 /// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
 void install_log_sink(bool verbose, std::uint32_t rank) {
   set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
-    const bool shown =
-        level == LogLevel::warning || (rank == 0 && (level == LogLevel::info || verbose));
-    if (shown) erase_live_line();
-    if (level == LogLevel::warning) {
-      const std::string who = rank == 0 ? "" : fmt::format("rank {}: ", rank);
-      fmt::print(stderr, "ballast: warning: {}{}\n", who, line);
-    } else if (rank == 0 && (level == LogLevel::info || verbose)) {
-      fmt::print(stderr, "ballast: {}\n", line);
-    }
+    const bool warning = level == LogLevel::warning;
+    if (!warning && (rank != 0 || (level == LogLevel::debug && !verbose))) return;
+    const std::string who = warning && rank != 0 ? fmt::format("rank {}: ", rank) : "";
+    const std::string text = fmt::format("ballast: {}{}{}", warning ? "warning: " : "", who, line);
+    const bool taken = take_line(text, true);
+    if (taken && isatty(STDERR_FILENO) == 1) return;
+    erase_live_line();
+    fmt::print(stderr, "{}\n", text);
   });
 }
 

@@ -8,7 +8,7 @@ libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libhwloc-dev
 libopenmpi-dev openmpi-bin python3-dev python3-venv"
 # --tests adds what tools/test.sh needs besides.
 [ "${1:-}" = "--tests" ] && packages="$packages libgtest-dev clang clang-format
-clang-tidy libclang-rt-dev libomp-dev iproute2 strace"
+clang-tidy libclang-rt-dev libomp-dev iproute2 strace tmux"
 
 missing=""
 for package in $packages; do

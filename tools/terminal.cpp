@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <mutex>
 #include <sstream>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -32,6 +35,21 @@ std::size_t value_column(const std::string& line) {
   return 0;
 }
 
+struct Taker {
+  std::mutex mutex;
+  LineTaker* taker = nullptr;
+};
+
+Taker& taker() {
+  static Taker only;
+  return only;
+}
+
+bool lines_are_taken() {
+  const std::lock_guard lock(taker().mutex);
+  return taker().taker != nullptr;
+}
+
 std::string fit(const std::string& line, std::size_t width) {
   if (line.size() <= width) return line;
   const std::size_t column = value_column(line);
@@ -40,6 +58,16 @@ std::string fit(const std::string& line, std::size_t width) {
 }
 
 }  // namespace
+
+void set_line_taker(LineTaker* given) {
+  const std::lock_guard lock(taker().mutex);
+  taker().taker = given;
+}
+
+bool take_line(const std::string& line, bool warning) {
+  const std::lock_guard lock(taker().mutex);
+  return taker().taker != nullptr && taker().taker->take(line, warning);
+}
 
 std::string wrap(const std::string& text, std::size_t width, const std::string& indent) {
   std::istringstream words(text);
@@ -65,6 +93,11 @@ Terminal::~Terminal() {
   erase_live_line();
 }
 
+bool Terminal::available() {
+  const char* const type = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && (type == nullptr || std::string_view(type) != "dumb");
+}
+
 std::size_t Terminal::width() const {
   winsize size = {};
   if (!interactive_ || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
@@ -74,13 +107,15 @@ std::size_t Terminal::width() const {
 }
 
 void Terminal::show(const std::string& line) const {
-  erase_live_line();
   const bool broken = line.find('\n') != std::string::npos;
-  fmt::print("{}\n", interactive_ && !broken ? fit(line, width()) : line);
+  const std::string text = interactive_ && !broken ? fit(line, width()) : line;
+  if (take_line(text, false)) return;
+  erase_live_line();
+  fmt::print("{}\n", text);
 }
 
 void Terminal::live(const std::string& line) const {
-  if (!interactive_) return;
+  if (!interactive_ || lines_are_taken()) return;
   erase_live_line();
   // In the last column some terminals break the line.
   fmt::print("{}", line.substr(0, width() - 1));

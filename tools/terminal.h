@@ -5,12 +5,28 @@
 
 namespace ballast::tools {
 
+/// Receives lines instead of the terminal.
+class LineTaker {
+ public:
+  virtual ~LineTaker() = default;
+  /// A line of standard output, or a `warning` or other line of the log. False: print it. Any
+  /// thread; must not print.
+  virtual bool take(const std::string& line, bool warning) = 0;
+};
+
+/// nullptr: none. Returns when no other thread uses the former one.
+void set_line_taker(LineTaker* taker);
+/// Whether the line was taken.
+bool take_line(const std::string& line, bool warning);
+
 /// Standard output of a run: lines that stay and, on a terminal, one live line below them.
 class Terminal {
  public:
   /// `interactive` false: no live line, and lines as long as they are.
   explicit Terminal(bool interactive) : interactive_(interactive) {}
   ~Terminal();
+  /// Whether standard output is a terminal that can go back in a line: not TERM=dumb.
+  static bool available();
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 

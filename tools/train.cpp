@@ -13,11 +13,13 @@
 #include "ballast/comm/together.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/train/trainer.h"
 
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console.h"
+#include "tools/live/screen.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
 #include "tools/train_run.h"
@@ -30,6 +32,7 @@ constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40U;  // like ballast.s
 struct TrainArguments {
   TrainRequest request;
   bool print_config = false;
+  bool live = false;
 };
 
 /// Lines that say where the files of a run are.
@@ -42,12 +45,18 @@ std::vector<std::string> places_of(const TrainRequest& request, const config::Co
   return lines;
 }
 
-void train_and_show(const TrainRequest& request, config::Config config, comm::Ranks* ranks) {
+void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
+  const TrainRequest& request = arguments.request;
+  const bool launched = !comm::read_launch().launcher.empty();
+  const bool live = arguments.live && !launched && Screen::available();
+  if (arguments.live && !live && comm::read_launch().first()) {
+    log(LogLevel::info, "--live needs a terminal for input and output; lines instead");
+  }
   std::optional<Console> console;
   const auto show = [&](const config::Config& ready) -> train::Observer& {
     return console.emplace(fmt::format("ballast train {}", request.config.file.string()),
-                           ready.steps_per_print, !comm::read_launch().launcher.empty(),
-                           places_of(request, ready), resuming_command(request, ready));
+                           ready.steps_per_print, launched, live, places_of(request, ready),
+                           resuming_command(request, ready));
   };
   try {
     train_run(request, std::move(config), show, ranks);
@@ -67,7 +76,8 @@ void check_words(const std::vector<std::string>& words) {
 
 /// Trains as one of several ranks. Reads the config before joining, since it has the timeout; the
 /// ranks agree on errors in it after joining.
-void train_as_rank(const TrainRequest& request, const comm::Launch& launch) {
+void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) {
+  const TrainRequest& request = arguments.request;
   std::optional<config::Config> config;
   std::exception_ptr mistake;
   try {
@@ -85,26 +95,26 @@ void train_as_rank(const TrainRequest& request, const comm::Launch& launch) {
     comm::together(&ranks, [&] {
       if (mistake) std::rethrow_exception(mistake);
     });
-    train_and_show(request, std::move(*config), &ranks);
+    train_and_show(arguments, std::move(*config), &ranks);
   });
 }
 
-void run_train(const TrainArguments& arguments) {
-  TrainRequest request = arguments.request;
-  request.command = command_line();
+void run_train(TrainArguments arguments) {
+  arguments.request.command = command_line();
+  const TrainRequest& request = arguments.request;
   const comm::Launch launch = comm::read_launch();
   if (arguments.print_config) {
     if (launch.first()) fmt::print("{}\n", config::print(load_config(request, launch.world)));
     return;
   }
   if (launch.world > 1) {
-    train_as_rank(request, launch);
+    train_as_rank(arguments, launch);
     return;
   }
   config::Config config = load_config(request, 1);
   check_words(request.command);
   check_run(request, config);
-  train_and_show(request, std::move(config), nullptr);
+  train_and_show(arguments, std::move(config), nullptr);
 }
 
 }  // namespace
@@ -134,6 +144,9 @@ void add_train(Command program) {
                    "(ballast.checkpoint_every), or from DIR: a run, one of its checkpoints, or a "
                    "portable one (ballast export --states)",
                    "DIR");
+  command.add_flag("--live", &a.live,
+                   "Fill the terminal with the loss, memory, lanes and time left; q leaves this "
+                   "view, the run goes on");
   command.add_flag("--print-config", &a.print_config, "Print the effective config and stop");
   command.set_action([arguments] { run_train(*arguments); });
 }

@@ -35,11 +35,11 @@ const std::vector<Group> kGroups = {
           "metrics.jsonl has the times, traffic and memory of each step; --trace shows its "
           "operations",
           {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}),
-    group(
-        "", ignored,
-        "metrics go to metrics.jsonl in the run directory; `ballast report` draws them and writes "
-        "CSV",
-        {"tensorboard", "wandb", "csv_monitor", "comet"}),
+    group("", ignored,
+          "metrics go to metrics.jsonl in the run directory, which `ballast report` draws, and to "
+          "the "
+          "files of tensorboard and csv_monitor",
+          {"wandb", "comet"}),
     group("", ignored, "see ballast.checkpoint_every", {"checkpoint", "nebula", "datastates_ckpt"}),
     group("", ignored, "Ballast has its own optimizers, which support states in every tier",
           {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}),

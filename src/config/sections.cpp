@@ -328,6 +328,20 @@ Section bf16_keys(Config& c) {
   return with_deepspeed_keys({std::move(enabled)}, "bf16", c.ignored);
 }
 
+Section monitor_keys(MonitorSection& monitor) {
+  Key name = {"job_name",
+              [&monitor](const Value& value) {
+                const std::filesystem::path folder = value.text();
+                if (folder.empty() || folder.is_absolute()) {
+                  value.fail("expected the name of a folder in output_path");
+                }
+                monitor.job_name = folder.string();
+              },
+              [&monitor] { return Json(monitor.job_name); }};
+  return {flag("enabled", monitor.enabled), path("output_path", monitor.output_path),
+          std::move(name)};
+}
+
 /// DeepSpeed's name for ballast.activations "host"; print() writes ballast.activations.
 Section activation_checkpointing_keys(Config& c) {
   Key key = {"cpu_checkpointing",
@@ -377,6 +391,8 @@ Section all_keys(Config& c) {
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        whole("steps_per_print", c.steps_per_print, {1, kSteps.high}),
+       section("tensorboard", [&c] { return monitor_keys(c.tensorboard); }),
+       section("csv_monitor", [&c] { return monitor_keys(c.csv_monitor); }),
        section("bf16", [&c] { return bf16_keys(c); }),
        section("zero_optimization", [&c] { return zero_keys(c.zero, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),

@@ -9,10 +9,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/planning/machine_files.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
-
-#include "src/planning/machine_files.h"
 
 namespace ballast::planning {
 namespace {

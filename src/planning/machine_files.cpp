@@ -1,10 +1,11 @@
-#include "src/planning/machine_files.h"
+#include "ballast/planning/machine_files.h"
 
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 
 #include "ballast/core/random.h"

@@ -10,10 +10,10 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/planning/calibrate.h"
+#include "ballast/planning/machine_files.h"
 #include "ballast/planning/rates_file.h"
 
 #include "src/planning/calibration.h"
-#include "src/planning/machine_files.h"
 
 namespace ballast::planning {
 namespace {

@@ -145,6 +145,32 @@ std::string read_settings(const std::filesystem::path& path, std::string_view ki
   return text;
 }
 
+AppendedFile::AppendedFile(std::filesystem::path path, int flags)
+    : path_(std::move(path)),
+      descriptor_(open_file(path_, flags | O_WRONLY | O_CREAT | O_APPEND, ErrorCategory::io)) {}
+
+void AppendedFile::append(std::string_view record) {
+  try {
+    write_fully(descriptor_, path_, std::as_bytes(std::span(record)));
+  } catch (const Error&) {
+    // Report the write error, not an error of the truncation.
+    [[maybe_unused]] const int result =
+        ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
+    throw;
+  }
+  size_ += record.size();
+}
+
+void AppendedFile::cut(Bytes size) {
+  struct stat status = {};
+  const bool known = ::fstat(descriptor_.number(), &status) == 0;
+  size_ = known ? std::min(size, static_cast<Bytes>(status.st_size)) : size;
+  if (known && size_ == static_cast<Bytes>(status.st_size)) return;
+  if (::ftruncate(descriptor_.number(), static_cast<off_t>(size_)) == 0) return;
+  const int error_number = errno;
+  throw Error(ErrorCategory::io, fmt::format("cannot shorten {}", path_.string()), error_number);
+}
+
 ReplacedFile::ReplacedFile(std::filesystem::path path)
     : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_.string(), ::getpid())) {
   const auto refuse = [&](std::string_view reason) {

@@ -1,19 +1,14 @@
 #include "ballast/train/metrics.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <span>
 #include <utility>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ballast/core/error.h"
-#include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 namespace ballast::train {
@@ -57,64 +52,40 @@ std::string to_json_line(const StepMetrics& metrics) {
   return line.compact();
 }
 
-MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing)
-    : path_(std::move(path)) {
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND;
+MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) {
   try {
-    descriptor_ = text::open_file(path_, kFlags | O_EXCL, ErrorCategory::io);
+    file_ = text::AppendedFile(path, O_EXCL);
   } catch (const Error& error) {
     if (error.error_number() != EEXIST || existing == Existing::refused) throw;
     created_ = false;
-    descriptor_ = text::open_file(path_, kFlags, ErrorCategory::io);
+    file_ = text::AppendedFile(std::move(path), 0);
   }
 }
 
 MetricsWriter::~MetricsWriter() {
-  if (created_ && rows_ == 0) ::unlink(path_.c_str());
+  if (created_ && rows_ == 0) ::unlink(file_.path().c_str());
 }
 
 bool MetricsWriter::lock() {
-  if (::flock(descriptor_.number(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+  const int file = file_.descriptor().number();
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
   created_ = false;  // the other one writes to it
   return false;
 }
 
-/// Of another run, whose file this one replaces.
-void MetricsWriter::drop_old_lines() {
-  struct stat status = {};
-  if (::fstat(descriptor_.number(), &status) == 0 && status.st_size == 0) return;
-  cut(0);
-}
-
-void MetricsWriter::cut(Bytes size) {
-  if (::ftruncate(descriptor_.number(), static_cast<off_t>(size)) == 0) return;
-  const int error_number = errno;
-  throw Error(ErrorCategory::io, fmt::format("cannot shorten {}", path_.string()), error_number);
-}
-
 void MetricsWriter::continue_after(Bytes bytes) {
-  size_ = std::min(bytes, text::regular_file_size(descriptor_, path_, ErrorCategory::io));
-  cut(size_);
+  file_.cut(bytes);
   rows_ = 1;
 }
 
 Bytes MetricsWriter::sync() {
-  text::sync_file(descriptor_, path_);
-  return size_;
+  text::sync_file(file_.descriptor(), file_.path());
+  return file_.size();
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  const auto line = to_json_line(metrics) + '\n';
-  if (rows_ == 0 && !created_) drop_old_lines();
-  try {
-    text::write_fully(descriptor_, path_, std::as_bytes(std::span(line)));
-  } catch (const Error&) {
-    // Report the write error, not an error of the truncation.
-    [[maybe_unused]] const int result =
-        ::ftruncate(descriptor_.number(), static_cast<off_t>(size_));
-    throw;
-  }
-  size_ += line.size();
+  if (rows_ == 0 && !created_) file_.cut(0);  // the lines of another run
+  file_.append(to_json_line(metrics) + '\n');
   ++rows_;
 }
 

@@ -19,6 +19,7 @@
 
 #include "src/train/checkpoint.h"
 #include "src/train/checkpoint_swap.h"
+#include "src/train/monitors.h"
 #include "src/train/saved_weights.h"
 
 namespace ballast::train {
@@ -118,7 +119,8 @@ Json describe_plan(const RunStart& start, const RunChoices& choices) {
 
 }  // namespace
 
-MadeDirectory::MadeDirectory(const fs::path& directory) {
+MadeDirectory::MadeDirectory(const fs::path& directory, std::string_view kind,
+                             std::string_view another) {
   std::error_code error;
   for (fs::path place = directory; place.has_relative_path() && !fs::exists(place, error);
        place = place.parent_path()) {
@@ -127,8 +129,7 @@ MadeDirectory::MadeDirectory(const fs::path& directory) {
   fs::create_directories(directory, error);
   if (error) {
     throw Error(ErrorCategory::io,
-                fmt::format("cannot create the run directory {}; choose another with --out",
-                            directory.string()),
+                fmt::format("cannot create the {} {}; {}", kind, directory.string(), another),
                 error.value());
   }
   text::try_to_sync_name(directory);
@@ -148,8 +149,8 @@ void refuse_used_directory(const fs::path& directory) {
   }
 }
 
-RunFiles::RunFiles(fs::path directory, RunDirectory use)
-    : directory_(std::move(directory)),
+RunFiles::RunFiles(const config::Config& config, RunDirectory use)
+    : directory_(config.ballast.out),
       use_(use),
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
@@ -161,11 +162,12 @@ RunFiles::RunFiles(fs::path directory, RunDirectory use)
   }
   if (use != RunDirectory::fresh) {
     check_removable(directory_ / kRunWeights);
-    return;
+  } else {
+    for (const char* name : {kConfig, kRun, kRunWeights, kCheckpoints}) {
+      refuse_if_there(directory_ / name);
+    }
   }
-  for (const char* name : {kConfig, kRun, kRunWeights, kCheckpoints}) {
-    refuse_if_there(directory_ / name);
-  }
+  monitors_ = std::make_unique<Monitors>(config, use);
 }
 
 RunFiles::~RunFiles() {
@@ -178,6 +180,7 @@ void RunFiles::continue_after(const CheckpointFacts& facts) {
   check_removable(directory_ / kRunWeights);
   remove_unfinished(directory_);
   metrics_.continue_after(facts.metrics_bytes);
+  monitors_->go_back();
   continued_step_ = facts.step;
 }
 
@@ -209,6 +212,7 @@ void RunFiles::write(const StepMetrics& metrics) {
     write_new(kRun, run_);
   }
   metrics_.write(metrics);
+  monitors_->write(metrics);
 }
 
 std::string print_for_another_run(const config::Config& config) {

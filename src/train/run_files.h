@@ -1,7 +1,9 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/config/config.h"
@@ -17,8 +19,10 @@ namespace ballast::train {
 /// the directories above cannot be read.
 class MadeDirectory {
  public:
-  /// Throws Error(io).
-  explicit MadeDirectory(const std::filesystem::path& directory);
+  /// Throws Error(io) that says which `kind` of directory it is and how to choose `another`.
+  explicit MadeDirectory(const std::filesystem::path& directory,
+                         std::string_view kind = "run directory",
+                         std::string_view another = "choose another with --out");
   ~MadeDirectory();
   MadeDirectory(const MadeDirectory&) = delete;
   MadeDirectory& operator=(const MadeDirectory&) = delete;
@@ -27,14 +31,17 @@ class MadeDirectory {
   std::vector<std::filesystem::path> made_;  ///< the innermost first
 };
 
+class Monitors;
+
 /// The files of a run in its directory: metrics.jsonl, and config.json and run.json, which say how
-/// the run was made. A run that fails before its first row leaves none of them.
+/// the run was made, and those of its monitors. A run that fails before its first row leaves none
+/// of them.
 class RunFiles {
  public:
-  /// Takes `directory` for this run; no other run can take it as long as this process lives. Throws
-  /// Error(usage) if another one has it; a new run throws like refuse_used_directory(). Throws
-  /// Error(io).
-  RunFiles(std::filesystem::path directory, RunDirectory use);
+  /// Takes the run directory of `config` for this run; no other run can take it as long as this
+  /// process lives. Throws Error(usage) if another one has it; a new run throws like
+  /// refuse_used_directory() and Monitors. Throws Error(io).
+  RunFiles(const config::Config& config, RunDirectory use);
   ~RunFiles();
   RunFiles(const RunFiles&) = delete;
   RunFiles& operator=(const RunFiles&) = delete;
@@ -46,7 +53,8 @@ class RunFiles {
   Bytes sync() { return metrics_.sync(); }
   /// Content of config.json and run.json.
   void describe(std::string config, std::string run);
-  /// Appends a row to metrics.jsonl. The first one writes the other files before. Throws Error(io).
+  /// Appends a row to metrics.jsonl and to the files of the monitors. The first one writes the
+  /// other files before. Throws Error(io).
   void write(const StepMetrics& metrics);
 
  private:
@@ -56,6 +64,7 @@ class RunFiles {
   RunDirectory use_;
   MadeDirectory made_;
   MetricsWriter metrics_;
+  std::unique_ptr<Monitors> monitors_;  ///< after metrics_, whose file has been locked
   std::string config_;
   std::string run_;
   bool described_ = false;

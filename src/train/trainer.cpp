@@ -450,7 +450,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   comm::together(ranks, [&] {
     if (!options.resume.empty()) check_names_states(options.resume);
     inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (first) inputs.files = std::make_unique<RunFiles>(config.ballast.out, options.directory);
+    if (first) inputs.files = std::make_unique<RunFiles>(config, options.directory);
   });
   planning::RunPlan plan = planning::plan_run(config, ranks, interrupted);
   std::optional<Trainer> trainer;

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 
 from one_line import assert_one_line
+from report_test import data_of
 
 BALLAST = ""
 TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"
@@ -34,7 +35,8 @@ class Bench(unittest.TestCase):
 
     def bench(self, *arguments):
         return subprocess.run([BALLAST, "bench", *arguments], capture_output=True, text=True,
-                              timeout=300, check=False)
+                              timeout=300, check=False,
+                              env={**os.environ, "XDG_CACHE_HOME": self.path + "/cache"})
 
     def rows(self, *arguments):
         done = self.bench(*arguments, "--json")
@@ -92,6 +94,68 @@ class Bench(unittest.TestCase):
                            "ballast.recompute=true")
         self.assertEqual([p["flops"] for p in row["passes"]],
                          [layer, 2 * layer + layer - last, 3 * head])
+
+    IO = ("io", "--size", "1MiB", "--pattern", "read", "--backend", "threads")
+
+    def page(self, *arguments):
+        """The data of the page of a benchmark, and what was printed."""
+        file = pathlib.Path(self.path, "page.html")
+        done = self.bench(*arguments, "--html", str(file))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return data_of(file), done
+
+    def test_pages_have_this_run_and_earlier_ones(self):
+        sweep = (*self.IO, "--path", self.path, "--block", "4KiB,64KiB", "--depth", "1,2")
+        first, done = self.page(*sweep)
+        self.assertEqual((first["kind"], first["bench"], first["earlier"]), ("bench", "io", []))
+        self.assertEqual(len(first["rows"]), 4)
+        self.assertTrue(done.stdout.endswith(f"page in {self.path}/page.html\n"))
+        second, done = self.page(*sweep, "--json")
+        self.assertEqual(second["rows"], json.loads(done.stdout))
+        self.assertEqual([run["rows"] for run in second["earlier"]], [first["rows"]])
+        self.assertEqual(second["earlier"][0]["when"], first["when"])
+        self.assertRegex(second["kept"], rf"^{self.path}/cache/ballast/bench-io-[0-9a-f]{{16}}\.json$")
+        # Runs without a page are not kept, and each benchmark has its own file.
+        self.rows(*sweep)
+        third, _ = self.page(*sweep)
+        self.assertEqual(len(third["earlier"]), 2)
+        adam, _ = self.page("adam", "--params", "64Ki", "--variant", "adamw-bf16", *QUICK)
+        self.assertEqual((adam["bench"], adam["earlier"]), ("adam", []))
+        step, _ = self.page("step", *STEP)
+        self.assertEqual((step["bench"], len(step["rows"])), ("step", 1))
+
+    def test_only_the_newest_figures_are_kept(self):
+        one = (*self.IO, "--path", self.path, "--block", "4KiB")
+        data, _ = self.page(*one)
+        file = pathlib.Path(data["kept"])
+        run, = json.loads(file.read_text())["runs"]
+        file.write_text(json.dumps({"runs": [{**run, "when": str(i)} for i in range(50)]}))
+        data, _ = self.page(*one)
+        kept = json.loads(file.read_text())["runs"]
+        self.assertEqual([run["when"] for run in kept], [str(i) for i in range(1, 50)] + [data["when"]])
+        large = {**run, "rows": run["rows"] * (500_000 // len(json.dumps(run["rows"])))}
+        file.write_text(json.dumps({"runs": [large, {**large, "when": "newer"}]}))
+        self.assertLess(file.stat().st_size, 1 << 20)
+        self.page(*one)
+        self.assertEqual([run["when"] for run in json.loads(file.read_text())["runs"]][:-1], ["newer"])
+
+    def test_figures_that_cannot_be_used_or_kept(self):
+        one = (*self.IO, "--path", self.path, "--block", "4KiB")
+        file = pathlib.Path(self.page(*one)[0]["kept"])
+        for text in ("{", "[]", '{"runs": 1}', '{"runs": [1]}', '{"runs": [{"when": "x"}]}'):
+            file.write_text(text)
+            data, done = self.page(*one)
+            self.assertEqual(data["earlier"], [])
+            self.assertRegex(done.stderr, rf"^ballast: warning: bench: .*{file}.*\n$")
+            self.assertEqual(len(json.loads(file.read_text())["runs"]), 1)
+        file.unlink()
+        file.mkdir()
+        data, done = self.page(*one)
+        self.assertRegex(done.stderr, rf"^ballast: warning: bench: .*{file}")
+        other = pathlib.Path(self.path, "mine.html")
+        other.write_text("mine")
+        assert_one_line(self, self.bench(*one, "--html", str(other)), 2, ("mine.html", "not a page"))
+        self.assertEqual(other.read_text(), "mine")
 
     def test_scripts_that_measure_peers_say_how_they_are_used(self):
         for name in ("adam_peers.py", "io_peers.py", "step_peers.py"):

@@ -14,7 +14,7 @@ import sys
 
 import browser
 from plan_test import RATES
-from report_test import ReportTest
+from report_test import ReportTest, data_of
 from runs import main
 
 # The text of each label that lies outside its picture or on another one. A text's box is higher than
@@ -49,6 +49,14 @@ Object.fromEntries([...document.querySelectorAll('#curves figure')].map(f => [f.
     .map(p => (p.getAttribute('d').match(/[ML]/g) || []).length),
   unit: f.querySelector('.unit').textContent, ticks: f.querySelectorAll('line.grid').length,
   axis: [...f.querySelectorAll('text')].some(t => t.textContent === 'step')}]))"""
+# Of the page of a benchmark: points of each chart's lines, bars, figures of this run.
+BENCH = """
+({charts: [...document.querySelectorAll('#curves figure')].map(f =>
+    [...f.querySelectorAll('path.line')].map(p => (p.getAttribute('d').match(/[ML]/g) || []).length)),
+  dashed: [...document.querySelectorAll('#curves figure')].map(f =>
+    f.querySelectorAll('path.line[stroke-dasharray]').length),
+  bars: document.querySelectorAll('#shares i').length,
+  figures: [...document.querySelectorAll('tbody tr')].map(r => r.children[1].textContent)})"""
 FOCUS = "document.activeElement.id || document.activeElement.tagName"
 # Controls without a name.
 UNNAMED = """
@@ -210,6 +218,55 @@ class Page(ReportTest):
         self.report("run", "--trace", "run.trace", "--trace", "plan.trace", "--out", "report.html")
         self.look_at("report.html")
         self.look_at("plan.html")
+
+    def bench_page(self, *arguments):
+        done = self.run_ballast("bench", *arguments, "--html", "bench.html",
+                                environment={"XDG_CACHE_HOME": str(self.path / "cache")})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_benchmarks(self):
+        sweep = ("io", "--path", self.path, "--size", "4MiB", "--block", "4KiB,64KiB,256KiB", "--depth",
+                 "1,4", "--pattern", "read,write")
+        quick = ("--repeats", "1", "--seconds", "0")
+        adam = ("adam", "--params", "64Ki,256Ki", "--variant", "adamw-bf16,adamw-fp32", *quick)
+        for command, charts in ((sweep, 4), (adam, 1)):
+            self.bench_page(*command)
+            self.look_at("bench.html")  # without earlier figures
+            self.bench_page(*command)
+            self.look_at("bench.html")
+            shown = self.browser.run(BENCH)
+            self.assertEqual(len(shown["charts"]), charts + 1)  # and the one of all runs
+            self.assertTrue(all(points > 1 for chart in shown["charts"] for points in chart))
+            # Each line of a sweep has that of the earlier run beside it.
+            self.assertEqual([len(chart) for chart in shown["charts"][:-1]],
+                             [2 * count for count in shown["dashed"][:-1]])
+            rows = data_of(self.path / "bench.html")["rows"]
+            self.assertEqual(shown["bars"], len(rows))
+            figures = [f"{row['gb_per_second']:.4g}" for row in rows]
+            self.assertEqual([float(text) for text in shown["figures"]], [float(f) for f in figures])
+            self.browser.run("document.querySelector('#curves svg[tabindex]').focus()")
+            self.browser.press("ArrowRight")
+            self.assertRegex(
+                self.browser.run("document.querySelector('#curves output').textContent"), r" [\d.]+$")
+            self.browser.press("+", "+")
+            self.assertEqual(self.browser.run(UNNAMED), [])
+            self.assertEqual(self.browser.problems, [])
+
+    def test_experts(self):
+        self.made_run([{"loss": 3.0 - i / 10, "experts": {
+            "balance_loss": 2.0 + i / 100, "router_z_loss": 5.0, "largest_load": 1.5, "idle": i % 3}}
+            for i in range(20)])
+        self.reported("made")
+        self.look_at("page.html")
+        charts = self.browser.run(CHARTS)
+        for name, unit in (("balance", "(without its coefficient)"), ("router-z", "(without its"),
+                           ("load", "(times the mean"), ("idle", "(experts of all layers)")):
+            self.assertIn(unit, charts[name]["unit"])
+            self.assertEqual(charts[name]["points"], [20])
+        self.made_run([{"loss": 1.0}, {"loss": 2.0}], "dense")
+        self.reported("dense")
+        self.open("page.html")
+        self.assertEqual(list(self.browser.run(CHARTS)), ["loss"])
 
     def test_fifty_thousand_steps_and_several_runs(self):
         rows = [{"loss": 2 + i % 97 / 97, "grad_norm": 1.0 + i % 7, "lr": 1e-3 / (1 + i),

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -24,6 +25,7 @@
 
 #include "tools/bench/adam_data.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/page.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/process.h"
@@ -43,6 +45,7 @@ struct BenchAdamArguments {
   std::optional<int> numa_node;
   bool no_check = false;
   bool json = false;
+  std::filesystem::path html;
 };
 
 struct AdamCase {
@@ -425,6 +428,7 @@ text::Json json_of(const AdamResult& result) {
 
 void run_bench_adam(const BenchAdamArguments& arguments) {
   const std::vector<AdamCase> cases = make_cases(arguments);
+  const BenchPage page("adam", arguments.html);
   if (!arguments.json) print_machine();
   const AdamVariant* shown = nullptr;
   text::Json json = text::Json::array();
@@ -441,6 +445,7 @@ void run_bench_adam(const BenchAdamArguments& arguments) {
     }
   }
   if (arguments.json) fmt::print("{}\n", json.pretty(1));
+  if (mistake.empty()) page.write(json, !arguments.json);
   if (!mistake.empty()) throw Error(ErrorCategory::numeric, mistake);
 }
 
@@ -469,6 +474,7 @@ void add_bench_adam(Command bench) {
                      "Use the CPUs and memory of this NUMA node (from 0)");
   command.add_flag("--no-check", &a.no_check, "Skip the comparison with a reference in double");
   command.add_flag("--json", &a.json, "Print a JSON array");
+  BenchPage::add_option(command, a.html);
   command.set_action([arguments] { run_bench_adam(*arguments); });
 }
 

@@ -15,6 +15,7 @@
 #include "ballast/memory/budget.h"
 #include "ballast/text/json.h"
 
+#include "tools/bench/page.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/io/job_file.h"
@@ -246,6 +247,7 @@ void add_options(Command command, BenchIoArguments& a) {
 
 Json bench_io(const BenchIoArguments& a) {
   const Sweep sweep = make_sweep(a);
+  const BenchPage page("io", a.html);
   std::vector<IoRegion> files = make_regions(sweep);
   std::vector<IoRegion> placeholders = make_placeholders(sweep);
   if (!a.json) print_head(sweep, a);
@@ -262,6 +264,7 @@ Json bench_io(const BenchIoArguments& a) {
     json.push_back(json_of(load, result, sweep.paths));
   }
   if (!a.json) print_foot(sweep);
+  page.write(json, !a.json);
   return json;
 }
 
@@ -274,6 +277,7 @@ void add_bench_io(Command bench) {
   command.add_option("--job", &a.job,
                      "File with one option per line ('block = 256KiB, 1MiB'); the command line "
                      "overrides it");
+  BenchPage::add_option(command, a.html);
   command.add_flag("--backends", &a.list_backends, "List the backends and why each is used or not");
   command.set_action([arguments, command] {
     if (arguments->list_backends) return print_backends(arguments->json);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct BenchIoArguments {
   bool list_backends = false;
   bool json = false;
   std::string job;
+  std::filesystem::path html;
 };
 
 /// Measures all combinations and returns a JSON array, with an object for each. Prints a table

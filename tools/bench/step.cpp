@@ -13,6 +13,7 @@
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
+#include "tools/bench/page.h"
 #include "tools/bench/step_products.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -37,6 +38,7 @@ struct BenchStepArguments {
   std::uint64_t steps = 3;
   std::vector<std::string> overrides;
   bool json = false;
+  std::filesystem::path html;
 };
 
 /// The GEMM peak is the best rate of the probes before and after the steps and of the passes.
@@ -226,13 +228,17 @@ void add_bench_step(Command bench) {
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
                      {.single_argument = true});
   command.add_flag("--json", &a.json, "Print a JSON array");
+  BenchPage::add_option(command, a.html);
   command.set_action([arguments] {
+    const BenchPage page("step", arguments->html);
     const BenchStepResult result = measure(*arguments);
+    const text::Json rows = text::Json::array({json_of(*arguments, result)});
     if (arguments->json) {
-      fmt::print("{}\n", text::Json::array({json_of(*arguments, result)}).pretty(2));
+      fmt::print("{}\n", rows.pretty(2));
     } else {
       print_table(*arguments, result);
     }
+    page.write(rows, !arguments->json);
   });
 }
 

@@ -11,6 +11,7 @@ extern const std::string_view kFormatJs;
 extern const std::string_view kChartJs;
 extern const std::string_view kTimelineJs;
 extern const std::string_view kTablesJs;
+extern const std::string_view kBenchJs;
 extern const std::string_view kPageJs;
 
 }  // namespace ballast::tools::assets

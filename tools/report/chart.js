@@ -25,7 +25,8 @@ function replacePlot(holder, plot) {
 
 /// `spec`: id, title, kind (unit, or "bytes", "seconds"), per ("per step"), series (name, colour, steps,
 /// values, dash, dots), whole (smallest and greatest step of all data); optional: stack, log (offer it),
-/// zero (begin at 0), refs (name, value), marks (step, kind), shade (from, to, lane), strips (of several
+/// names (of the places 0, 1, ... on the axis, which is then not of steps and does not zoom) and axis
+/// (what they are), zero (begin at 0), refs (name, value), marks (step, kind), shade (from, to, lane), strips (of several
 /// runs), caption.
 class Chart {
   constructor(spec, kept) {
@@ -72,6 +73,7 @@ class Chart {
 
   range() {
     const [low, high] = this.spec.whole;
+    if (this.spec.names) return [low - 0.25, high + 0.25];
     const from = Math.max(low, view.from ?? low), to = Math.min(high, view.to ?? high);
     return from < to ? [from, to] : [low - 0.5, high + 0.5];
   }
@@ -141,13 +143,15 @@ class Chart {
   drawSteps(root, range, width, height) {
     const plot = this.plot;
     root.append(svg("line", {class: "axis", x1: plot.left, x2: plot.left + plot.width, y1: plot.top + plot.height, y2: plot.top + plot.height}));
-    const ticks = ticksOf(Math.ceil(range[0]), Math.floor(range[1]), plot.width / 90, true).filter(t => t >= range[0] && t <= range[1]);
+    const names = this.spec.names, text = tick => names ? names[tick] : stepText(tick);
+    const room = names ? 16 + 6.6 * Math.max(...names.map(name => name.length)) : 90;
+    const ticks = ticksOf(Math.ceil(range[0]), Math.floor(range[1]), plot.width / room, true).filter(t => t >= range[0] && t <= range[1]);
     for (const tick of ticks) {
-      const at = this.x(tick);
+      const at = this.x(tick), half = 3 * text(tick).length;
       root.append(svg("line", {class: "axis", x1: at, x2: at, y1: plot.top + plot.height, y2: plot.top + plot.height + 4}),
-        svg("text", {x: Math.min(at, width - 4 - 3 * stepText(tick).length), y: plot.top + plot.height + 16, "text-anchor": "middle"}, stepText(tick)));
+        svg("text", {x: Math.max(4 + half, Math.min(at, width - 4 - half)), y: plot.top + plot.height + 16, "text-anchor": "middle"}, text(tick)));
     }
-    root.append(svg("text", {x: plot.left + plot.width / 2, y: height - 3, "text-anchor": "middle"}, "step"));
+    root.append(svg("text", {x: plot.left + plot.width / 2, y: height - 3, "text-anchor": "middle"}, this.spec.axis || "step"));
   }
 
   drawShade(inside) {
@@ -219,10 +223,12 @@ class Chart {
       const values = s.values.filter(v => v !== null);
       if (values.length === 0) return `${s.name}: no finite value`;
       const least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
-      return `${s.name}: ${this.text(values[0])} at step ${s.steps[0]}, ${this.text(values[values.length - 1])} at step ${s.steps[s.steps.length - 1]}, least ${this.text(least)}, greatest ${this.text(most)}`;
+      return `${s.name}: ${this.text(values[0])} at ${this.place(s.steps[0])}, ${this.text(values[values.length - 1])} at ${this.place(s.steps[s.steps.length - 1])}, least ${this.text(least)}, greatest ${this.text(most)}`;
     });
     return `${this.spec.title}. ${words.join(". ")}`;
   }
+
+  place(step) { return this.spec.names ? `${this.spec.axis} ${this.spec.names[step]}` : `step ${step}`; }
 
   text(value) {
     if (value === null) return "not finite";
@@ -247,7 +253,7 @@ class Chart {
       if (!this.spec.stack && value !== null && !(this.kept.log && value <= 0)) this.layer.append(svg("circle", {cx: this.x(near), cy: this.y(value), r: 3.5, fill: series.colour}));
     }
     const happened = (this.spec.marks || []).filter(m => m.step === near).map(m => m.kind);
-    this.output.replaceChildren(el("b", {"data-step": near}, `step ${near}`), ...parts, happened.length > 0 ? ` · ${happened.join(", ")}` : "");
+    this.output.replaceChildren(el("b", {"data-step": near}, this.place(near)), ...parts, happened.length > 0 ? ` · ${happened.join(", ")}` : "");
     if (near < this.shown[0] || near > this.shown[1]) return;
     this.layer.append(svg("line", {class: "cursor", x1: this.x(near), x2: this.x(near), y1: this.plot.top, y2: this.plot.top + this.plot.height}));
   }
@@ -258,6 +264,7 @@ class Chart {
       return this.shown[0] + (at - this.plot.left) / this.plot.width * (this.shown[1] - this.shown[0]);
     };
     let begun = null;
+    const zooms = !this.spec.names;
     root.addEventListener("pointermove", event => {
       const at = stepAt(event);
       this.show(at);
@@ -265,13 +272,13 @@ class Chart {
       const [a, b] = [Math.min(begun, at), Math.max(begun, at)].map(s => this.x(Math.min(this.shown[1], Math.max(this.shown[0], s))));
       this.layer.append(svg("rect", {class: "select", x: a, width: b - a, y: this.plot.top, height: this.plot.height}));
     });
-    root.addEventListener("pointerdown", event => { if (event.pointerType === "mouse" && event.button === 0) { begun = stepAt(event); root.setPointerCapture(event.pointerId); } });
+    root.addEventListener("pointerdown", event => { if (zooms && event.pointerType === "mouse" && event.button === 0) { begun = stepAt(event); root.setPointerCapture(event.pointerId); } });
     root.addEventListener("pointerup", event => {
       const start = begun, end = stepAt(event);
       begun = null;
       if (start !== null && Math.abs(this.x(start) - this.x(end)) > 6) zoomTo(Math.min(start, end), Math.max(start, end));
     });
-    root.addEventListener("dblclick", () => zoomTo(null, null));
+    root.addEventListener("dblclick", () => zooms && zoomTo(null, null));
     root.addEventListener("keydown", event => this.press(event));
   }
 
@@ -286,7 +293,7 @@ class Chart {
       "+": () => zoomBy(0.5, this.at), "=": () => zoomBy(0.5, this.at), "-": () => zoomBy(2, this.at), "0": () => zoomTo(null, null),
       Escape: () => { this.at = undefined; this.layer.replaceChildren(); this.output.textContent = ""; },
     };
-    if (!keys[event.key]) return;
+    if (!keys[event.key] || (this.spec.names && "+=-0".includes(event.key))) return;
     event.preventDefault();
     keys[event.key]();
   }

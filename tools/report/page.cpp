@@ -56,11 +56,13 @@ std::string for_script(const Json& data) {
 std::string script_text() {
   std::string text;
   for (const std::string_view part : {assets::kFormatJs, assets::kChartJs, assets::kTimelineJs,
-                                      assets::kTablesJs, assets::kPageJs}) {
+                                      assets::kTablesJs, assets::kBenchJs, assets::kPageJs}) {
     text += part;
   }
   return text;
 }
+
+}  // namespace
 
 std::string now_in_utc() {
   const std::time_t now = std::time(nullptr);
@@ -69,8 +71,6 @@ std::string now_in_utc() {
   return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", parts.tm_year + 1900, parts.tm_mon + 1,
                      parts.tm_mday, parts.tm_hour, parts.tm_min);
 }
-
-}  // namespace
 
 std::string html_page(std::string_view title, const Json& data) {
   Json all = data;

@@ -12,6 +12,9 @@ namespace ballast::tools {
 /// A page that needs no other file and no network, and shows `data`. See page.js for its members.
 std::string html_page(std::string_view title, const text::Json& data);
 
+/// "2026-01-31 09:05 UTC"
+std::string now_in_utc();
+
 /// The page of `ballast plan --html`; `config` names the config.
 std::string plan_page(const planning::Forecast& forecast, const std::filesystem::path& config);
 

@@ -1,4 +1,5 @@
-// Puts the page together. Data: kind "report" (live, runs, differing) or "plan" (plan, timelines, text).
+// Puts the page together. Data: kind "report" (live, runs, differing), "plan" (plan, timelines, text) or
+// "bench" (bench, rows, machine, earlier; see bench.js).
 
 const kept = {charts: {}, run: 0, timeline: {}};
 let data = JSON.parse(document.getElementById("data").textContent);
@@ -69,6 +70,10 @@ function curves(runs, chosen) {
     {id: "bytes", title: `Bytes moved by each lane${own}`, kind: "bytes", per: "per step", stack: true, ends: groups.last, named: true,
       series: moved.map(lane => ({name: lane, colour: laneColour(lane), steps: groups.first, values: groups.lanes[lane].bytes}))},
     {id: "wear", title: "Written to NVMe since the start", kind: "bytes", series: lines("nvme_bytes_written", several ? "" : "written").filter(s => s.values.some(v => v > 0)), zero: true, caption: chosen.totals.wear ? `${chosen.name}: ${chosen.totals.wear}.` : null},
+    {id: "balance", title: "Load-balancing loss of the routers", kind: "without its coefficient", series: lines("experts.balance_loss", several ? "" : "load-balancing loss"), log: true},
+    {id: "router-z", title: "Router z-loss", kind: "without its coefficient", series: lines("experts.router_z_loss", several ? "" : "z-loss"), log: true},
+    {id: "load", title: "Largest load of an expert", kind: "times the mean of its layer", series: lines("experts.largest_load", several ? "" : "largest load"), zero: true, caption: "1: every expert of each layer has equally many tokens. Of rank 0."},
+    {id: "idle", title: "Experts without tokens", kind: "experts", per: "of all layers", series: lines("experts.idle", several ? "" : "without tokens"), zero: true},
   ].filter(spec => spec.series.some(s => s.values.some(v => v !== null))).map(spec => ({...spec, whole: spec.ends || spec.grouped ? [chosen.first_step, chosen.last_step] : whole}));
 }
 
@@ -184,7 +189,7 @@ function build() {
   const focused = document.activeElement && document.activeElement.id;
   const main = document.getElementById("content");
   document.getElementById("title").textContent = document.title;
-  main.replaceChildren(...(data.kind === "plan" ? planPage() : reportPage()).flat(Infinity).filter(Boolean));
+  main.replaceChildren(...({plan: planPage, bench: benchPage}[data.kind] || reportPage)().flat(Infinity).filter(Boolean));
   document.getElementById("footer").textContent = `Written by ballast ${data.version ?? ""} on ${data.written ?? ""}. This page is one file and needs no network.`;
   fitLabels();
   redraw();

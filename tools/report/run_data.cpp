@@ -31,9 +31,17 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::array<const char*, 7> kCurves = {
-    "loss",         "eval_loss",         "grad_norm", "lr", "tokens_per_second",
-    "step_seconds", "nvme_bytes_written"};
+constexpr std::array<const char*, 11> kCurves = {"loss",
+                                                 "eval_loss",
+                                                 "grad_norm",
+                                                 "lr",
+                                                 "tokens_per_second",
+                                                 "step_seconds",
+                                                 "nvme_bytes_written",
+                                                 "experts.balance_loss",
+                                                 "experts.router_z_loss",
+                                                 "experts.largest_load",
+                                                 "experts.idle"};
 
 /// Whether a process holds the lock that a run takes on its metrics, without taking it.
 bool is_locked(const fs::path& file) {

@@ -102,10 +102,14 @@ function choiceSection(plan, config, planned) {
 
 const jsonDetails = (title, value) => value && el("details", {}, el("summary", {}, title), el("pre", {tabindex: 0}, JSON.stringify(value, null, 2)));
 
-/// Changes that would help, as bars.
-function helpChart(improvements) {
-  const most = Math.max(...improvements.map(i => i.speedup));
-  return el("figure", {class: "chart wide", id: "helps"}, el("h3", {}, "What would help ", el("span", {class: "unit"}, "(times the tokens/s of this plan; one change at a time, simulated)")),
-    el("div", {class: "helps", style: "margin-top:6px"}, improvements.flatMap(({change, speedup, tokens_per_second}) => [el("span", {}, change),
-      el("div", {}, el("i", {"data-speedup": speedup, style: `width:${(75 * speedup / most).toFixed(2)}%`}), el("b", {title: `${digits(tokens_per_second, 4)} tokens/s`}, `${speedup.toFixed(2)}x`))])));
+/// `bars`: name, value, text; their length is relative to `most`.
+function barChart(id, title, unit, bars, most) {
+  return el("figure", {class: "chart wide", id}, el("h3", {}, `${title} `, el("span", {class: "unit"}, `(${unit})`)),
+    el("div", {class: "helps", style: "margin-top:6px"}, bars.flatMap(({name, value, text, title: words}) => [el("span", {}, name),
+      el("div", {}, el("i", {"data-value": value, style: `width:${(75 * value / most).toFixed(2)}%`}), el("b", {title: words}, text))])));
 }
+
+/// Changes that would help, as bars.
+const helpChart = improvements => barChart("helps", "What would help", "times the tokens/s of this plan; one change at a time, simulated",
+  improvements.map(({change, speedup, tokens_per_second}) => ({name: change, value: speedup, text: `${speedup.toFixed(2)}x`, title: `${digits(tokens_per_second, 4)} tokens/s`})),
+  Math.max(...improvements.map(i => i.speedup)));

@@ -218,6 +218,13 @@ struct BallastSection {
   }
 };
 
+/// `tensorboard`, `csv_monitor`: scalars of each step for other programs, as DeepSpeed writes them.
+struct MonitorSection {
+  bool enabled = false;
+  std::filesystem::path output_path;          ///< empty: the run directory
+  std::string job_name = "DeepSpeedJobName";  ///< the folder in it
+};
+
 /// The whole effective configuration. Paths are absolute.
 struct Config {
   model::ModelConfig model;               ///< complete
@@ -231,6 +238,8 @@ struct Config {
   DType type = DType::bf16;  ///< of weights, activations and packed gradients: bf16.enabled, or f32
   double gradient_clipping = 1.0;  ///< 0: no clipping
   std::uint64_t steps_per_print = 1;
+  MonitorSection tensorboard;
+  MonitorSection csv_monitor;
   BallastSection ballast;
   /// "key.path: reason" of each known DeepSpeed key that has no meaning here.
   std::vector<std::string> ignored;

@@ -44,6 +44,29 @@ void try_to_sync_name(const std::filesystem::path& path);
 /// messages. Throws Error(config).
 std::string read_settings(const std::filesystem::path& path, std::string_view kind);
 
+/// A file that grows by whole records.
+class AppendedFile {
+ public:
+  AppendedFile() = default;
+  /// Opens `path` with `flags` besides O_WRONLY | O_CREAT | O_APPEND. Throws like open_file().
+  AppendedFile(std::filesystem::path path, int flags);
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] const Descriptor& descriptor() const { return descriptor_; }
+  /// Appends `record`, which the kernel has when this returns. If the write fails (full disk,
+  /// file-size limit), removes what it has written of it and throws Error(io) naming the file.
+  void append(std::string_view record);
+  /// Drops what follows the first `size` bytes, if there is more. Throws Error(io).
+  void cut(Bytes size);
+  /// What append() and cut() have left; 0 before, whatever is in the file.
+  [[nodiscard]] Bytes size() const { return size_; }
+
+ private:
+  std::filesystem::path path_;
+  Descriptor descriptor_;
+  Bytes size_ = 0;
+};
+
 /// An atomically written file: written as PATH.tmp-PID and renamed by commit(). It keeps the mode
 /// of a file that it replaces.
 class ReplacedFile {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
+#include "ballast/text/files.h"
 
 namespace ballast::train {
 
@@ -79,13 +79,8 @@ class MetricsWriter {
   Bytes sync();
 
  private:
-  void drop_old_lines();
-  void cut(Bytes size);
-
-  std::filesystem::path path_;
   bool created_ = true;
-  Descriptor descriptor_;
-  Bytes size_ = 0;
+  text::AppendedFile file_;
   std::uint64_t rows_ = 0;
 };
 

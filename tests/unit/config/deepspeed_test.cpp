@@ -34,7 +34,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
     "fp16": {"enabled": false, "loss_scale": 0}, "bf16": {"enabled": true},
     "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": true},
     "flops_profiler": {"enabled": true, "profile_step": 1}, "wall_clock_breakdown": false,
-    "tensorboard": {"enabled": false}, "checkpoint": {"tag_validation": "Warn"},
+    "wandb": {"enabled": true}, "checkpoint": {"tag_validation": "Warn"},
     "zero_allow_untested_optimizer": true, "gradient_allreduce_op": "mean"
   )"));
   EXPECT_EQ(c.zero.stage, 3);
@@ -51,7 +51,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
        {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size",
         "zero_optimization.offload_optimizer.pin_memory", "aio.intra_op_parallelism",
         "zero_optimization.offload_param.max_in_cpu", "fp16.loss_scale", "flops_profiler",
-        "wall_clock_breakdown", "tensorboard", "checkpoint", "zero_allow_untested_optimizer",
+        "wall_clock_breakdown", "wandb", "checkpoint", "zero_allow_untested_optimizer",
         "activation_checkpointing.partition_activations"}) {
     EXPECT_NE(std::find(paths.begin(), paths.end(), path), paths.end()) << path;
   }

@@ -99,6 +99,8 @@ Config unusual() {
   c.type = DType::f32;
   c.gradient_clipping = 0.75;
   c.steps_per_print = 3;
+  c.tensorboard = {.enabled = true, .output_path = "/logs", .job_name = "a/b"};
+  c.csv_monitor = {.enabled = true, .output_path = "/tables", .job_name = "c"};
   c.ballast = {.device = "cuda",
                .attention = "cudnn",
                .product_algorithms = "timed",
@@ -206,6 +208,11 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(after.type, before.type);
   EXPECT_EQ(after.gradient_clipping, before.gradient_clipping);
   EXPECT_EQ(after.steps_per_print, before.steps_per_print);
+  for (const auto monitor : {&Config::tensorboard, &Config::csv_monitor}) {
+    EXPECT_EQ((after.*monitor).enabled, (before.*monitor).enabled);
+    EXPECT_EQ((after.*monitor).output_path, (before.*monitor).output_path);
+    EXPECT_EQ((after.*monitor).job_name, (before.*monitor).job_name);
+  }
   const auto& a = after.ballast;
   const auto& b = before.ballast;
   EXPECT_EQ(a.device, b.device);

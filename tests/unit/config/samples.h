@@ -26,6 +26,8 @@ inline std::vector<std::string> samples() {
   return {
       kMinimal,
       with(R"("train_micro_batch_size_per_gpu": "auto")"),
+      with(R"("tensorboard": {"enabled": true, "output_path": "logs", "job_name": "a/b"},
+                  "csv_monitor": {"enabled": true, "output_path": null}, "wandb": {"group": "x"})"),
       with(R"("bf16": {"enabled": false}, "gradient_clipping": 0, "steps_per_print": 10)"),
       with(R"("optimizer": {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.8, 0.99],
                   "eps": 1e-6, "weight_decay": 0, "torch_adam": true, "bias_correction": true}})"),

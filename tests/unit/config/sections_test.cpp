@@ -246,7 +246,8 @@ TEST(ConfigRefusal, OfUnknownKeysCoversEveryLevel) {
   for (const char* path :
        {"", "model.", "data.", "optimizer.", "optimizer.params.", "scheduler.", "scheduler.params.",
         "bf16.", "fp16.", "zero_optimization.", "zero_optimization.offload_optimizer.",
-        "zero_optimization.offload_param.", "aio.", "activation_checkpointing.", "ballast."}) {
+        "zero_optimization.offload_param.", "aio.", "activation_checkpointing.", "tensorboard.",
+        "csv_monitor.", "ballast."}) {
     const std::string key = std::string(path) + "qqqqqqqq";
     EXPECT_EQ(error_of(kMinimal, {key + "=1"}),
               "c.json: " + key + " (--set " + key + "=1): unknown key");

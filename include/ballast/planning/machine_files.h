@@ -5,8 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
-
 #include "ballast/core/descriptor.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
@@ -30,7 +28,7 @@ auto read_kept(const std::filesystem::path& file, std::string_view complaint, co
   try {
     return read(file);
   } catch (const Error& error) {
-    log(LogLevel::warning, fmt::format("{}: {}", complaint, error.what()));
+    log(LogLevel::warning, std::string(complaint) + ": " + error.what());
     return {};
   }
 }

@@ -1,0 +1,117 @@
+#include "src/train/monitors.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/train/expect_error.h"
+#include "tests/unit/train/file_size_limit.h"
+
+namespace ballast::train::monitors_test {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+config::Config config_of(const fs::path& out) {
+  config::Config config;
+  config.ballast.out = out;
+  config.batch.train_batch = 8;
+  config.tensorboard.enabled = true;
+  return config;
+}
+
+StepMetrics step(std::uint64_t number) {
+  StepMetrics metrics;
+  metrics.step = number;
+  metrics.loss = 2.5;
+  return metrics;
+}
+
+/// The only file in `folder`.
+fs::path only_file(const fs::path& folder) {
+  fs::path found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    EXPECT_TRUE(found.empty());
+    found = entry.path();
+  }
+  return found;
+}
+
+std::string read(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(Monitors, LeaveNothingWithoutARow) {
+  const test::TempDir dir;
+  const fs::path folder = dir.path() / "run" / "DeepSpeedJobName";
+  {
+    const Monitors monitors(config_of(dir.path() / "run"), RunDirectory::fresh);
+    EXPECT_TRUE(fs::is_directory(folder));
+  }
+  EXPECT_FALSE(fs::exists(dir.path() / "run"));
+}
+
+TEST(Monitors, TakeBackAPartlyWrittenRecord) {
+  const test::TempDir dir;
+  Monitors monitors(config_of(dir.path()), RunDirectory::fresh);
+  monitors.write(step(1));
+  const fs::path file = only_file(dir.path() / "DeepSpeedJobName");
+  const std::string whole = read(file);
+  {
+    const test::FileSizeLimit limit(whole.size() + 10);
+    expect_error(ErrorCategory::io, {file.string(), "File too large"},
+                 [&] { monitors.write(step(2)); });
+  }
+  EXPECT_EQ(read(file), whole);
+  monitors.write(step(2));
+  EXPECT_TRUE(read(file).starts_with(whole));
+  EXPECT_GT(read(file).size(), whole.size());
+}
+
+TEST(Monitors, ReportAFullDiskUnderTheCsv) {
+  const test::TempDir dir;
+  config::Config config = config_of(dir.path());
+  config.tensorboard.enabled = false;
+  config.csv_monitor.enabled = true;
+  Monitors monitors(config, RunDirectory::fresh);
+  monitors.write(step(1));
+  const fs::path file = dir.path() / "DeepSpeedJobName" / "Train_Samples_train_loss.csv";
+  EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n");
+  {
+    const test::FileSizeLimit limit(read(file).size() + 2);
+    expect_error(ErrorCategory::io, {file.string(), "File too large"},
+                 [&] { monitors.write(step(2)); });
+  }
+  EXPECT_EQ(read(file), "step,train_loss\n8,2.5\n");
+}
+
+TEST(Monitors, DropLaterAndUnfinishedRows) {
+  const test::TempDir dir;
+  config::Config config = config_of(dir.path());
+  config.tensorboard.enabled = false;
+  config.csv_monitor.enabled = true;
+  const fs::path folder = dir.path() / "DeepSpeedJobName";
+  fs::create_directories(folder);
+  const fs::path file = dir.write("DeepSpeedJobName/Train_Samples_train_loss.csv",
+                                  "step,train_loss\n8,1\n16,2\n24,3\n32,4");
+  const fs::path other =
+      dir.write("DeepSpeedJobName/Train_Samples_eval_loss.csv", "step,eval_loss\n8,1\n24,3\n");
+  Monitors(config, RunDirectory::continued).write(step(3));
+  EXPECT_EQ(read(file), "step,train_loss\n8,1\n16,2\n24,2.5\n");
+  EXPECT_EQ(read(other), "step,eval_loss\n8,1\n");
+  Monitors(config, RunDirectory::continued).write(step(9));
+  EXPECT_EQ(read(file), "step,train_loss\n8,1\n16,2\n24,2.5\n72,2.5\n");
+  Monitors(config, RunDirectory::overwritten).write(step(2));
+  EXPECT_EQ(read(file), "step,train_loss\n16,2.5\n");
+  expect_error(ErrorCategory::usage, {"exists", "--overwrite"},
+               [&] { Monitors(config, RunDirectory::fresh); });
+}
+
+}  // namespace
+}  // namespace ballast::train::monitors_test

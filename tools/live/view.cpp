@@ -1,0 +1,199 @@
+#include "tools/live/view.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "ballast/core/units.h"
+
+#include "tools/process.h"
+
+namespace ballast::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMilliseconds = 200;
+constexpr std::size_t kMostHeld = 200;
+constexpr std::size_t kMostWarnings = 6;
+constexpr std::size_t kPaceSteps = 100;
+constexpr std::uint64_t kStepsBeforeEta = 3;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+double share_of(double part, double whole) {
+  return whole > 0.0 ? part / whole : 0.0;
+}
+
+std::vector<Gauge> tier_gauges(const train::StepMetrics& metrics, const memory::Budgets& budgets) {
+  std::vector<Gauge> gauges;
+  for (const Tier tier : kTiers) {
+    const auto found = metrics.peak_bytes.find(std::string(to_string(tier)));
+    if (found == metrics.peak_bytes.end() || found->second == 0) continue;
+    const Bytes used = found->second;
+    const Bytes budget = tier == Tier::device ? budgets.device : budgets.host;
+    Gauge gauge = {.name = found->first, .share = {}, .text = format_bytes(used)};
+    if (tier != Tier::nvme) {
+      gauge.share = share_of(static_cast<double>(used), static_cast<double>(budget));
+      gauge.text += " of " + format_bytes(budget);
+    }
+    gauges.push_back(std::move(gauge));
+  }
+  return gauges;
+}
+
+/// Of lanes that had something to do.
+std::vector<Gauge> lane_gauges(const train::StepMetrics& metrics) {
+  std::vector<Gauge> gauges;
+  for (const schedule::Lane lane : schedule::kLanes) {
+    const std::string name(to_string(lane));
+    const auto busy = metrics.busy_seconds.find(name);
+    if (busy == metrics.busy_seconds.end() || busy->second <= 0.0) continue;
+    const double share = share_of(busy->second, metrics.step_seconds);
+    const auto bytes = metrics.bytes.find(name);
+    const bool moves = bytes != metrics.bytes.end() && bytes->second > 0;
+    gauges.push_back({.name = name,
+                      .share = share,
+                      .text = fmt::format("{:3.0f}%{}", 100.0 * share,
+                                          moves ? "  " + format_bytes(bytes->second) : "")});
+  }
+  return gauges;
+}
+
+/// The two estimates count all time between steps, evaluations and checkpoints too: at the pace of
+/// the last steps, and of all since the view began.
+std::optional<TimeLeft> time_left(std::uint64_t steps, const std::deque<Clock::time_point>& ends,
+                                  Clock::time_point begin, std::uint64_t counted) {
+  if (counted < kStepsBeforeEta) return std::nullopt;
+  const auto left = static_cast<double>(steps);
+  const double since = seconds_between(ends.back(), Clock::now());
+  const double all = seconds_between(begin, ends.back()) / static_cast<double>(counted);
+  const double last =
+      seconds_between(ends.front(), ends.back()) / static_cast<double>(ends.size() - 1);
+  const auto estimate = [&](double pace) { return std::max(0.0, pace * left - since); };
+  return TimeLeft{.low = estimate(std::min(all, last)),
+                  .high = estimate(std::max(all, last)),
+                  .steps = ends.size() - 1};
+}
+
+}  // namespace
+
+LiveView::LiveView(std::string title, const train::RunStart& start)
+    : budgets_(start.blueprint.budgets), begin_(Clock::now()) {
+  state_.title = std::move(title);
+  state_.step = start.resumed_step;
+  state_.steps = start.steps;
+  state_.doing = fmt::format("step {} running", start.resumed_step + 1);
+  screen_.enter();
+  set_line_taker(this);
+  thread_ = std::thread([this] { watch(); });
+}
+
+LiveView::~LiveView() {
+  stopped_ = true;
+  screen_.wake();
+  thread_.join();
+  end();
+  set_line_taker(nullptr);
+}
+
+void LiveView::stepped(const train::StepReport& report) {
+  const train::StepMetrics& metrics = report.metrics;
+  const std::lock_guard lock(mutex_);
+  state_.step = metrics.step;
+  state_.steps = report.steps;
+  state_.loss = metrics.loss;
+  state_.losses.add(metrics.loss);
+  state_.numbers = fmt::format(
+      ", lr {:.2e}, gradient norm {}{}", metrics.lr,
+      metrics.skipped ? "not finite: skipped" : fmt::format("{:.3g}", metrics.grad_norm),
+      metrics.eval_loss ? fmt::format(", held-out loss {:.4f}", *metrics.eval_loss) : "");
+  state_.speed = fmt::format("{} tok/s, {} per step, {:.0f}% of the GEMM peak",
+                             format_count(metrics.tokens_per_second),
+                             format_seconds(metrics.step_seconds), 100.0 * report.gemm_share);
+  state_.tiers = tier_gauges(metrics, budgets_);
+  state_.lanes = lane_gauges(metrics);
+  state_.doing = metrics.step == report.steps ? "the last step is done"
+                                              : fmt::format("step {} running", metrics.step + 1);
+  ends_.push_back(Clock::now());
+  if (ends_.size() > kPaceSteps + 1) ends_.pop_front();
+  ++counted_;
+}
+
+void LiveView::doing(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  state_.doing = what;
+}
+
+bool LiveView::take(const std::string& line, bool warning) {
+  const std::lock_guard lock(mutex_);
+  if (!shown_) return false;
+  if (warning) {
+    state_.warnings.push_back(line);
+    if (state_.warnings.size() > kMostWarnings) state_.warnings.pop_front();
+  }
+  held_.push_back({.line = line, .warning = warning});
+  if (held_.size() > kMostHeld) {
+    held_.pop_front();
+    ++dropped_;
+  }
+  return true;
+}
+
+void LiveView::draw() {
+  LiveState state;
+  {
+    const std::lock_guard lock(mutex_);
+    state = state_;
+    state.left = time_left(state_.steps - state_.step, ends_, begin_, counted_);
+  }
+  state.elapsed = seconds_between(begin_, Clock::now());
+  if (interrupted().load()) state.doing = "interrupted, about to end";
+  const FrameOptions options = screen_.options();
+  screen_.draw(frame_lines(state, options), options.rows);
+}
+
+void LiveView::watch() {
+  while (!stopped_) {
+    // A shell need not tell a program that has been running in the background that it no longer is.
+    if (!screen_.entered()) screen_.enter();
+    if (screen_.entered()) draw();
+    switch (screen_.wait(kMilliseconds)) {
+      case Screen::Event::none:
+        break;
+      case Screen::Event::quit:
+        end();
+        set_line_taker(nullptr);
+        return;
+      case Screen::Event::stop:
+        screen_.stop();
+        break;
+      case Screen::Event::resumed:  // also after SIGSTOP, when a shell has set the terminal
+        screen_.leave();
+        break;
+    }
+  }
+}
+
+/// Gives the terminal back and prints what was held.
+void LiveView::end() {
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(shown_, false)) return;
+  screen_.leave();
+  if (dropped_ > 0) fmt::print("({} earlier lines; metrics.jsonl has all steps)\n", dropped_);
+  for (const Held& held : held_) {
+    if (held.warning && isatty(STDERR_FILENO) != 1) continue;  // it is there already
+    std::fflush(stdout);
+    fmt::print(held.warning ? stderr : stdout, "{}\n", held.line);
+  }
+  std::fflush(stdout);
+  held_.clear();
+}
+
+}  // namespace ballast::tools
