@@ -171,7 +171,7 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
     const config::Config config = config_of("llama", path);
     check_initial_weights(config);
     const WeightFiles files(path);
-    ReadAhead reader(files, {});
+    WeightReader reader(files, {});
     for (const auto& block : model::build_architecture(config.model).blocks) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
