@@ -36,12 +36,23 @@ struct Totals {
   std::map<std::string, Bytes> by_type;
 };
 
+/// A tensor as the files have it: codes in MXFP4 with the bytes of their scales.
+train::StoredTensor stored_of(const train::WeightFiles::Place& place) {
+  train::StoredTensor tensor = *place.tensor;
+  if (place.codes == nullptr) return tensor;
+  tensor.dtype = "MXFP4";
+  tensor.bytes = place.codes->tensor->bytes + place.scales->tensor->bytes;
+  tensor.offset = place.codes->tensor->offset;
+  return tensor;
+}
+
 Totals totals_of(const train::WeightFiles& weights) {
   Totals totals;
   for (const auto& place : weights.tensors()) {
-    totals.elements += place.tensor->elements;
-    totals.bytes += place.tensor->bytes;
-    totals.by_type[place.tensor->dtype] += place.tensor->bytes;
+    const train::StoredTensor tensor = stored_of(place);
+    totals.elements += tensor.elements;
+    totals.bytes += tensor.bytes;
+    totals.by_type[tensor.dtype] += tensor.bytes;
   }
   return totals;
 }
@@ -54,13 +65,14 @@ Json shape_of(const train::StoredTensor& tensor) {
 
 Json weights_json(const train::WeightFiles& weights, const Totals& totals) {
   Json tensors = Json::array();
-  for (const auto& [tensor, file] : weights.tensors()) {
-    tensors.push_back(Json::object({{"name", tensor->name},
-                                    {"dtype", tensor->dtype},
-                                    {"shape", shape_of(*tensor)},
-                                    {"bytes", tensor->bytes},
-                                    {"file", file->path().filename().string()},
-                                    {"offset", tensor->offset}}));
+  for (const auto& place : weights.tensors()) {
+    const train::StoredTensor tensor = stored_of(place);
+    tensors.push_back(Json::object({{"name", tensor.name},
+                                    {"dtype", tensor.dtype},
+                                    {"shape", shape_of(tensor)},
+                                    {"bytes", tensor.bytes},
+                                    {"file", place.file->path().filename().string()},
+                                    {"offset", tensor.offset}}));
   }
   return Json::object({{"path", weights.path().string()},
                        {"files", weights.files().size()},
@@ -80,11 +92,12 @@ void print_table(const train::WeightFiles& weights, const Totals& totals) {
   for (const auto& place : weights.tensors()) {
     width = std::max(width, text::printable(place.tensor->name).size());
   }
-  for (const auto& [tensor, file] : weights.tensors()) {
-    if (file != last) fmt::print("{}\n", file->path().string());
-    last = file;
-    fmt::print("  {:<{}}  {:<5} {:>10}  {}\n", text::printable(tensor->name), width, tensor->dtype,
-               format_bytes(tensor->bytes), shape_of(*tensor).compact());
+  for (const auto& place : weights.tensors()) {
+    if (place.file != last) fmt::print("{}\n", place.file->path().string());
+    last = place.file;
+    const train::StoredTensor tensor = stored_of(place);
+    fmt::print("  {:<{}}  {:<5} {:>10}  {}\n", text::printable(tensor.name), width, tensor.dtype,
+               format_bytes(tensor.bytes), shape_of(tensor).compact());
   }
   std::string types;
   for (const auto& [type, bytes] : totals.by_type) {

@@ -46,6 +46,7 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "forced_eos_token_id",
                                        "gradient_checkpointing",
                                        "id2label",
+                                       "initial_context_length",
                                        "initializer_range",
                                        "is_decoder",
                                        "keys_to_ignore_at_inference",
@@ -70,6 +71,8 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "prefix",
                                        "pretraining_tp",
                                        "problem_type",
+                                       "quantization_config.modules_to_not_convert",
+                                       "quantization_config.quant_method",
                                        "remove_invalid_values",
                                        "reorder_and_upcast_attn",
                                        "repetition_penalty",
@@ -96,6 +99,9 @@ constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "unsloth_version",
                                        "use_bfloat16",
                                        "use_cache"};
+/// How the weights are stored, and which ways of it WeightFiles decodes.
+constexpr const char* kQuantization = "quantization_config";
+constexpr const char* kKnownMethod = "mxfp4";
 /// Keys of all families that must be false: each changes the model.
 constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder",
                                      "tie_encoder_decoder"};
@@ -180,6 +186,14 @@ bool is_empty(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
+/// Refuses weights that WeightFiles does not decode.
+void check_quantization(const Json& object, const std::string& file) {
+  const Json* const method = object.find("quant_method");
+  if (method != nullptr && *method == kKnownMethod) return;
+  refuse_unsupported(file, fmt::format("{}.quant_method", kQuantization),
+                     method == nullptr ? Json() : *method, {kKnownMethod});
+}
+
 /// Refuses the members of `object`, whose names start with `prefix`, that are not known.
 void check_members(const Json& object, const std::string& prefix,
                    const std::vector<model::CheckpointKey>& keys, const std::string& file,
@@ -192,6 +206,9 @@ void check_members(const Json& object, const std::string& prefix,
     if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) continue;
     if (value.is_object() &&
         some([&](const auto& key) { return key.name.starts_with(name + "."); })) {
+      check_members(value, name + ".", keys, file, notes);
+    } else if (name == kQuantization && value.is_object()) {
+      check_quantization(value, file);
       check_members(value, name + ".", keys, file, notes);
     } else if (lists(kDropout, name)) {
       if (value.is_number() && value.number() == 0.0) continue;
@@ -275,6 +292,14 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
                     "weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
+}
+
+std::string of_decoded_weights(const std::string& text) {
+  Json json = text::parse_json(text, kCheckpointConfig,
+                               {.category = ErrorCategory::data, .comments = true});
+  if (json.find(kQuantization) == nullptr) return text;
+  json.erase(kQuantization);
+  return json.pretty() + "\n";
 }
 
 Json make_checkpoint_config(const Config& config) {

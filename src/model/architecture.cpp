@@ -133,12 +133,19 @@ BlockBuilder& BlockBuilder::attend(std::uint64_t width, std::uint64_t window) {
   return *this;
 }
 
-BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows) {
+BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows, std::uint64_t index) {
   for (auto tensor = block_.tensors.rbegin(); tensor != block_.tensors.rend(); ++tensor) {
-    expects(tensor->shape.front() % (rows.parts * rows.groups) == 0,
+    const bool matrix = tensor->shape.size() == 2;
+    const std::uint64_t own_rows = tensor->shape.front();
+    expects(own_rows % (rows.parts * rows.groups) == 0,
             "the rows of a tensor are not parts of groups");
     tensor->stored = rows;
-    if (tensor->shape.size() == 2) return *this;
+    tensor->stored.as_columns = rows.as_columns && matrix;
+    if (rows.stacked > 0) {
+      tensor->rows_in_all = rows.stacked * own_rows;
+      tensor->first_row = index * own_rows;
+    }
+    if (matrix) return *this;
   }
   return *this;
 }
@@ -234,7 +241,12 @@ void complete(ModelConfig& c, const Refuse& refuse) {
 
 std::vector<std::uint64_t> TensorSpec::whole_shape() const {
   std::vector<std::uint64_t> whole = shape;
-  whole.front() = rows_in_all;
+  if (stored.as_columns) std::reverse(whole.begin(), whole.end());
+  if (stored.stacked > 0) {
+    whole.insert(whole.begin(), stored.stacked);
+    return whole;
+  }
+  if (!stored.as_columns) whole.front() = rows_in_all;
   if (whole.size() > 1) whole.back() = cuts_rows() ? columns_in_all : whole.back();
   return whole;
 }
@@ -260,13 +272,26 @@ TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
     const Elems column = at % columns;
     return {tensor.first_element() + row * tensor.columns_in_all + column, columns - column};
   }
-  TensorRun run = transposed_run(tensor.size, tensor.stored.parts, tensor.stored.groups, at);
+  const StoredRows& stored = tensor.stored;
+  if (stored.as_columns) {
+    const std::uint64_t rows = tensor.shape.front();
+    const std::uint64_t columns = tensor.shape.back();
+    const Elems row = transposed_run(rows, stored.parts, stored.groups, at / columns).first;
+    return {tensor.first_element() + at % columns * rows + row, 1};
+  }
+  TensorRun run = transposed_run(tensor.size, stored.parts, stored.groups, at);
   run.first += tensor.first_element();
   return run;
 }
 
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
-  return transposed_run(tensor.size, tensor.stored.groups, tensor.stored.parts, at);
+  const StoredRows& stored = tensor.stored;
+  if (stored.as_columns) {
+    const std::uint64_t rows = tensor.shape.front();
+    const Elems row = transposed_run(rows, stored.groups, stored.parts, at % rows).first;
+    return {row * tensor.shape.back() + at / rows, 1};
+  }
+  return transposed_run(tensor.size, stored.groups, stored.parts, at);
 }
 
 Elems Architecture::parameters() const {

@@ -44,7 +44,8 @@ class Experts {
                 bound_[b]);
     }
     if (routers_.empty()) return;
-    activation_ = described->decoder(model.config, model.blocks[routers_.front()].layer).activation;
+    const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);
+    gating_ = {spec.activation, spec.experts.limit, spec.experts.slope};
     const std::size_t row = (2 * width_ + 4 * wide_) * sizeof(T) + width_ * sizeof(float);
     chunk_ = round_up(chunk_rows(tokens, row, Ops::kMlpBytes), kRowStep);
     losses_ = model::router_losses(model.config);
@@ -83,7 +84,7 @@ class Experts {
     const Linear<T> router = weights[bound_[block].router];
     ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
                   transposed(router.weight, width_), matrix(logits_, shape_.step()));
-    ops_.route(shape_, logits_, at.routing, starts);
+    ops_.route(shape_, logits_, router.bias, at.routing, starts);
     if (totals == nullptr) return;
     const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
     ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
@@ -177,6 +178,11 @@ class Experts {
 
   void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
                  Bound& bound) const {
+    if (spec.stacked) {
+      bound.in = {find_stacked(block, before + spec.gate)};
+      bound.out = find_stacked(block, before + spec.down);
+      return;
+    }
     bound.in = {find_linear(block, before + spec.gate), find_linear(block, before + spec.up)};
     if (Ops::kJoinsGateAndUp) bound.in = joined(bound.in);
     bound.out = find_linear(block, before + spec.down);
@@ -192,10 +198,15 @@ class Experts {
     ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
                   transposed(weights[bound_[block].router].weight, width_),
                   matrix(logits_, shape.step()));
-    ops_.route(shape, logits_, gate_, nullptr);
+    ops_.route(shape, logits_, nullptr, gate_, nullptr);
+  }
+  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
+    if (map.bias == nullptr) return;
+    ops_.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
   }
   void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
                            float* sums) {
+    add_bias_gradient(router, dlogits_, shape.step(), shape.rows);
     ops_.linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
     ops_.linear_input(router, dlogits_, shape.step(), sums, shape.rows, true);
   }
@@ -207,7 +218,7 @@ class Experts {
       const Linear<T> out = weights[bound_[block].out];
       const Product p = forward_product(out, activated_, sums_, width_, padded);
       ops_.multiply(p.extents, p.a, p.b, p.c);
-      ops_.add_rows(chunk, sums_, routing.weights, sums, width_);
+      ops_.add_rows(chunk, sums_, out.bias, routing.weights, sums, width_);
     });
   }
   void add_gradients(std::size_t block, BlockWeights<T> weights, const Rows& at,
@@ -216,7 +227,7 @@ class Experts {
       compute(block, weights, at, chunk, padded);
       differentiate(block, weights, routing, chunk, padded, dy);
       differentiate_inputs(block, weights, padded);
-      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
+      ops_.add_rows(chunk, sums_, nullptr, nullptr, sums, width_);
       // Chunks add to what the first one wrote.
       weights.accumulation = Accumulation::later;
     });
@@ -248,7 +259,7 @@ class Experts {
       ops_.linear(weights[part], x_, to, pair.step, padded);
       to = pair.up;
     }
-    ops_.gate(activation_, pair, activated_);
+    ops_.gate(gating_, pair, activated_);
   }
 
   /// The last map, and the weights of the choices.
@@ -256,17 +267,21 @@ class Experts {
                      const ExpertRows& chunk, std::size_t padded, const T* dy) {
     const Linear<T> out = weights[bound_[block].out];
     ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
+    add_bias_gradient(out, dy_, width_, padded);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
     ops_.linear_input(out, dy_, width_, dactivated_, padded);
     ops_.dot_rows(chunk, activated_, dactivated_, routing.weights, routing.weight_gradients,
                   out.in);
+    if (out.bias == nullptr) return;
+    ops_.dot_bias(chunk, out.bias, dy_, routing.weights, routing.weight_gradients, width_);
   }
   /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
-    ops_.gate_backward(activation_, pair, dactivated_);
+    ops_.gate_backward(gating_, pair, dactivated_);
     const T* from = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
+      add_bias_gradient(weights[part], from, pair.step, padded);
       ops_.linear_weight(weights[part], x_, from, pair.step, padded);
       ops_.linear_input(weights[part], from, pair.step, sums_, padded, from != pair.gate);
       from = pair.up;
@@ -277,7 +292,7 @@ class Experts {
   std::size_t wide_ = 0;  ///< I, of the widest expert
   RouterShape shape_;
   RouterLosses losses_;
-  Activation activation_ = Activation::silu;
+  Gating gating_;
   Ops& ops_;
   std::vector<Bound> bound_;          ///< by block
   std::vector<std::size_t> routers_;  ///< blocks

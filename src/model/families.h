@@ -47,7 +47,7 @@ struct FamilyList {
 
 /// The built-in families, the default first.
 using BuiltInFamilies = FamilyList<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3,
-                                   GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe>;
+                                   GptNeoX, Mixtral, Qwen2Moe, Qwen3Moe, Olmoe, GptOss>;
 
 /// Layers for the operations of one device, by the name of the family.
 template <class Ops>

@@ -11,6 +11,15 @@ namespace ballast::model {
 /// Activation functions of MLPs.
 enum class Activation { gelu_tanh, gelu, silu };
 
+/// What a gated MLP makes of gate and up: f(gate) * up. With a limit: g sigmoid(slope g) (1 + u),
+/// where g is gate, at most the limit, and u is up between -limit and limit. What is beyond a limit
+/// has no gradient.
+struct Gating {
+  Activation activation = Activation::silu;
+  float limit = 0.0F;  ///< 0: none
+  float slope = 1.0F;
+};
+
 }  // namespace ballast::model
 
 namespace ballast::model::formulas {

@@ -107,6 +107,13 @@ inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1], false};
 }
 
+/// The tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
+inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
+  const TensorSpec& weight = block.tensor(name);
+  return {weight.offset, block.tensor(std::string(name) + "_bias").offset, weight.shape[1],
+          weight.shape[0], true};
+}
+
 /// Maps with the same input. Those that lie next to each other without a gap and have no bias are
 /// joined into one.
 inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
@@ -133,6 +140,11 @@ struct BlockWeights {
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
             at.bias ? sum(*at.bias) : nullptr, at.offset};
+  }
+  /// Those at `logits`, if there are any.
+  [[nodiscard]] AttentionSinks<T> sinks(const std::optional<Elems>& logits) const {
+    if (!logits) return {};
+    return {weights + *logits, sum(*logits)};
   }
   [[nodiscard]] Linear<T> operator[](const LinearAt& at) const {
     return {weights + at.weight,
@@ -336,14 +348,14 @@ class Layer {
   }
 
   /// `window`: as in AttentionMask.
-  void attend(std::size_t window = 0) {
-    ops_.attention({window, positions_}, memory_.qkv, memory_.attention, memory_.log_sums,
+  void attend(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
+    ops_.attention({window, positions_}, sinks, memory_.qkv, memory_.attention, memory_.log_sums,
                    attention_scratch_);
   }
-  /// gradient (of attention) -> dqkv.
-  void attend_backward(std::size_t window = 0) {
-    ops_.attention_backward({window, positions_}, memory_.qkv, memory_.attention, memory_.log_sums,
-                            memory_.gradient, memory_.dqkv, attention_scratch_);
+  /// gradient (of attention) -> dqkv, and those of the sinks.
+  void attend_backward(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
+    ops_.attention_backward({window, positions_}, sinks, memory_.qkv, memory_.attention,
+                            memory_.log_sums, memory_.gradient, memory_.dqkv, attention_scratch_);
   }
 
   /// The result of `bind` for every layer of `model`.

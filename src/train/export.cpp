@@ -15,9 +15,11 @@
 #include "ballast/text/json.h"
 #include "ballast/train/weight_files.h"
 
+#include "src/train/mxfp4.h"
 #include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
 #include "src/train/saved_weights.h"
+#include "src/train/stored_slices.h"
 
 namespace ballast::train {
 namespace {
@@ -108,6 +110,29 @@ ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
   return summary;
 }
 
+/// A stack of matrices in MXFP4, some columns of one at a time.
+void copy_decoded(const WeightFiles::Place& from, ReadAhead& reader, const TensorToStore& tensor,
+                  ModelFolderWriter& writer, const std::function<void(Elems values)>& count) {
+  const std::vector<std::uint64_t>& shape = from.tensor->shape;
+  std::vector<float> values;
+  for (std::uint64_t index = 0; index < shape[0]; ++index) {
+    const StoredSlice slice(from, index, reader);
+    for (Elems column = 0; column < shape[1]; column += mxfp4::kBlock) {
+      const std::vector<Bf16> decoded = slice.decoded_columns(column, mxfp4::kBlock);
+      const auto bytes = std::as_bytes(std::span(decoded));
+      const Elems first = (index * shape[1] + column) * shape[2];
+      count(decoded.size());
+      if (tensor.dtype == DType::bf16) {
+        writer.write_stored(tensor.name, bytes, DType::bf16, first);
+        continue;
+      }
+      values.resize(decoded.size());
+      decode(bytes, DType::bf16, values);
+      writer.write(tensor.name, values, first);
+    }
+  }
+}
+
 /// Reads ahead, converts and writes behind, some at a time: they stay in a cache.
 void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
           ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
@@ -116,7 +141,11 @@ void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStor
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightFiles::Place* const place = weights.find(tensor.name);
-      order.push_back({place, 0, place->tensor->bytes});
+      for (std::uint64_t i = 0; place->codes != nullptr && i < tensor.shape.front(); ++i) {
+        const auto slice = StoredSlice::sources(*place, i);
+        order.insert(order.end(), slice.begin(), slice.end());
+      }
+      if (place->codes == nullptr) order.push_back({place, 0, place->tensor->bytes});
     }
   }
   ReadAhead reader(weights, order);
@@ -126,6 +155,13 @@ void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStor
   for (const auto& file : files) {
     for (const TensorToStore& tensor : file) {
       const WeightFiles::Place& from = *weights.find(tensor.name);
+      if (from.codes != nullptr) {
+        copy_decoded(from, reader, tensor, writer, [&](Elems count) {
+          progress(done);
+          done += count * size_of(tensor.dtype);
+        });
+        continue;
+      }
       const DType type = type_of(from);
       for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
         progress(done);
@@ -168,7 +204,8 @@ ExportSummary export_model(const fs::path& from, const fs::path& out, const Expo
   const ExportSummary summary = count(files);
   ModelFolderWriter writer(out, files);
   copy(weights, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
-  writer.add(config::kCheckpointConfig, type ? description.with(*type) : description.text);
+  writer.add(config::kCheckpointConfig,
+             config::of_decoded_weights(type ? description.with(*type) : description.text));
   writer.carry(folder);
   writer.finish();
   return summary;

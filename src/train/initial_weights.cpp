@@ -155,6 +155,11 @@ bool is_read_ahead(const model::TensorSpec& tensor) {
   return !tensor.cuts_rows();
 }
 
+/// Its number among those that are stacked in files.
+std::uint64_t index_of(const model::TensorSpec& tensor) {
+  return tensor.first_row / tensor.shape.front();
+}
+
 }  // namespace
 
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
@@ -164,6 +169,11 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
     if (!is_read_ahead(tensor)) return;
     const WeightFiles::Place* const place = files.find(tensor.name);
     if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
+    if (tensor.stored.stacked > 0) {
+      const auto slice = StoredSlice::sources(*place, index_of(tensor));
+      order.insert(order.end(), slice.begin(), slice.end());
+      return;
+    }
     const Bytes width = size_of(type_of(*place));
     const Bytes begin = tensor.first_element() * width;
     order.push_back({place, begin, begin + tensor.size * width});
@@ -176,15 +186,18 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
   return order;
 }
 
-void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
+void read_stored_weights(const WeightFiles::Place& place, WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out) {
+  if (tensor.stored.stacked > 0) {
+    return reader.slice(place, index_of(tensor))->read(tensor, first, out);
+  }
   const Bytes width = size_of(type_of(place));
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size() / width);
     const HostBytes part = out.first(count * width);
     if (is_read_ahead(tensor)) {
-      reader.read(place, run.first * width, part);
+      reader.ahead().read(place, run.first * width, part);
     } else {
       read_stored(place, run.first * width, part);
     }
@@ -193,7 +206,7 @@ void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
   }
 }
 
-void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
+void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out) {
   const DType type = type_of(place);
   thread_local std::vector<std::byte> buffer;  // one for all calls: they are many
@@ -211,7 +224,7 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
   const engine::Blueprint& blueprint = engine.blueprint();
   const bool split =
       blueprint.type == DType::bf16 && blueprint.options.purpose == schedule::Purpose::training;
-  ReadAhead reader(files, reading_order(files, blueprint.model, split));
+  WeightReader reader(files, reading_order(files, blueprint.model, split));
   const Bytes total = files.bytes();
   Bytes done = 0;
   std::mutex mutex;

@@ -10,7 +10,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/train/weight_files.h"
 
-#include "src/train/read_ahead.h"
+#include "src/train/stored_slices.h"
 
 namespace ballast::train {
 
@@ -25,12 +25,12 @@ void check_initial_weights(const config::Config& config);
 const WeightFiles::Place& place_of(const WeightFiles& files, const model::TensorSpec& tensor);
 
 /// Fills `out` with the elements from `first` on of the tensor at `place`, in the order of memory
-/// (model::StoredRows) and in the type of the file. `reader` is one of the same files. Throws
+/// (model::StoredRows) and in the type of the place. `reader` is one of the same files. Throws
 /// Error(data) naming the file: too short, or a dtype that is not one of weights; Error(io).
-void read_stored_weights(const WeightFiles::Place& place, ReadAhead& reader,
+void read_stored_weights(const WeightFiles::Place& place, WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out);
 /// The same, as fp32.
-void read_initial_weights(const WeightFiles::Place& place, ReadAhead& reader,
+void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
                           const model::TensorSpec& tensor, Elems first, std::span<float> out);
 
 /// What a reader of both functions should read ahead, in the order in which the fill asks for it:

@@ -37,9 +37,29 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
 }
 
+/// One of several stacked tensors, some rows of the file's matrix at a time.
+void write_slice(ModelFolderWriter& writer, const model::TensorSpec& tensor,
+                 std::span<const float> values) {
+  constexpr Elems kAtATime = 16;  // values of a cache line
+  const Elems rows = tensor.shape.front();
+  const Elems columns = tensor.size / rows;
+  std::vector<float> strip;
+  for (Elems first = 0; first < columns; first += kAtATime) {
+    const Elems count = std::min(kAtATime, columns - first);
+    strip.resize(count * rows);
+    for (Elems row = 0; row < rows; ++row) {
+      const Elems there = model::run_in_files(tensor, row * columns).first - tensor.first_element();
+      const float* const from = values.data() + row * columns + first;
+      for (Elems i = 0; i < count; ++i) strip[i * rows + there] = from[i];
+    }
+    writer.write(tensor.name, strip, tensor.first_element() + first * rows);
+  }
+}
+
 /// In the order of files, which is fast even if memory has another one.
 void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
            std::span<const float> values) {
+  if (tensor.stored.stacked > 0) return write_slice(writer, tensor, values);
   for (Elems done = 0; done < tensor.size;) {
     const model::TensorRun from = model::run_in_memory(tensor, done);
     const model::TensorRun to = model::run_in_files(tensor, from.first);
@@ -51,7 +71,8 @@ void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
 
 void describe(ModelFolderWriter& writer, const config::Config& config) {
   if (const auto from = imported_folder(config)) {
-    writer.add(config::kCheckpointConfig, read_small_file(*from / config::kCheckpointConfig));
+    const std::string text = read_small_file(*from / config::kCheckpointConfig);
+    writer.add(config::kCheckpointConfig, config::of_decoded_weights(text));
     writer.carry(*from);
   } else {
     writer.add(config::kCheckpointConfig, config::make_checkpoint_config(config).pretty() + "\n");

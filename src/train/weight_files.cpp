@@ -4,6 +4,7 @@
 #include <map>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/train/mxfp4.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -110,6 +112,77 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
     files_.push_back(open_weights(path_));
     add_places();
   }
+  pair_codes();
+}
+
+namespace {
+
+/// The tensor that codes and scales of MXFP4 become; `name`: of the codes, without its suffix.
+StoredTensor decoded_tensor(const WeightFiles::Place& codes, const WeightFiles::Place* scales,
+                            const std::string& name) {
+  const fs::path& path = codes.file->path();
+  const std::vector<std::uint64_t>& shape = codes.tensor->shape;
+  const std::string what = printable(codes.tensor->name);
+  if (shape.size() != 4 || shape.back() != mxfp4::kCodes || codes.tensor->elements == 0) {
+    refuse_file(path,
+                fmt::format(": tensor '{}' has shape {}, but codes of MXFP4 have 4 dimensions, "
+                            "the last of {}",
+                            what, format_shape(shape), mxfp4::kCodes));
+  }
+  const std::string expected = name + std::string(mxfp4::kScalesSuffix);
+  if (scales == nullptr) {
+    refuse_file(path, fmt::format(": tensor '{}' has codes of MXFP4, but there is no tensor '{}' "
+                                  "with their scales",
+                                  what, printable(expected)));
+  }
+  const std::vector<std::uint64_t> of_scales(shape.begin(), shape.end() - 1);
+  if (scales->tensor->dtype != codes.tensor->dtype || scales->tensor->shape != of_scales) {
+    refuse_file(
+        scales->file->path(),
+        fmt::format(": tensor '{}' is {} {}, but the scales of '{}' are {} {}", printable(expected),
+                    scales->tensor->dtype, format_shape(scales->tensor->shape), what,
+                    codes.tensor->dtype, format_shape(of_scales)));
+  }
+  const Elems elements = 2 * codes.tensor->elements;
+  return {.name = name,
+          .dtype = std::string(dtype_name(DType::bf16)),
+          .shape = {shape[0], shape[2] * mxfp4::kBlock, shape[1]},
+          .elements = elements,
+          .bytes = elements * sizeof(Bf16)};
+}
+
+}  // namespace
+
+/// Replaces codes and scales of MXFP4 by what they become.
+void WeightFiles::pair_codes() {
+  const auto is_code = [](const Place& place) {
+    return place.tensor->dtype == "U8" && place.tensor->name.ends_with(mxfp4::kCodesSuffix);
+  };
+  if (std::none_of(places_.begin(), places_.end(), is_code)) return;
+  std::vector<Place> places;
+  std::unordered_set<const StoredTensor*> paired;
+  for (const Place& place : places_) {
+    if (!is_code(place)) {
+      places.push_back(place);
+      continue;
+    }
+    std::string name = place.tensor->name;
+    name.resize(name.size() - mxfp4::kCodesSuffix.size());
+    const auto scales = found_.find(name + std::string(mxfp4::kScalesSuffix));
+    const Place* const found = scales == found_.end() ? nullptr : &places_[scales->second];
+    decoded_.push_back(decoded_tensor(place, found, name));
+    const Place* const codes = &parts_.emplace_back(place);
+    places.push_back({&decoded_.back(), place.file, codes, &parts_.emplace_back(*found)});
+    paired.insert(found->tensor);
+  }
+  std::erase_if(places, [&](const Place& place) { return paired.contains(place.tensor); });
+  places_ = std::move(places);
+  found_.clear();
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (found_.emplace(places_[i].tensor->name, i).second) continue;
+    refuse_file(places_[i].file->path(), fmt::format(": tensor '{}' is there as codes of MXFP4 too",
+                                                     printable(places_[i].tensor->name)));
+  }
 }
 
 void WeightFiles::add_places() {
@@ -166,6 +239,7 @@ Bytes WeightFiles::bytes() const {
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
   if (const Place* const place = find(name)) {
+    if (place->codes != nullptr) return expects(out.empty(), "codes of MXFP4 are read by slices");
     return place->file->read(place->tensor->name, out, first);
   }
   std::vector<std::string> names;

@@ -22,8 +22,8 @@ def route(model, kind):
     embedding = model.model.embed_tokens.weight.data
     embedding *= 3.0
     embedding[:, 0] += 2.0
-    first, *_, last = [router_of(layer).weight.data for layer in model.model.layers
-                       if router_of(layer) is not None]
+    routers = [router_of(layer) for layer in model.model.layers if router_of(layer) is not None]
+    first, last = routers[0].weight.data, routers[-1].weight.data
     first[:, 0] = last[:, 0] = 0.0
     last[1, 0] = -2.0
     if kind == "one":
@@ -32,6 +32,9 @@ def route(model, kind):
         first[[1, 3]] = last[[0, 4]] = 0.0
         first[[1, 2, 3], 0] = torch.tensor([1.0, 3.0, 1.0])
         last[[0, 4], 5] = -1.0
+        for router, equal in ((routers[0], [1, 3]), (routers[-1], [0, 4])):
+            if getattr(router, "bias", None) is not None:
+                router.bias.data[equal] = 0.0
 
 
 def router_of(layer):

@@ -34,7 +34,8 @@ token takes k, and N rows of router logits (the tokens of all layers that have a
 Every token counts in it, as no attention mask is given: in `packed` also those whose target does not
 count; the two sequences are one batch. `expert_tokens` [layer][expert] counts the choices of the
 first batch; a layer without a router has an empty list. Each expert has its own tensors, as in
-folders of save_pretrained(); GPT-OSS's experts are stacked there, too. The first batch's tokens and
+folders of save_pretrained(); GPT-OSS's experts are stacked there, too: then `norm` and `projection`
+have NAME[EXPERT], and errors are the largest of an expert. The first batch's tokens and
 the seeds of the weights are such that bf16 does not change choices and that some experts get no token.
 
 torch.topk() may take any of equal values; here an expert of lower index goes first.
@@ -78,8 +79,14 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 GEMMA_GLOBAL = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
+YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 12}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
 MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
+# The limit is so low that the gate clamps a part of what it gets.
+GPT_OSS = {**EXPERTS, "type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 24,
+           "attention_bias": True, "sliding_window": 9, "swiglu_limit": 0.9, "rms_norm_eps": 1e-5,
+           "layer_types": ["sliding_attention", "full_attention"], "rope": YARN}
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
 OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
 CASES = {
@@ -119,6 +126,8 @@ CASES = {
               "intermediate_size": 24, "clip_qkv": None, "rope": PLAIN, "seed": 4},
     "qwen2_moe": {**EXPERTS, "num_experts": 5, "norm_topk_prob": False, "moe_intermediate_size": 16,
                   "shared_expert_intermediate_size": 40, "rope": PLAIN, "seed": 4},
+    "gpt_oss": {**GPT_OSS, "seed": 3},
+    "gpt_oss_ties": {**GPT_OSS, "num_local_experts": 5, "routing": "ties", "seed": 2},
 }
 ROTARY = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -205,6 +214,8 @@ def names_in_files(model, tensors):
     """From names in memory to those of files, with views: transformers renames GPT-NeoX's output
     matrix in memory, and stacks the matrices of all experts."""
     family = model.config.model_type
+    if family == "gpt_oss":
+        return dict(tensors)
     mixtral = family == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found = {}
@@ -263,19 +274,29 @@ def forward(model, batch):
                           output.router_logits if is_mixture(model.config) else ())
 
 
+def of_each(name, tensor):
+    """Parts of a tensor that are blocks of their own: of stacked experts."""
+    if ".experts." not in name or name.rpartition(".")[2] == "weight":
+        return {name: (0, tensor)}
+    return {f"{name}[{e}]": (e * part.numel(), part) for e, part in enumerate(tensor)}
+
+
 def in_bf16(config, attention, tensors, batch):
     """The same model and batch in bf16, against the results in fp32 in `tensors`."""
     model = make_model(config, tensors, attention).to(torch.bfloat16)
     logits, losses = forward(model, batch)
     losses.trained.backward()
-    errors = {name: relative_error(gradient, tensors["gradient." + name])
-              for name, gradient in gradients(model).items()}
+    errors = {}
+    for name, gradient in gradients(model).items():
+        exact = of_each(name, tensors["gradient." + name])
+        errors[name] = max(relative_error(part, exact[own][1])
+                           for own, (_, part) in of_each(name, gradient).items())
     return losses, relative_error(logits, tensors["logits"]), errors
 
 
 def spread_in_bf16(config, tensors, batch, in_fp32):
     """`in_fp32`: the losses of `batch`. Experts chosen in bf16 must be the same."""
-    attentions = ("eager", "sdpa")
+    attentions = ("eager", "sdpa") if config.model_type != "gpt_oss" else ("eager",)
     losses, logits, errors = zip(*[in_bf16(config, attention, tensors, batch)
                                    for attention in attentions])
     found = {"loss": [one.cross_entropy.item() for one in losses]}
@@ -301,14 +322,22 @@ def make_optimizer(model):
         eps=OPTIMIZER["eps"], weight_decay=OPTIMIZER["weight_decay"], foreach=False)
 
 
-def project(gradient):
-    """A number on which every element has an influence."""
+def project(gradient, first):
+    """A number on which every element has an influence. `first`: number of the first one."""
     values = gradient.double().flatten()
-    return (values * torch.cos(0.7 * torch.arange(values.numel(), dtype=torch.float64) + 0.3)).sum()
+    numbers = torch.arange(first, first + values.numel(), dtype=torch.float64)
+    return (values * torch.cos(0.7 * numbers + 0.3)).sum()
 
 
 def forward_documents(model, inputs, lengths):
-    """Logits and router logits of one sequence; transformers finds its documents by their positions."""
+    """Logits and router logits of one sequence; transformers finds its documents by their positions,
+    except for GPT-OSS."""
+    if model.config.model_type == "gpt_oss":
+        outputs = [model(input_ids=document, use_cache=False)
+                   for document in inputs.split(lengths, dim=1)]
+        routers = zip(*[output.router_logits for output in outputs])
+        return (torch.cat([output.logits for output in outputs], dim=1).float(),
+                [torch.cat(of_layer) for of_layer in routers])
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     output = model(input_ids=inputs, position_ids=positions, use_cache=False)
     routers = output.router_logits if is_mixture(model.config) else ()
@@ -337,8 +366,9 @@ def run_packed(config, tensors, tokens):
         if step == 0:
             tensors["packed.logits"] = logits.detach().clone()
             for name, gradient in gradients(model).items():
-                record["norm"][name] = gradient.double().norm().item()
-                record["projection"][name] = project(gradient).item()
+                for own, (first, part) in of_each(name, gradient).items():
+                    record["norm"][own] = part.double().norm().item()
+                    record["projection"][own] = project(part, first).item()
         losses.append_to(record)
         optimizer.step()
     return record

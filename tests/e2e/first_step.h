@@ -57,7 +57,8 @@ struct Batch {
 inline std::vector<float> read_tensor(const train::SafetensorsReader& from,
                                       const model::TensorSpec& tensor,
                                       const std::string& prefix = "") {
-  std::vector<float> stored(tensor.size);
+  // All of it if it is in several blocks.
+  std::vector<float> stored(from.find(prefix + tensor.name)->elements);
   from.read(prefix + tensor.name, stored);
   std::vector<float> found;
   while (found.size() < tensor.size) {

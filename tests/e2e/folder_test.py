@@ -26,8 +26,13 @@ GPT_NEOX = {"model_type": "gpt_neox", "vocab_size": 61, "hidden_size": 48, "num_
             "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 48,
             "layer_norm_eps": 1e-5, "rotary_pct": 0.5, "rotary_emb_base": 1000, "hidden_act": "gelu",
             "tie_word_embeddings": False, "torch_dtype": "float32"}
-# So small that no weight changes.
-STILL = {"type": "AdamW", "params": {"lr": 1e-30, "weight_decay": 0}}
+GPT_OSS = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2,
+           "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24,
+           "max_position_embeddings": 48, "rms_norm_eps": 1e-5, "num_local_experts": 4,
+           "num_experts_per_tok": 2, "swiglu_limit": 0.9, "rope_theta": 1500.0,
+           "tie_word_embeddings": False}
+# So small that no weight changes, not even one that is 0.
+STILL = {"type": "AdamW", "params": {"lr": 1e-60, "weight_decay": 0}}
 INDEX = "model.safetensors.index.json"
 
 
@@ -74,6 +79,12 @@ def to_half(tensors, dtype):
             return b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
         return struct.pack(f"<{len(data) // 4}e", *struct.unpack(f"<{len(data) // 4}f", data))
     return {name: (dtype, shape, convert(data)) for name, (_, shape, data) in tensors.items()}
+
+
+def without_signs_of_zeros(data):
+    """BF16 values: an update of 0 makes -0 a 0."""
+    return b"".join(b"\0\0" if data[i:i + 2] == b"\0\x80" else data[i:i + 2]
+                    for i in range(0, len(data), 2))
 
 
 class Folder(RunTest):
@@ -173,25 +184,51 @@ class Folder(RunTest):
             made.append((self.path / f"made{cut}/weights/model.safetensors").read_bytes())
         self.assertEqual(made[0], made[1])
 
-    def test_gpt_neox_is_exported_byte_for_byte(self):
-        """Its queries, keys and values have another order in memory."""
+    def few_tokens(self, vocabulary):
+        path = self.path / "few.bin"
+        path.write_bytes(struct.pack("<4000H", *(i * i % vocabulary for i in range(4000))))
+        return {"tokens": [str(path)], "sequence_length": 32}
+
+    def test_other_orders_in_memory_are_exported_byte_for_byte(self):
+        """GPT-NeoX's queries, keys and values, and the experts of gpt-oss, which are one tensor."""
         wanted = lambda name: not name.startswith(("gradient.", "final.", "logits", "packed."))
-        tensors = {name: tensor for name, tensor in
-                   read_file(FAMILIES / "gpt_neox.safetensors", aligned=False).items() if wanted(name)}
-        tokens = self.path / "few.bin"
-        tokens.write_bytes(struct.pack("<4000H", *(i * i % 61 for i in range(4000))))
-        for name, stored, bf16 in (("float32", tensors, False), ("float32", tensors, True),
-                                   ("bfloat16", to_half(tensors, "BF16"), True),
-                                   ("float16", to_half(tensors, "F16"), True)):
-            with self.subTest(name, bf16=bf16):
-                write_file(self.model / "model.safetensors", stored)
-                (self.model / "config.json").write_text(json.dumps({**GPT_NEOX, "torch_dtype": name}))
-                done = self.saving("--overwrite", bf16={"enabled": bf16},
-                                   data={"tokens": [str(tokens)], "sequence_length": 32})
-                self.assertEqual(done.returncode, 0, done.stderr)
-                out = f"out-{name}-{bf16}"
-                self.run_well("export", "run", "--out", out)
-                self.assertEqual(read_folder(self.path / out), stored)
+        for family, config in (("gpt_neox", GPT_NEOX), ("gpt_oss", GPT_OSS)):
+            stored = read_file(FAMILIES / f"{family}.safetensors", aligned=False)
+            tensors = {name: tensor for name, tensor in stored.items() if wanted(name)}
+            for name, stored, bf16 in (("float32", tensors, False), ("float32", tensors, True),
+                                       ("bfloat16", to_half(tensors, "BF16"), True),
+                                       ("float16", to_half(tensors, "F16"), True)):
+                with self.subTest(family, name=name, bf16=bf16):
+                    write_file(self.model / "model.safetensors", stored)
+                    (self.model / "config.json").write_text(json.dumps({**config, "torch_dtype": name}))
+                    done = self.saving("--overwrite", bf16={"enabled": bf16}, data=self.few_tokens(61))
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    out = f"out-{family}-{name}-{bf16}"
+                    self.run_well("export", "run", "--out", out)
+                    self.assertEqual(read_folder(self.path / out), stored)
+
+    def test_experts_in_mxfp4_are_decoded(self):
+        folder = FIXTURES.parent / "mxfp4"
+        decoded = {name: tensor for name, tensor in
+                   read_file(folder / "decoded.safetensors", aligned=False).items() if "layers" in name}
+        for bf16 in (True, False):
+            done = self.saving("--overwrite", model={"path": str(folder / "model")},
+                               bf16={"enabled": bf16}, data=self.few_tokens(23))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.run_well("export", "run", "--out", f"trained-{bf16}", "--dtype", "bf16")
+            found = read_folder(self.path / f"trained-{bf16}")
+            for name, (dtype, shape, data) in decoded.items():
+                self.assertEqual(found[name][:2], (dtype, shape))
+                self.assertEqual(without_signs_of_zeros(found[name][2]), without_signs_of_zeros(data))
+            config = json.loads((self.path / f"trained-{bf16}/config.json").read_text())
+            self.assertNotIn("quantization_config", config)
+            self.assertEqual(config["num_local_experts"], 3)
+        self.run_well("export", str(folder / "model"), "--out", "copied")
+        copied = read_folder(self.path / "copied")
+        self.assertEqual({name: copied[name] for name in decoded}, decoded)
+        self.assertEqual({name: found[name] for name in copied.keys() - decoded.keys()},
+                         {name: copied[name] for name in copied.keys() - decoded.keys()})
+        self.assertIn("MXFP4", self.run_well("inspect", str(folder / "model")))
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")

@@ -52,10 +52,13 @@ const Model kExperts = {"experts",
                            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48,
                            "mlp_only_layers": [1], "output_router_logits": true,
                            "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
+/// Attention has sinks and windows, experts have biases and limits that they reach.
 const Model kAllExperts = {"all experts",
-                           R"("family": "mixtral", "vocab_size": 131, "hidden_size": 64,
+                           R"("family": "gpt_oss", "vocab_size": 131, "hidden_size": 64,
                               "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
-                              "intermediate_size": 48, "num_local_experts": 5)"};
+                              "intermediate_size": 48, "num_local_experts": 5,
+                              "num_experts_per_tok": 2, "sliding_window": 7,
+                              "swiglu_limit": 0.05)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 
 using Overrides = std::vector<std::string>;

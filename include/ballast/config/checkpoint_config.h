@@ -23,6 +23,10 @@ text::Json read_model_section(const std::filesystem::path& folder, std::vector<s
 /// does not exist or has none of the family's keys.
 void compare_with_checkpoint(const std::filesystem::path& file, const Config& config);
 
+/// The text of a config.json for weights that are written as numbers: without its
+/// quantization_config; unchanged if it has none. Throws Error(data).
+std::string of_decoded_weights(const std::string& text);
+
 /// Hugging Face's config.json for the model of `config`.
 text::Json make_checkpoint_config(const Config& config);
 

@@ -53,11 +53,15 @@ void complete(ModelConfig& config, const Refuse& refuse);
 enum class BlockKind { embedding, layer, head };
 enum class Init { zeros, ones, normal };
 
-/// The rows of a tensor in `parts` equal parts of `groups` equal groups: queries, keys and values
-/// of each head. In memory all groups of a part follow each other; in files all parts of a group.
+/// How a tensor lies in files if not as in memory. Its rows are in `parts` equal parts of `groups`
+/// equal groups: queries, keys and values of each head. In memory all groups of a part follow each
+/// other; in files all parts of a group.
 struct StoredRows {
   std::uint64_t parts = 1;
   std::uint64_t groups = 1;
+  bool as_columns = false;  ///< rows are columns of the file's matrix, which is transposed
+  std::uint64_t stacked =
+      0;  ///< so many tensors of this shape are one in files; 0: each is its own
 };
 
 /// One tensor of a block, or the rows or columns of one that are in this block. `offset`: elements

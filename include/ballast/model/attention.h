@@ -34,6 +34,15 @@ struct AttentionMask {
   }
 };
 
+/// A logit for each head that takes part in the softmax of all its queries but has no value, so
+/// that the probabilities of the keys add up to less than 1. Scores are scaled, sinks are not.
+/// Source: OpenAI, "gpt-oss-120b & gpt-oss-20b model card", 2025, on attention.
+template <class T>
+struct AttentionSinks {
+  const T* logits = nullptr;  ///< [heads]; null: no sinks
+  float* gradient = nullptr;  ///< [heads], added to by the backward pass
+};
+
 /// Extents of causal attention with grouped queries.
 struct AttentionShape {
   std::size_t sequences = 1;

@@ -22,8 +22,9 @@ class BlockBuilder {
   /// Adds the matrix of the last product of a layer; the backward pass does not need its result.
   BlockBuilder& add_last_product(std::string_view name, std::vector<std::uint64_t> shape,
                                  double stddev);
-  /// Declares the order in files of the rows of the last matrix, and of its bias if one follows it.
-  BlockBuilder& stored_by(const StoredRows& rows);
+  /// Declares how the last matrix lies in files, and its bias if one follows it; of stacked tensors
+  /// they are number `index`.
+  BlockBuilder& stored_by(const StoredRows& rows, std::uint64_t index = 0);
   /// Declares the last tensor to be rows of a larger one, from `first_row` on.
   BlockBuilder& rows_of(std::uint64_t rows_in_all, std::uint64_t first_row);
   /// Declares the last tensor, a matrix, to be columns of a larger one, from `first_column` on.

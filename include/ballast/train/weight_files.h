@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -23,13 +24,18 @@ class WeightFiles {
   struct Place {
     const StoredTensor* tensor = nullptr;
     const SafetensorsReader* file = nullptr;
+    /// Of a stack of matrices in MXFP4 (src/train/mxfp4.h) the tensors that it is decoded from;
+    /// `tensor` is then the result, in BF16, and nowhere in the file.
+    const Place* codes = nullptr;
+    const Place* scales = nullptr;
   };
 
   /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
   /// model.safetensors or model.safetensors.index.json. Reads and checks all headers, no data.
   /// Throws Error(data) naming the file and, where it concerns one, the tensor: like
   /// SafetensorsReader; an index that is not one, that names files outside its folder, or that
-  /// disagrees with the files. Error(io) if reading fails.
+  /// disagrees with the files; codes of MXFP4 whose scales are missing or have another shape.
+  /// Error(io) if reading fails.
   explicit WeightFiles(const std::filesystem::path& path);
 
   /// The single file or the index.
@@ -43,16 +49,19 @@ class WeightFiles {
   /// Sum over all tensors.
   [[nodiscard]] Bytes bytes() const;
 
-  /// Like SafetensorsReader::read.
+  /// Like SafetensorsReader::read; not for values of a tensor in MXFP4.
   void read(const std::string& name, std::span<float> out, Elems first = 0) const;
 
  private:
   void open_index();
   void add_places();
+  void pair_codes();
 
   std::filesystem::path path_;
   std::vector<SafetensorsReader> files_;
   std::vector<Place> places_;
+  std::deque<StoredTensor> decoded_;                    ///< what codes become
+  std::deque<Place> parts_;                             ///< the codes and scales
   std::unordered_map<std::string, std::size_t> found_;  ///< index in places_ by name
 };
 

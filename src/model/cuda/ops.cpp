@@ -13,7 +13,7 @@
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/gradients.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/families/decoder.h"
+#include "src/model/families/experts.h"
 
 namespace ballast::model::cuda {
 
@@ -25,16 +25,6 @@ namespace {
 template <class T>
 constexpr bool kFusable = kTypeOf<T> == DType::bf16;
 
-/// The largest number of experts of a layer.
-std::size_t most_experts(const ModelConfig& config) {
-  std::size_t most = 0;
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(config.family));
-  for (std::uint64_t layer = 0; described != nullptr && layer < config.num_layers; ++layer) {
-    most = std::max<std::size_t>(most, described->decoder(config, layer).experts.count);
-  }
-  return most;
-}
-
 }  // namespace
 
 template <class T>
@@ -43,7 +33,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
-                                        most_experts(config)})},
+                                        widest_of_experts(config)})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
       choices_(options.products),
       backend_(options.attention) {}
@@ -112,13 +102,13 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
 }
 
 template <class T>
-void Ops<T>::gate(Activation f, const GateUp<T>& in, T* y) const {
-  check_cuda(cuda::gate(queue_, f, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate");
+void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
+  check_cuda(cuda::gate(queue_, how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate");
 }
 
 template <class T>
-void Ops<T>::gate_backward(Activation f, const GateUp<T>& in, const T* dy) const {
-  check_cuda(cuda::gate_backward(queue_, f, in.gate, in.up, in.step, dy, {in.rows, in.width}),
+void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
+  check_cuda(cuda::gate_backward(queue_, how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
              "gradient of a gate");
 }
 
@@ -176,27 +166,34 @@ FusedAttention* Ops<T>::fused() {
 }
 
 template <class T>
-void Ops<T>::attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
-                       std::byte*) {
+void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                       T* out, float* log_sums, std::byte*) {
   AttentionShape shape = shape_;
   shape.mask = mask;
+  FusedAttention* engine = nullptr;
   if constexpr (kFusable<T>) {
     const bool causal_only = mask.window == 0 && mask.positions == nullptr;
-    if (FusedAttention* const engine = causal_only ? fused() : nullptr) {
-      return engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
-    }
+    engine = causal_only ? fused() : nullptr;
+    if (engine != nullptr) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
   }
-  check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
+  if (engine == nullptr) {
+    check_cuda(cuda::attention(queue_, shape, qkv, out, log_sums), "attention");
+  }
+  if (sinks.logits == nullptr) return;
+  check_cuda(cuda::add_sinks(queue_, shape, sinks.logits, out, log_sums), "sinks of attention");
 }
 
 template <class T>
-void Ops<T>::attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
-                                const float* log_sums, const T* dout, T* dqkv,
-                                std::byte* scratch) const {
+void Ops<T>::attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks,
+                                const T* qkv, const T* out, const float* log_sums, const T* dout,
+                                T* dqkv, std::byte* scratch) const {
   AttentionShape shape = shape_;
   shape.mask = mask;
   check_cuda(cuda::attention_backward(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch),
              "gradient of attention");
+  if (sinks.logits == nullptr) return;
+  check_cuda(cuda::add_sink_gradients(queue_, shape, sinks.logits, scratch, sinks.gradient),
+             "gradient of the sinks of attention");
 }
 
 template <class T>
@@ -273,9 +270,9 @@ void Ops<T>::sum_losses(const double* losses, std::size_t count, double* sum) co
 }
 
 template <class T>
-void Ops<T>::route(const RouterShape& shape, const float* logits, const Routing& to,
+void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
                    std::int32_t* starts) const {
-  check_cuda(cuda::route(queue_, shape, logits, to, starts, partials_), "router");
+  check_cuda(cuda::route(queue_, shape, logits, bias, to, starts, partials_), "router");
 }
 
 template <class T>
@@ -313,9 +310,16 @@ void Ops<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradi
 }
 
 template <class T>
-void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
-                      std::size_t width) const {
-  check_cuda(cuda::add_rows(queue_, rows, y, weights, sums, width), "results of an expert");
+void Ops<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
+                      const float* weights, float* weight_gradients, std::size_t width) const {
+  check_cuda(cuda::dot_bias(queue_, rows, bias, gradients, weights, weight_gradients, width),
+             "gradients of the weights of an expert's rows");
+}
+
+template <class T>
+void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
+                      float* sums, std::size_t width) const {
+  check_cuda(cuda::add_rows(queue_, rows, y, bias, weights, sums, width), "results of an expert");
 }
 
 template <class T>

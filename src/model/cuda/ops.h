@@ -58,8 +58,8 @@ class Ops {
   void activate(Activation f, const T* x, T* y, std::size_t size) const;
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) const;
-  void gate(Activation f, const GateUp<T>& in, T* y) const;
-  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
+  void gate(const Gating& how, const GateUp<T>& in, T* y) const;
+  void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
@@ -67,10 +67,11 @@ class Ops {
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
-                 std::byte* scratch);
-  void attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
-                          const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) const;
+  void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
+                 float* log_sums, std::byte* scratch);
+  void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                          const T* out, const float* log_sums, const T* dout, T* dqkv,
+                          std::byte* scratch) const;
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -103,7 +104,7 @@ class Ops {
                   double* losses) const;
   void sum_losses(const double* losses, std::size_t count, double* sum) const;
 
-  void route(const RouterShape& shape, const float* logits, const Routing& to,
+  void route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
              std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
@@ -115,8 +116,10 @@ class Ops {
                    std::size_t padded, std::size_t width) const;
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) const;
-  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
-                std::size_t width) const;
+  void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
+                float* weight_gradients, std::size_t width) const;
+  void add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
+                float* sums, std::size_t width) const;
 
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
@@ -140,7 +143,7 @@ class Ops {
   AttentionShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
-  Rows widest_;  ///< the maximum over all sums over rows, also of routers
+  Rows widest_;  ///< the maximum over all sums over rows, also of routers and experts
   float epsilon_;
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;

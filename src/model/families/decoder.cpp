@@ -46,6 +46,20 @@ class Tensors {
     block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
     bias(name, out, biased);
   }
+  /// The maps of one of ExpertsSpec::stacked.
+  void stacked_maps(const ExpertsSpec& experts, std::uint64_t number, std::uint64_t h) {
+    const std::uint64_t wide = experts.width;
+    const auto biased = [&](const std::string& name, std::uint64_t out, const StoredRows& rows) {
+      block_.add(experts.prefix + name + "_bias", {out}, Init::zeros);
+      block_.stored_by(rows, number);
+    };
+    block_.add(experts.prefix + experts.gate, {2 * wide, h}, Init::normal, stddev_);
+    biased(experts.gate, 2 * wide,
+           {.parts = 2, .groups = wide, .as_columns = true, .stacked = experts.count});
+    block_.add_last_product(experts.prefix + experts.down, {h, wide},
+                            spec_.residual_factor * stddev_);
+    biased(experts.down, h, {.as_columns = true, .stacked = experts.count});
+  }
   /// Queries, keys and values, with their norms, and the norm before them.
   void attention_inputs(const ModelConfig& c) {
     const std::uint64_t h = c.hidden_size;
@@ -60,6 +74,7 @@ class Tensors {
       linear(spec_.qkv.at(1), h, kv, spec_.qkv_bias);
       linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
     }
+    if (!spec_.sinks.empty()) block_.add(spec_.sinks, {c.num_heads}, Init::normal, stddev_);
     norm(spec_.query_norm, spec_.norms_whole_rows ? q : c.head_dim, false);
     norm(spec_.key_norm, spec_.norms_whole_rows ? kv : c.head_dim, false);
     block_.attend(q, spec_.window);
@@ -139,6 +154,8 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
     block.part(LayerPart::router);
     tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
     tensors.linear(experts.router, h, experts.count, false);
+    if (!experts.router_bias) return;
+    block.add(experts.router + ".bias", {experts.count}, Init::normal, c.init_stddev);
   });
   const auto add_maps = [&](Tensors& tensors, const std::string& before, std::uint64_t width) {
     tensors.linear(before + experts.gate, h, width, false);
@@ -156,6 +173,7 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   for (std::uint64_t e = 0; e < experts.count; ++e) {
     add(fmt::format("expert {}", e), [&](Tensors tensors, BlockBuilder& block) {
       block.expert(e, share);
+      if (experts.stacked) return tensors.stacked_maps(experts, e, h);
       add_maps(tensors, experts.of_expert(e, ""), experts.width);
     });
   }
@@ -169,8 +187,9 @@ bool DecoderFamily::cuts_layers(const ModelConfig& config) const {
   const DecoderSpec spec = decoder(config, 0);
   return !spec.norm_before_attention.empty() && !spec.norm_before_mlp.empty() &&
          spec.norm_after_attention.empty() && spec.norm_after_mlp.empty() && !spec.parallel &&
-         spec.qkv.size() == 3 && spec.query_norm.empty() && spec.key_norm.empty() && spec.gated &&
-         spec.mlp_in.size() == 2 && !spec.conv1d && !spec.attention_out_bias && !spec.mlp_bias;
+         spec.qkv.size() == 3 && spec.query_norm.empty() && spec.key_norm.empty() &&
+         spec.sinks.empty() && spec.gated && spec.mlp_in.size() == 2 && !spec.conv1d &&
+         !spec.attention_out_bias && !spec.mlp_bias;
 }
 
 std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uint64_t index) const {

@@ -23,11 +23,17 @@ struct ExpertsSpec {
   std::uint64_t width = 0;      ///< of an expert's MLP
   bool renormalises = false;    ///< the weights of a token's experts are divided by their sum
   std::string router;           ///< the map [count, H]
+  bool router_bias = false;
   /// Names of an expert's maps: PREFIX + its number + "." + name.
   std::string prefix;
   std::string gate;
   std::string up;
   std::string down;
+  /// Tensors PREFIX + name hold all experts: `gate` [count, H, 2 width] those of gate and up, in
+  /// turn, `down` [count, width, H], each with a NAME_bias.
+  bool stacked = false;
+  float limit = 0.0F;  ///< as in Gating
+  float slope = 1.0F;
   /// An expert for all tokens, with such maps behind its own prefix, and the map [1, H] whose
   /// sigmoid is its weight.
   std::uint64_t shared_width = 0;  ///< 0: none
@@ -35,7 +41,7 @@ struct ExpertsSpec {
   std::string shared_gate;
 
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
-    return prefix + std::to_string(number) + "." + name;
+    return stacked ? prefix + name : prefix + std::to_string(number) + "." + name;
   }
 };
 
@@ -60,6 +66,7 @@ struct DecoderSpec {
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< which of the family's rotary positions
   std::uint64_t window = 0;       ///< tokens that attention sees, the own included; 0: all before
+  std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
 
   /// Gate and up, or one map whose rows are in that order. False: one map and its activation.

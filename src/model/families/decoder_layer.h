@@ -48,6 +48,7 @@ class DecoderLayer final : public Layer<Ops> {
     bool rotates = false;
     std::size_t rotary = 0;  ///< in rotaries_
     std::size_t window = 0;
+    std::optional<Elems> sinks;
     LinearAt attention_out;
     bool gated = false;
     Activation activation = Activation::silu;
@@ -163,6 +164,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
     for (const std::string& name : names) maps.push_back(linear(name));
     return maps;
   };
+  const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
   Bound b = {.part = block.part,
              .norm_before_attention = norm(spec.norm_before_attention),
              .norm_after_attention = norm(spec.norm_after_attention),
@@ -176,6 +178,7 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
              .rotates = spec.rotates,
              .rotary = spec.rotary,
              .window = spec.window,
+             .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
              .attention_out = linear(spec.attention_out),
              .gated = spec.gated,
              .activation = spec.activation,
@@ -242,7 +245,7 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   const std::size_t rows = this->rows_;
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
-  this->attend(b.window);
+  this->attend(b.window, block.sinks(b.sinks));
   if (b.part == LayerPart::attention_half) return;  // the last product remains
   if (b.norm_after_attention) {
     ops.linear(block[b.attention_out], m.attention, m.attention_out, this->width_, rows);
@@ -266,7 +269,7 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
       ops.linear(block[part], x, to, pair.step, chunk.rows);
       to = pair.up;
     }
-    ops.gate(b.activation, pair, chunk.activated);
+    ops.gate({b.activation}, pair, chunk.activated);
   } else {
     ops.linear(block[b.mlp_in.front()], x, chunk.hidden, chunk.width, chunk.rows);
     ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
@@ -343,7 +346,7 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
   dx += chunk.first * width;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
-    ops.gate_backward(b.activation, pair, chunk.activated);
+    ops.gate_backward({b.activation}, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
       add_bias_gradient(block[part], from, pair.step, rows);
@@ -397,7 +400,7 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   add_bias_gradient(out, dout, this->width_, rows);
   ops.linear_weight(out, m.attention, dout, this->width_, rows);
   ops.linear_input(out, dout, this->width_, m.gradient, rows);
-  this->attend_backward(b.window);
+  this->attend_backward(b.window, block.sinks(b.sinks));
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();

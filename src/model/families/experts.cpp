@@ -129,6 +129,16 @@ ModelConfig without_experts(const ModelConfig& c) {
   return c;
 }
 
+std::uint64_t widest_of_experts(const ModelConfig& c) {
+  std::uint64_t widest = 0;
+  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
+  for (std::uint64_t layer = 0; described != nullptr && layer < c.num_layers; ++layer) {
+    const ExpertsSpec experts = described->decoder(c, layer).experts;
+    widest = std::max({widest, experts.count, experts.stacked ? 2 * experts.width : 0});
+  }
+  return widest;
+}
+
 std::vector<DetailKey> Mixtral::details() const {
   return with_experts({{"rope_theta", 1000000.0}, {"rope_scaling", {}}, {"sliding_window", {}}},
                       "num_local_experts", 2, 0.001);
@@ -240,6 +250,52 @@ DecoderSpec Olmoe::decoder(const ModelConfig& c, std::uint64_t index) const {
 std::vector<CheckpointKey> Olmoe::checkpoint_keys() const {
   std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_experts");
   keys.push_back({"clip_qkv", "", {"null"}});
+  return keys;
+}
+
+std::vector<DetailKey> GptOss::details() const {
+  return with_experts({{"rope_theta", 150000.0},
+                       {"rope_scaling", {}},
+                       {"attention_bias", true},
+                       {"sliding_window", std::uint64_t{128}},
+                       {"layer_types", {}},
+                       {"swiglu_limit", 7.0},
+                       {"swiglu_alpha", 1.702}},
+                      "num_local_experts", 4, 0.001);
+}
+
+void GptOss::complete(ModelConfig& c, const Refuse& refuse) const {
+  if (c.intermediate_size == 0) c.intermediate_size = c.hidden_size;
+  Llama::complete(c, refuse);
+  check_experts(c, "num_local_experts", refuse);
+  for (const char* key : {"swiglu_limit", "swiglu_alpha"}) {
+    if (!(c.number(key) > 0.0)) refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
+  }
+  // transformers scales the positions of a config.json that says nothing about them.
+  text::Json& scaling = c.details["rope_scaling"];
+  if (scaling.is_null()) scaling = text::Json::object({{"rope_type", "default"}});
+}
+
+DecoderSpec GptOss::decoder(const ModelConfig& c, std::uint64_t index) const {
+  DecoderSpec spec = Llama::decoder(c, index);
+  spec.sinks = "self_attn.sinks";
+  return instead_of_mlp(std::move(spec), {.count = whole_number(c, "num_local_experts"),
+                                          .per_token = whole_number(c, "num_experts_per_tok"),
+                                          .width = c.intermediate_size,
+                                          .renormalises = true,
+                                          .router = "mlp.router",
+                                          .router_bias = true,
+                                          .prefix = "mlp.experts.",
+                                          .gate = "gate_up_proj",
+                                          .down = "down_proj",
+                                          .stacked = true,
+                                          .limit = static_cast<float>(c.number("swiglu_limit")),
+                                          .slope = static_cast<float>(c.number("swiglu_alpha"))});
+}
+
+std::vector<CheckpointKey> GptOss::checkpoint_keys() const {
+  std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys(), "num_local_experts");
+  keys.push_back({"experts_per_token", "num_experts_per_tok"});
   return keys;
 }
 

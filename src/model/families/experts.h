@@ -74,4 +74,26 @@ class Olmoe final : public Llama {
   std::vector<CheckpointKey> checkpoint_keys() const override;
 };
 
+/// GPT-OSS: attention with sinks, biases everywhere, a clamped gate, and stacked experts. A token's
+/// weights are the softmax of the logits of its experts, which are those of all divided by their
+/// sum. Every other layer has the window.
+class GptOss final : public Llama {
+ public:
+  std::string_view name() const override { return "gpt_oss"; }
+  std::string_view checkpoint_class() const override { return "GptOssForCausalLM"; }
+  std::vector<DetailKey> details() const override;
+  void complete(ModelConfig& c, const Refuse& refuse) const override;
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
+  std::vector<CheckpointKey> checkpoint_keys() const override;
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t index) const override {
+    return index % 2 == 0;
+  }
+};
+
+/// The widest sum over rows of the experts' parts of a model, their biases and logits included; 0
+/// without experts.
+std::uint64_t widest_of_experts(const ModelConfig& config);
+
 }  // namespace ballast::model

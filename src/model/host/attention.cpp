@@ -24,6 +24,13 @@ void for_keys(const KeyRange& keys, const Body& body) {
   }
 }
 
+float as_float(float x) {
+  return x;
+}
+float as_float(Bf16 x) {
+  return to_float(x);
+}
+
 }  // namespace
 
 /// Memory of one thread.
@@ -48,6 +55,7 @@ struct Attention<T>::Head {
   std::size_t out;      ///< in out
   std::size_t log_sum;  ///< in log_sums
   AttentionMask mask;   ///< of the sequence
+  float sink;           ///< if there are sinks
 };
 
 /// Query rows [first, first + rows) and the keys that any of them sees.
@@ -108,6 +116,7 @@ auto Attention<T>::head_of(std::size_t sequence, std::size_t head) const -> Head
   at.out = first_row * shape_.width() + head * shape_.head_dim;
   at.log_sum = (sequence * shape_.heads + head) * shape_.length;
   at.mask = shape_.mask.of(sequence, shape_.length);
+  if (sinks_ != nullptr) at.sink = as_float(sinks_[head]);
   return at;
 }
 
@@ -152,10 +161,11 @@ void Attention<T>::prepare_tile(const Tile& tile) {
 }
 
 template <class T>
-void Attention<T>::forward(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
-                           std::byte* scratch) {
+void Attention<T>::forward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                           T* out, float* log_sums, std::byte* scratch) {
   prepare();
   shape_.mask = mask;
+  sinks_ = sinks.logits;
   const std::size_t units = shape_.sequences * shape_.heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -185,16 +195,47 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
           {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
           matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != tile.keys.begin);
     });
+    if (sinks_ != nullptr) add_sink(head, s.tile, log_sums + head.log_sum + first, tile.rows);
     kernels_.convert(s.tile, size, out + head.out + first * shape_.width(), shape_.width(),
                      tile.rows, size);
   }
 }
 
+/// Makes the sink one more key of the rows, with value 0: its part of the sum makes `values` [rows,
+/// head_dim] smaller.
 template <class T>
-void Attention<T>::backward(const AttentionMask& mask, const T* qkv, const T* out,
-                            const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) {
+void Attention<T>::add_sink(const Head& head, float* values, float* log_sums,
+                            std::size_t rows) const {
+  for (std::size_t r = 0; r < rows; ++r) {
+    const double above = static_cast<double>(log_sums[r]) - static_cast<double>(head.sink);
+    float* const row = values + r * shape_.head_dim;
+    const auto share = static_cast<float>(1.0 / (1.0 + std::exp(-above)));
+    for (std::size_t i = 0; i < shape_.head_dim; ++i) row[i] *= share;
+    log_sums[r] = static_cast<float>(std::max<double>(log_sums[r], head.sink) +
+                                     std::log1p(std::exp(-std::abs(above))));
+  }
+}
+
+/// Rows' parts of the gradient of the sink, whose probability has the gradient 0.
+template <class T>
+double Attention<T>::sink_gradient(const Head& head, const float* log_sums, const float* delta,
+                                   std::size_t rows) const {
+  double sum = 0.0;
+  for (std::size_t r = 0; r < rows; ++r) {
+    sum -= std::exp(static_cast<double>(head.sink) - static_cast<double>(log_sums[r])) *
+           static_cast<double>(delta[r]);
+  }
+  return sum;
+}
+
+template <class T>
+void Attention<T>::backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                            const T* out, const float* log_sums, const T* dout, T* dqkv,
+                            std::byte* scratch) {
   prepare();
   shape_.mask = mask;
+  sinks_ = sinks.logits;
+  sink_gradients_.assign(sinks_ == nullptr ? 0 : shape_.sequences * shape_.heads, 0.0);
   const std::size_t units = shape_.sequences * shape_.kv_heads;
   on_team(threads_, [&](std::size_t thread) {
     const Scratch mine = scratch_of(scratch, thread);
@@ -204,13 +245,16 @@ void Attention<T>::backward(const AttentionMask& mask, const T* qkv, const T* ou
                      mine);
     }
   });
+  for (std::size_t unit = 0; unit < sink_gradients_.size(); ++unit) {
+    sinks.gradient[unit % shape_.heads] += static_cast<float>(sink_gradients_[unit]);
+  }
 }
 
 /// All query heads that share one head of keys and values, in order.
 template <class T>
 void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv,
                                   const T* out, const float* log_sums, const T* dout, T* dqkv,
-                                  const Scratch& s) const {
+                                  const Scratch& s) {
   const std::size_t size = shape_.head_dim;
   const std::size_t group = shape_.heads / shape_.kv_heads;
   const std::size_t bytes = shape_.length * size * sizeof(float);
@@ -221,6 +265,9 @@ void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, con
     for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
       const Tile tile = tile_at(first, head.mask);
       backward_tile(tile, head, qkv, out, log_sums, dout, dqkv, s);
+      if (sinks_ == nullptr) continue;
+      sink_gradients_[sequence * shape_.heads + h] +=
+          sink_gradient(head, log_sums + head.log_sum + first, s.delta, tile.rows);
     }
   }
   const Head head = head_of(sequence, kv_head * group);

@@ -26,12 +26,13 @@ class Attention {
   /// Bytes of scratch memory, a multiple of the cache line.
   [[nodiscard]] std::size_t scratch_bytes() const;
 
-  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward().
-  void forward(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
-               std::byte* scratch);
+  /// qkv [tokens, row()], out [tokens, width()], log_sums written for backward(); those of sinks
+  /// include them.
+  void forward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
+               float* log_sums, std::byte* scratch);
   /// out and log_sums are the results of forward(), dout is the gradient of out, dqkv is written.
-  void backward(const AttentionMask& mask, const T* qkv, const T* out, const float* log_sums,
-                const T* dout, T* dqkv, std::byte* scratch);
+  void backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                const T* out, const float* log_sums, const T* dout, T* dqkv, std::byte* scratch);
 
  private:
   struct Scratch;
@@ -47,15 +48,20 @@ class Attention {
   void forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
                     const Scratch& scratch) const;
   void backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv, const T* out,
-                      const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+                      const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch);
   void backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
                      const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+  void add_sink(const Head& head, float* values, float* log_sums, std::size_t rows) const;
+  [[nodiscard]] double sink_gradient(const Head& head, const float* log_sums, const float* delta,
+                                     std::size_t rows) const;
 
   AttentionShape shape_;
   const RowKernels<T>& kernels_;
   std::size_t threads_;
   float scale_;
   std::size_t score_row_;
+  const T* sinks_ = nullptr;            ///< of the current call
+  std::vector<double> sink_gradients_;  ///< [sequences, heads], of the current call
   Products products_;
   bool prepared_ = false;
 };

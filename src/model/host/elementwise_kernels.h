@@ -88,6 +88,44 @@ void geglu_backward(T* gate, T* up, const T* dy, Size size) {
   });
 }
 
+/// x, at most `limit`; a NaN stays one.
+template <class A>
+inline Vec<A> at_most(const Vec<A>& x, A limit) {
+  return xsimd::select(x > Vec<A>(limit), Vec<A>(limit), x);
+}
+template <class A>
+inline Vec<A> at_least(const Vec<A>& x, A limit) {
+  return xsimd::select(x < Vec<A>(limit), Vec<A>(limit), x);
+}
+
+template <class T>
+void limited_swiglu(const T* gate, const T* up, T* y, Size size, Acc<T> limit, Acc<T> slope) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    const Vec<A> g = at_most(get(gate + i, part), limit);
+    const Vec<A> u = at_least(at_most(get(up + i, part), limit), -limit);
+    put(y + i, g * formulas::sigmoid(Vec<A>(slope) * g) * (u + Vec<A>(A(1))), part);
+  });
+}
+
+template <class T>
+void limited_swiglu_backward(T* gate, T* up, const T* dy, Size size, Acc<T> limit, Acc<T> slope) {
+  using A = Acc<T>;
+  for_row<A>(size, [&](Size i, auto part) {
+    const Vec<A> gate_here = get(gate + i, part);
+    const Vec<A> up_here = get(up + i, part);
+    const Vec<A> d = get(dy + i, part);
+    const Vec<A> g = at_most(gate_here, limit);
+    const Vec<A> u = at_least(at_most(up_here, limit), -limit);
+    const Vec<A> x = Vec<A>(slope) * g;
+    const Vec<A> s = formulas::sigmoid(x);
+    const Vec<A> none(A(0));
+    const Vec<A> of_gate = d * (u + Vec<A>(A(1))) * formulas::silu_derivative(x, s);
+    put(gate + i, xsimd::select(gate_here <= Vec<A>(limit), of_gate, none), part);
+    put(up + i, xsimd::select(xsimd::abs(up_here) <= Vec<A>(limit), d * g * s, none), part);
+  });
+}
+
 template <class T>
 void column_sum(const T* x, Size stride, Acc<T>* sum, Size rows, Size width) {
   using A = Acc<T>;

@@ -22,6 +22,8 @@ TypeKernels<T> kernels() {
   k.swiglu_backward = swiglu_backward<T>;
   k.geglu = geglu<T>;
   k.geglu_backward = geglu_backward<T>;
+  k.limited_swiglu = limited_swiglu<T>;
+  k.limited_swiglu_backward = limited_swiglu_backward<T>;
   k.column_sum = column_sum<T>;
   k.rope = rope<T>;
   k.add = add<T>;

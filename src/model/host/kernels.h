@@ -59,6 +59,9 @@ struct RowKernels {
   /// The same with gelu, tanh form, instead of silu.
   void (*geglu)(const T* gate, const T* up, T* y, Size size);
   void (*geglu_backward)(T* gate, T* up, const T* dy, Size size);
+  /// The same with the limit of a Gating.
+  void (*limited_swiglu)(const T* gate, const T* up, T* y, Size size, A limit, A slope);
+  void (*limited_swiglu_backward)(T* gate, T* up, const T* dy, Size size, A limit, A slope);
   /// Adds each column's sum.
   void (*column_sum)(const T* x, Size stride, A* sum, Size rows, Size width);
   /// Rotates the first 2 * half values of each of `heads` heads [head_dim] of each row by its

@@ -12,6 +12,7 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/model/families/experts.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -158,8 +159,9 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      sum_row_(
-          round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size}), 16)),
+      sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
+                                  widest_of_experts(config)}),
+                        16)),
       threads_(threads),
       epsilon_(static_cast<float>(config.norm_epsilon)),
       attention_(shape_, kernels_, threads) {}
@@ -256,23 +258,33 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
 }
 
 template <class T>
-void Ops<T>::gate(Activation f, const GateUp<T>& in, T* y) const {
-  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
-  const auto kernel = f == Activation::silu ? kernels_.swiglu : kernels_.geglu;
+void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
+  expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernel(in.gate + from, in.up + from, y + at, size);
+      if (how.limit > 0.0F) {
+        kernels_.limited_swiglu(in.gate + from, in.up + from, y + at, size, how.limit, how.slope);
+      } else {
+        kernel(in.gate + from, in.up + from, y + at, size);
+      }
     });
   });
 }
 
 template <class T>
-void Ops<T>::gate_backward(Activation f, const GateUp<T>& in, const T* dy) const {
-  expects(f != Activation::gelu, "the exact gelu is not the activation of a gate");
-  const auto kernel = f == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
+void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
+  expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
+  const auto kernel =
+      how.activation == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
   split(in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      kernel(in.gate + from, in.up + from, dy + at, size);
+      if (how.limit > 0.0F) {
+        kernels_.limited_swiglu_backward(in.gate + from, in.up + from, dy + at, size, how.limit,
+                                         how.slope);
+      } else {
+        kernel(in.gate + from, in.up + from, dy + at, size);
+      }
     });
   });
 }

@@ -56,10 +56,10 @@ class Ops : public RouterOps<T> {
   /// d *= f'(x); adds column sums to `bias_gradient` unless null.
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) const;
-  /// y = f(gate) * up; y has no gaps; f is silu or gelu_tanh.
-  void gate(Activation f, const GateUp<T>& in, T* y) const;
+  /// y = what `how` makes of gate and up; y has no gaps. With silu or gelu_tanh, or a limit.
+  void gate(const Gating& how, const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
-  void gate_backward(Activation f, const GateUp<T>& in, const T* dy) const;
+  void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
   /// Adds the sums of x's columns to `gradient`; rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
@@ -72,13 +72,14 @@ class Ops : public RouterOps<T> {
 
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
   /// Arguments as host::Attention's.
-  void attention(const AttentionMask& mask, const T* qkv, T* out, float* log_sums,
-                 std::byte* scratch) {
-    attention_.forward(mask, qkv, out, log_sums, scratch);
+  void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
+                 float* log_sums, std::byte* scratch) {
+    attention_.forward(mask, sinks, qkv, out, log_sums, scratch);
   }
-  void attention_backward(const AttentionMask& mask, const T* qkv, const T* out,
-                          const float* log_sums, const T* dout, T* dqkv, std::byte* scratch) {
-    attention_.backward(mask, qkv, out, log_sums, dout, dqkv, scratch);
+  void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
+                          const T* out, const float* log_sums, const T* dout, T* dqkv,
+                          std::byte* scratch) {
+    attention_.backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
   }
 
   /// y = x W (+ bias); rows of y are `y_row` apart.

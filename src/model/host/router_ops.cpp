@@ -83,11 +83,13 @@ void differentiate_row(const RouterShape& shape, const Routing& routing, const R
 }  // namespace
 
 template <class T>
-void RouterOps<T>::route(const RouterShape& shape, const float* logits, const Routing& to,
+void RouterOps<T>::route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
                          std::int32_t* starts) const {
   split(shape.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
-      route_row(shape, logits + row * shape.step(), row, to);
+      float* const own = logits + row * shape.step();
+      if (bias != nullptr) kernels_.accumulate(own, bias, shape.experts);
+      route_row(shape, own, row, to);
     }
   });
   // By expert, then by row: a counting sort.
@@ -183,13 +185,29 @@ void RouterOps<T>::dot_rows(const ExpertRows& rows, const T* activated, const T*
 }
 
 template <class T>
-void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights,
-                            float* sums, std::size_t width) const {
+void RouterOps<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
+                            const float* weights, float* weight_gradients,
+                            std::size_t width) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const auto place = static_cast<std::size_t>(rows.places[i]);
-      sum_kernels_.accumulate_scaled(sums + place / rows.per_token * width, y + i * width,
-                                     weights == nullptr ? 1.0F : weights[place], width);
+      float product = 0.0F;
+      kernels_.row_dot(gradients + i * width, width, bias, width, &product, 1, width);
+      if (weights[place] != 0.0F) weight_gradients[place] += product / weights[place];
+    }
+  });
+}
+
+template <class T>
+void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const T* bias,
+                            const float* weights, float* sums, std::size_t width) const {
+  split(rows.count, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      const auto place = static_cast<std::size_t>(rows.places[i]);
+      const float weight = weights == nullptr ? 1.0F : weights[place];
+      float* const to = sums + place / rows.per_token * width;
+      sum_kernels_.accumulate_scaled(to, y + i * width, weight, width);
+      if (bias != nullptr) kernels_.accumulate_scaled(to, bias, weight, width);
     }
   });
 }

@@ -14,9 +14,10 @@ class RouterOps {
  public:
   RouterOps() : kernels_(best_kernels<T>().rows), sum_kernels_(best_kernels<float>().rows) {}
 
-  /// Probabilities, choices, weights and places of the rows with these logits [rows, step].
-  /// `starts` [experts + 1]: where the places of each expert begin; null: not wanted.
-  void route(const RouterShape& shape, const float* logits, const Routing& to,
+  /// Adds `bias` [experts] (null: 0) to the logits [rows, step], and makes of them the
+  /// probabilities, choices, weights and places of the rows. `starts` [experts + 1]: where the
+  /// places of each expert begin; null: not wanted.
+  void route(const RouterShape& shape, float* logits, const T* bias, const Routing& to,
              std::int32_t* starts) const;
   /// Adds what a router has decided to the totals, from zero if it is the `first`.
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
@@ -36,9 +37,13 @@ class RouterOps {
   /// derivative by its logit is 0.
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) const;
-  /// sums [N, width] += y, times the weights (null: 1), at the rows of the choices.
-  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
-                std::size_t width) const;
+  /// Adds the part of a `bias` [width] of the expert's results, given the `gradients` of these.
+  void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
+                float* weight_gradients, std::size_t width) const;
+  /// sums [N, width] += y + bias (null: 0), times the weights (null: 1), at the rows of the
+  /// choices.
+  void add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
+                float* sums, std::size_t width) const;
 
  private:
   const RowKernels<T>& kernels_;

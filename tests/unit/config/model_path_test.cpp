@@ -390,7 +390,11 @@ TEST(ModelPath, NamesTheFileAndTheKeyThatIsRefused) {
   refused(llama(), "model_type", nullptr, "has no model_type");
   refused(llama(), "sliding_window", 4096, "sliding_window is 4096, but Ballast does not know");
   refused(llama(), "quantization_config", {{"bits", 4}},
-          "quantization_config is {\"bits\":4}, but");
+          "quantization_config.quant_method is null, but Ballast supports only mxfp4");
+  refused(llama(), "quantization_config", {{"bits", 4}, {"quant_method", "gptq"}},
+          "quantization_config.quant_method is \"gptq\", but");
+  refused(llama(), "quantization_config", {{"quant_method", "mxfp4"}, {"bits", 4}},
+          "quantization_config.bits is 4, but Ballast does not know");
   refused(llama(), "auto_map", {{"AutoModel", "x"}}, "auto_map is ");
   refused(llama(), "is_encoder_decoder", true, "is_encoder_decoder is true, but Ballast supports");
   refused(llama(), "rms_norm_eps", nullptr, "has no rms_norm_eps; add it");

@@ -177,7 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{"model.family", "lama",
                 "expected one of gpt2, llama, mistral, qwen2, qwen3, smollm3, phi3, olmo2, gemma3, "
-                "gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe, got the string \"lama\" (did you "
+                "gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, got the string \"lama\" "
+                "(did you "
                 "mean 'llama'?)"},
         Refusal{"ballast.update", "eager",
                 "\"eager\" updates a block before the norm of all gradients is known, but "

@@ -292,6 +292,44 @@ TEST(StoredRows, OfGptNeoxAreQueriesKeysAndValuesByHead) {
   EXPECT_EQ(run_in_files(other, 5).count, other.size - 5);
 }
 
+TEST(StoredRows, OfGptOssAreColumnsOfStackedMatrices) {
+  ModelConfig c = default_config("gpt_oss");
+  c.hidden_size = 6;
+  c.num_heads = 3;
+  c.num_layers = 1;
+  c.intermediate_size = 5;
+  c.details["num_local_experts"] = std::uint64_t{4};
+  const Architecture model = build_architecture(c);
+  const BlockSpec& expert = model.blocks[model.first_layer() + 2 + 3];
+  ASSERT_EQ(expert.name, "layer 0 expert 3");
+  const TensorSpec& gate_up = expert.tensor("mlp.experts.gate_up_proj");
+  const TensorSpec& down_bias = expert.tensor("mlp.experts.down_proj_bias");
+  EXPECT_EQ(gate_up.whole_shape(), (std::vector<std::uint64_t>{4, 6, 10}));
+  EXPECT_EQ(expert.tensor("mlp.experts.gate_up_proj_bias").whole_shape(),
+            (std::vector<std::uint64_t>{4, 10}));
+  EXPECT_EQ(expert.tensor("mlp.experts.down_proj").whole_shape(),
+            (std::vector<std::uint64_t>{4, 5, 6}));
+  EXPECT_EQ(down_bias.whole_shape(), (std::vector<std::uint64_t>{4, 6}));
+  // Rows 1 of gate and of up, which are columns 2 and 3 of the file's matrix; their inputs 4.
+  EXPECT_EQ(run_in_files(gate_up, 1 * 6 + 4).first, 3U * 60 + 4 * 10 + 2);
+  EXPECT_EQ(run_in_files(gate_up, (5 + 1) * 6 + 4).first, 3U * 60 + 4 * 10 + 3);
+  EXPECT_EQ(run_in_files(down_bias, 2).first, 3U * 6 + 2);
+  for (const TensorSpec& tensor : expert.tensors) {
+    EXPECT_EQ(tensor.first_element(), 3 * tensor.size) << tensor.name;
+    std::vector<bool> seen(tensor.size);
+    for (Elems at = 0; at < tensor.size; ++at) {
+      const TensorRun there = run_in_files(tensor, at);
+      EXPECT_FALSE(seen[there.first - tensor.first_element()]);
+      seen[there.first - tensor.first_element()] = true;
+      EXPECT_EQ(run_in_memory(tensor, there.first - tensor.first_element()).first, at);
+    }
+  }
+  // Every token is multiplied by three matrices, the last of which is not computed again.
+  EXPECT_EQ(expert.product_elements, 3U * 5 * 6);
+  EXPECT_EQ(expert.last_product_elements, 5U * 6);
+  EXPECT_EQ(expert.parameters, 3U * 5 * 6 + 2 * 5 + 6);
+}
+
 TEST(Initialize, NormsThatAddOneAreZeros) {
   ModelConfig c = default_config("gemma3");
   c.hidden_size = 32;

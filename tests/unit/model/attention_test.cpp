@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/documents.h"
+#include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/numbers.h"
 #include "tests/unit/model/reference.h"
 
@@ -64,9 +65,9 @@ class AttentionShapes : public testing::TestWithParam<Sizes> {
       std::vector<float> dqkv(qkv.size());
       std::vector<float> log_sums(shape.log_sums());
       std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
-      attention.forward(shape.mask, in.data(), out.data(), log_sums.data(), scratch.data());
-      attention.backward(shape.mask, in.data(), out.data(), log_sums.data(), dy.data(), dqkv.data(),
-                         scratch.data());
+      attention.forward(shape.mask, {}, in.data(), out.data(), log_sums.data(), scratch.data());
+      attention.backward(shape.mask, {}, in.data(), out.data(), log_sums.data(), dy.data(),
+                         dqkv.data(), scratch.data());
       check(out, dqkv);
     }
   }
@@ -115,6 +116,47 @@ TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   });
 }
 
+TEST_P(AttentionShapes, SinksAreKeysWithoutValues) {
+  const auto [length, window, packed] = GetParam();
+  const std::vector<std::int32_t> positions = test::packed_positions(2, length);
+  const AttentionMask mask{window, packed ? positions.data() : nullptr};
+  const AttentionShape shape{2, length, 6, 2, 10, mask};
+  const std::vector<float> qkv = normals<float>(shape.tokens() * shape.row(), 1);
+  const std::vector<float> dout = normals<float>(shape.tokens() * shape.width(), 2);
+  const std::vector<float> sinks = {0.5F, -3.0F, 4.0F, 200.0F, -200.0F, 1.0F};
+  const auto exact = [](const std::vector<float>& values) {
+    return Values(values.begin(), values.end());
+  };
+  const test::AttentionReference reference{shape, exact(sinks)};
+  const auto expected = reference.forward(exact(qkv));
+  const auto gradient = reference.backward(exact(qkv), expected.out.value, exact(dout));
+  const auto of_sinks = reference.of_sinks(exact(qkv), expected.out.value, exact(dout));
+  for (const KernelTable* table : kernel_tables()) {
+    std::vector<std::vector<float>> found;
+    for (const std::size_t threads : {1, 2, 3}) {
+      Attention<float> attention(shape, table->f32.rows, threads);
+      std::vector<float> out(dout.size());
+      std::vector<float> dqkv(qkv.size());
+      std::vector<float> log_sums(shape.log_sums());
+      std::vector<float> dsinks(shape.heads, 1.0F);
+      std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
+      attention.forward(mask, {sinks.data(), nullptr}, qkv.data(), out.data(), log_sums.data(),
+                        scratch.data());
+      attention.backward(mask, {sinks.data(), dsinks.data()}, qkv.data(), out.data(),
+                         log_sums.data(), dout.data(), dqkv.data(), scratch.data());
+      EXPECT_LT(relative_error(out, expected.out.value), 1e-6);
+      EXPECT_LT(relative_error(dqkv, gradient.value), 1e-5);
+      for (std::size_t h = 0; h < shape.heads; ++h) {
+        EXPECT_NEAR(dsinks[h] - 1.0F, of_sinks.value[h], 2e-6 * (1.0 + of_sinks.size[h])) << h;
+      }
+      out.insert(out.end(), dsinks.begin(), dsinks.end());
+      found.push_back(out);
+    }
+    EXPECT_EQ(found[1], found[0]);
+    EXPECT_EQ(found[2], found[0]);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Lengths, AttentionShapes,
                          testing::Values(Sizes{1, 0}, Sizes{63, 0}, Sizes{64, 0}, Sizes{65, 0},
                                          Sizes{150, 0}, Sizes{530, 0}, Sizes{65, 1}, Sizes{150, 70},
@@ -146,9 +188,9 @@ TEST(AttentionCausality, LaterTokensDoNotChangeEarlierRows) {
   std::vector<std::byte> scratch(attention.scratch_bytes() + 64);
   std::vector<float> before(shape.tokens() * shape.width());
   std::vector<float> after(before.size());
-  attention.forward({}, qkv.data(), before.data(), log_sums.data(), scratch.data());
+  attention.forward({}, {}, qkv.data(), before.data(), log_sums.data(), scratch.data());
   for (std::size_t i = 70 * shape.row(); i < qkv.size(); ++i) qkv[i] = 1e9F;
-  attention.forward({}, qkv.data(), after.data(), log_sums.data(), scratch.data());
+  attention.forward({}, {}, qkv.data(), after.data(), log_sums.data(), scratch.data());
   before.resize(70 * shape.width());
   after.resize(70 * shape.width());
   EXPECT_EQ(before, after);

@@ -1,6 +1,8 @@
 // The row kernels in double, compared with central differences.
 #define BALLAST_KERNEL_ISA in_double
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -160,6 +162,46 @@ TEST(DoubleKernels, SwigluIsItsFormulaAndItsGradientsTheDerivatives) {
 
 TEST(DoubleKernels, GegluIsItsFormulaAndItsGradientsTheDerivatives) {
   check_gate(in_double::geglu<double>, in_double::geglu_backward<double>, tanh_gelu);
+}
+
+TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {
+  constexpr double kLimit = 0.75;
+  constexpr double kSlope = 1.7;
+  const double beyond = std::nextafter(kLimit, 1.0);
+  const Values gate = {0.3, kLimit, beyond, -2.0, 5.0, 0.3, 0.3, 0.3, 0.3, -1.0, 0.5};
+  const Values up = {0.2, 0.2, 0.2, 0.2, 0.2, kLimit, beyond, -kLimit, -beyond, 4.0, -4.0};
+  const std::size_t size = gate.size();
+  const auto results = [&](const Values& g, const Values& u) {
+    Values y(size);
+    in_double::limited_swiglu<double>(g.data(), u.data(), y.data(), size, kLimit, kSlope);
+    return y;
+  };
+  const Values y = results(gate, up);
+  const Values dy(size, 2.0);
+  Values of_gate = gate;
+  Values of_up = up;
+  in_double::limited_swiglu_backward<double>(of_gate.data(), of_up.data(), dy.data(), size, kLimit,
+                                             kSlope);
+  for (std::size_t i = 0; i < size; ++i) {
+    const double g = std::min(gate[i], kLimit);
+    const double u = std::clamp(up[i], -kLimit, kLimit);
+    EXPECT_NEAR(y[i], g / (1.0 + std::exp(-kSlope * g)) * (u + 1.0), 1e-14) << i;
+    // One side of a limit: there the formula goes on as within it.
+    constexpr double kStep = 1e-6;
+    const double step = (gate[i] > 0.0 ? -1.0 : 1.0) * kStep;
+    const double step_up = (up[i] > 0.0 ? -1.0 : 1.0) * kStep;
+    Values moved = gate;
+    Values moved_up = up;
+    moved[i] += step;
+    moved_up[i] += step_up;
+    const double slope = gate[i] > kLimit ? 0.0 : (results(moved, up)[i] - y[i]) / step;
+    const double slope_up =
+        std::abs(up[i]) > kLimit ? 0.0 : (results(gate, moved_up)[i] - y[i]) / step_up;
+    EXPECT_NEAR(of_gate[i], 2.0 * slope, 1e-4) << i;
+    EXPECT_NEAR(of_up[i], 2.0 * slope_up, 1e-4) << i;
+    EXPECT_EQ(of_gate[i] == 0.0, gate[i] > kLimit) << i;
+    EXPECT_EQ(of_up[i] == 0.0, std::abs(up[i]) > kLimit) << i;
+  }
 }
 
 TEST(DoubleKernels, RopeTurnsPairsOfHalvesAndBackwardTurnsBack) {

@@ -171,7 +171,7 @@ TEST(InitialWeights, MayBeAFolderOrAnIndex) {
     const config::Config config = config_of("llama", path);
     check_initial_weights(config);
     const WeightFiles files(path);
-    ReadAhead reader(files, {});
+    WeightReader reader(files, {});
     for (const auto& block : model::build_architecture(config.model).blocks) {
       for (const auto& tensor : block.tensors) {
         std::vector<float> values(tensor.size);
@@ -392,9 +392,10 @@ TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
                    {"config.json: " + reason + "; give the weights of another model"},
                    ErrorCategory::config);
   };
-  expect("llama", "model_type", "bloom",
-         "model_type is \"bloom\", but Ballast supports only gpt2, llama, mistral, qwen2, qwen3, "
-         "smollm3, phi3, olmo2, gemma3_text, gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe");
+  expect(
+      "llama", "model_type", "bloom",
+      "model_type is \"bloom\", but Ballast supports only gpt2, llama, mistral, qwen2, qwen3, "
+      "smollm3, phi3, olmo2, gemma3_text, gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss");
   expect("llama", "hidden_act", "gelu",
          "hidden_act is \"gelu\", but Ballast supports only silu, swish");
   expect("gpt2", "activation_function", "relu",

@@ -153,7 +153,7 @@ TEST(TileFiles, AreReadInAnyPieces) {
   const model::Architecture model = model_of("qwen2", 3);
   save(model, dir.path() / "w", 4 * kMiB);
   const WeightFiles files(dir.path() / "w");
-  ReadAhead reader(files, reading_order(files, model, true));
+  WeightReader reader(files, reading_order(files, model, true));
   std::mt19937 random(5);
   for_tensors(model, [&](const model::TensorSpec& tensor, std::span<const float> values) {
     for (int i = 0; i < 20; ++i) {
@@ -185,7 +185,7 @@ TEST(TileFiles, AreReadOnce) {
   const auto order = reading_order(files, model, false);
   Bytes ahead = 0;
   for (const ReadAhead::Source& source : order) ahead += source.end - source.begin;
-  ReadAhead reader(files, order);
+  WeightReader reader(files, order);
   Bytes columns = 0;
   for_tensors(model, [&](const model::TensorSpec& tensor, std::span<const float> values) {
     if (tensor.cuts_rows()) columns += tensor.size * sizeof(float);
@@ -200,7 +200,7 @@ TEST(TileFiles, AreReadOnce) {
   });
   EXPECT_EQ(ahead + columns, files.bytes());
   EXPECT_GT(columns, files.bytes() / 5);
-  EXPECT_LE(reader.bytes_read(), ahead + order.size() * 2 * kPage);
+  EXPECT_LE(reader.ahead().bytes_read(), ahead + order.size() * 2 * kPage);
   if (!before) return;
   EXPECT_LE(*bytes_asked_for() - *before, files.bytes() + order.size() * 2 * kPage);
 }

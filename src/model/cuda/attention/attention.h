@@ -39,6 +39,16 @@ template <>
 cudaError_t attention_backward(cudaStream_t, const AttentionShape&, const Bf16*, const Bf16*,
                                const float*, const Bf16*, Bf16*, void*);
 
+/// Makes the sinks [heads] keys of all queries after attention(): changes `out` and `log_sums` to
+/// those of softmaxes that include them.
+template <class T>
+cudaError_t add_sinks(cudaStream_t stream, const AttentionShape& shape, const T* sinks, T* out,
+                      float* log_sums);
+/// Adds the gradients of the sinks to `gradient`; `scratch`: as attention_backward() has left it.
+template <class T>
+cudaError_t add_sink_gradients(cudaStream_t stream, const AttentionShape& shape, const T* sinks,
+                               const void* scratch, float* gradient);
+
 std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t element_bytes);
 
 }  // namespace ballast::model::cuda

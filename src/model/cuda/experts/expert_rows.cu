@@ -38,15 +38,15 @@ __global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, 
   device::write(piece, y + blockIdx.x * width + column);
 }
 
-/// One block per choice.
-template <class T>
+/// One block per choice. kOfAll: `activated` is one row for all, and its part is added.
+template <bool kOfAll, class T>
 __global__ void __launch_bounds__(kMostThreads)
     dot(ExpertRows rows, const T* activated, const T* gradients, const float* weights,
         float* weight_gradients, std::size_t width) {
   Team<Fit::beyond> team;
   const Share<Fit::beyond, kHeld> share(team, static_cast<unsigned>(width));
   const std::int32_t place = rows.places[blockIdx.x];
-  const T* const values = activated + blockIdx.x * width;
+  const T* const values = activated + (kOfAll ? 0 : blockIdx.x * width);
   const T* const row = gradients + blockIdx.x * width;
   Eight<T> kept[kHeld];
   share.keep(row, kept);
@@ -59,12 +59,14 @@ __global__ void __launch_bounds__(kMostThreads)
   team.sum(product);
   if (team.rank() != 0) return;
   const float weight = weights[place];
-  weight_gradients[place] = weight == 0.0F ? 0.0F : product[0] / weight;
+  const float gradient = weight == 0.0F ? 0.0F : product[0] / weight;
+  weight_gradients[place] = kOfAll ? weight_gradients[place] + gradient : gradient;
 }
 
 /// One block per choice and part of its columns.
-__global__ void add(ExpertRows rows, const float* y, const float* weights, float* sums,
-                    std::size_t width) {
+template <class T>
+__global__ void add(ExpertRows rows, const float* y, const T* bias, const float* weights,
+                    float* sums, std::size_t width) {
   const std::size_t column = own_column<float>();
   if (column >= width) return;
   const std::int32_t place = rows.places[blockIdx.x];
@@ -74,8 +76,17 @@ __global__ void add(ExpertRows rows, const float* y, const float* weights, float
   float values[kOneAccess<float>];
   device::read(to, sum);
   device::read(y + blockIdx.x * width + column, values);
+  for (unsigned i = 0; i < kOneAccess<float> && bias != nullptr; ++i) {
+    values[i] += device::widen(bias[column + i]);
+  }
   for (unsigned i = 0; i < kOneAccess<float>; ++i) sum[i] += values[i] * weight;
   device::write(sum, to);
+}
+
+device::Launch by_choices(cudaStream_t stream, const ExpertRows& rows, std::size_t width) {
+  return {.stream = stream,
+          .blocks = static_cast<unsigned>(rows.count),
+          .threads = threads_of_row(width, kHeld)};
 }
 
 }  // namespace
@@ -92,17 +103,24 @@ cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activ
                      const T* gradients, const float* weights, float* weight_gradients,
                      std::size_t width) {
   if (rows.count == 0 || width == 0) return cudaSuccess;
-  return device::launch({.stream = stream,
-                         .blocks = static_cast<unsigned>(rows.count),
-                         .threads = threads_of_row(width, kHeld)},
-                        &dot<T>, rows, activated, gradients, weights, weight_gradients, width);
+  return device::launch(by_choices(stream, rows, width), &dot<false, T>, rows, activated, gradients,
+                        weights, weight_gradients, width);
 }
 
-cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
+template <class T>
+cudaError_t dot_bias(cudaStream_t stream, const ExpertRows& rows, const T* bias, const T* gradients,
+                     const float* weights, float* weight_gradients, std::size_t width) {
+  if (rows.count == 0 || width == 0) return cudaSuccess;
+  return device::launch(by_choices(stream, rows, width), &dot<true, T>, rows, bias, gradients,
+                        weights, weight_gradients, width);
+}
+
+template <class T>
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y, const T* bias,
                      const float* weights, float* sums, std::size_t width) {
   if (rows.count == 0 || width == 0) return cudaSuccess;
-  return device::launch(by_rows<float>(stream, rows.count, width), &add, rows, y, weights, sums,
-                        width);
+  return device::launch(by_rows<float>(stream, rows.count, width), &add<T>, rows, y, bias, weights,
+                        sums, width);
 }
 
 template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
@@ -112,6 +130,14 @@ template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const Bf16*, c
 template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
                               const float*, float*, std::size_t);
 template cudaError_t dot_rows(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
+                              const float*, float*, std::size_t);
+template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const float*, const float*,
+                              const float*, float*, std::size_t);
+template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
+                              const float*, float*, std::size_t);
+template cudaError_t add_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
+                              const float*, float*, std::size_t);
+template cudaError_t add_rows(cudaStream_t, const ExpertRows&, const float*, const Bf16*,
                               const float*, float*, std::size_t);
 
 }  // namespace ballast::model::cuda

@@ -14,7 +14,8 @@ namespace ballast::model::cuda {
 // the rows are any. `partials`: scratch memory of partial_floats({rows, experts}) floats.
 
 /// Softmax in fp32 with sums in double.
-cudaError_t route(cudaStream_t stream, const RouterShape& shape, const float* logits,
+template <class T>
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
                   const Routing& to, std::int32_t* starts, float* partials);
 
 /// Sums in double.
@@ -35,8 +36,12 @@ template <class T>
 cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activated,
                      const T* gradients, const float* weights, float* weight_gradients,
                      std::size_t width);
+template <class T>
+cudaError_t dot_bias(cudaStream_t stream, const ExpertRows& rows, const T* bias, const T* gradients,
+                     const float* weights, float* weight_gradients, std::size_t width);
 /// The choices are of different rows, as those of one expert are.
-cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
+template <class T>
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y, const T* bias,
                      const float* weights, float* sums, std::size_t width);
 
 }  // namespace ballast::model::cuda

@@ -119,11 +119,17 @@ __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& 
 }
 
 /// Softmax, choice and weights: a warp per row.
-__global__ void __launch_bounds__(kThreads) decide(Shape shape, const float* logits, Routing to) {
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    decide(Shape shape, float* logits, const T* bias, Routing to) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= shape.rows) return;  // the whole warp returns
-  const float* const own = logits + row * shape.step;
+  float* const own = logits + row * shape.step;
+  if (bias != nullptr) {
+    for (unsigned e = team.rank(); e < shape.experts; e += kWarp) own[e] += device::widen(bias[e]);
+    __syncwarp();  // all lanes see the sums
+  }
   float* const probabilities = to.probabilities + row * shape.experts;
   const double log_sum = softmax(own, shape.experts, probabilities);
   if (team.rank() == 0) to.log_sums[row] = static_cast<float>(log_sum);
@@ -302,13 +308,14 @@ __global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gra
 
 }  // namespace
 
-cudaError_t route(cudaStream_t stream, const RouterShape& shape, const float* logits,
+template <class T>
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
                   const Routing& to, std::int32_t* starts, float* partials) {
   if (shape.rows > 0) {
     device::Launch how = by_warps(stream, shape.rows);
     const std::size_t words = (shape.experts + kBits - 1) / kBits;
     how.shared_bytes = kRowsOfBlock * words * sizeof(std::uint32_t);
-    const cudaError_t code = device::launch(how, &decide, shape_of(shape), logits, to);
+    const cudaError_t code = device::launch(how, &decide<T>, shape_of(shape), logits, bias, to);
     if (code != cudaSuccess) return code;
   }
   return sort_choices(stream, shape, to, starts, reinterpret_cast<std::int32_t*>(partials));
@@ -354,6 +361,10 @@ cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const
   return device::launch(by_warps(stream, shape.rows), &differentiate<T>, of, gradients);
 }
 
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float*, const Routing&,
+                           std::int32_t*, float*);
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const Bf16*, const Routing&,
+                           std::int32_t*, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
                                      const RouterTotals&, const RouterLossScales&, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,

@@ -157,6 +157,57 @@ __global__ void gate_gradients(T* gate, T* up, std::size_t step, const T* dy, st
   write(u, up + from);
 }
 
+/// Gate and up between their limits; a NaN stays one.
+struct Between {
+  float gate;
+  float up;
+  __device__ Between(float g, float u, float limit)
+      : gate(g > limit ? limit : g), up(u > limit ? limit : (u < -limit ? -limit : u)) {}
+};
+
+template <class T>
+__global__ void limited(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
+                        unsigned width, float limit, float slope) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  const std::size_t from = place_in_rows(width, step);
+  float g[kEight];
+  float u[kEight];
+  read(gate + from, g);
+  read(up + from, u);
+  for (unsigned i = 0; i < kEight; ++i) {
+    const Between in(g[i], u[i], limit);
+    u[i] = in.gate * value_of(formulas::sigmoid(N(slope * in.gate))) * (in.up + 1.0F);
+  }
+  write(u, y + at);
+}
+
+template <class T>
+__global__ void limited_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
+                                  unsigned width, float limit, float slope) {
+  using N = typename Number<T>::type;
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  const std::size_t from = place_in_rows(width, step);
+  float g[kEight];
+  float u[kEight];
+  float d[kEight];
+  read(gate + from, g);
+  read(up + from, u);
+  read(dy + at, d);
+  for (unsigned i = 0; i < kEight; ++i) {
+    const Between in(g[i], u[i], limit);
+    const N x(slope * in.gate);
+    const N s = formulas::sigmoid(x);
+    const float of_gate = d[i] * (in.up + 1.0F) * value_of(formulas::silu_derivative(x, s));
+    g[i] = g[i] <= limit ? of_gate : 0.0F;
+    u[i] = fabsf(u[i]) <= limit ? d[i] * in.gate * value_of(s) : 0.0F;
+  }
+  write(g, gate + from);
+  write(u, up + from);
+}
+
 template <class T>
 __global__ void widened(const T* x, float* y, std::size_t size) {
   const std::size_t at = first_of_mine();
@@ -198,27 +249,39 @@ cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* 
 }
 
 template <class T>
-cudaError_t gate(cudaStream_t stream, Activation f, const T* gate, const T* up, std::size_t step,
-                 T* y, Rows rows) {
+cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
+                 std::size_t step, T* y, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
+  const Activation f = how.activation;
   if (f == Activation::gelu) return cudaErrorInvalidValue;
+  const auto width = static_cast<unsigned>(rows.width);
+  if (how.limit > 0.0F) {
+    return device::launch(over(stream, size), &limited<T>, gate, up, step, y, size, width,
+                          how.limit, how.slope);
+  }
   return device::launch(
       over(stream, size),
       f == Activation::silu ? &gated<Activation::silu, T> : &gated<Activation::gelu_tanh, T>, gate,
-      up, step, y, size, static_cast<unsigned>(rows.width));
+      up, step, y, size, width);
 }
 
 template <class T>
-cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std::size_t step,
+cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
                           const T* dy, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
+  const Activation f = how.activation;
   if (f == Activation::gelu) return cudaErrorInvalidValue;
+  const auto width = static_cast<unsigned>(rows.width);
+  if (how.limit > 0.0F) {
+    return device::launch(over(stream, size), &limited_gradients<T>, gate, up, step, dy, size,
+                          width, how.limit, how.slope);
+  }
   return device::launch(over(stream, size),
                         f == Activation::silu ? &gate_gradients<Activation::silu, T>
                                               : &gate_gradients<Activation::gelu_tanh, T>,
-                        gate, up, step, dy, size, static_cast<unsigned>(rows.width));
+                        gate, up, step, dy, size, width);
 }
 
 template <class T>
@@ -231,14 +294,14 @@ template cudaError_t activate(cudaStream_t, Activation, const float*, float*, st
 template cudaError_t activate(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const float*, float*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
-template cudaError_t gate(cudaStream_t, Activation, const float*, const float*, std::size_t, float*,
+template cudaError_t gate(cudaStream_t, const Gating&, const float*, const float*, std::size_t,
+                          float*, Rows);
+template cudaError_t gate(cudaStream_t, const Gating&, const Bf16*, const Bf16*, std::size_t, Bf16*,
                           Rows);
-template cudaError_t gate(cudaStream_t, Activation, const Bf16*, const Bf16*, std::size_t, Bf16*,
-                          Rows);
-template cudaError_t gate_backward(cudaStream_t, Activation, float*, float*, std::size_t,
+template cudaError_t gate_backward(cudaStream_t, const Gating&, float*, float*, std::size_t,
                                    const float*, Rows);
-template cudaError_t gate_backward(cudaStream_t, Activation, Bf16*, Bf16*, std::size_t, const Bf16*,
-                                   Rows);
+template cudaError_t gate_backward(cudaStream_t, const Gating&, Bf16*, Bf16*, std::size_t,
+                                   const Bf16*, Rows);
 template cudaError_t widen(cudaStream_t, const float*, float*, std::size_t);
 template cudaError_t widen(cudaStream_t, const Bf16*, float*, std::size_t);
 

@@ -46,7 +46,8 @@ cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, cons
                           float* bias_gradient, float* partials, Rows rows,
                           const NormRows& places = {}, float offset = 0.0F);
 
-/// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart.
+/// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart. The width is
+/// any up to the stride.
 template <class T>
 cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride, float* gradient,
                             float* partials, Rows rows);
@@ -78,14 +79,14 @@ template <class T>
 cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* d,
                               std::size_t size);
 
-/// y = f(gate) * up; rows of gate and of up are `step` apart; f is silu or gelu_tanh, else
-/// cudaErrorInvalidValue.
+/// y = what `how` makes of gate and up, whose rows are `step` apart; with silu, a limit or none, or
+/// gelu_tanh, else cudaErrorInvalidValue.
 template <class T>
-cudaError_t gate(cudaStream_t stream, Activation f, const T* gate, const T* up, std::size_t step,
-                 T* y, Rows rows);
+cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
+                 std::size_t step, T* y, Rows rows);
 /// Replaces gate and up by their gradients, given dy.
 template <class T>
-cudaError_t gate_backward(cudaStream_t stream, Activation f, T* gate, T* up, std::size_t step,
+cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
                           const T* dy, Rows rows);
 
 /// y = x in fp32, `size` elements.

@@ -25,6 +25,7 @@ struct AttentionReference {
   };
 
   model::AttentionShape shape;  ///< positions in host memory
+  Values sinks = {};            ///< by head; empty: none
 
   struct Forward {
     Result out;
@@ -34,7 +35,7 @@ struct AttentionReference {
     Forward result{Result(shape.tokens() * shape.width()), Values(shape.log_sums())};
     for_rows([&](const Row& row) {
       const Values scores = scores_of(row, qkv);
-      const double log_sum = log_sum_of(scores);
+      const double log_sum = log_sum_of(row, scores);
       result.log_sums[row.log_sum] = log_sum;
       for (std::size_t j = 0; j < scores.size(); ++j) {
         const double p = std::exp(scores[j] - log_sum);
@@ -52,7 +53,7 @@ struct AttentionReference {
     const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
     for_rows([&](const Row& row) {
       const Values scores = scores_of(row, qkv);
-      const double log_sum = log_sum_of(scores);
+      const double log_sum = log_sum_of(row, scores);
       double delta = 0.0;
       for (std::size_t i = 0; i < shape.head_dim; ++i) {
         delta += dout[row.out + i] * out[row.out + i];
@@ -74,11 +75,24 @@ struct AttentionReference {
     return result;
   }
 
+  /// Gradient of the sinks, likewise.
+  [[nodiscard]] Result of_sinks(const Values& qkv, const Values& out, const Values& dout) const {
+    Result result(shape.heads);
+    for_rows([&](const Row& row) {
+      const double p = std::exp(sinks[row.head] - log_sum_of(row, scores_of(row, qkv)));
+      for (std::size_t i = 0; i < shape.head_dim; ++i) {
+        result.add(row.head, -p * dout[row.out + i] * out[row.out + i]);
+      }
+    });
+    return result;
+  }
+
  private:
   /// One query: its sequence and position, offsets of the query, of the first key and value that it
   /// sees, and of its results.
   struct Row {
     std::size_t sequence;
+    std::size_t head;
     std::size_t position;
     std::size_t query;
     std::size_t key;
@@ -95,7 +109,7 @@ struct AttentionReference {
         for (std::size_t i = 0; i < shape.length; ++i) {
           const std::size_t token = s * shape.length + i;
           const std::size_t keys = s * shape.length * shape.row() + shape.width() + kv * size;
-          body(Row{s, i, token * shape.row() + h * size, keys, keys + shape.kv_width(),
+          body(Row{s, h, i, token * shape.row() + h * size, keys, keys + shape.kv_width(),
                    token * shape.width() + h * size, (s * shape.heads + h) * shape.length + i});
         }
       }
@@ -114,9 +128,10 @@ struct AttentionReference {
     }
     return scores;
   }
-  static double log_sum_of(const Values& scores) {
-    const double greatest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0.0;
+  [[nodiscard]] double log_sum_of(const Row& row, const Values& scores) const {
+    double greatest = *std::max_element(scores.begin(), scores.end());
+    if (!sinks.empty()) greatest = std::max(greatest, sinks[row.head]);
+    double sum = sinks.empty() ? 0.0 : std::exp(sinks[row.head] - greatest);
     for (const double score : scores) sum += std::exp(score - greatest);
     return greatest + std::log(sum);
   }

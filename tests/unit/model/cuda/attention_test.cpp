@@ -200,9 +200,86 @@ TYPED_TEST(Attention, BackwardIsThatOfThePlainFormula) {
   }
 }
 
+/// Of small sinks, of large ones, and of one beside which nothing else counts.
+template <class T>
+std::vector<T> sinks_of(const AttentionShape& shape) {
+  std::vector<T> sinks = random_values<T>(shape.heads, 9, 3.0);
+  if (shape.heads > 2) sinks.back() = narrowed<T>(200.0);
+  return sinks;
+}
+
+TYPED_TEST(Attention, SinksAreKeysWithoutValues) {
+  using T = TypeParam;
+  for (const Case& of : kCases) {
+    const Shapes shapes(of);
+    const AttentionShape& shape = shapes.on_host;
+    const auto qkv = random_values<T>(shape.tokens() * shape.row(), 1);
+    const std::vector<T> sinks = sinks_of<T>(shape);
+    const auto expected = AttentionReference{shape, widened(sinks)}.forward(widened(qkv));
+    const DeviceArray<T> sinks_there(sinks);
+    const Forward<T> without = forward(shapes.on_device, qkv);
+    const auto [out, log_sums] = in_every_order([&] {
+      const DeviceArray<T> results(without.out);
+      const DeviceArray<float> sums(without.log_sums);
+      EXPECT_EQ(
+          add_sinks<T>(nullptr, shapes.on_device, sinks_there.data(), results.data(), sums.data()),
+          cudaSuccess);
+      return std::tuple(results.get(), sums.get());
+    });
+    // Rounded once more.
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const double bound =
+          kUnit<T> * (expected.out.size[i] + 2.0 * std::abs(expected.out.value[i])) + 4e-6;
+      ASSERT_LE(std::abs(widened(out[i]) - expected.out.value[i]), bound) << text(shape) << i;
+    }
+    for (std::size_t i = 0; i < log_sums.size(); ++i) {
+      ASSERT_NEAR(log_sums[i], expected.log_sums[i], 2e-5) << text(shape) << ", row " << i;
+    }
+  }
+}
+
+TYPED_TEST(Attention, GradientsOfSinksAreThoseOfThePlainFormula) {
+  using T = TypeParam;
+  for (const Case& of : kCases) {
+    const Shapes shapes(of);
+    const AttentionShape& shape = shapes.on_host;
+    const auto qkv = random_values<T>(shape.tokens() * shape.row(), 2);
+    const auto dout = random_values<T>(shape.tokens() * shape.width(), 3);
+    const std::vector<T> sinks = sinks_of<T>(shape);
+    const AttentionReference reference{shape, widened(sinks)};
+    const auto exact = reference.forward(widened(qkv));
+    const Forward<T> result{narrowed<T>(exact.out.value), narrowed<float>(exact.log_sums)};
+    expect_near(backward(shapes.on_device, qkv, result, dout),
+                reference.backward(widened(qkv), widened(result.out), widened(dout)), text(shape));
+    const DeviceArray<T> in(qkv);
+    const DeviceArray<T> out(result.out);
+    const DeviceArray<float> log_sums(result.log_sums);
+    const DeviceArray<T> gradient(dout);
+    const DeviceArray<T> sinks_there(sinks);
+    const auto found = in_every_order([&] {
+      const DeviceArray<T> dqkv(qkv.size());
+      const DeviceArray<std::byte> scratch(attention_scratch_bytes(shape, sizeof(T)));
+      const DeviceArray<float> sums(shape.heads, 1.0F);
+      EXPECT_EQ(
+          attention_backward<T>(nullptr, shapes.on_device, in.data(), out.data(), log_sums.data(),
+                                gradient.data(), dqkv.data(), scratch.data()),
+          cudaSuccess);
+      EXPECT_EQ(add_sink_gradients<T>(nullptr, shapes.on_device, sinks_there.data(), scratch.data(),
+                                      sums.data()),
+                cudaSuccess);
+      return sums.get();
+    });
+    const auto expected = reference.of_sinks(widened(qkv), widened(result.out), widened(dout));
+    for (std::size_t h = 0; h < shape.heads; ++h) {
+      ASSERT_NEAR(found[h] - 1.0, expected.value[h], 1e-5 * (1.0 + expected.size[h]))
+          << text(shape) << ", head " << h;
+    }
+  }
+}
+
 TEST(AttentionReferenceTest, DifferentiatesItself) {
   const AttentionShape shape{2, 5, 4, 2, 8};
-  const AttentionReference reference{shape};
+  AttentionReference reference{shape, {0.5, -1.0, 2.0, 0.0}};
   Values qkv = widened(random_values<float>(shape.tokens() * shape.row(), 2));
   const Values dout = widened(random_values<float>(shape.tokens() * shape.width(), 3));
   const std::function<double()> loss = [&] {
@@ -215,6 +292,10 @@ TEST(AttentionReferenceTest, DifferentiatesItself) {
   for (std::size_t i = 0; i < qkv.size(); i += 3) {
     const double difference = test::central_difference(loss, qkv[i]);
     ASSERT_NEAR(gradient[i], difference, 1e-7) << i;
+  }
+  const auto of_sinks = reference.of_sinks(qkv, reference.forward(qkv).out.value, dout).value;
+  for (std::size_t h = 0; h < shape.heads; ++h) {
+    ASSERT_NEAR(of_sinks[h], test::central_difference(loss, reference.sinks[h]), 1e-7) << h;
   }
 }
 

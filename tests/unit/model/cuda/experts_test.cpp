@@ -68,8 +68,10 @@ struct Decided {
         chosen(shape.choices()),
         places(shape.choices()),
         starts(shape.experts + 1) {}
-  Decided(const RouterShape& shape, const std::vector<float>& logits) : Decided(shape) {
-    host::RouterOps<float>().route(shape, logits.data(), routing(), starts.data());
+  Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {})
+      : Decided(shape) {
+    host::RouterOps<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
+                                   routing(), starts.data());
   }
   Routing routing() {
     return {probabilities.data(),    log_sums.data(), weights.data(),
@@ -148,24 +150,26 @@ std::vector<float> random_logits(const RouterShape& shape, double deviation = 3.
 }
 
 /// The device decides as the host, whether or not `starts` are wanted.
-void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits) {
+void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits,
+                            const std::vector<float>& bias = {}) {
   SCOPED_TRACE(testing::Message() << shape.rows << " rows, " << shape.per_token << " of "
                                   << shape.experts << " experts");
-  const DeviceArray<float> there(logits);
+  const DeviceArray<float> bias_there(bias);
   const Scratch scratch(shape);
   Decided garbage(shape);
   std::fill(garbage.chosen.begin(), garbage.chosen.end(), -1);
   std::fill(garbage.places.begin(), garbage.places.end(), -1);
   const auto decide = [&](bool with_starts) {
     const Uploaded to(garbage);
+    const DeviceArray<float> there(logits);
     const DeviceArray<std::int32_t> starts(shape.experts + 2, -7);
-    must(route(nullptr, shape, there.data(), to.routing(), with_starts ? starts.data() : nullptr,
-               scratch.data()));
+    must(route<float>(nullptr, shape, there.data(), bias.empty() ? nullptr : bias_there.data(),
+                      to.routing(), with_starts ? starts.data() : nullptr, scratch.data()));
     return std::tuple{to.probabilities.get(), to.log_sums.get(), to.weights.get(),
                       to.chosen.get(),        to.places.get(),   starts.get()};
   };
   const auto found = in_every_order([&] { return decide(true); });
-  Decided expected(shape, logits);
+  Decided expected(shape, logits, bias);
   expected.starts.push_back(-7);
   EXPECT_EQ(std::get<3>(found), expected.chosen);
   EXPECT_EQ(std::get<4>(found), expected.places);
@@ -178,6 +182,12 @@ void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& 
 
 TEST_F(CudaRouter, DecidesAsTheHost) {
   for (const RouterShape& shape : kShapes) expect_hosts_decisions(shape, random_logits(shape));
+}
+
+TEST_F(CudaRouter, BiasesAreAddedToTheLogits) {
+  for (const RouterShape& shape : kShapes) {
+    expect_hosts_decisions(shape, random_logits(shape), normals_of<float>(shape.experts, 9, 3.0));
+  }
 }
 
 TEST_F(CudaRouter, ChoicesOfManyRowsAreSorted) {
@@ -391,28 +401,44 @@ TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
     EXPECT_EQ(products[static_cast<std::size_t>(of.decided.places[of.first])], 0.0F);
     // Weights are at least some hundredths.
     expect_close(found, exact(products), 1e-4 * std::sqrt(double(width)));
+    const auto with_bias = in_every_order([&] {
+      const DeviceArray<float> sums(products);
+      must(dot_bias<T>(nullptr, of.rows(places.data()), activated_there.data(),
+                       gradients_there.data(), weights.data(), sums.data(), width));
+      return sums.get();
+    });
+    host::RouterOps<T>().dot_bias(of.rows(of.decided.places.data()), activated.data(),
+                                  gradients.data(), of.decided.weights.data(), products.data(),
+                                  width);
+    expect_close(with_bias, exact(products), 2e-4 * std::sqrt(double(width)));
   }
 }
 
-TEST_F(CudaRouter, RowsAreAdded) {
+TYPED_TEST(CudaExperts, RowsAreAdded) {
+  using T = TypeParam;
   Chosen of;
   const Uploaded there(of.decided);
   for (const std::size_t width : kWidths) {
     const std::vector<float> y = normals_of<float>(of.count * width, 1);
     const std::vector<float> before = normals_of<float>((of.shape.rows + 1) * width, 2);
     const DeviceArray<float> y_there(y);
-    for (const bool weighs : {false, true}) {
+    const std::vector<T> bias = normals_of<T>(width, 3);
+    const DeviceArray<T> bias_there(bias);
+    for (const auto& [weighs, biased] : {std::pair(false, false), std::pair(true, false),
+                                         std::pair(true, true), std::pair(false, true)}) {
       std::vector<float> expected = before;
-      host::RouterOps<float>().add_rows(of.rows(of.decided.places.data()), y.data(),
-                                        weighs ? of.decided.weights.data() : nullptr,
-                                        expected.data(), width);
+      host::RouterOps<T>().add_rows(
+          of.rows(of.decided.places.data()), y.data(), biased ? bias.data() : nullptr,
+          weighs ? of.decided.weights.data() : nullptr, expected.data(), width);
+      const T* const added = biased ? bias_there.data() : nullptr;
+      const float* const factors = weighs ? there.weights.data() : nullptr;
       const std::vector<float> found = in_every_order([&] {
         const DeviceArray<float> sums(before);
-        must(add_rows(nullptr, of.rows(there.places.data()), y_there.data(),
-                      weighs ? there.weights.data() : nullptr, sums.data(), width));
+        must(add_rows<T>(nullptr, of.rows(there.places.data()), y_there.data(), added, factors,
+                         sums.data(), width));
         return sums.get();
       });
-      expect_close(found, exact(expected), 1e-6);
+      expect_close(found, exact(expected), 2e-6);
     }
   }
 }
@@ -422,8 +448,9 @@ TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
   const DeviceArray<std::int32_t> starts(6, -1);
   const DeviceArray<double> values(RouterTotals::values(5), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), 5);
-  EXPECT_EQ(route(nullptr, shape, nullptr, {}, starts.data(), nullptr), cudaSuccess);
-  EXPECT_EQ(route(nullptr, shape, nullptr, {}, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, {}, starts.data(), nullptr),
+            cudaSuccess);
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, {}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(add_router_totals(nullptr, shape, {}, true, totals, nullptr), cudaSuccess);
   EXPECT_EQ(router_gradient<float>(nullptr, shape, {}, totals, {}, nullptr), cudaSuccess);
   EXPECT_EQ(starts.get(), std::vector<std::int32_t>(6, 0));
@@ -434,7 +461,8 @@ TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
   EXPECT_EQ(gather_rows<float>(nullptr, none, nullptr, nullptr, y.data(), 4, 8), cudaSuccess);
   EXPECT_EQ(y.get(), std::vector<float>(32, 0.0F));
   EXPECT_EQ(dot_rows<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
-  EXPECT_EQ(add_rows(nullptr, none, nullptr, nullptr, nullptr, 8), cudaSuccess);
+  EXPECT_EQ(dot_bias<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
+  EXPECT_EQ(add_rows<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST_F(CudaRows, GeluIsTheHosts) {
 }
 
 template <class T>
-void check_gate(Activation f, Rows rows, bool joined) {
+void check_gate(const Gating& how, Rows rows, bool joined) {
   const std::size_t size = rows.count * rows.width;
   const std::size_t up = joined ? rows.width : size;
   const std::size_t step = joined ? 2 * rows.width : rows.width;
@@ -80,20 +80,27 @@ void check_gate(Activation f, Rows rows, bool joined) {
     const DeviceArray<T> there(gate_up);
     const DeviceArray<T> y(dy);
     T* const first = there.data();
-    must(gate<T>(nullptr, f, first, first + up, step, y.data(), rows));
-    must(gate_backward<T>(nullptr, f, first, first + up, step, dy_there.data(), rows));
+    must(gate<T>(nullptr, how, first, first + up, step, y.data(), rows));
+    must(gate_backward<T>(nullptr, how, first, first + up, step, dy_there.data(), rows));
     return std::tuple{y.get(), there.get()};
   });
   std::vector<double> gradients = exact(gate_up);
   std::vector<double> y = exact(dy);
   const std::vector<double> exact_dy = exact(dy);
-  const bool silu = f == Activation::silu;
+  const bool silu = how.activation == Activation::silu;
   const auto forward = silu ? in_double::swiglu<double> : in_double::geglu<double>;
   const auto backward =
       silu ? in_double::swiglu_backward<double> : in_double::geglu_backward<double>;
   for (std::size_t row = 0; row < rows.count; ++row) {
     double* const first = gradients.data() + row * step;
     const std::size_t at = row * rows.width;
+    if (how.limit > 0.0F) {
+      in_double::limited_swiglu<double>(first, first + up, y.data() + at, rows.width, how.limit,
+                                        how.slope);
+      in_double::limited_swiglu_backward<double>(first, first + up, exact_dy.data() + at,
+                                                 rows.width, how.limit, how.slope);
+      continue;
+    }
     forward(first, first + up, y.data() + at, rows.width);
     backward(first, first + up, exact_dy.data() + at, rows.width);
   }
@@ -103,11 +110,28 @@ void check_gate(Activation f, Rows rows, bool joined) {
 TEST_F(CudaRows, GatesAreTheHosts) {
   for (const Rows rows : {Rows{1, 8}, Rows{3, 2056}, Rows{5, 24}, Rows{2, 2048}, Rows{300, 8}}) {
     for (const bool joined : {false, true}) {
-      for (const Activation f : {Activation::silu, Activation::gelu_tanh}) {
-        check_gate<float>(f, rows, joined);
-        check_gate<Bf16>(f, rows, joined);
+      for (const Gating& how : {Gating{Activation::silu}, Gating{Activation::gelu_tanh},
+                                Gating{Activation::silu, 7.0F, 1.75F}}) {
+        check_gate<float>(how, rows, joined);
+        check_gate<Bf16>(how, rows, joined);
       }
     }
+  }
+}
+
+TEST_F(CudaRows, GatesHaveAGradientAtTheirLimitsAndNoneBeyond) {
+  constexpr float kLimit = 0.5F;
+  const float above = std::nextafter(kLimit, 1.0F);
+  const DeviceArray<float> of_gate(
+      std::vector<float>{kLimit, above, -above, 0.25F, 0.25F, 0.25F, 0.25F, 0.25F});
+  const DeviceArray<float> of_up(
+      std::vector<float>{0.0F, 0.0F, 0.0F, 0.0F, kLimit, above, -kLimit, -above});
+  const DeviceArray<float> dy(8, 1.0F);
+  must(gate_backward<float>(nullptr, {Activation::silu, kLimit, 1.0F}, of_gate.data(), of_up.data(),
+                            8, dy.data(), {1, 8}));
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(of_gate.get()[i] == 0.0F, i == 1) << i;
+    EXPECT_EQ(of_up.get()[i] == 0.0F, i == 5 || i == 7) << i;
   }
 }
 
@@ -290,10 +314,10 @@ TEST_F(CudaRows, OtherActivationsAreRefused) {
             cudaErrorInvalidValue);
   EXPECT_EQ(activate_backward<float>(nullptr, Activation::silu, x.data(), x.data(), 8),
             cudaErrorInvalidValue);
-  EXPECT_EQ(gate<float>(nullptr, Activation::gelu, x.data(), x.data(), 8, x.data(), {1, 8}),
+  EXPECT_EQ(gate<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
             cudaErrorInvalidValue);
   EXPECT_EQ(
-      gate_backward<float>(nullptr, Activation::gelu, x.data(), x.data(), 8, x.data(), {1, 8}),
+      gate_backward<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
       cudaErrorInvalidValue);
 }
 
@@ -301,8 +325,8 @@ TEST_F(CudaRows, OfNothingIsNothing) {
   const auto f = Activation::gelu_tanh;
   EXPECT_EQ(activate<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(activate_backward<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(gate<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
-  EXPECT_EQ(gate_backward<float>(nullptr, f, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(gate<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(gate_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(fill_angles(nullptr, std::vector{1.0}, 1.0, 0, nullptr, nullptr), cudaSuccess);

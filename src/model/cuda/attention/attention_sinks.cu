@@ -1,0 +1,95 @@
+#include <bit>
+#include <cmath>
+
+#include "ballast/core/dtype.h"
+
+#include "src/device/cuda/eight.h"
+#include "src/device/cuda/kernel_language.h"
+#include "src/model/cuda/attention/attention_places.h"
+#include "src/model/cuda/rows/row_team.h"
+
+namespace ballast::model::cuda {
+namespace {
+
+// A sink adds to the sum of a softmax and to no result, so it makes the results of attention
+// without it smaller by one factor: attention itself needs no other kernels, and cuDNN's serves as
+// well.
+
+constexpr unsigned kThreads = 128;
+
+/// `lanes` threads, a power of two, share a row, 8 columns each. Blocks: x for tokens, y for heads,
+/// z for sequences.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    add(AttentionShape shape, unsigned lanes, const T* sinks, T* out, float* log_sums) {
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
+  const std::size_t position = std::size_t{blockIdx.x} * (kThreads / lanes) + threadIdx.x / lanes;
+  const std::size_t column = threadIdx.x % lanes * device::kEight;
+  const bool here = position < shape.length;
+  const float sink = device::widen(sinks[blockIdx.y]);
+  const float log_sum = here ? log_sums[place.row + position] : 0.0F;
+  const float above = log_sum - sink;
+  if (here && column < shape.head_dim) {
+    T* const row = out + place.out + position * shape.width() + column;
+    float values[device::kEight];
+    device::read(row, values);
+    const float share = 1.0F / (1.0F + expf(-above));
+    for (float& value : values) value *= share;
+    device::write(values, row);
+  }
+  __syncwarp();  // all lanes have read the sum
+  if (!here || column != 0) return;
+  log_sums[place.row + position] = fmaxf(log_sum, sink) + log1pf(expf(-fabsf(above)));
+}
+
+/// One block per head.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    differentiate(AttentionShape shape, const T* sinks, const QueryRow* rows, float* gradient) {
+  __shared__ double shared[device::kWarp];
+  const float sink = device::widen(sinks[blockIdx.x]) * kLog2E;
+  double sum[1] = {};
+  for (std::size_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    const QueryRow* const own = rows + (sequence * shape.heads + blockIdx.x) * padded_length(shape);
+    for (std::size_t i = threadIdx.x; i < shape.length; i += kThreads) {
+      sum[0] -= static_cast<double>(exp2f(sink - own[i].log_sum) * own[i].delta);
+    }
+  }
+  device::block_sum(sum, shared);
+  if (threadIdx.x == 0) gradient[blockIdx.x] += static_cast<float>(sum[0]);
+}
+
+}  // namespace
+
+template <class T>
+cudaError_t add_sinks(cudaStream_t stream, const AttentionShape& shape, const T* sinks, T* out,
+                      float* log_sums) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_dim / device::kEight));
+  const std::size_t blocks = padded_length(shape) * lanes / kThreads;
+  return device::launch(
+      {.stream = stream,
+       .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),
+                  static_cast<unsigned>(shape.sequences)},
+       .threads = kThreads},
+      &add<T>, shape, lanes, sinks, out, log_sums);
+}
+
+template <class T>
+cudaError_t add_sink_gradients(cudaStream_t stream, const AttentionShape& shape, const T* sinks,
+                               const void* scratch, float* gradient) {
+  if (shape.log_sums() == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(shape.heads), .threads = kThreads},
+      &differentiate<T>, shape, sinks, static_cast<const QueryRow*>(scratch), gradient);
+}
+
+template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const float*, float*, float*);
+template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const Bf16*, Bf16*, float*);
+template cudaError_t add_sink_gradients(cudaStream_t, const AttentionShape&, const float*,
+                                        const void*, float*);
+template cudaError_t add_sink_gradients(cudaStream_t, const AttentionShape&, const Bf16*,
+                                        const void*, float*);
+
+}  // namespace ballast::model::cuda
