@@ -91,6 +91,13 @@ class Filler {
   [[nodiscard]] schedule::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                             Tier gradients) const;
   [[nodiscard]] Bytes above_budgets(const memory::Ledger& sums) const;
+  [[nodiscard]] bool has_states(std::size_t block) const {
+    return !work_.blocks[block].is_frozen();
+  }
+  /// Whether it is a layer whose input waits for the backward pass.
+  [[nodiscard]] bool has_input(std::size_t block) const {
+    return work_.is_layer(block) && work_.is_differentiated(block);
+  }
   [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
   Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;

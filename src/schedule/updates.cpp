@@ -44,7 +44,7 @@ bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const
 }
 
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
-  if (!at(block).speculates) return Speculation::none;
+  if (!speculates(block)) return Speculation::none;
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
@@ -80,6 +80,7 @@ void Movements::add_permission(Operation& update) const {
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
+  if (work_.blocks[block].is_frozen()) return;
   if (at(block).optimizer == Tier::device) {
     update_on_device(block, lag);
   } else {
@@ -235,7 +236,9 @@ void Movements::return_weights(std::uint32_t block, BufferId updated) {
   gather_weights(block, device, device);
   if (borrowed) return;
   copy_weights(Action::offload_weights, block, {.buffer = device}, {.buffer = updated},
-               rank_.weights(block));
+               rank_.updated_by_all(block));
+  // Frozen weights behind the updated ones did not pass through it.
+  if (rank_.updated_by_all(block) < rank_.weights(block)) slots.forget(block);
 }
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,

@@ -24,6 +24,7 @@ constexpr std::uint64_t kFewSteps = 6;
 struct Model {
   std::string name;
   std::string section;
+  std::string trained = {};  ///< the value of ballast.train, unless all
 };
 
 const Model kGpt2 = {"gpt2",
@@ -57,10 +58,15 @@ const Model kAllExperts = {"all experts",
                               "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
                               "intermediate_size": 48, "num_local_experts": 5)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
+/// The same, with what does not match frozen.
+Model training(const Model& model, const std::string& patterns) {
+  return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
+}
 
 test::Outcome train(const Model& model, bool bf16, std::vector<std::string> overrides,
                     std::uint64_t steps = kSteps, bool packed = false) {
   if (packed) overrides.insert(overrides.begin(), test::kPacked);
+  if (!model.trained.empty()) overrides.push_back("ballast.train=" + model.trained);
   const test::TempDir directory;
   std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), steps,
@@ -194,6 +200,33 @@ TEST(Invariance, ExpertsInBf16) {
 }
 TEST(Invariance, PackedExpertsInFp32) {
   expect_invariance(kAllExperts, false, kFewSteps, true);
+}
+
+TEST(Invariance, Gpt2WithPartsThatAreFrozenInBf16) {
+  expect_invariance(training(kGpt2, R"(["*.wpe.weight", "*.h.0.attn.*", "*.h.1.ln_2.weight",
+                                        "*.h.1.mlp.c_fc.*", "*.ln_f.bias"])"),
+                    true, kFewSteps);
+}
+TEST(Invariance, LlamaWithFrozenLayersAtTheStartInFp32) {
+  expect_invariance(training(cut(kLlama, 5), R"(["model.layers.[12].*", "lm_head.weight"])"), false,
+                    kFewSteps);
+}
+TEST(Invariance, PackedTiedLlamaInTilesWithFrozenOnesInBf16) {
+  expect_invariance(training(cut_everywhere(kTiedLlama, 3),
+                             R"(["*.1.self_attn.[qk]_proj.*", "*.2.mlp.up_proj.*"])"),
+                    true, kFewSteps, true);
+}
+TEST(Invariance, TiedVocabularyOfFrozenLayersInBf16) {
+  expect_invariance(training(cut(kTiedLlama, 3), R"(["model.embed_tokens.weight"])"), true,
+                    kFewSteps);
+}
+TEST(Invariance, HeadAloneInBf16) {
+  expect_invariance(training(kLlama, R"(["lm_head.weight"])"), true);
+}
+TEST(Invariance, ExpertsOfWhichSomeAreFrozenInBf16) {
+  expect_invariance(training(kExperts, R"(["*.mlp.gate.weight", "*.experts.1?.*",
+                                           "*.experts.2.up_proj.weight"])"),
+                    true, kFewSteps);
 }
 
 /// Tiles only change the order of sums.

@@ -126,8 +126,8 @@ void Interpreter::expert_backward(const Operation& op) {
   // Ranks clear and add in any case, as do plans that clear before the routers choose.
   const bool clears = work_.world > 1 || problem_.options.order == Order::micro_batch_major;
   if (clears || has_rows(op.block, run_, plan_->micro_batches)) {
-    add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
-  } else {
+    add_gradient(op);
+  } else if (is_trained(op.block)) {
     ++seen_uses_;
   }
 }
@@ -145,7 +145,7 @@ void Interpreter::router_backward(const Operation& op) {
   need(op, Role::gradient_flow, {What::flow, work_.last_tile(op.block) + 1, op.micro, run_});
   --seen_uses_;
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
 }
 
 }  // namespace ballast::schedule

@@ -13,7 +13,7 @@ void Interpreter::keep_old(const Operation& op, Role home, Role undo) {
 /// At the start of a rollback the results of speculative updates are wrong wherever they are.
 void Interpreter::undo_speculative_updates() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    if (!problem_.placement.blocks[b].speculates) continue;
+    if (!problem_.placement.blocks[b].speculates || !is_trained(b)) continue;
     for (Content& content : held_) {
       const bool values = content.what == What::weights || content.what == What::states;
       if (values && content.block == b && content.number == updates_[b]) content.undone = true;
@@ -46,6 +46,7 @@ Content Interpreter::updated(const Operation& op, Content weights) const {
 }
 
 void Interpreter::update(const Operation& op) {
+  if (!is_trained(op.block)) return complain(op, "updates a frozen block");
   const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
   const bool speculates = op.speculation == Speculation::speculates;
   const bool gated = problem_.options.update == Update::gated && !speculates;
