@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
+#include "src/model/layer.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::frozen_test {
@@ -108,6 +109,25 @@ TEST(Freeze, CountsTheProductsWhoseGradientsAreLeftOut) {
   EXPECT_EQ(frozen(tied, {"model.embed_tokens.weight"}).frozen_flops(head, 2, 8), 0.0);
   EXPECT_EQ(frozen(tied, {"model.norm.weight"}).frozen_flops(head, 2, 8),
             build_architecture(tied).forward_flops(head, 2, 8));
+}
+
+/// Queries end where the gradients end, and frozen keys follow without a gap.
+TEST(Freeze, JoinsOnlyMapsThatAreAllTrainedOrAllFrozen) {
+  ModelConfig config = test::small_llama();
+  config.hidden_size = 2048;  // a norm of a whole page
+  config.head_dim = 0;
+  config.num_heads = config.num_kv_heads = 4;
+  const auto maps = [&](const std::vector<std::string>& patterns) {
+    const BlockSpec block = frozen(config, patterns).blocks[1];
+    std::vector<LinearAt> of;
+    for (const char* name : {"q", "k", "v"}) {
+      of.push_back(find_linear(block, std::string("self_attn.") + name + "_proj"));
+    }
+    return joined(of).size();
+  };
+  EXPECT_EQ(maps({"*"}), 1U);
+  EXPECT_EQ(maps({"model.norm.weight"}), 1U);
+  EXPECT_EQ(maps({"*.input_layernorm.weight", "*.q_proj.weight"}), 2U);
 }
 
 std::string error_of(const std::vector<std::string>& patterns) {
