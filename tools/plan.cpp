@@ -45,7 +45,7 @@ schedule::Rates rates_for(const PlanRequest& request, config::Config config) {
   }
   if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
   train::check_inputs(config);
-  const model::Architecture model = model::build_architecture(config.model);
+  const model::Architecture model = planning::model_of(config);
   planning::require_fit(
       {.config = config, .model = model, .budgets = planning::budgets_of(config, {})});
   return planning::machine_rates(config, model, request.recalibrate, &interrupted());

@@ -161,6 +161,14 @@ void complete_placement(Config& c, const Document& document) {
   }
 }
 
+void check_trained(const Config& c, const Document& document) {
+  if (c.ballast.train.empty()) return;
+  model::Architecture model = model::build_architecture(c.model);
+  model::freeze(model, c.ballast.train, [&](std::size_t pattern, const std::string& rule) {
+    document.fail(fmt::format("ballast.train[{}]", pattern), rule);
+  });
+}
+
 void check_aio(const AioSection& a, const Document& document) {
   if (a.abandon_seconds < a.stall_seconds) {
     document.fail("aio.abandon_seconds",
@@ -260,6 +268,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_scheduler(config.scheduler, document);
   note_warmup_rate(config);
   complete_placement(config, document);
+  check_trained(config, document);
   check_zero(config.zero, document);
   check_aio(config.aio, document);
   note_unused_paths(config);

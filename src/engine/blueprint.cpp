@@ -37,22 +37,26 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
     return sizes.empty() ? 0 : sizes[block];
   };
   schedule::Workload& work = blueprint.workload;
+  work.first_differentiated = static_cast<std::uint32_t>(blueprint.model.first_differentiated());
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
     work.blocks.push_back({.name = block.name,
                            .weight_bytes = block.elements * size_of(blueprint.type),
-                           .accumulator_bytes = block.elements * size_of(DType::f32),
-                           .gradient_bytes = block.elements * size_of(blueprint.type),
+                           .accumulator_bytes = block.trained_elements() * size_of(DType::f32),
+                           .gradient_bytes = block.trained_elements() * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .recomputed_flops = blueprint.model.recomputed_flops(
+                               b, blueprint.shape.sequences, blueprint.shape.length),
+                           .frozen_flops = blueprint.model.frozen_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .continues = b > 0 && continues(blueprint.model, b),
                            .mid_layer = begins_second_half(blueprint.model, b),
                            .routes = block.part == model::LayerPart::router,
                            .is_expert = block.part == model::LayerPart::expert,
                            .token_share = block.token_share,
-                           .keeps_whole = block.parameters <= persistence_threshold,
+                           .keeps_whole = block.parameters <= persistence_threshold ||
+                                          block.trained_elements() % block.elements > 0,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
                            .cleared_bytes = of_block(kernels.cleared, b)});
     for (std::uint32_t group = 0; group < sub_groups(blueprint, b); ++group) {
@@ -87,7 +91,8 @@ void add_batch(Blueprint& blueprint, const model::KernelMemory& kernels,
       std::clamp<std::uint64_t>(evaluation_micro_batches, 1, blueprint.micro_batches));
   work.tied = blueprint.model.config.tie_embeddings;
   work.vocabulary_tiles = static_cast<std::uint32_t>(blueprint.model.config.vocabulary_tiles);
-  if (work.tied) {
+  const auto* const table = blueprint.model.blocks.front().find(blueprint.model.outer.tokens);
+  if (work.tied && (table == nullptr || !table->frozen)) {
     work.tied_accumulator_bytes = blueprint.model.largest_tile() * width * size_of(DType::f32);
   }
   if (work.vocabulary_tiles > 1 || work.cuts_layers()) {
@@ -113,12 +118,24 @@ std::string describe_gathers(const Blueprint& blueprint) {
 
 /// "3 of 5 blocks" that are updated before the norm is known; "" if none.
 std::string describe_speculation(const Blueprint& blueprint) {
-  const auto& blocks = blueprint.placement.blocks;
-  const auto count = std::count_if(blocks.begin(), blocks.end(),
-                                   [](const auto& block) { return block.speculates; });
+  const auto& blocks = blueprint.workload.blocks;
+  std::size_t count = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    count += !blocks[b].is_frozen() && blueprint.placement.blocks[b].speculates ? 1 : 0;
+  }
   if (count == 0) return "";
   return fmt::format("of {} of {} blocks before the norm is known, repeated if it clips", count,
                      blocks.size());
+}
+
+/// What is trained, if something is frozen; else "".
+std::string describe_trained(const Blueprint& blueprint) {
+  const Elems trained = blueprint.model.trained_parameters();
+  const Elems all = blueprint.model.parameters();
+  if (trained == all) return "";
+  return fmt::format("{:.3g}% of the parameters; the backward pass ends with {}",
+                     100.0 * static_cast<double>(trained) / static_cast<double>(all),
+                     blueprint.workload.blocks[blueprint.workload.first_differentiated].name);
 }
 
 /// Empty for a model without layers.
@@ -184,8 +201,10 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   std::vector<std::string> lines;
   const auto describe = [&](std::string_view what, Tier schedule::BlockPlacement::*kind) {
     std::array<std::size_t, 3> count{};
-    const bool inputs = kind == &schedule::BlockPlacement::activations;
-    for (std::size_t b = 0; b < blueprint.placement.blocks.size(); ++b) {
+    for (std::size_t b = 0; b < blueprint.workload.blocks.size(); ++b) {
+      const bool states = kind == &schedule::BlockPlacement::optimizer;
+      const bool inputs = kind == &schedule::BlockPlacement::activations;
+      if (states && blueprint.workload.blocks[b].is_frozen()) continue;
       if (inputs && !blueprint.workload.places_input(b)) continue;
       ++count[static_cast<std::size_t>(blueprint.placement.blocks[b].*kind)];
     }
@@ -200,6 +219,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   };
   describe("weights", &schedule::BlockPlacement::weights);
   if (blueprint.options.purpose == schedule::Purpose::evaluation) return lines;
+  if (const std::string text = describe_trained(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "trained", text));
+  }
   describe("optimizer states", &schedule::BlockPlacement::optimizer);
   if (blueprint.states.moments != cpu_adam::Moments::Format::f32) {
     const bool codes = blueprint.states.moments == cpu_adam::Moments::Format::blockwise8;

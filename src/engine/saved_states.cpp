@@ -37,7 +37,7 @@ bool is_exponents(StateKind kind) {
 std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
                                                      const HeldBlock& held, std::size_t block,
                                                      bool states) {
-  const ShardRange own = even_shard(blueprint, block);
+  const ShardRange own = even_shard(blueprint, block, states);
   std::vector<std::pair<StateRange, Bytes>> arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
     const ShardRange entries = entries_of(array.kind, own);
@@ -99,10 +99,11 @@ std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    const Elems all = blueprint.model.blocks[b].elements;
-    ranges.push_back({b, StateKind::weights, 0, all, size_of(blueprint.type)});
-    for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, all})) {
-      const Elems entries = entries_of(kind, {0, all, all}).elements;
+    const model::BlockSpec& block = blueprint.model.blocks[b];
+    ranges.push_back({b, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
+    const Elems trained = block.trained_elements();
+    for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, trained})) {
+      const Elems entries = entries_of(kind, {0, trained, trained}).elements;
       ranges.push_back({b, kind, 0, entries, array.bytes / entries});
     }
   }

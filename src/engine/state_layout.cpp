@@ -77,25 +77,27 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
   update_traffic = elements * arrays.bytes_per_element();
 }
 
-ShardRange even_shard(const Blueprint& blueprint, std::size_t block) {
-  const Elems all = blueprint.model.blocks[block].elements;
+ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states) {
+  const model::BlockSpec& spec = blueprint.model.blocks[block];
   const schedule::RankSizes sizes(blueprint.workload);
-  const Elems room =
-      sizes.weight_shard(static_cast<std::uint32_t>(block)) / size_of(blueprint.type);
+  const auto number = static_cast<std::uint32_t>(block);
+  const Elems all = states ? spec.trained_elements() : spec.elements;
+  const Bytes shard = states ? sizes.gradient_shard(number) : sizes.weight_shard(number);
+  const Elems room = shard / size_of(blueprint.type);
   const Elems first = std::min(all, sizes.shard_of(blueprint.rank) * room);
   return {first, std::min(room, all - first), room};
 }
 
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
-  const Elems all = blueprint.model.blocks[block].elements;
-  if (!schedule::RankSizes(blueprint.workload).splits_states()) return {0, all, all};
-  return even_shard(blueprint, block);
+  const Elems trained = blueprint.model.blocks[block].trained_elements();
+  if (!schedule::RankSizes(blueprint.workload).splits_states()) return {0, trained, trained};
+  return even_shard(blueprint, block, true);
 }
 
 std::uint32_t sub_groups(const Blueprint& blueprint, std::size_t block) {
   const Elems size = whole_units(blueprint.sub_group_size);
   const Elems room = rank_shard(blueprint, block).room;
-  return static_cast<std::uint32_t>(std::max<Elems>(1, room / size + (room % size > 0 ? 1 : 0)));
+  return static_cast<std::uint32_t>(room / size + (room % size > 0 ? 1 : 0));
 }
 
 ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group) {

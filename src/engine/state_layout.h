@@ -41,13 +41,15 @@ struct ShardRange {
   Elems room = 0;      ///< equal on all ranks; zero after the elements
 };
 
-/// The elements of this rank's shard, one of as many as there are ranks. Starts on whole blocks of
+/// The elements of this rank's shard of weights, or of states, one of as many as there are ranks.
+/// Starts on whole blocks of
 /// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of shards.
-ShardRange even_shard(const Blueprint& blueprint, std::size_t block);
-/// even_shard() if the stage splits states, else the whole block.
+ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states);
+/// The elements whose states this rank keeps: even_shard() if the stage splits states, else the
+/// trained ones of the block; none if it is frozen.
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block);
 
-/// Sub-groups of this rank's part of a block, at least one; the same number on all ranks.
+/// Sub-groups of this rank's part of a block, none if it is frozen; the same number on all ranks.
 std::uint32_t sub_groups(const Blueprint& blueprint, std::size_t block);
 /// The elements of rank_shard() that are in a sub-group; consecutive, the last one may be smaller.
 ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);

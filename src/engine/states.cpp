@@ -186,7 +186,10 @@ class MasterReader {
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
     if (!piece.states && held.layout.split) {
       high_.resize(masters_.size());
-      for_wanted<Bf16>(piece, 0, held.weights, [&](Elems i, Bf16 high) { high_[i] = high; });
+      for_wanted<Bf16>(piece, 0, held.weights, [&](Elems i, Bf16 high) {
+        high_[i] = high;
+        masters_[i] = to_float(high);  // of frozen weights, which have no remainders
+      });
     } else if (!piece.states) {
       for_wanted<float>(piece, 0, held.weights, [&](Elems i, float m) { masters_[i] = m; });
     } else if (held.layout.split) {
@@ -259,22 +262,24 @@ void fill_states(const Blueprint& blueprint, const WeightSource& source, std::ui
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                Elems first, Elems count, const Perform& perform) {
   const schedule::RankSizes sizes(blueprint.workload);
-  const ShardRange shard = rank_shard(blueprint, block);
+  const bool splits_weights = sizes.splits_weights(static_cast<std::uint32_t>(block));
+  const ShardRange shard = even_shard(blueprint, block, !splits_weights);
   const auto read = [&](Elems from, std::span<float> masters) {
     MasterReader reader(blueprint, from, masters);
     perform(reading_plan(blueprint, block, 1),
             [&reader](const HomePiece& piece) { reader.read(piece); });
   };
   std::vector<float> values(count);
-  if (shard.room == blueprint.model.blocks[block].elements) {
-    read(first, values);
-    return values;
-  }
+  const model::BlockSpec& spec = blueprint.model.blocks[block];
+  // Frozen weights that are whole are here.
+  if (!sizes.splits_states() || (!splits_weights && spec.frozen_elements > 0)) read(first, values);
+  if (!sizes.splits_states() || shard.room == 0) return values;
   std::vector<float> own(shard.room);
   read(shard.first, std::span(own).first(shard.elements));
   std::vector<float> all(ranks->world() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  const Elems end = splits_weights ? spec.elements : spec.trained_elements();
+  for (std::size_t i = 0; i < values.size() && first + i < end; ++i) {
     const Elems at = first + i;
     const auto number = static_cast<std::uint32_t>(at / own.size());
     values[i] = all[sizes.owner_of(number) * own.size() + at % own.size()];

@@ -175,8 +175,8 @@ class Lanes::Step : private RoutingBuffers {
                             device(Role::weights, sizes().whole_weights(block)));
     } else {
       const bool share = sizes().splits_weights(block);
-      const DeviceBytes kept = device(Role::weights, sizes().weights(block));
-      const Bytes shard = sizes().weight_shard(block);
+      const DeviceBytes kept = device(Role::weights, sizes().updated_by_all(block));
+      const Bytes shard = sizes().updated_weights(block);
       (share ? *lanes_.channels_.gathering_share : *lanes_.channels_.gathering)
           .all_gather(stream, kept.subview(shard_at_home() * shard, shard), kept);
     }

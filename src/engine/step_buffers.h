@@ -73,7 +73,9 @@ class StepBuffers {
     return device(Role::intermediates, work().intermediate_bytes);
   }
   [[nodiscard]] DeviceBytes weights() const { return device(Role::weights, work().weight_bytes); }
+  /// Empty if the operation has none: the block is frozen.
   [[nodiscard]] DeviceView<float> accumulator() const {
+    if (!has(Role::accumulator)) return {};
     return view_as<float>(device(Role::accumulator, work().accumulator_bytes));
   }
   /// Sums of the output matrix's gradient for the tied tile in the operation's block; empty if the
@@ -146,9 +148,10 @@ class StepBuffers {
     for (std::size_t t = 0; t < count; ++t) {
       const std::size_t block = blueprint_.model.tile(t).block;
       all.push_back({t, t < own ? this->weights() : weights_of(weights[t - own], block)});
-      if (has(Role::accumulator)) {
-        all.back().gradient = t < own ? accumulator() : gradient_of_tile(sums[t - own], t);
+      if (t < own && has(Role::accumulator)) {
+        all.back().gradient = accumulator();
       }
+      if (t >= own && !sums.empty()) all.back().gradient = gradient_of_tile(sums[t - own], t);
     }
     return all;
   }
@@ -157,7 +160,7 @@ class StepBuffers {
     const bool tied = blueprint_.workload.tied;
     const std::size_t number = operation_.block - (tied ? 0 : blueprint_.workload.head());
     model::OutputTile one = {number, weights()};
-    if (has(Role::accumulator)) one.gradient = accumulator();
+    one.gradient = accumulator();
     if (has(Role::output_accumulator)) one.gradient = output_accumulator();
     return one;
   }

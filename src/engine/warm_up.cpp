@@ -30,7 +30,7 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   const auto has = [&](Role role) { return operation.buffer(role) != schedule::kNoBuffer; };
   return std::tuple(operation.action, block.kind, block.part, place, operation.micro == 0,
                     has(Role::workspace), has(Role::weights_source), has(Role::intermediates),
-                    has(Role::output));
+                    has(Role::output), has(Role::accumulator), block.frozen_elements);
 }
 
 /// As if the routers had sent a row to each expert, so that the kernels of experts run too.

@@ -9,15 +9,12 @@
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 
+#include "src/model/block_steps.h"
 #include "src/model/families.h"
 #include "src/model/tiles.h"
 
 namespace ballast::model {
 namespace {
-
-/// Elements between starts of tensors (a cache line of the smallest kind of state) and blocks.
-constexpr Elems kTensorStep = 32;
-constexpr Elems kBlockStep = 2048;
 
 std::vector<std::unique_ptr<const Family>>& families() {
   static std::vector<std::unique_ptr<const Family>> all = BuiltInFamilies::families();

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -95,7 +96,7 @@ class ComputeBy final : public Compute {
                      DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
+      layer_->forward({block - model_.first_layer(), as<T>(weights), {}}, positions.raw(),
                       as<T>(in), as<T>(out), kept.raw());
     });
   }
@@ -105,7 +106,7 @@ class ComputeBy final : public Compute {
                       DeviceBytes kept) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
+      layer_->backward({block - model_.first_layer(), as<T>(weights), gradient, accumulation},
                        positions.raw(), as<T>(in), as<T>(dy), kept.raw());
     });
   }
@@ -131,7 +132,7 @@ class ComputeBy final : public Compute {
         const BlockWeights<T> about{.weights = as<T>(weights)};
         return experts_.shared_forward(block, about, rows.raw(), sums.raw());
       }
-      layer_->forward_tile({block - model_.first_layer(), as<T>(weights), nullptr}, positions.raw(),
+      layer_->forward_tile({block - model_.first_layer(), as<T>(weights), {}}, positions.raw(),
                            as<T>(rows), sums.raw());
       if (!out.empty()) tile_sums_.round(sums.raw(), as<T>(out));
     });
@@ -148,12 +149,11 @@ class ComputeBy final : public Compute {
     run(stream, [=, this] {
       if (shared) {
         const BlockWeights<T> about{
-            .weights = as<T>(weights), .gradient = gradient.raw(), .accumulation = accumulation};
+            .weights = as<T>(weights), .gradient = gradient, .accumulation = accumulation};
         return experts_.shared_backward(block, about, rows.raw(), as<T>(dy), sums.raw());
       }
-      layer_->backward_tile(
-          {block - model_.first_layer(), as<T>(weights), gradient.raw(), accumulation},
-          positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);
+      layer_->backward_tile({block - model_.first_layer(), as<T>(weights), gradient, accumulation},
+                            positions.raw(), as<T>(rows), as<T>(dy), sums.raw(), adds);
     });
   }
   void norm_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
@@ -162,7 +162,7 @@ class ComputeBy final : public Compute {
     expects(block != model_.head(), "the gradient of the final norm is a part of the head's end");
     const NormAt norm = norm_before_tiles(block);
     run(stream, [=, this] {
-      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient.raw()};
+      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
       tile_sums_.norm_backward(about[norm], as<T>(in), sums.raw(), as<T>(dy), as<T>(dy));
     });
   }
@@ -195,7 +195,7 @@ class ComputeBy final : public Compute {
     const bool begins = !model_.is_layer_tile(block + 1);
     run(stream, [=, this] {
       if (begins) ops_.zero(sums.raw(), sums.size());
-      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient.raw()};
+      const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
       experts_.backward(block, about, rows.raw(), choices.first, choices.count, as<T>(dy),
                         sums.raw());
     });
@@ -207,7 +207,7 @@ class ComputeBy final : public Compute {
     expect_rows(rows);
     run(stream, [=, this] {
       const BlockWeights<T> about{
-          .weights = as<T>(weights), .gradient = gradient.raw(), .accumulation = accumulation};
+          .weights = as<T>(weights), .gradient = gradient, .accumulation = accumulation};
       experts_.router_backward(block, about, rows.raw(), totals.raw(), scale, sums.raw());
     });
     norm_backward(stream, block, weights, in, sums, dy, gradient);
@@ -235,7 +235,7 @@ class ComputeBy final : public Compute {
     for (const OutputTile& tile : tiles) rows.push_back(output_rows(tile));
     run(stream, [=, this] {
       ops_.check_tokens(targets.raw(), kLeastTarget);
-      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
+      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
       head_.train(block[final_norm_], rows, accumulation, as<T>(in), targets.raw(), gradient_scale,
                   as<T>(dx), loss_sum.raw(), kept.raw());
     });
@@ -261,7 +261,7 @@ class ComputeBy final : public Compute {
                 DeviceView<const std::int32_t> targets, DeviceBytes rows, DeviceView<float> dnormed,
                 DeviceBytes dx, DeviceView<float> gradient, DeviceView<double> loss_sum) override {
     run(stream, [=, this] {
-      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient.raw()};
+      const BlockWeights<T> block{.weights = as<T>(weights), .gradient = gradient};
       HeadRows<T> known = head_.rows_at(rows.raw());
       known.dnormed = dnormed.raw();
       head_.sum_losses(targets.raw(), known, loss_sum.raw());
@@ -270,7 +270,7 @@ class ComputeBy final : public Compute {
   }
   void clear_gradient(device::Stream& stream, std::size_t block,
                       DeviceView<float> gradient) override {
-    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].elements,
+    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].trained_elements(),
             "clear_gradient: not the accumulators of a block");
     run(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
@@ -342,11 +342,11 @@ class ComputeBy final : public Compute {
       if (end > done) ranges.push_back({done, end - done});
     };
     for (const TensorSpec& tensor : block.tensors) {
-      if (!is_overwritten(block, tensor)) continue;
+      if (tensor.frozen || !is_overwritten(block, tensor)) continue;
       clear_until(tensor.offset);
       done = tensor.offset + tensor.size;
     }
-    clear_until(block.elements);
+    clear_until(block.trained_elements());
     return ranges;
   }
 
@@ -409,24 +409,27 @@ class ComputeBy final : public Compute {
     expects(model_.blocks[block].kind == BlockKind::layer, "the block has no norm before tiles");
     return layer_->norm_of(block - model_.first_layer());
   }
-  /// The tables of a block of the embedding in its flat values.
+  /// The tables of a block of the embedding in its flat values; gradients of frozen ones are null.
   template <class U>
   [[nodiscard]] Embedding<U> tables(std::size_t block, U* values) const {
     const BlockSpec& about = model_.blocks[block];
     const TensorSpec& tokens = about.tensor(model_.outer.tokens);
     const TensorSpec* const positions =
         model_.outer.positions.empty() ? nullptr : about.find(model_.outer.positions);
-    return {values + tokens.offset, positions == nullptr ? nullptr : values + positions->offset,
-            token_scale_,           tokens.first_row,
-            tokens.shape.front(),   model_.config.vocabulary_tiles > 1};
+    const auto at = [values](const TensorSpec* tensor) {
+      const bool wanted = tensor != nullptr && (std::is_const_v<U> || !tensor->frozen);
+      return wanted ? values + tensor->offset : nullptr;
+    };
+    return {at(&tokens),      at(positions),        token_scale_,
+            tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
   }
   [[nodiscard]] OutputRows<T> output_rows(const OutputTile& tile) const {
     const bool tied = model_.config.tie_embeddings;
     const BlockSpec& block = model_.blocks[model_.tile(tile.number).block];
-    const Elems offset = block.tensor(tied ? model_.outer.tokens : model_.outer.output).offset;
-    float* const gradient = tile.gradient.raw();
-    return {tile.number, as<T>(tile.weights) + offset,
-            gradient == nullptr || tied ? gradient : gradient + offset};
+    const TensorSpec& matrix = block.tensor(tied ? model_.outer.tokens : model_.outer.output);
+    float* const gradient = matrix.frozen ? nullptr : tile.gradient.raw();
+    return {tile.number, as<T>(tile.weights) + matrix.offset,
+            gradient == nullptr || tied ? gradient : gradient + matrix.offset};
   }
 
   /// Lays out the workspace from `base` on (null: only counts) and returns its bytes. Layers, the

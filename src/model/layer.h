@@ -58,7 +58,7 @@ struct Angles {
   std::size_t half = 0;  ///< the first 2 * half values of a head rotate
 };
 
-/// A norm's weights.
+/// A norm's weights. Gradients that are not wanted are null.
 template <class T>
 struct Norm {
   const T* weight = nullptr;
@@ -82,6 +82,7 @@ struct LinearAt {
   std::size_t in = 0;
   std::size_t out = 0;
   bool flipped = false;  ///< as in Linear
+  bool frozen = false;   ///< its weight is
 };
 
 inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view name) {
@@ -98,28 +99,35 @@ inline NormAt find_norm(const BlockSpec& block, std::string_view name, float off
 /// NAME.weight [out, in] and, if the block has it, NAME.bias [out].
 inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0], true};
+  return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0],
+          true,          weight.frozen};
 }
 
 /// The same for gpt2's Conv1D, whose weight is [in, out].
 inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1], false};
+  return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1],
+          false,         weight.frozen};
 }
 
 /// The tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
 inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(name);
-  return {weight.offset, block.tensor(std::string(name) + "_bias").offset, weight.shape[1],
-          weight.shape[0], true};
+  return {weight.offset,
+          block.tensor(std::string(name) + "_bias").offset,
+          weight.shape[1],
+          weight.shape[0],
+          true,
+          weight.frozen};
 }
 
-/// Maps with the same input. Those that lie next to each other without a gap and have no bias are
-/// joined into one.
+/// Maps with the same input. Those that lie next to each other without a gap, have no bias and are
+/// all trained or all frozen are joined into one.
 inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
   std::vector<LinearAt> parts;
   for (const LinearAt& next : maps) {
     if (!parts.empty() && next.flipped && !next.bias && !parts.back().bias &&
+        parts.back().frozen == next.frozen &&
         parts.back().weight + parts.back().out * next.in == next.weight) {
       parts.back().out += next.out;
     } else {
@@ -129,12 +137,13 @@ inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
   return parts;
 }
 
-/// The weights of one block, and the places of their gradients (null in a forward pass).
+/// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
+/// all in the backward pass of a block without frozen tensors.
 template <class T>
 struct BlockWeights {
   std::size_t layer = 0;  ///< its number among the blocks of layers, if it is one
   const T* weights = nullptr;
-  float* gradient = nullptr;
+  DeviceView<float> gradient;
   Accumulation accumulation = Accumulation::later;
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
@@ -159,7 +168,7 @@ struct BlockWeights {
 
  private:
   [[nodiscard]] float* sum(Elems offset) const {
-    return gradient == nullptr ? nullptr : gradient + offset;
+    return offset < gradient.size() ? gradient.raw() + offset : nullptr;
   }
 };
 

@@ -126,6 +126,14 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
 
 }  // namespace
 
+model::Architecture model_of(const config::Config& config) {
+  model::Architecture model = model::build_architecture(config.model);
+  model::freeze(model, config.ballast.train, [](std::size_t pattern, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("ballast.train[{}]: {}", pattern, rule));
+  });
+  return model;
+}
+
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t local_rank) {
   return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank));
@@ -217,7 +225,7 @@ engine::Blueprint draw_blueprint(const config::Config& config, const model::Arch
 }
 
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
-  const model::Architecture model = model::build_architecture(config.model);
+  const model::Architecture model = model_of(config);
   const memory::Budgets budgets = resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
       ranks == nullptr ? 0 : ranks->launch().local_rank);

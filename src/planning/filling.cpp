@@ -74,13 +74,15 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
   placement.blocks.reserve(constraints_.size());
   for (std::size_t b = 0; b < constraints_.size(); ++b) {
     const PlacementConstraint& constraint = constraints_[b];
-    // The embedding has no input; the head consumes its own at once.
-    const bool layer = work_.is_layer(b);
-    placement.blocks.push_back({constraint.weights.value_or(weights),
-                                constraint.optimizer.value_or(optimizer),
-                                constraint.activations.value_or(layer ? activations : Tier::device),
-                                work_.has_intermediates(b) && !constraint.recompute.value_or(true),
-                                false, constraint.gradients.value_or(gradients)});
+    // The embedding has no input; the head consumes its own at once; without a backward pass it is
+    // not kept.
+    const bool layer = has_input(b);
+    placement.blocks.push_back(
+        {constraint.weights.value_or(weights),
+         has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
+         constraint.activations.value_or(layer ? activations : Tier::device),
+         work_.has_intermediates(b) && !constraint.recompute.value_or(true), false,
+         constraint.gradients.value_or(gradients)});
   }
   return placement;
 }
@@ -143,8 +145,8 @@ Bytes Filler::above_budgets(const memory::Ledger& sums) const {
 
 bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  if (kind == Movable::activations) return work_.places_input(block) && !constraint.activations;
-  if (kind == Movable::gradients) return !constraint.gradients;
+  if (kind == Movable::activations) return has_input(block) && !constraint.activations;
+  if (kind == Movable::gradients) return has_states(block) && !constraint.gradients;
   if (kind == Movable::intermediates) {
     return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }
@@ -152,7 +154,7 @@ bool Filler::is_open(std::size_t block, Movable kind) const {
     return !work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
-         (!takes_optimizer(kind) || !constraint.optimizer);
+         (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
 }
 
 std::vector<std::size_t> Filler::movable(const Placement& placement, const Move& move) const {

@@ -189,7 +189,7 @@ memory::Budgets budgets_of(const config::Config& config, const schedule::Rates& 
 Forecast make_forecast(const config::Config& config, const schedule::Rates& rates,
                        std::uint32_t world) {
   const PlanRequest request = {.config = config,
-                               .model = model::build_architecture(config.model),
+                               .model = model_of(config),
                                .budgets = budgets_of(config, rates),
                                .rates = rates,
                                .world = world};

@@ -39,17 +39,23 @@ bool mostly_kept(const schedule::Workload& work, const std::vector<BlockPlacemen
 /// Writes a placement into `config`: the usual tiers as sections, other blocks as rules.
 void name_placement(config::Config& config, const schedule::Workload& work,
                     std::vector<BlockPlacement> blocks) {
+  std::vector<BlockPlacement> trained;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    if (!work.blocks[b].is_frozen()) trained.push_back(blocks[b]);
+  }
   const BlockPlacement most = {usual(blocks, &BlockPlacement::weights),
-                               usual(blocks, &BlockPlacement::optimizer),
+                               usual(trained, &BlockPlacement::optimizer),
                                usual(blocks, &BlockPlacement::activations),
                                mostly_kept(work, blocks),
                                false,
-                               usual(blocks, &BlockPlacement::gradients)};
+                               usual(trained, &BlockPlacement::gradients)};
   // Named by their number, as they follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (work.has_intermediates(b)) continue;
-    blocks[b].keeps_intermediates = most.keeps_intermediates;
+    if (!work.has_intermediates(b)) blocks[b].keeps_intermediates = most.keeps_intermediates;
+    if (!work.blocks[b].is_frozen()) continue;
+    blocks[b].optimizer = most.optimizer;
+    blocks[b].gradients = most.gradients;
   }
   config.zero.parameters.tier = most.weights;
   config.zero.optimizer.tier = most.optimizer;

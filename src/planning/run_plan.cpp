@@ -61,8 +61,7 @@ void wait_for_first(comm::Ranks& ranks, const std::future<RunPlan>& work, double
 /// Decides a config that leaves choices; with `peers`, its budgets and threads are one rank's.
 RunPlan decide_open(const config::Config& config, const PeerRanks& peers,
                     const std::atomic<bool>* interrupted) {
-  PlanRequest request = {
-      .config = config, .model = model::build_architecture(config.model), .world = peers.world};
+  PlanRequest request = {.config = config, .model = model_of(config), .world = peers.world};
   request.budgets = budgets_of(config, {});
   require_fit(request);
   request.rates = machine_rates(config, request.model, false, interrupted);

@@ -46,7 +46,8 @@ class StepBuilder {
         tiles_(workload, layout, move_),
         head_(workload, placement, layout, move_),
         ahead_of_backward_(move_.states_ahead(Pass::backward), blocks()),
-        ahead_of_forward_(move_.states_ahead(Pass::forward), blocks()),
+        ahead_of_forward_(move_.states_ahead(Pass::forward),
+                          blocks() - workload.first_differentiated),
         inputs_(micro_batches, kNoBuffer) {}
 
   Plan training_step(bool applies_updates) {
@@ -66,31 +67,31 @@ class StepBuilder {
   /// Whether gated updates wait for the next step.
   [[nodiscard]] bool leaves_updates() const {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (move_.update_pass(b) == Pass::forward) return true;
+      if (move_.is_updated_in(Pass::forward, b)) return true;
     }
     return false;
   }
 
   Plan flush() {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      if (move_.update_pass(b) == Pass::forward) move_.update(b, 1);
+      if (move_.is_updated_in(Pass::forward, b)) move_.update(b, 1);
     }
     Plan plan = move_.finish();
     plan.applies_updates = true;
     return plan;
   }
 
-  Plan rollback(const Placement& placement) {
-    const auto speculates = [&](std::uint32_t b) { return placement.blocks[b].speculates; };
-    const auto any = [](const BlockPlacement& block) { return block.speculates; };
-    if (std::none_of(placement.blocks.begin(), placement.blocks.end(), any)) return {};
+  Plan rollback() {
+    std::uint32_t first = 0;
+    while (first < blocks() && !move_.speculates(first)) ++first;
+    if (first == blocks()) return {};
     // In the order of the next forward pass, so that it may begin. States that were fetched ahead
     // come first, because repetitions use their buffers.
     for (const bool ahead : {true, false}) {
       for (std::uint32_t b = 0; b < blocks(); ++b) {
-        const bool pending = move_.update_pass(b) == Pass::forward;
+        const bool pending = move_.is_updated_in(Pass::forward, b);
         if ((pending && move_.has_states_ahead(b)) != ahead) continue;
-        if (pending || speculates(b)) move_.update(b, 1);
+        if (pending || move_.speculates(b)) move_.update(b, 1);
       }
     }
     Plan plan = move_.finish();
@@ -168,7 +169,7 @@ class StepBuilder {
       } else {
         train_head_by_tiles(micros);
       }
-      for (std::uint32_t b = work_.head(); b-- > 0;) {
+      for (std::uint32_t b = work_.head(); b-- > work_.first_differentiated;) {
         if (work_.is_layer(b)) prepare_backward(b, micros);
         if (layer_major()) clear_gradients(b, b + 1);
         for_each(micros, [&](std::uint32_t m) { backward(b, m); });
@@ -251,7 +252,7 @@ class StepBuilder {
   }
 
   void update_before_forward(std::uint32_t block) {
-    if (applies_updates_ && move_.update_pass(block) == Pass::forward) move_.update(block, 1);
+    if (applies_updates_ && move_.is_updated_in(Pass::forward, block)) move_.update(block, 1);
   }
 
   /// Fetches states for the first updates of a pass during the pass before it. Those that find no
@@ -314,6 +315,7 @@ class StepBuilder {
   /// Clears the sums of blocks [begin, end).
   void clear_gradients(std::uint32_t begin, std::uint32_t end) {
     for (std::uint32_t b = begin; b < end; ++b) {
+      if (work_.blocks[b].is_frozen()) continue;
       Operation clear = {.action = Action::clear_gradient,
                          .block = b,
                          .traffic = work_.blocks[b].cleared_bytes,
@@ -325,13 +327,16 @@ class StepBuilder {
   }
 
   void backward(std::uint32_t block, std::uint32_t m) {
+    const BlockWork& work = work_.blocks[block];
+    // Nothing reads the gradient of the tokens.
+    if (work_.is_embedding(block) && work.is_frozen()) return;
     if (work_.is_part_of_layer(block)) {
       if (work_.blocks[block].continues) return tiles_.backward(block, m);
       return tiles_.norm_backward(block, m, move_.input_for_backward(block, m));
     }
-    std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[move_.place_among(m)], true},
-                             {Role::accumulator, layout_.accumulator[block], true}};
-    double flops = 2.0 * work_.blocks[block].forward_flops;
+    std::vector<Use> uses = {{Role::gradient_flow, layout_.flow[move_.place_among(m)], true}};
+    move_.use_accumulator(uses, block);
+    double flops = work.backward_flops();
     Bytes traffic = 0;
     if (reads_batch(block)) uses.push_back({Role::batch, layout_.batch_device[m], false});
     if (work_.is_embedding(block)) {
@@ -341,10 +346,10 @@ class StepBuilder {
       uses.push_back({Role::weights, move_.weights_on_device(block), false});
       uses.push_back({Role::input, move_.input_for_backward(block, m), false});
       uses.push_back({Role::workspace, layout_.workspace, true});
-      if (!use_intermediates(uses, block, m)) flops += work_.blocks[block].recomputed_flops;
+      if (!use_intermediates(uses, block, m)) flops += work.recomputed_flops;
     }
     move_.emit(Action::backward, block, m, std::move(uses), 0, flops, traffic);
-    const bool tied = work_.tied && work_.is_embedding(block);
+    const bool tied = work_.trains_tied() && work_.is_embedding(block);
     if (tied && !head_.in_one_pass()) head_.differentiate_tied(block, m);
   }
 
@@ -389,7 +394,7 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
     schedule.steady = builder("training step", workload.micro_batches)
                           .training_step(schedule.first.leaves_updates);
     schedule.flush = builder("updates", 0).flush();
-    schedule.rollback = builder("rollback", 0).rollback(placement);
+    schedule.rollback = builder("rollback", 0).rollback();
   }
   schedule.evaluation = builder("evaluation", workload.evaluation_micro_batches).evaluation();
   if (!layout.weight_staging.empty()) schedule.weight_staging = layout.weight_staging.front();

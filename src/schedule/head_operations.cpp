@@ -27,12 +27,12 @@ void HeadOperations::evaluate(std::uint32_t micro, BufferId input) {
 void HeadOperations::train(std::uint32_t micro, BufferId input) {
   std::vector<Use> uses = whole(micro, input);
   uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
-  uses.push_back({Role::accumulator, layout_.accumulator[work_.head()], true});
+  move_.use_accumulator(uses, work_.head());
   double flops = 0.0;
   for (std::uint32_t t = 0; t < tiles(); ++t) {
-    flops += 3.0 * flops_of_tile(t);
+    flops += (is_trained(t) ? 3.0 : 2.0) * flops_of_tile(t);
     const std::uint32_t block = work_.block_of_tile(t);
-    if (block == work_.head()) continue;
+    if (block == work_.head() || !is_trained(t)) continue;
     uses.push_back({Role::output_accumulator,
                     work_.tied ? layout_.output_accumulator[t] : layout_.accumulator[block], true});
   }
@@ -59,9 +59,9 @@ void HeadOperations::differentiate(std::uint32_t tile, std::uint32_t micro) {
   const std::uint32_t block = work_.block_of_tile(tile);
   std::vector<Use> uses = visit(block, micro, false);
   uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], true});
-  if (!work_.tied) uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+  if (!work_.tied && is_trained(tile)) move_.use_accumulator(uses, block);
   move_.emit(Action::differentiate_head, block, micro, std::move(uses), 0,
-             (work_.tied ? 2.0 : 3.0) * flops_of_tile(tile));
+             (work_.tied || !is_trained(tile) ? 2.0 : 3.0) * flops_of_tile(tile));
 }
 
 void HeadOperations::differentiate_tied(std::uint32_t tile, std::uint32_t micro) {
@@ -79,9 +79,15 @@ void HeadOperations::end(std::uint32_t micro, BufferId input, bool training) {
     uses.push_back({Role::input, input, false});
     uses.push_back({Role::row_sums, layout_.row_sums[move_.place_among(micro)], false});
     uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], true});
-    uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+    move_.use_accumulator(uses, block);
   }
   move_.emit(Action::end_head, block, micro, std::move(uses), 0, 0.0, 4 * work_.activation_bytes);
+}
+
+/// Whether the output matrix's tile has a gradient.
+bool HeadOperations::is_trained(std::uint32_t tile) const {
+  return work_.tied ? work_.trains_tied()
+                    : work_.blocks[work_.block_of_tile(tile)].frozen_flops == 0.0;
 }
 
 /// Tiles have nearly the same size.

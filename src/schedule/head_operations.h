@@ -41,6 +41,7 @@ class HeadOperations {
  private:
   [[nodiscard]] std::vector<Use> whole(std::uint32_t micro, BufferId input);
   [[nodiscard]] std::vector<Use> visit(std::uint32_t block, std::uint32_t micro, bool sums);
+  [[nodiscard]] bool is_trained(std::uint32_t tile) const;
   [[nodiscard]] double flops_of_tile(std::uint32_t tile) const;
 
   const Workload& work_;

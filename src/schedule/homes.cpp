@@ -95,7 +95,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       initialize(staging, 0, home.bytes);
       write(Speculation::none);
       // The other slot, so that later writes only overwrite it.
-      if (at(block).speculates) write(Speculation::speculates);
+      if (speculates(block)) write(Speculation::speculates);
       return;
     }
     case Tier::device:

@@ -1,11 +1,12 @@
 #include "src/schedule/layout.h"
 
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 
 #include "ballast/schedule/rank_sizes.h"
+
+#include "src/schedule/buffer_list.h"
 
 namespace ballast::schedule {
 namespace {
@@ -17,11 +18,15 @@ constexpr Bytes kArriving = 32 * kMiB;
 constexpr Bytes kServes = 256 * kKiB;
 constexpr Bytes kPassing = 1 * kMiB;
 
-class LayoutMaker {
+class LayoutMaker : private BufferList {
  public:
   LayoutMaker(const Workload& workload, const Placement& placement, const Options& options,
               bool merges)
-      : work_(workload), place_(placement), options_(options), rank_(workload), merges_(merges) {}
+      : BufferList(merges),
+        work_(workload),
+        place_(placement),
+        options_(options),
+        rank_(workload) {}
 
   Layout make() {
     homes();
@@ -39,66 +44,33 @@ class LayoutMaker {
     layout_.workspace = add("workspace", Tier::device, Kind::workspace, work_.workspace_bytes);
     passing_place();
     if (trains()) checkpoints();
+    layout_.buffers = std::move(buffers_);
     return std::move(layout_);
   }
 
  private:
-  static constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::checkpoints) + 1;
-  static std::array<std::array<BufferId, kKinds>, kTiers.size()> none() {
-    std::array<std::array<BufferId, kKinds>, kTiers.size()> ids;
-    for (auto& of_tier : ids) of_tier.fill(kNoBuffer);
-    return ids;
-  }
-
   [[nodiscard]] std::uint32_t blocks() const {
     return static_cast<std::uint32_t>(work_.blocks.size());
   }
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   [[nodiscard]] bool trains() const { return options_.purpose == Purpose::training; }
+  [[nodiscard]] bool is_trained(std::uint32_t block) const {
+    return !work_.blocks[block].is_frozen();
+  }
+  /// Whether its states are below the device.
+  [[nodiscard]] bool updates_below(std::uint32_t block) const {
+    return is_trained(block) && at(block).optimizer != Tier::device;
+  }
+  [[nodiscard]] bool speculates(std::uint32_t block) const {
+    return is_trained(block) && at(block).speculates;
+  }
   [[nodiscard]] std::uint32_t batches() const {
     return trains() ? work_.micro_batches : work_.evaluation_micro_batches;
-  }
-
-  BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes) {
-    if (merges_) return merge(tier, kind, bytes, 1);
-    layout_.buffers.push_back({std::move(name), tier, kind, bytes});
-    return static_cast<BufferId>(layout_.buffers.size() - 1);
-  }
-
-  /// Adds `count` equal buffers to the one of their tier and kind.
-  BufferId merge(Tier tier, Kind kind, Bytes bytes, std::size_t count) {
-    const bool place = kind == Kind::staging || kind == Kind::gradients;
-    if (tier == Tier::host && place) largest_place_ = std::max(largest_place_, bytes);
-    BufferId& id = merged_.at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
-    if (id == kNoBuffer) {
-      id = static_cast<BufferId>(layout_.buffers.size());
-      layout_.buffers.push_back({{}, tier, kind, 0});
-    }
-    layout_.buffers[id].bytes += count * round_up(bytes, kPage);
-    return id;
   }
 
   /// "layer 3 weights", unless nobody reads it.
   [[nodiscard]] std::string name_of(std::uint32_t block, std::string_view what) const {
     return merges_ ? std::string() : fmt::format("{} {}", work_.blocks[block].name, what);
-  }
-
-  std::vector<BufferId> add_slots(std::string_view name, Tier tier, Kind kind, Bytes bytes,
-                                  std::size_t count) {
-    if (bytes == 0) return {};
-    return add_equal([name](std::size_t i) { return fmt::format("{} {}", name, i); }, tier, kind,
-                     bytes, count);
-  }
-
-  /// If buffers are merged, one stands for all.
-  template <class Name>
-  std::vector<BufferId> add_equal(Name name, Tier tier, Kind kind, Bytes bytes, std::size_t count) {
-    if (count == 0) return {};
-    if (merges_) return {merge(tier, kind, bytes, count)};
-    std::vector<BufferId> buffers;
-    buffers.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) buffers.push_back(add(name(i), tier, kind, bytes));
-    return buffers;
   }
 
   struct Need {
@@ -139,9 +111,9 @@ class LayoutMaker {
     const auto groups = static_cast<std::uint32_t>(work_.blocks[b].sub_groups.size());
     for (std::uint32_t g = 0; g < groups; ++g) {
       merge(at(b).optimizer, Kind::states, rank_.states(b, g), 1);
-      if (at(b).speculates) merge(at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
+      if (speculates(b)) merge(at(b).optimizer, Kind::undo, rank_.states(b, g), 1);
     }
-    if (at(b).speculates) merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
+    if (speculates(b)) merge(undo_tier(b), Kind::undo, undo_bytes(b), 1);
   }
 
   /// One buffer for each sub-group.
@@ -155,25 +127,38 @@ class LayoutMaker {
     return buffers;
   }
 
+  /// Weights that are never written again, in whole pages.
+  [[nodiscard]] Bytes frozen_on_nvme() const {
+    Bytes sum = 0;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      const bool counts = !is_trained(b) && at(b).weights == Tier::nvme;
+      sum += counts ? round_up(rank_.weights(b), kPage) : 0;
+    }
+    return sum;
+  }
+
   /// No plan uses these: a home and such a buffer change places (state/slots.h).
   void checkpoints() {
     if (options_.kept_checkpoints == 0) return;
     if (merges_) {
       for (const Kind kind : {Kind::weights, Kind::states}) {
-        const BufferId homes =
-            merged_.at(static_cast<std::size_t>(Tier::nvme)).at(static_cast<std::size_t>(kind));
+        const BufferId homes = merged(Tier::nvme, kind);
         if (homes == kNoBuffer) continue;
-        merge(Tier::nvme, Kind::checkpoints, layout_.buffers[homes].bytes,
-              options_.kept_checkpoints);
+        const Bytes unchanged = kind == Kind::weights ? frozen_on_nvme() : 0;
+        const Bytes bytes = buffers_[homes].bytes - unchanged;
+        if (bytes > 0) merge(Tier::nvme, Kind::checkpoints, bytes, options_.kept_checkpoints);
       }
       return;
     }
-    std::vector<BufferId> homes = layout_.weight_home;
+    std::vector<BufferId> homes;
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (is_trained(b)) homes.push_back(layout_.weight_home[b]);
+    }
     for (const auto& states : layout_.state_home) {
       homes.insert(homes.end(), states.begin(), states.end());
     }
     for (const BufferId home : homes) {
-      const Buffer kept = layout_.buffers[home];
+      const Buffer kept = buffers_[home];
       if (kept.tier != Tier::nvme) continue;
       add_equal([&kept](std::size_t c) { return fmt::format("{} of checkpoint {}", kept.name, c); },
                 Tier::nvme, Kind::checkpoints, kept.bytes, options_.kept_checkpoints);
@@ -191,7 +176,7 @@ class LayoutMaker {
   void undo(std::uint32_t b) {
     layout_.weight_undo.push_back(kNoBuffer);
     layout_.state_undo.emplace_back();
-    if (!at(b).speculates) return;
+    if (!speculates(b)) return;
     layout_.weight_undo.back() =
         add(name_of(b, "weights before the update"), undo_tier(b), Kind::undo, undo_bytes(b));
     layout_.state_undo.back() =
@@ -226,7 +211,7 @@ class LayoutMaker {
       return at(b).weights == Tier::device ? rank_.updated_weights(b) : rank_.weights(b);
     };
     const Need staged = need(on_host, [this](std::uint32_t b) {
-      const bool borrowed = at(b).weights == Tier::device && at(b).optimizer != Tier::device;
+      const bool borrowed = at(b).weights == Tier::device && updates_below(b);
       return at(b).weights == Tier::nvme || borrowed;
     });
     layout_.weight_staging =
@@ -250,22 +235,26 @@ class LayoutMaker {
   }
 
   void gradients() {
+    const auto statistics = [this](std::uint32_t b, std::string_view what, Tier tier) {
+      return add(name_of(b, what), tier, Kind::batch, work_.statistics_bytes);
+    };
     for (std::uint32_t b = 0; b < blocks(); ++b) {
-      layout_.gradient.push_back(gradient_home(b, name_of(b, "gradient")));
+      const bool has = is_trained(b);
+      layout_.gradient.push_back(has ? gradient_home(b, name_of(b, "gradient")) : kNoBuffer);
+      layout_.statistics_device.push_back(
+          has ? statistics(b, "gradient statistics on the device", Tier::device) : kNoBuffer);
+      layout_.statistics_host.push_back(has ? statistics(b, "gradient statistics", Tier::host)
+                                            : kNoBuffer);
     }
-    layout_.statistics_device = add_slots("gradient statistics on the device", Tier::device,
-                                          Kind::batch, work_.statistics_bytes, blocks());
-    layout_.statistics_host =
-        add_slots("gradient statistics", Tier::host, Kind::batch, work_.statistics_bytes, blocks());
     const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
     const Need packed = need(whole, [this](std::uint32_t b) {
-      return rank_.splits_gradients() || at(b).optimizer != Tier::device;
+      return updates_below(b) || (is_trained(b) && rank_.splits_gradients());
     });
     layout_.gradient_slots =
         add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
                   std::min<std::size_t>(options_.gradient_slots, packed.count));
     const Need swapped = need([this](std::uint32_t b) { return swapped_gradient_bytes(work_, b); },
-                              [this](std::uint32_t b) { return swaps_gradient(place_, b); });
+                              [this](std::uint32_t b) { return swaps_gradient(work_, place_, b); });
     layout_.gradient_staging =
         add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                   std::min<std::size_t>(options_.gradient_staging, swapped.count));
@@ -279,7 +268,7 @@ class LayoutMaker {
   }
 
   BufferId gradient_home(std::uint32_t b, std::string name) {
-    if (swaps_gradient(place_, b)) {
+    if (swaps_gradient(work_, place_, b)) {
       // An eager update takes it from staging.
       if (options_.update == Update::eager) return kNoBuffer;
       return add(std::move(name), Tier::nvme, Kind::gradients, swapped_gradient_bytes(work_, b));
@@ -290,6 +279,12 @@ class LayoutMaker {
                shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b));
   }
 
+  BufferId own_accumulator(std::uint32_t b) {
+    if (!is_trained(b)) return kNoBuffer;
+    return add(name_of(b, "accumulator"), Tier::device, Kind::accumulators,
+               work_.blocks[b].accumulator_bytes);
+  }
+
   void accumulators() {
     if (options_.order == Order::layer_major) {
       const Need largest =
@@ -297,26 +292,26 @@ class LayoutMaker {
                [](std::uint32_t) { return true; });
       const BufferId shared =
           add("gradient accumulator", Tier::device, Kind::accumulators, largest.bytes);
-      layout_.accumulator.assign(blocks(), shared);
+      for (std::uint32_t b = 0; b < blocks(); ++b) {
+        layout_.accumulator.push_back(is_trained(b) ? shared : kNoBuffer);
+      }
     } else {
       for (std::uint32_t b = 0; b < blocks(); ++b) {
-        layout_.accumulator.push_back(add(name_of(b, "accumulator"), Tier::device,
-                                          Kind::accumulators, work_.blocks[b].accumulator_bytes));
+        layout_.accumulator.push_back(own_accumulator(b));
       }
     }
     const bool one_pass = in_one_pass(work_, place_);
     const std::uint32_t number = work_.vocabulary_tiles;
-    if (work_.tied) {
+    if (work_.trains_tied()) {
       const bool all = one_pass || options_.order == Order::micro_batch_major;
       const auto name = [](std::size_t tile) { return fmt::format("tied accumulator {}", tile); };
       layout_.output_accumulator = add_equal(name, Tier::device, Kind::accumulators,
                                              work_.tied_accumulator_bytes, all ? number : 1);
       layout_.output_accumulator.resize(number, layout_.output_accumulator.back());
-    } else if (one_pass && options_.order == Order::layer_major) {
+    } else if (one_pass && !work_.tied && options_.order == Order::layer_major) {
       // The first tile uses the shared one.
       for (std::uint32_t b = work_.head() + 1; b < blocks(); ++b) {
-        layout_.accumulator[b] = add(name_of(b, "accumulator"), Tier::device, Kind::accumulators,
-                                     work_.blocks[b].accumulator_bytes);
+        layout_.accumulator[b] = own_accumulator(b);
       }
     }
   }
@@ -336,7 +331,7 @@ class LayoutMaker {
     }
     layout_.head_rows = layout_.rows;
     // The backward pass of a tied embedding still needs those of the head.
-    if (head && layers && work_.tied && trains() && !one_pass) {
+    if (head && layers && work_.trains_tied() && trains() && !one_pass) {
       layout_.head_rows = add_slots("rows of the head", Tier::device, Kind::activations,
                                     work_.rows_bytes, micro_batches_together());
     }
@@ -392,8 +387,10 @@ class LayoutMaker {
       }
     }
     add_middles(together);
-    if (leaving == 0) add_inputs(work_.head(), Tier::device, together);
-    if (leaving > 0) {
+    // Inputs of layers without a backward pass only pass through.
+    const bool passes = leaving > 0 || work_.first_differentiated > work_.first_layer();
+    if (!passes) add_inputs(work_.head(), Tier::device, together);
+    if (passes) {
       layout_.activation_slots = add_slots("activations in transit", Tier::device,
                                            Kind::activations, work_.activation_bytes, together + 2);
     }
@@ -409,12 +406,13 @@ class LayoutMaker {
     std::uint32_t shared = 0;
     for (std::uint32_t b = work_.first_layer(); b < work_.head(); ++b) {
       if (!work_.blocks[b].mid_layer) continue;
-      if (shared > 0 && !at(b).keeps_intermediates) {
+      const bool keeps = work_.has_intermediates(b) && at(b).keeps_intermediates;
+      if (shared > 0 && !keeps) {
         layout_.input_home[b] = layout_.input_home[shared];
         continue;
       }
       add_inputs(b, Tier::device, together);
-      if (!at(b).keeps_intermediates) shared = b;
+      if (!keeps) shared = b;
     }
   }
 
@@ -451,7 +449,9 @@ class LayoutMaker {
                               [this](std::uint32_t b) { return at(b).weights == Tier::device; });
     const Need states =
         need([this](std::uint32_t b) { return rank_.states(b, 0); },  // the first is the largest
-             [this](std::uint32_t b) { return trains() && at(b).optimizer == Tier::device; });
+             [this](std::uint32_t b) {
+               return trains() && is_trained(b) && at(b).optimizer == Tier::device;
+             });
     const Bytes largest = std::max(weights.bytes, states.bytes);
     if (largest == 0) return;
     const Bytes enough = std::min(largest, kServes);
@@ -467,7 +467,7 @@ class LayoutMaker {
           &layout_.gradient_staging, &layout_.gradient}) {
       for (const BufferId id : *places) {
         if (id == kNoBuffer) continue;
-        const Buffer& buffer = layout_.buffers[id];
+        const Buffer& buffer = buffers_[id];
         if (buffer.tier != Tier::host || buffer.bytes < enough) continue;
         layout_.passing_place = id;
         return true;
@@ -480,9 +480,6 @@ class LayoutMaker {
   const Placement& place_;
   const Options& options_;
   RankSizes rank_;
-  bool merges_;  ///< buffers of the same tier and kind: only their sums are of interest
-  std::array<std::array<BufferId, kKinds>, kTiers.size()> merged_ = none();
-  Bytes largest_place_ = 0;  ///< of those that could be the passing place, if they are merged
   Layout layout_;
 };
 

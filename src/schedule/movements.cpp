@@ -163,7 +163,7 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, 
                                std::optional<Condition> unless) {
   Operation gather = {.action = Action::gather_weights,
                       .block = block,
-                      .bytes = rank_.weights(block) - rank_.weight_shard(block),
+                      .bytes = rank_.updated_by_all(block) - rank_.updated_weights(block),
                       .uses = {{Role::weights, to, true}}};
   if (from != to) {
     const Bytes whole = rank_.whole_weights(block);
@@ -264,8 +264,14 @@ void Movements::emit_if_used(Operation operation) {
   emit(std::move(operation));
 }
 
+void Movements::use_accumulator(std::vector<Use>& uses, std::uint32_t block) const {
+  const BufferId sums = layout_.accumulator[block];
+  if (sums != kNoBuffer) uses.push_back({Role::accumulator, sums, true});
+}
+
 void Movements::deliver_gradient(std::uint32_t block) {
   const BlockWork& size = work_.blocks[block];
+  if (size.is_frozen()) return;
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
   BufferId packed = on_device && !rank_.splits_gradients() ? home : gradient_slots_.next();
@@ -275,7 +281,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
   // With several ranks, reduce_gradient() computes the statistics of the sum.
   if (!rank_.several()) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
-  if (work_.tied && work_.is_embedding(block)) {
+  if (work_.trains_tied() && work_.is_embedding(block)) {
     uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
     traffic += work_.tied_accumulator_bytes;
   }
@@ -285,7 +291,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .uses = std::move(uses)});
   if (rank_.several()) packed = reduce_gradient(block, packed);
   if (!on_device) {
-    const bool swaps = swaps_gradient(place_, block);
+    const bool swaps = swaps_gradient(work_, place_, block);
     delivered_ = swaps ? gradient_staging_.next() : home;
     emit_if_used({.action = Action::offload_gradient,
                   .block = block,
@@ -309,7 +315,7 @@ void Movements::deliver_gradient(std::uint32_t block) {
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
   const BufferId home = layout_.gradient[block];
-  if (!swaps_gradient(place_, block)) return home;
+  if (!swaps_gradient(work_, place_, block)) return home;
   if (lag == 0) return delivered_;
   const BufferId staging = gradient_staging_.next();
   Operation fetch = {
@@ -351,7 +357,9 @@ OpId Movements::gate(bool training) {
   std::vector<Use> uses = {{Role::losses, layout_.losses_host, false},
                            {Role::verdict, layout_.verdict, true}};
   if (training) {
-    for (const BufferId id : layout_.statistics_host) uses.push_back({Role::statistics, id, false});
+    for (const BufferId id : layout_.statistics_host) {
+      if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
+    }
     for (const BufferId id : layout_.routing_host) {
       if (id != kNoBuffer) uses.push_back({Role::routing, id, false});
     }

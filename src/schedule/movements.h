@@ -78,6 +78,8 @@ class Movements {
     return place_.blocks[block].keeps_intermediates;
   }
 
+  /// Adds the sums of the gradient of `block` to what an operation uses; nothing if it is frozen.
+  void use_accumulator(std::vector<Use>& uses, std::uint32_t block) const;
   /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
   /// where the update reads it; copies its statistics to the host.
   void deliver_gradient(std::uint32_t block);
@@ -96,6 +98,12 @@ class Movements {
     return has_states_ahead(block, 0);
   }
   [[nodiscard]] Pass update_pass(std::uint32_t block) const;
+  [[nodiscard]] bool speculates(std::uint32_t block) const {
+    return !work_.blocks[block].is_frozen() && at(block).speculates;
+  }
+  [[nodiscard]] bool is_updated_in(Pass pass, std::uint32_t block) const {
+    return !work_.blocks[block].is_frozen() && update_pass(block) == pass;
+  }
   /// The optimizer on `block`. `lag`: see Operation. Blocks are updated in update order. A
   /// speculating block is updated with lag 0 and, in a rollback, again with lag 1.
   void update(std::uint32_t block, std::uint32_t lag);

@@ -53,6 +53,13 @@ class Passage {
     return taken;
   }
 
+  /// The buffer of `block` has not all of its data any more.
+  void forget(std::uint32_t block) {
+    for (Slot& slot : slots_) {
+      if (slot.block == block) slot.block = kEmpty;
+    }
+  }
+
  private:
   static constexpr std::uint32_t kEmpty = ~0U;
   struct Slot {

@@ -20,15 +20,16 @@ bool input_leaves(const Workload& workload, const Placement& placement, std::uin
   return workload.places_input(block) && placement.blocks[block].activations != Tier::device;
 }
 
-bool swaps_gradient(const Placement& placement, std::uint32_t block) {
+bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block) {
   const BlockPlacement& place = placement.blocks[block];
-  return place.optimizer != Tier::device && place.gradients == Tier::nvme;
+  return !workload.blocks[block].is_frozen() && place.optimizer != Tier::device &&
+         place.gradients == Tier::nvme;
 }
 
 bool keeps_intermediates(const Workload& workload, const Placement& placement,
                          std::uint32_t block) {
-  return workload.is_layer(block) && !workload.is_part_of_layer(block) &&
-         placement.blocks[block].keeps_intermediates;
+  return workload.has_intermediates(block) && !workload.is_part_of_layer(block) &&
+         workload.is_layer(block) && placement.blocks[block].keeps_intermediates;
 }
 
 Pass update_pass(const Placement& placement, const Options& options, std::uint32_t block) {

@@ -17,7 +17,7 @@ bool input_leaves(const Workload& workload, const Placement& placement, std::uin
 bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
 
 /// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
-bool swaps_gradient(const Placement& placement, std::uint32_t block);
+bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block);
 
 /// The pass of a step in which blocks are updated: gated updates of the step before precede the
 /// forward pass of their block, eager and speculative ones follow its backward pass.

@@ -92,12 +92,12 @@ void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId 
 void TileOperations::backward(std::uint32_t block, std::uint32_t micro) {
   std::vector<Use> uses = of_tile(block, micro);
   uses.push_back({Role::gradient_flow, layout_.flow[move_.place_among(micro)], false});
-  uses.push_back({Role::accumulator, layout_.accumulator[block], true});
+  move_.use_accumulator(uses, block);
   const BlockWork& work = work_.blocks[block];
   // An expert leaves the gradients of its weights beside the routing.
   if (work.is_expert) uses[1].writes = true;
   compute(Action::backward, block, micro, std::move(uses),
-          2.0 * work.forward_flops + work.recomputed_flops, 0);
+          work.backward_flops() + work.recomputed_flops, 0);
 }
 
 void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, BufferId input) {
@@ -107,14 +107,14 @@ void TileOperations::norm_backward(std::uint32_t block, std::uint32_t micro, Buf
                            {Role::input, input, false},
                            {Role::row_sums, layout_.row_sums[place], routes},
                            {Role::gradient_flow, layout_.flow[place], true},
-                           {Role::accumulator, layout_.accumulator[block], true},
                            {Role::workspace, layout_.workspace, true}};
+  move_.use_accumulator(uses, block);
   if (routes) {
     uses.push_back({Role::rows, layout_.rows[place], false});
     uses.push_back({Role::router_totals, layout_.router_totals[place], false});
   }
   move_.emit(Action::backward, block, micro, std::move(uses), 0,
-             routes ? 2.0 * work_.blocks[block].forward_flops : 0.0,
+             routes ? work_.blocks[block].backward_flops() : 0.0,
              3 * work_.activation_bytes + work_.row_sums_bytes);
 }
 

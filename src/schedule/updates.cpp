@@ -46,7 +46,7 @@ bool Movements::has_states_ahead(std::uint32_t block, std::uint32_t group) const
 }
 
 Speculation Movements::speculation(std::uint32_t block, std::uint32_t lag) const {
-  if (!at(block).speculates) return Speculation::none;
+  if (!speculates(block)) return Speculation::none;
   return lag == 0 ? Speculation::speculates : Speculation::redoes;
 }
 
@@ -87,6 +87,7 @@ void Movements::add_permission(Operation& update) const {
 }
 
 void Movements::update(std::uint32_t block, std::uint32_t lag) {
+  if (work_.blocks[block].is_frozen()) return;
   if (at(block).optimizer == Tier::device) {
     update_on_device(block, lag);
   } else {
@@ -242,8 +243,10 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
   copy_weights(Action::offload_weights, block,
                {.from = {.buffer = device},
                 .to = {.buffer = updated},
-                .bytes = rank_.weights(block),
+                .bytes = rank_.updated_by_all(block),
                 .when = when});
+  // Frozen weights behind the updated ones did not pass through it.
+  if (rank_.updated_by_all(block) < rank_.weights(block)) slots.forget(block);
 }
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,

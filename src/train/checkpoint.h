@@ -14,6 +14,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/descriptor.h"
 #include "ballast/engine/engine.h"
+#include "ballast/text/json.h"
 #include "ballast/train/checkpoints.h"
 
 namespace ballast::text {
@@ -42,8 +43,15 @@ class Checkpoint {
   struct Block {
     std::string name;
     Elems elements = 0;
+    /// Names of tensors that are not trained, without the block's prefix; they lie behind the
+    /// others and have no states.
+    std::vector<std::string> frozen = {};
     bool operator==(const Block&) const = default;
   };
+
+  /// What a checkpoint says of a block.
+  [[nodiscard]] static Block describe(const model::BlockSpec& spec);
+  [[nodiscard]] static text::Json json_of(const Block& block);
 
   /// Reads checkpoint.json and the rank-R.json, or the heads of the safetensors files. Throws
   /// Error(data) naming the file that is missing or damaged, Error(io).

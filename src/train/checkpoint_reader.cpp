@@ -30,11 +30,18 @@ using text::Json;
 
 Checkpoint::Block block_of(const Json& json, const fs::path& path) {
   const auto& parts = json.elements();
-  const auto elements = parts.size() == 2 && parts[1].is_number() ? parts[1].whole() : std::nullopt;
-  if (!elements || !parts[0].is_string()) {
-    refuse_checkpoint(path, "a block is not as it should be");
+  const auto refuse = [&path] { refuse_checkpoint(path, "a block is not as it should be"); };
+  if (parts.size() != 2 && parts.size() != 3) refuse();
+  const auto elements = parts[1].is_number() ? parts[1].whole() : std::nullopt;
+  if (!elements || !parts[0].is_string()) refuse();
+  Checkpoint::Block block = {parts[0].text(), *elements};
+  if (parts.size() == 2) return block;
+  if (!parts[2].is_array()) refuse();
+  for (const Json& name : parts[2].elements()) {
+    if (!name.is_string()) refuse();
+    block.frozen.push_back(name.text());
   }
-  return {parts[0].text(), *elements};
+  return block;
 }
 
 std::shared_ptr<const Descriptor> open_shared(const fs::path& path) {
@@ -65,6 +72,17 @@ std::string describe_other_blocks(const std::vector<Checkpoint::Block>& blocks,
   return "is of another model than the config's";
 }
 
+/// Refuses a checkpoint of a run that froze other tensors of a block.
+void check_frozen(const fs::path& folder, const Checkpoint::Block& stored,
+                  const Checkpoint::Block& here) {
+  if (stored.frozen == here.frozen) return;
+  refuse_checkpoint(
+      folder, fmt::format("was written with another ballast.train: of block '{}' it has {} frozen "
+                          "tensors, or others than the config; give the same patterns, or start "
+                          "from its weights (ballast export) with model.weights",
+                          text::printable(stored.name), stored.frozen.size()));
+}
+
 /// Of the pieces of an array.
 template <class Pieces>
 Elems count_of(const Pieces& pieces) {
@@ -93,6 +111,23 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     ranks_ = kept_.size();
   }
   check_complete();
+}
+
+Checkpoint::Block Checkpoint::describe(const model::BlockSpec& spec) {
+  Block block = {spec.name, spec.elements};
+  for (const model::TensorSpec& tensor : spec.tensors) {
+    if (tensor.frozen) block.frozen.push_back(tensor.name.substr(spec.prefix.size()));
+  }
+  return block;
+}
+
+Json Checkpoint::json_of(const Block& block) {
+  Json json = Json::array({block.name, block.elements});
+  if (block.frozen.empty()) return json;
+  Json names = Json::array();
+  for (const std::string& name : block.frozen) names.push_back(name);
+  json.push_back(std::move(names));
+  return json;
 }
 
 Checkpoint::~Checkpoint() = default;
@@ -257,7 +292,9 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
   const auto& blocks = blueprint.model.blocks;
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
-    same = blocks_[b] == Block{blocks[b].name, blocks[b].elements};
+    same = blocks_[b].name == blocks[b].name;
+    if (same) check_frozen(folder_, blocks_[b], describe(blocks[b]));
+    same = same && blocks_[b].elements == blocks[b].elements;
   }
   if (!same) refuse_checkpoint(folder_, describe_other_blocks(blocks_, blueprint.model.config));
   for (const StateRange& range : engine::whole_ranges(blueprint)) {

@@ -52,7 +52,7 @@ Json json_of_all(const std::vector<engine::StateRange>& ranges) {
 Json describe(const engine::Blueprint& blueprint) {
   Json blocks = Json::array();
   for (const model::BlockSpec& block : blueprint.model.blocks) {
-    blocks.push_back(Json::array({block.name, block.elements}));
+    blocks.push_back(Checkpoint::json_of(Checkpoint::describe(block)));
   }
   return blocks;
 }

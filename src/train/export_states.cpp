@@ -40,7 +40,7 @@ class StatesExport {
     Json blocks = Json::array();
     Json files = Json::array();
     for (std::size_t b = 0; b < arrays_.size(); ++b) {
-      blocks.push_back(Json::array({from_.blocks()[b].name, from_.blocks()[b].elements}));
+      blocks.push_back(Checkpoint::json_of(from_.blocks()[b]));
       files.push_back(write_block(b));
     }
     Json content = json_of(from_.facts());

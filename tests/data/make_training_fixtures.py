@@ -4,11 +4,12 @@
     python tests/data/make_training_fixtures.py [OUTPUT_FOLDER]
 
 Needs torch, transformers, safetensors and numpy; the build and the tests do not. For each case
-NAME (gpt2, llama, llama_tied) it writes into training/ beside this script (or OUTPUT_FOLDER):
+NAME (see CASES) it writes into training/ beside this script (or OUTPUT_FOLDER):
 
     NAME.json                  config, batch geometry, optimizer, and the runs (see below)
-    NAME.initial.safetensors   initial weights, fp32, names of transformers' state_dict()
-    NAME.final.safetensors     weights after the last step of the fp32 run
+    NAME.initial.safetensors   initial weights, fp32, names of transformers' state_dict(); not for
+                               cases that start from those of another one ("initial")
+    NAME.final.safetensors     trained weights after the last step of the fp32 run
     tokens.u16.bin             token ids, little-endian, shared by all cases
 
 Batches. Sample i is tokens[i*T .. i*T+T] (T + 1 ids: inputs are the first T, targets the last T);
@@ -46,9 +47,14 @@ accumulator in micro-batch order; the accumulated fp32 gradient goes, without an
 norm, clipping and AdamW on the fp32 master weights (moments fp32). Only losses and norms are stored
 for it: bf16 results depend on the order of summation, so compare them with a tolerance.
 
+Frozen parameters (those that match no pattern of "train"): requires_grad is False. They are not
+given to the optimizer, so neither decay nor the norm counts them. In the bf16 run they are bf16,
+without a master.
+
 Determinism: one thread, deterministic algorithms, eager attention, no dropout, no compilation.
 """
 
+import fnmatch
 import json
 import math
 import pathlib
@@ -102,6 +108,21 @@ CASES = {
                   "norm_epsilon": 1e-6, "rope_theta": 500.0, "tie_embeddings": True},
     },
 }
+
+
+# Layers with both, below and above frozen ones; maps that are joined with frozen ones if they are
+# trained too; parts of a norm; positions without the tokens of a tied matrix, and the reverse.
+CASES["gpt2_frozen"] = CASES["gpt2"] | {
+    "initial": "gpt2", "clip": 0.8,
+    "train": ["transformer.wpe.weight", "transformer.h.0.attn.*", "transformer.h.1.ln_2.weight",
+              "transformer.h.1.mlp.c_fc.bias", "transformer.h.1.mlp.c_proj.weight",
+              "transformer.ln_f.bias"]}
+CASES["llama_frozen"] = CASES["llama"] | {
+    "initial": "llama", "clip": 0.72,
+    "train": ["model.layers.1.self_attn.[qv]_proj.weight", "model.layers.1.input_layernorm.weight",
+              "model.layers.1.mlp.down_proj.weight", "lm_head.weight"]}
+CASES["llama_tied_frozen"] = CASES["llama_tied"] | {
+    "initial": "llama_tied", "clip": 1.8, "train": ["model.embed_tokens.*", "model.layers.0.*"]}
 
 
 def make_tokens():
@@ -161,10 +182,10 @@ def token_losses(model, inputs, targets):
 
 def run(model, tokens, warmup, clip, bf16):
     """Trains `model` (fp32 weights) in place; returns the per-step record."""
-    masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    masters = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if bf16:
         model.to(torch.bfloat16)
-    trained = dict(model.named_parameters())
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert list(trained) == list(masters)
     optimised = masters if bf16 else trained
     optimizer = torch.optim.AdamW(
@@ -202,8 +223,9 @@ def run(model, tokens, warmup, clip, bf16):
     return record
 
 
-def weights_of(model):
-    return {name: p.detach().float().contiguous().clone() for name, p in model.named_parameters()}
+def weights_of(model, trained_only=False):
+    return {name: p.detach().float().contiguous().clone() for name, p in model.named_parameters()
+            if p.requires_grad or not trained_only}
 
 
 def make_case(name, case, tokens, folder):
@@ -217,11 +239,15 @@ def make_case(name, case, tokens, folder):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         model = model.float().train()
         randomise(model, case["seed"])
-        if kind == "fp32":
+        for parameter, weights in model.named_parameters():
+            weights.requires_grad = any(
+                fnmatch.fnmatchcase(parameter, pattern) for pattern in case.get("train", ["*"]))
+        if kind == "fp32" and "initial" not in case:
             safetensors.torch.save_file(weights_of(model), folder / f"{name}.initial.safetensors")
         runs[kind] = run(model, tokens, warmup, case["clip"], kind == "bf16")
         if kind == "fp32":
-            safetensors.torch.save_file(weights_of(model), folder / f"{name}.final.safetensors")
+            safetensors.torch.save_file(weights_of(model, trained_only=True),
+                                        folder / f"{name}.final.safetensors")
             clipped = sum(runs[kind]["clipped"])
             assert 5 <= clipped <= STEPS - 5, f"{name}: {clipped} of {STEPS} steps clipped"
     document = {
@@ -236,6 +262,7 @@ def make_case(name, case, tokens, folder):
                       "python": platform.python_version(), "numpy": numpy.__version__,
                       "cpu_capability": torch.backends.cpu.get_cpu_capability()},
     }
+    document.update({key: case[key] for key in ("train", "initial") if key in case})
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     for kind, record in runs.items():
         print(f"{name} {kind}: loss {record['loss'][0]!r} -> {record['loss'][-1]!r}, grad norm "

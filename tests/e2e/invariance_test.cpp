@@ -24,6 +24,7 @@ constexpr std::uint64_t kFewSteps = 6;
 struct Model {
   std::string name;
   std::string section;
+  std::string trained = {};  ///< the value of ballast.train, unless all
 };
 
 const Model kGpt2 = {"gpt2",
@@ -60,12 +61,17 @@ const Model kAllExperts = {"all experts",
                               "num_experts_per_tok": 2, "sliding_window": 7,
                               "swiglu_limit": 0.05)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
+/// The same, with what does not match frozen.
+Model training(const Model& model, const std::string& patterns) {
+  return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
+}
 
 using Overrides = std::vector<std::string>;
 
 test::Outcome train(const Model& model, bool bf16, Overrides overrides,
                     std::uint64_t steps = kSteps, const Overrides& common = {}) {
   overrides.insert(overrides.begin(), common.begin(), common.end());
+  if (!model.trained.empty()) overrides.push_back("ballast.train=" + model.trained);
   const test::TempDir directory;
   std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), steps,
@@ -242,6 +248,33 @@ TEST(Invariance, UpdatesOfTouchedExperts) {
   expect_same(kExperts, true, some, kFewSteps, touched);
   EXPECT_NE(train(kExperts, true, {}, kFewSteps, touched).states,
             train(kExperts, true, {}, kFewSteps).states);
+}
+
+TEST(Invariance, Gpt2WithPartsThatAreFrozenInBf16) {
+  expect_invariance(training(kGpt2, R"(["*.wpe.weight", "*.h.0.attn.*", "*.h.1.ln_2.weight",
+                                        "*.h.1.mlp.c_fc.*", "*.ln_f.bias"])"),
+                    true, kFewSteps);
+}
+TEST(Invariance, LlamaWithFrozenLayersAtTheStartInFp32) {
+  expect_invariance(training(cut(kLlama, 5), R"(["model.layers.[12].*", "lm_head.weight"])"), false,
+                    kFewSteps);
+}
+TEST(Invariance, PackedTiedLlamaInTilesWithFrozenOnesInBf16) {
+  expect_invariance(training(cut_everywhere(kTiedLlama, 3),
+                             R"(["*.1.self_attn.[qk]_proj.*", "*.2.mlp.up_proj.*"])"),
+                    true, kFewSteps, {test::kPacked});
+}
+TEST(Invariance, TiedVocabularyOfFrozenLayersInBf16) {
+  expect_invariance(training(cut(kTiedLlama, 3), R"(["model.embed_tokens.weight"])"), true,
+                    kFewSteps);
+}
+TEST(Invariance, HeadAloneInBf16) {
+  expect_invariance(training(kLlama, R"(["lm_head.weight"])"), true);
+}
+TEST(Invariance, ExpertsOfWhichSomeAreFrozenInBf16) {
+  expect_invariance(training(kExperts, R"(["*.mlp.gate.weight", "*.experts.1?.*",
+                                           "*.experts.2.up_proj.weight"])"),
+                    true, kFewSteps);
 }
 
 /// Tiles only change the order of sums.

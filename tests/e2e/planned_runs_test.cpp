@@ -59,7 +59,7 @@ std::optional<Decision> decide_random(std::uint64_t seed, const std::filesystem:
   test::RandomRun run = test::draw_run(dice, false);
   run.overrides.push_back("ballast.out=" + directory.string());
   PlanRequest request = {.config = run.config(), .rates = test::quick_machine()};
-  request.model = model::build_architecture(request.config.model);
+  request.model = planning::model_of(request.config);
   request.rates.shared_cores = request.rates.compute_threads = request.rates.update_threads = 1;
   request.budgets = {kGiB, kGiB};
   const memory::Ledger all = decide(request).blueprint.ledger;

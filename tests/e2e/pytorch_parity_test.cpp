@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -72,8 +73,9 @@ struct Comparison {
   std::vector<double> norms;
   std::vector<double> rates;
   /// Per tensor: relative L2 error of the whole update, |(ours - initial) - (theirs - initial)| /
-  /// |theirs - initial|.
+  /// |theirs - initial|; of frozen tensors the largest difference from the initial values.
   std::vector<std::pair<std::string, double>> update_errors;
+  std::vector<std::pair<std::string, double>> frozen_errors;
 };
 
 double square_sum(const std::vector<double>& values) {
@@ -92,6 +94,14 @@ void compare_updates(engine::Engine& engine, const train::SafetensorsReader& ini
       std::vector<float> start(tensor.size);
       std::vector<float> theirs(tensor.size);
       initial.read(tensor.name, start);
+      if (tensor.frozen) {
+        double largest = 0.0;
+        for (std::size_t i = 0; i < ours.size(); ++i) {
+          largest = std::max(largest, static_cast<double>(std::abs(ours[i] - start[i])));
+        }
+        comparison.frozen_errors.emplace_back(tensor.name, largest);
+        continue;
+      }
       final_weights.read(tensor.name, theirs);
       std::vector<double> error;
       std::vector<double> update;
@@ -111,10 +121,13 @@ Comparison run(const std::string& name, bool bf16) {
   const test::TempDir directory;
   json text = make_config(comparison.reference, bf16);
   text["ballast"]["out"] = directory.path().string();
+  if (comparison.reference.contains("train"))
+    text["ballast"]["train"] = comparison.reference["train"];
   const config::Config config = config::parse(text.dump(), directory.path(), name, {});
 
   engine::Engine engine = planning::make_engine(config);
-  const train::SafetensorsReader initial(fixture(name + ".initial.safetensors"));
+  const std::string start = comparison.reference.value("initial", name);
+  const train::SafetensorsReader initial(fixture(start + ".initial.safetensors"));
   engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
     initial.read(tensor.name, out, first);
   }});
@@ -162,6 +175,8 @@ void expect_fp32_parity(const std::string& name) {
   for (const auto& [tensor, error] : comparison.update_errors) {
     EXPECT_LT(is_noise(tensor) ? 0.0 : error, 1e-3) << tensor;
   }
+  EXPECT_EQ(comparison.frozen_errors.empty(), !comparison.reference.contains("train"));
+  for (const auto& [tensor, error] : comparison.frozen_errors) EXPECT_EQ(error, 0.0) << tensor;
 }
 
 void expect_bf16_parity(const std::string& name) {
@@ -181,6 +196,25 @@ TEST(PytorchParity, LlamaInFp32) {
 TEST(PytorchParity, TiedLlamaInFp32) {
   expect_fp32_parity("llama_tied");
 }
+TEST(PytorchParity, FrozenGpt2InFp32) {
+  expect_fp32_parity("gpt2_frozen");
+}
+TEST(PytorchParity, FrozenLlamaInFp32) {
+  expect_fp32_parity("llama_frozen");
+}
+TEST(PytorchParity, FrozenTiedLlamaInFp32) {
+  expect_fp32_parity("llama_tied_frozen");
+}
+TEST(PytorchParity, FrozenGpt2InBf16) {
+  expect_bf16_parity("gpt2_frozen");
+}
+TEST(PytorchParity, FrozenLlamaInBf16) {
+  expect_bf16_parity("llama_frozen");
+}
+TEST(PytorchParity, FrozenTiedLlamaInBf16) {
+  expect_bf16_parity("llama_tied_frozen");
+}
+
 TEST(PytorchParity, Gpt2InBf16) {
   expect_bf16_parity("gpt2");
 }

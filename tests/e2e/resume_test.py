@@ -134,6 +134,26 @@ class ResumeTest(runs.CheckpointTest):
             for out in ("run", "reference"):
                 shutil.rmtree(self.path / out)
 
+    def test_frozen_tensors(self):
+        for device in ("none", "nvme"):
+            def sections(*patterns):
+                return {"ballast": {**self.BALLAST, "train": patterns},
+                        "zero_optimization": {"offload_param": {"device": device}}}
+            some = sections("model.layers.1.mlp.*", "model.norm.weight")
+            expected = self.reference(**some)
+            self.part_of_run(**some)
+            for other in (("*",), ("model.layers.1.self_attn.*", "model.norm.weight")):
+                done = self.resume(**sections(*other))
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+                self.assertIn("another ballast.train", done.stderr)
+            done = self.resume(**some)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("copied", done.stderr)
+            self.assertEqual(self.results(), expected)
+            for out in ("run", "reference"):
+                shutil.rmtree(self.path / out)
+
     def damage(self, name, change):
         file = self.path / "run/checkpoints" / name
         content = bytearray(file.read_bytes())

@@ -135,6 +135,10 @@ inline RandomRun draw_run(Dice& dice, bool several_ranks) {
     run.overrides.push_back(
         fmt::format("zero_optimization.sub_group_size={}", sizes.pick<int>({2048, 5000, 20000})));
   }
+  if (sizes.chance(40)) {
+    run.overrides.push_back(fmt::format(
+        R"(ballast.train=["{}"])", sizes.name({"*.0.*", "*.0.mlp.*", "*mlp*", "*.weight", "*"})));
+  }
   return run;
 }
 

@@ -165,6 +165,8 @@ struct BallastSection {
   std::string product_algorithms = "heuristic";
   Bytes device_bytes = 0;  ///< budget; 0 ("auto"): what is free
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
+  /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
+  std::vector<std::string> train;
   std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
   std::string update = "gated";       ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,

@@ -79,6 +79,7 @@ struct TensorSpec {
   Init init = Init::zeros;
   double stddev = 0.0;  ///< for Init::normal
   StoredRows stored;
+  bool frozen = false;  ///< not trained, see freeze()
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Index in the whole tensor of the first element in this block.
@@ -114,16 +115,20 @@ struct BlockSpec {
   std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
-  Elems parameters = 0;  ///< without padding
-  Elems elements = 0;    ///< with padding
+  Elems parameters = 0;       ///< without padding
+  Elems elements = 0;         ///< with padding
+  Elems frozen_elements = 0;  ///< of these, the last ones: those of frozen tensors
   /// Elements of all matrices that each token is multiplied by, and of the last of them, whose
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
   Elems last_product_elements = 0;
+  Elems frozen_product_elements = 0;  ///< of product_elements, those of frozen matrices
   double token_share = 1.0;  ///< of the tokens, those that an expert computes if all have as many
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all before
 
+  /// Elements that have gradients and states: all, or the first ones.
+  [[nodiscard]] Elems trained_elements() const { return elements - frozen_elements; }
   /// The tensor of that name, with or without the prefix; nullptr if missing.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
   /// The same, but throws Error(state) if missing.
@@ -184,6 +189,15 @@ struct Architecture {
   /// layer, nothing of other blocks.
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,
                                         std::uint64_t length) const;
+  /// The part of forward_flops() by frozen matrices, for whose gradients the backward pass would
+  /// need as many.
+  [[nodiscard]] double frozen_flops(std::size_t index, std::uint64_t sequences,
+                                    std::uint64_t length) const;
+  /// The block with which the backward pass ends: the embedding, the first block of a layer, or the
+  /// head. All before it are frozen.
+  [[nodiscard]] std::size_t first_differentiated() const;
+  /// Elements of trained tensors, without padding.
+  [[nodiscard]] Elems trained_parameters() const;
 };
 
 /// Blocks of a model with a complete config.
@@ -213,6 +227,13 @@ ModelConfig without_experts(const ModelConfig& config);
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.
 Architecture build_architecture(ModelConfig config);
+
+/// Freezes all tensors whose names match none of `patterns`, globs of fnmatch(3); without patterns
+/// all stay trained. In a block with both, the trained tensors come first, so that one range has
+/// all of its gradients and states. Call it once. `refuse(i, rule)` is called with the number of a
+/// pattern that matches no tensor, and must throw.
+void freeze(Architecture& model, std::span<const std::string> patterns,
+            const std::function<void(std::size_t, const std::string&)>& refuse);
 
 /// A place in a tensor, and how many elements from there on have the same order in files and in
 /// memory.

@@ -20,6 +20,9 @@ namespace ballast::planning {
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t local_rank = 0);
 
+/// The model that `config` trains, with what it freezes. Throws Error(config).
+model::Architecture model_of(const config::Config& config);
+
 /// The blueprint of `config`, without rates. Keeps the tiers that the config names. Places every
 /// "auto" on the fastest tier that fits: activations, then weights, then optimizer states, blocks
 /// in forward order. Layers keep their intermediates while there is room, the last ones first.

@@ -9,8 +9,9 @@ namespace ballast::schedule {
 
 /// Sizes of a block's data on one rank under ZeRO's stages (arXiv 1910.02054, section 5): optimizer
 /// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
-/// blocks that keep them whole. A shard is one of `world` equal parts of whole pages; padding
-/// follows the block's bytes. Rank r owns shard r (but see below). One rank has no padding.
+/// blocks that keep them whole (all that are trained in part do). A shard is one of `world` equal
+/// parts of whole pages; padding follows the block's bytes. Rank r owns shard r (but see below).
+/// One rank has no padding.
 ///
 /// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2): ranks
 /// [k * group, (k + 1) * group) hold one copy, an equal share each. Ranks at the same place in
@@ -78,9 +79,13 @@ class RankSizes {
   [[nodiscard]] Bytes whole_codes(std::uint32_t block) const {
     return group() * share_codes(block);
   }
-  /// The weights that this rank updates.
+  /// The weights that this rank updates: its shard of those that are trained, which come first.
   [[nodiscard]] Bytes updated_weights(std::uint32_t block) const {
-    return splits_states() ? weight_shard(block) : whole_weights(block);
+    return splits_weights(block) ? weight_shard(block) : updated_gradient(block);
+  }
+  /// The weights that a rank keeps whole, or its share of others, as far as ranks update them.
+  [[nodiscard]] Bytes updated_by_all(std::uint32_t block) const {
+    return splits_weights(block) ? weight_share(block) : whole_gradient(block);
   }
   /// The gradient that this rank's update reads.
   [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {

@@ -26,6 +26,8 @@ struct BlockWork {
   double forward_flops = 0.0;   ///< per micro-batch
   /// Part of forward_flops that the backward pass repeats when intermediates are not kept.
   double recomputed_flops = 0.0;
+  /// Part of forward_flops by frozen matrices, whose gradients the backward pass leaves out.
+  double frozen_flops = 0.0;
   /// It is a tile of the same embedding, head or half of a layer as the block before it: all read
   /// what the first of them reads.
   bool continues = false;
@@ -41,8 +43,12 @@ struct BlockWork {
   bool keeps_whole = false;      ///< stage 3 does not split its weights
   Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
   Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch
-  std::vector<SubGroup> sub_groups = {};  ///< at least one, in ascending order of elements
+  std::vector<SubGroup> sub_groups = {};  ///< in ascending order of elements; none: it is frozen
 
+  /// It has weights alone: no accumulator, packed gradient, statistics or states.
+  [[nodiscard]] bool is_frozen() const { return sub_groups.empty(); }
+  /// Of the backward pass, without what it recomputes.
+  [[nodiscard]] double backward_flops() const { return 2.0 * forward_flops - frozen_flops; }
   /// Remainder and moments that this rank keeps.
   [[nodiscard]] Bytes state_bytes() const;
 };
@@ -54,16 +60,19 @@ struct Workload {
   /// Blocks of the embedding and, unless it is tied, of the head, which each have some rows of the
   /// vocabulary. A tied head is one block.
   std::uint32_t vocabulary_tiles = 1;
-  Bytes tied_accumulator_bytes = 0;  ///< of one tile
-  Bytes rows_bytes = 0;              ///< see Role; per micro-batch, 0 without tiles
-  Bytes row_sums_bytes = 0;          ///< likewise
-  Bytes routing_bytes = 0;           ///< see Role; per micro-batch, 0 without experts
-  Bytes router_totals_bytes = 0;     ///< likewise
-  Bytes activation_bytes = 0;        ///< of one micro-batch between two blocks
-  Bytes batch_bytes = 0;       ///< tokens, targets and, if packed, positions of one micro-batch
-  bool packed = false;         ///< layers read the positions of the tokens
-  Bytes losses_bytes = 0;      ///< losses of all micro-batches, with those of routers
-  Bytes statistics_bytes = 0;  ///< of the gradient of one block
+  Bytes tied_accumulator_bytes = 0;  ///< of one tile; 0: not tied, or frozen
+  /// The backward pass ends with this block, which begins the embedding, a layer or the head. Those
+  /// before it are frozen.
+  std::uint32_t first_differentiated = 0;
+  Bytes rows_bytes = 0;           ///< see Role; per micro-batch, 0 without tiles
+  Bytes row_sums_bytes = 0;       ///< likewise
+  Bytes routing_bytes = 0;        ///< see Role; per micro-batch, 0 without experts
+  Bytes router_totals_bytes = 0;  ///< likewise
+  Bytes activation_bytes = 0;     ///< of one micro-batch between two blocks
+  Bytes batch_bytes = 0;          ///< tokens, targets and, if packed, positions of one micro-batch
+  bool packed = false;            ///< layers read the positions of the tokens
+  Bytes losses_bytes = 0;         ///< losses of all micro-batches, with those of routers
+  Bytes statistics_bytes = 0;     ///< of the gradient of one block
   Bytes workspace_bytes = 0;
   std::uint64_t micro_batch_tokens = 0;
   std::uint32_t micro_batches = 1;             ///< per training step, on each rank
@@ -88,6 +97,11 @@ struct Workload {
   [[nodiscard]] bool is_layer(std::size_t block) const {
     return block >= first_layer() && block < head();
   }
+  [[nodiscard]] bool is_differentiated(std::size_t block) const {
+    return block >= first_differentiated;
+  }
+  /// Whether the head adds to the gradient of the embedding's rows.
+  [[nodiscard]] bool trains_tied() const { return tied_accumulator_bytes > 0; }
   /// Whether `block` is a tile of a layer, or the norm before some.
   [[nodiscard]] bool is_part_of_layer(std::size_t block) const {
     return is_layer(block) &&
@@ -111,12 +125,14 @@ struct Workload {
   }
   /// Whether the input of `block` waits for the backward pass in the memory of its placement.
   [[nodiscard]] bool places_input(std::size_t block) const {
-    return is_layer(block) && !blocks[block].continues && !blocks[block].mid_layer;
+    return is_layer(block) && is_differentiated(block) && !blocks[block].continues &&
+           !blocks[block].mid_layer;
   }
   /// Whether `block` may keep intermediates: a layer in one piece or the second half of one, or the
   /// head if it has several tiles.
   [[nodiscard]] bool has_intermediates(std::size_t block) const {
-    return (is_layer(block) && (!is_part_of_layer(block) || blocks[block].mid_layer)) ||
+    return (is_layer(block) && is_differentiated(block) &&
+            (!is_part_of_layer(block) || blocks[block].mid_layer)) ||
            (block == head() && vocabulary_tiles > 1);
   }
   /// The block with the output matrix's tile `number`.

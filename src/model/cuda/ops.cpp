@@ -66,7 +66,7 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
                            T* dx, std::size_t rows) const {
   check_cuda(cuda::norm_backward(queue_, x, weights.weight, dy, epsilon_, residual, dx,
                                  weights.weight_gradient, weights.bias_gradient, partials_,
-                                 {rows, hidden_}, {}, weights.offset),
+                                 {rows, hidden_}, {}, weights.offset, weights.bias != nullptr),
              "gradient of norm");
 }
 
@@ -212,6 +212,7 @@ void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, 
 template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
+  if (layer.weight_gradient == nullptr) return;
   const Product p = weight_product(layer, x, dy, dy_row, rows);
   multiply(p.extents, p.a, p.b, p.c, !layer.overwrites_gradient);
 }

@@ -132,7 +132,7 @@ class DecoderLayer final : public Layer<Ops> {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
   void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
-    if (map.bias == nullptr) return;
+    if (map.bias_gradient == nullptr) return;
     this->ops_.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
   }
 

@@ -121,10 +121,11 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
       const std::size_t row = row_of(gradients, ids, i);
-      float* const to = gradients.tokens + row * width + columns.begin;
-      if (row < gradients.size && gradients.scale == 1.0F) {
+      const bool here = gradients.tokens != nullptr && row < gradients.size;
+      float* const to = here ? gradients.tokens + row * width + columns.begin : nullptr;
+      if (here && gradients.scale == 1.0F) {
         kernels.accumulate(to, from, columns.size());
-      } else if (row < gradients.size) {
+      } else if (here) {
         kernels.accumulate_scaled(to, from, gradients.scale, columns.size());
       }
       if (gradients.positions == nullptr) continue;
@@ -179,6 +180,7 @@ void Ops<T>::clear_sums(std::size_t part, std::size_t width) const {
 
 template <class T>
 void Ops<T>::add_sums(std::size_t which, float* gradient, std::size_t width) const {
+  if (gradient == nullptr) return;
   for (std::size_t part = 0; part < threads_; ++part) {
     const float* const from = sum(part, which);
     for (std::size_t i = 0; i < width; ++i) gradient[i] += from[i];
@@ -254,7 +256,7 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
     clear_sums(part, width);
     kernel(x + r.begin * width, d + r.begin * width, sum(part, 0), r.size(), width);
   });
-  if (bias_gradient != nullptr) add_sums(0, bias_gradient, width);
+  add_sums(0, bias_gradient, width);
 }
 
 template <class T>
@@ -340,6 +342,7 @@ void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, 
 template <class T>
 void Ops<T>::linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
                            std::size_t rows) {
+  if (layer.weight_gradient == nullptr) return;
   const Product p = weight_product(layer, x, dy, dy_row, rows);
   products_.multiply(p.extents, p.a, p.b, p.c, !layer.overwrites_gradient);
 }

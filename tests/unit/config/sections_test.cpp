@@ -44,6 +44,24 @@ TEST(ConfigDefaults, OfLlamaFollowItsShape) {
       256U);  // exactly 8/3 x 96
 }
 
+TEST(ConfigTrain, IsAllOrPatternsThatMatch) {
+  EXPECT_TRUE(parse_text(kMinimal).ballast.train.empty());
+  EXPECT_TRUE(parse_text(kMinimal, {"ballast.train=all"}).ballast.train.empty());
+  const Config c = parse_text(kMinimal, {R"(ballast.train=["transformer.h.1.*", "*wpe*"])"});
+  EXPECT_EQ(c.ballast.train, (std::vector<std::string>{"transformer.h.1.*", "*wpe*"}));
+  const auto says = [](const std::string& value, const std::string& key, const std::string& rule) {
+    const std::string error = error_of(kMinimal, {"ballast.train=" + value});
+    EXPECT_NE(error.find(key + " (--set"), std::string::npos) << error;
+    EXPECT_NE(error.find("): " + rule), std::string::npos) << error;
+  };
+  says("some", "ballast.train", "expected \"all\" or an array of patterns");
+  says("[]", "ballast.train", "names no tensor");
+  says("[7]", "ballast.train[0]", "expected a string");
+  says("adapters", "ballast.train", "there are no adapters");
+  says(R"(["*", "transformer.g.1.*"])", "ballast.train[1]",
+       "'transformer.g.1.*' matches no tensor of the model (did you mean 'transformer.h.1.*'?)");
+}
+
 TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {
   const Config c =
       parse_text(kMinimal, {"data.text=[\"../src/**/*.cpp\", \"./a b\", \"/abs\", \"~/x\"]",

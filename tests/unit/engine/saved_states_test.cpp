@@ -47,11 +47,18 @@ Saved save(Engine& engine) {
   return saved;
 }
 
+/// Some layers are trained in part, some not at all.
+const std::string kSomeFrozen = R"(ballast.train=["model.layers.0.mlp.*", "model.layers.2.*"])";
+
 TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
-  for (const char* format : {"fp32", "bf16_first", "8bit"}) {
-    const std::string states = std::string("ballast.optimizer_states=") + format;
+  using Choice = std::pair<std::string, std::string>;
+  for (const auto& [format, train] :
+       {Choice{"fp32", "ballast.train=all"}, Choice{"bf16_first", "ballast.train=all"},
+        Choice{"8bit", "ballast.train=all"}, Choice{"fp32", kSomeFrozen},
+        Choice{"8bit", kSomeFrozen}}) {
+    const std::string states = "ballast.optimizer_states=" + format;
     Engine before =
-        planning::make_engine(config({states, kOptimizer + "nvme", kSubGroups + "10000"}));
+        planning::make_engine(config({states, train, kOptimizer + "nvme", kSubGroups + "10000"}));
     before.start();
     for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
     const Saved saved = save(before);
@@ -62,7 +69,7 @@ TEST_F(SavedStates, GoesOnFromSavedStatesInAnyPlacement) {
          {std::tuple{"none", "none", "4096"}, std::tuple{"nvme", "nvme", "auto"},
           std::tuple{"cpu", "cpu", "20000"}, std::tuple{"none", "nvme", "auto"}}) {
       Engine after = planning::make_engine(
-          config({states, kWeights + weights, kOptimizer + optimizer, kSubGroups + size}));
+          config({states, train, kWeights + weights, kOptimizer + optimizer, kSubGroups + size}));
       after.resume(
           [&](const StateRange& range, HostBytes bytes) {
             const auto& array = saved.at({range.block, range.kind});
@@ -125,9 +132,20 @@ TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
 }
 
 /// What is on NVMe stays where it is while training goes on, and another engine continues there.
-TEST_F(SavedStates, GoesOnFromStatesThatStayOnNvme) {
-  const auto engine_of = [this] {
-    auto config = this->config({kOptimizer + "nvme", kWeights + "nvme", kSubGroups + "10000",
+class SavedStatesOnNvme : public SavedStates {
+ protected:
+  void go_on_from_nvme(const std::string& train);
+};
+TEST_F(SavedStatesOnNvme, GoesOnFromStatesThatStayOnNvme) {
+  for (const std::string& train : {std::string("ballast.train=all"), kSomeFrozen}) {
+    SCOPED_TRACE(train);
+    go_on_from_nvme(train);
+  }
+}
+
+void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
+  const auto engine_of = [&] {
+    auto config = this->config({train, kOptimizer + "nvme", kWeights + "nvme", kSubGroups + "10000",
                                 "ballast.checkpoint_every=1"});
     return planning::make_engine(config);
   };

@@ -47,7 +47,7 @@ PlanRequest request_for(const config::Config& config, memory::Budgets budgets,
                         std::uint32_t world) {
   if (config.ballast.device_bytes > 0) budgets.device = config.ballast.device_bytes;
   if (config.ballast.host_bytes > 0) budgets.host = config.ballast.host_bytes;
-  model::Architecture model = model::build_architecture(config.model);
+  model::Architecture model = model_of(config);
   return {.config = config,
           .model = model,
           .budgets = budgets,

@@ -89,6 +89,9 @@ class LeaseBook {
     for (const Buffer& buffer : schedule.buffers) {
       if (!passes(buffer)) held_[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
     }
+    const auto& operations = schedule.steady.operations;
+    goes_back_ = std::any_of(operations.begin(), operations.end(),
+                             [](const Operation& op) { return op.action == Action::backward; });
   }
 
   void follow(const Span& span) {
@@ -133,7 +136,8 @@ class LeaseBook {
     if (!lease.open) return;
     // Only a rollback reads the gradient of a speculating block again.
     const Buffer& buffer = schedule_.buffers[id];
-    const bool may_be_unread = buffer.kind == Kind::gradients && buffer.tier == Tier::nvme;
+    const bool may_be_unread = (buffer.kind == Kind::gradients && buffer.tier == Tier::nvme) ||
+                               (!goes_back_ && buffer.name.starts_with("activation gradient"));
     if (lease.uses == 0 && !may_be_unread) complain(id, "is filled in vain");
     lease.open = false;
     auto& changes = changes_[static_cast<std::size_t>(schedule_.buffers[id].tier)];
@@ -163,6 +167,7 @@ class LeaseBook {
   }
 
   const Schedule& schedule_;
+  bool goes_back_ = false;     ///< something below the head is trained
   std::vector<Lease> leases_;  ///< by buffer
   std::array<Bytes, 3> held_{};
   std::array<std::vector<Change>, 3> changes_;

@@ -45,8 +45,9 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
 void Interpreter::run(const Plan& plan) {
   plan_ = &plan;
   ++run_;
-  training_ = std::any_of(plan.operations.begin(), plan.operations.end(),
-                          [](const Operation& op) { return op.action == Action::backward; });
+  training_ = std::any_of(plan.operations.begin(), plan.operations.end(), [](const Operation& op) {
+    return op.action == Action::offload_statistics;
+  });
   const auto has = [&plan](Action action) {
     return std::any_of(plan.operations.begin(), plan.operations.end(),
                        [action](const Operation& op) { return op.action == action; });
@@ -196,10 +197,22 @@ void Interpreter::move_weights(const Operation& op) {
   const bool torn = held == Extent::torn || held == Extent::torn_share;
   if (from.shard && held == Extent::shard) complain(op, "takes a shard of a shard");
   if (!from.shard && torn) complain(op, "spreads shards of other ranks that are old");
-  need(op, source, weights(op.block, held));
+  Content wanted = weights(op.block, held);
+  wanted.trained_only = from.buffer != kNoBuffer && held_[from.buffer].trained_only;
+  need(op, source, wanted);
   keep_old(op, Role::weights, Role::undo_weights);
   const Extent moved = from.shard ? Extent::shard : held;
   put(op, Role::weights, weights(op.block, to.shard ? torn_home(op.block) : moved));
+  // Below the device they join those that are there.
+  const Buffer& place = schedule_.buffers[to.buffer];
+  const BlockWork& work = work_.blocks[op.block];
+  held_[to.buffer].trained_only =
+      place.tier == Tier::device && place.kind == Kind::staging &&
+      part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole) &&
+      op.bytes < part_of(work.weight_bytes, home(op.block));
+  if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole)) {
+    complain(op, "moves frozen weights that are not there");
+  }
   if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
 }
 
@@ -212,9 +225,13 @@ void Interpreter::move_states(const Operation& op) {
 
 void Interpreter::gather(const Operation& op) {
   if (op.buffer(Role::weights_source) == kNoBuffer) {
-    need(op, Role::weights, weights(op.block, torn_home(op.block)));
+    const bool trained_only = held_[op.buffer(Role::weights)].trained_only;
+    Content wanted = weights(op.block, torn_home(op.block));
+    wanted.trained_only = trained_only;
+    need(op, Role::weights, wanted);
     --seen_uses_;
     put(op, Role::weights, weights(op.block, home(op.block)));
+    held_[op.buffer(Role::weights)].trained_only = trained_only;
   } else {
     need(op, Role::weights_source, weights(op.block, home(op.block)));
     if (work_.coded_weight > 0) codes(op);
@@ -274,14 +291,19 @@ void Interpreter::add_to(const Operation& op, const Use& use, What what, std::ui
 }
 
 void Interpreter::clear(const Operation& op) {
+  if (!is_trained(op.block)) complain(op, "clears sums of a frozen block");
   put(op, Role::accumulator, of_run(What::accumulator, op));
 }
 
 void Interpreter::backward(const Operation& op) {
+  if (!work_.is_differentiated(op.block)) complain(op, "is below all that is trained");
   if (work_.is_part_of_layer(op.block)) {
     return work_.blocks[op.block].continues ? tile_backward(op) : norm_backward(op);
   }
-  need(op, Role::gradient_flow, {What::flow, op.block + 1, op.micro, run_});
+  // Frozen tiles of the embedding leave it to the others.
+  std::uint32_t above = op.block + 1;
+  while (work_.is_embedding(above) && !is_trained(above)) ++above;
+  need(op, Role::gradient_flow, {What::flow, above, op.micro, run_});
   --seen_uses_;
   batch_of(op);
   if (!work_.is_embedding(op.block)) {
@@ -291,14 +313,23 @@ void Interpreter::backward(const Operation& op) {
     use_up_intermediates(op);
   }
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
+}
+
+/// The gradient of the weights of the operation's block, unless it is frozen.
+void Interpreter::add_gradient(const Operation& op) {
+  if (work_.is_differentiated(op.block) && is_trained(op.block)) {
+    return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  }
+  if (op.buffer(Role::accumulator) != kNoBuffer) complain(op, "has sums of a frozen block");
 }
 
 /// Intermediates that are not kept are recomputed.
 void Interpreter::use_up_intermediates(const Operation& op) {
   const BlockWork& block = work_.blocks[op.block];
   const double again = keeps(op) ? 0.0 : block.recomputed_flops;
-  if (op.flops != 2.0 * block.forward_flops + again) complain(op, "has the wrong FLOPs");
+  if (op.flops != 2.0 * block.forward_flops - block.frozen_flops + again)
+    complain(op, "has the wrong FLOPs");
   if (!keeps(op)) return;
   need(op, Role::intermediates, of_run(What::intermediates, op, op.micro));
   --seen_uses_;
@@ -307,12 +338,13 @@ void Interpreter::use_up_intermediates(const Operation& op) {
 
 bool Interpreter::keeps(const Operation& op) const {
   return work_.is_layer(op.block) && !work_.is_part_of_layer(op.block) &&
+         work_.is_differentiated(op.block) &&
          problem_.placement.blocks[op.block].keeps_intermediates;
 }
 
 void Interpreter::pack(const Operation& op) {
   need(op, Role::accumulator, of_run(What::accumulator, op, plan_->micro_batches));
-  if (work_.tied && work_.is_embedding(op.block)) {
+  if (work_.trains_tied() && work_.is_embedding(op.block)) {
     need(op, Role::output_accumulator, of_run(What::tied_accumulator, op, plan_->micro_batches));
   }
   put(op, Role::gradient, of_run(What::packed, op));
@@ -347,10 +379,12 @@ void Interpreter::gate(const Operation& op) {
     if (use.role == Role::routing) ++seen_uses_;
     if (use.role != Role::statistics) continue;
     ++seen_uses_;
+    while (block < work_.blocks.size() && !is_trained(block)) ++block;
     if (held_[use.buffer] != Content{What::statistics, block++, 0, run_}) {
       complain(op, "judges statistics of another gradient");
     }
   }
+  while (block < work_.blocks.size() && !is_trained(block)) ++block;
   if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
 }
 
@@ -387,64 +421,6 @@ Content Interpreter::gradient(const Operation& op, std::uint64_t run, Extent ext
   return {What::reduced, op.block, 0, run, extent};
 }
 
-Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
-  if (work_.world == 1) return whole;
-  // Shards are equal and whole pages, so all of them together may be larger than the block.
-  constexpr Bytes kPageBytes = 4096;
-  const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
-  const bool share = extent == Extent::share || extent == Extent::torn_share;
-  const std::uint32_t shards = extent == Extent::shard ? 1
-                               : share                 ? work_.world / group()
-                                                       : work_.world;
-  return shards * pages * kPageBytes;
-}
-
-Bytes Interpreter::size(const Content& content) const {
-  // Of rows of the head, `block` counts tiles.
-  const BlockWork& block =
-      work_.blocks.at(std::min<std::size_t>(content.block, work_.blocks.size() - 1));
-  switch (content.what) {
-    case What::nothing:
-    case What::verdict:
-      return 0;
-    case What::weights:
-      return part_of(block.weight_bytes, content.extent);
-    case What::states:
-      return block.sub_groups.at(content.micro).state_bytes;
-    case What::batch:
-      return work_.batch_bytes;
-    case What::intermediates:
-      return block.intermediate_bytes;
-    case What::activation:
-    case What::flow:
-      return work_.activation_bytes;
-    case What::accumulator:
-      return block.accumulator_bytes;
-    case What::tied_accumulator:
-      return work_.tied_accumulator_bytes;
-    case What::normed:
-    case What::head_rows:
-      return work_.rows_bytes;
-    case What::routing:
-      return work_.routing_bytes;
-    case What::routing_of_ranks:
-      return work_.world * work_.routing_bytes;
-    case What::router_totals:
-      return work_.router_totals_bytes;
-    case What::output_sums:
-    case What::normed_gradient:
-      return work_.row_sums_bytes;
-    case What::packed:
-    case What::reduced:
-      return part_of(block.gradient_bytes, content.extent);
-    case What::statistics:
-      return work_.statistics_bytes;
-    case What::losses:
-      return work_.losses_bytes;
-  }
-  return 0;
-}
-
 void Interpreter::copy(const Operation& op, Role from, Role to, const Content& content) {
   need(op, from, content);
   put(op, to, content);
@@ -477,7 +453,7 @@ void Interpreter::put(const Operation& op, Role role, const Content& content) {
   const Buffer& buffer = schedule_.buffers[use->buffer];
   const bool home = buffer.kind == Kind::weights || buffer.kind == Kind::states;
   const Bytes piece = op.bytes + (home ? op.offset : 0);
-  if ((in_pieces_ ? piece : size(content)) > buffer.bytes) {
+  if ((in_pieces_ ? piece : size_in(buffer, content)) > buffer.bytes) {
     complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));
   }
   held_[use->buffer] = content;

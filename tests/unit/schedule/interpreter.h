@@ -48,7 +48,8 @@ struct Content {
   std::uint32_t micro = 0;
   std::uint64_t number = 0;
   Extent extent = Extent::whole;
-  bool undone = false;  ///< made by an update that a rollback undoes
+  bool undone = false;        ///< made by an update that a rollback undoes
+  bool trained_only = false;  ///< of weights: the frozen ones behind the trained ones are others
   friend bool operator==(const Content&, const Content&) = default;
 };
 
@@ -109,6 +110,15 @@ class Interpreter {
   void differentiate_head(const Operation& op);
   void end_head(const Operation& op);
   void add_losses(const Operation& op);
+  void add_gradient(const Operation& op);
+  [[nodiscard]] bool is_trained(std::uint32_t block) const {
+    return !work_.blocks[block].sub_groups.empty();
+  }
+  /// Whether the output matrix's tile of that number has a gradient.
+  [[nodiscard]] bool trains_tile(std::uint32_t tile) const {
+    return work_.tied ? work_.tied_accumulator_bytes > 0
+                      : work_.blocks[work_.block_of_tile(tile)].frozen_flops == 0.0;
+  }
   void add_to(const Operation& op, const Use& use, What what, std::uint32_t block);
   [[nodiscard]] std::uint32_t tile_of(const Operation& op) const {
     return op.block - (work_.tied ? 0 : work_.head());
@@ -143,6 +153,7 @@ class Interpreter {
   [[nodiscard]] Content gradient(const Operation& op, std::uint64_t run, Extent extent) const;
   void need_shard(const Operation& op, Role role, bool shard);
   [[nodiscard]] Bytes size(const Content& content) const;
+  [[nodiscard]] Bytes size_in(const Buffer& buffer, const Content& content) const;
   [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
 
   void copy(const Operation& op, Role from, Role to, const Content& content);

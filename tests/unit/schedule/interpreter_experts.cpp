@@ -24,6 +24,7 @@ bool Interpreter::has_rows_in_run(std::uint32_t block, std::uint64_t run, std::u
 }
 
 bool Interpreter::was_touched(std::uint32_t block) const {
+  if (!is_trained(block)) return false;
   if (problem_.options.expert_updates == ExpertUpdates::all) return true;
   return !work_.blocks[block].is_expert ||
          has_rows_in_run(block, last_training_run_, last_micro_batches_, work_.world > 1);
@@ -157,8 +158,8 @@ void Interpreter::expert_backward(const Operation& op) {
   const bool several = work_.world > 1;
   if (problem_.options.order == Order::micro_batch_major ||
       has_rows_in_run(op.block, run_, plan_->micro_batches, several)) {
-    add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
-  } else {
+    add_gradient(op);
+  } else if (is_trained(op.block)) {
     ++seen_uses_;
   }
 }
@@ -176,7 +177,7 @@ void Interpreter::router_backward(const Operation& op) {
   need(op, Role::gradient_flow, {What::flow, work_.last_tile(op.block) + 1, op.micro, run_});
   --seen_uses_;
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
 }
 
 }  // namespace ballast::schedule

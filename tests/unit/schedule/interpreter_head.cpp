@@ -34,10 +34,11 @@ void Interpreter::head(const Operation& op) {
   if (weights_of != work_.vocabulary_tiles) complain(op, "does not use all tiles");
   add_losses(op);
   if (op.action == Action::evaluate_head) return;
-  if (sums_of != work_.vocabulary_tiles) complain(op, "does not add to the sums of all tiles");
+  const std::uint32_t wanted = trains_tile(0) ? work_.vocabulary_tiles : work_.tied ? 0 : 1;
+  if (sums_of != wanted) complain(op, "does not add to the sums of all tiles");
   if (work_.vocabulary_tiles > 1) put(op, Role::intermediates, {});
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
 }
 
 void Interpreter::scan_head(const Operation& op) {
@@ -64,6 +65,10 @@ void Interpreter::differentiate_head(const Operation& op) {
   } else if (!work_.tied) {
     complain(op, "adds nothing to the gradient of the norm");
   }
+  if (!work_.tied && !trains_tile(tile)) {
+    if (op.buffer(Role::accumulator) != kNoBuffer) complain(op, "has sums of a frozen tile");
+    return;
+  }
   if (!work_.tied) return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
   const Use sums = op.use(Role::output_accumulator);
   if (sums.buffer != kNoBuffer) add_to(op, sums, What::tied_accumulator, tile);
@@ -79,7 +84,7 @@ void Interpreter::end_head(const Operation& op) {
   need(op, Role::input, of_run(What::activation, op, op.micro));
   need(op, Role::row_sums, {What::normed_gradient, work_.head(), op.micro, run_});
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  if (work_.tied) return add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  if (work_.tied || !trains_tile(0)) return add_gradient(op);
   // The first tile has already added its part of all micro-batches that pass the head together.
   const bool all = problem_.options.order == Order::layer_major;
   need(op, Role::accumulator,

@@ -43,9 +43,9 @@ void Interpreter::tile_backward(const Operation& op) {
     --seen_uses_;
   }
   put(op, Role::row_sums, of_run(What::normed_gradient, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
   const BlockWork& block = work_.blocks[op.block];
-  if (op.flops != 2.0 * block.forward_flops + block.recomputed_flops) {
+  if (op.flops != 2.0 * block.forward_flops - block.frozen_flops + block.recomputed_flops) {
     complain(op, "has the wrong FLOPs");
   }
 }
@@ -59,7 +59,7 @@ void Interpreter::norm_backward(const Operation& op) {
   need(op, Role::gradient_flow, {What::flow, work_.last_tile(op.block) + 1, op.micro, run_});
   --seen_uses_;
   put(op, Role::gradient_flow, of_run(What::flow, op, op.micro));
-  add_to(op, op.use(Role::accumulator), What::accumulator, op.block);
+  add_gradient(op);
 }
 
 }  // namespace ballast::schedule

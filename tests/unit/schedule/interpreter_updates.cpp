@@ -46,6 +46,7 @@ Content Interpreter::updated(const Operation& op, Content weights) const {
 }
 
 void Interpreter::update(const Operation& op) {
+  if (!is_trained(op.block)) return complain(op, "updates a frozen block");
   const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
   const bool speculates = op.speculation == Speculation::speculates;
   const bool gated = problem_.options.update == Update::gated && !speculates;

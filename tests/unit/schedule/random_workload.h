@@ -117,6 +117,50 @@ inline void cut_blocks(Workload& work, std::uint64_t seed) {
   work.row_sums_bytes = std::max(work.row_sums_bytes, cut.pick(1, 16) * 1024);
 }
 
+/// In half of the problems some blocks are frozen, sometimes all at the start, so that the backward
+/// pass is shorter, and some in part. All tiles of the output matrix are frozen or none; then the
+/// block with the norm may train that alone, and a tied embedding its positions.
+inline void freeze_blocks(Workload& work, std::uint64_t seed) {
+  Dice dice(seed + 23'000'009);
+  if (dice.toss()) return;
+  const auto blocks = static_cast<std::uint32_t>(work.blocks.size());
+  const std::uint32_t below = dice.toss() ? dice.pick32(0, blocks - 1) : 0;
+  const std::uint32_t chosen = dice.pick32(below, blocks - 1);
+  const bool output = dice.toss();
+  const auto has_output = [&](std::uint32_t b) {
+    return work.tied ? work.is_embedding(b) : b >= work.head();
+  };
+  const auto trains = [&](std::uint32_t b) {
+    if (has_output(b) && output) return true;
+    const bool tile_alone = has_output(b) && !work.tied && b > work.head();
+    return !tile_alone && (b == chosen || (b > below && dice.toss()));
+  };
+  if (!output && work.tied) work.tied_accumulator_bytes = 0;
+  std::uint32_t first = blocks;
+  for (std::uint32_t b = blocks; b-- > 0;) {
+    BlockWork& block = work.blocks[b];
+    const bool trained = trains(b) || (b == 0 && first == blocks);
+    if (trained) first = b;
+    if (!trained || (has_output(b) && !output)) block.frozen_flops = block.forward_flops;
+    const Elems elements = block.weight_bytes / 2;
+    if (trained && elements > 2048 && dice.pick(0, 2) == 0) {
+      const Elems some = dice.pick(1, elements / 2048 - 1) * 2048;
+      block.accumulator_bytes = 4 * some;
+      block.gradient_bytes = 2 * some;
+      block.sub_groups = random_sub_groups(seed + 37 * b, some);
+    }
+    if (trained) continue;
+    block.accumulator_bytes = block.gradient_bytes = 0;
+    block.sub_groups.clear();
+  }
+  if (work.is_embedding(first)) first = 0;
+  first = std::min(first, work.head());
+  while (work.is_layer(first) && (work.blocks[first].continues || work.blocks[first].mid_layer)) {
+    --first;
+  }
+  work.first_differentiated = first;
+}
+
 inline Problem random_problem(std::uint64_t seed) {
   Dice dice(seed);
   Problem problem;
@@ -153,6 +197,7 @@ inline Problem random_problem(std::uint64_t seed) {
   }
   cut_blocks(work, seed);
   work.tied_accumulator_bytes = work.tied ? 4096 : 0;
+  freeze_blocks(work, seed);
   work.activation_bytes = dice.pick(1, 16) * 1024;
   for (BlockWork& block : work.blocks) block.intermediate_bytes = 7 * work.activation_bytes;
   work.batch_bytes = 512;
@@ -182,7 +227,10 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
   Dice dice(seed + 1'000'003);
   problem.workload.world = dice.pick32(2, 9);
   problem.workload.stage = dice.pick32(0, 3);
-  for (BlockWork& block : problem.workload.blocks) block.keeps_whole = dice.pick(0, 3) == 0;
+  for (BlockWork& block : problem.workload.blocks) {
+    const bool in_part = !block.is_frozen() && block.gradient_bytes < block.weight_bytes;
+    block.keeps_whole = dice.pick(0, 3) == 0 || in_part;
+  }
   problem.workload.coded_weight = dice.toss() ? 2 : 0;
   const std::uint32_t group = dice.pick32(2, problem.workload.world);
   if (problem.workload.world % group == 0) problem.workload.weight_ranks = group;

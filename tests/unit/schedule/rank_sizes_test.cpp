@@ -19,7 +19,14 @@ Workload in_groups(std::uint32_t world, std::uint32_t group) {
   work.stage = 3;
   work.weight_ranks = group;
   work.blocks = {{.name = "split", .weight_bytes = 100 * kPage, .gradient_bytes = 100 * kPage},
-                 {.name = "whole", .weight_bytes = 100 * kPage, .keeps_whole = true}};
+                 {.name = "whole",
+                  .weight_bytes = 100 * kPage,
+                  .gradient_bytes = 100 * kPage,
+                  .keeps_whole = true},
+                 {.name = "trained in part",
+                  .weight_bytes = 100 * kPage,
+                  .gradient_bytes = 40 * kPage,
+                  .keeps_whole = true}};
   return work;
 }
 
@@ -71,6 +78,11 @@ TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
   EXPECT_EQ(sizes.updated_gradient(0), 10 * kPage);
   EXPECT_EQ(sizes.weights(1), 100 * kPage);
   EXPECT_EQ(sizes.updated_weights(1), 10 * kPage);
+  EXPECT_EQ(sizes.weights(2), 100 * kPage);
+  EXPECT_EQ(sizes.updated_weights(2), 4 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(0), 50 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(1), 100 * kPage);
+  EXPECT_EQ(sizes.updated_by_all(2), 40 * kPage);
 }
 
 /// A gather of weights: from the group, or of this rank's part from those that keep it.

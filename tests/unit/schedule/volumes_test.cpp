@@ -60,11 +60,12 @@ class Counter {
     count(Lane::upload, micro_batches * work_.batch_bytes);
     count(Lane::offload, work_.losses_bytes);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
+      activations(b, micro_batches);
+      if (work_.blocks[b].routes) count(Lane::offload, micro_batches * work_.routing_bytes);
+      if (!is_trained(b)) continue;
       count(Lane::offload, work_.statistics_bytes);
       if (at(b).optimizer != Tier::device) count(Lane::offload, work_.blocks[b].gradient_bytes);
       if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
-      activations(b, micro_batches);
-      if (work_.blocks[b].routes) count(Lane::offload, micro_batches * work_.routing_bytes);
     }
     const std::uint32_t passes = options_.order == Order::layer_major ? 1 : micro_batches;
     for (std::uint32_t pass = 0; pass < passes; ++pass) {
@@ -81,10 +82,11 @@ class Counter {
         weights(b);
       }
       train_head(updates, last);
-      for (std::uint32_t b = head(); b-- > 0;) {
+      for (std::uint32_t b = head(); b-- > work_.first_differentiated;) {
         if (b >= tiles() && continues(b) && !continues(b + 1)) prepare(first_tile(b));
         // The gradient of the embedding's rows needs no weights.
-        if (b >= tiles() || (work_.tied && !one_pass())) weights(b);
+        const bool tied = work_.tied_accumulator_bytes > 0;
+        if (b >= tiles() || (tied && !one_pass())) weights(b);
         if (at_once(b) && last) update(b, 0);
       }
     }
@@ -109,7 +111,7 @@ class Counter {
   Volumes rollback() {
     flush();
     for (std::uint32_t b = blocks(); b-- > 0;) {
-      if (!at(b).speculates) continue;
+      if (!at(b).speculates || !is_trained(b)) continue;
       const bool fetched = at(b).weights == Tier::nvme && !staging_.use(b, for_update(b, 1));
       if (fetched) ADD_FAILURE() << "stale weights are in staging";
       if (at(b).weights == Tier::nvme) count(Lane::fetch, work_.blocks[b].weight_bytes);
@@ -198,9 +200,12 @@ class Counter {
   [[nodiscard]] const BlockPlacement& at(std::uint32_t block) const { return place_.blocks[block]; }
   void count(Lane lane, Bytes bytes) { volumes_[static_cast<std::size_t>(lane)] += bytes; }
 
+  [[nodiscard]] bool is_trained(std::uint32_t block) const {
+    return !work_.blocks[block].sub_groups.empty();
+  }
   [[nodiscard]] bool gradient_is_on_nvme(std::uint32_t block) const {
-    return options_.update == Update::gated && at(block).optimizer != Tier::device &&
-           at(block).gradients == Tier::nvme;
+    return is_trained(block) && options_.update == Update::gated &&
+           at(block).optimizer != Tier::device && at(block).gradients == Tier::nvme;
   }
   /// In whole pages.
   [[nodiscard]] Bytes gradient_on_nvme(std::uint32_t block) const {
@@ -245,6 +250,7 @@ class Counter {
   }
 
   void activations(std::uint32_t block, std::uint32_t micro_batches) {
+    if (block < work_.first_differentiated) return;
     if (block < tiles() || block >= head() || at(block).activations == Tier::device) return;
     if (continues(block) || work_.blocks[block].mid_layer) return;
     count(Lane::offload, micro_batches * work_.activation_bytes);
@@ -299,6 +305,7 @@ class Counter {
   }
 
   void update(std::uint32_t block, std::uint32_t lag) {
+    if (!is_trained(block)) return;
     const BlockPlacement& home = at(block);
     const When when = for_update(block, lag);
     const Bytes bytes = work_.blocks[block].weight_bytes;
@@ -313,8 +320,8 @@ class Counter {
       }
       if (home.weights == Tier::device) {
         staging_.use(block, when);
-        count(Lane::offload, bytes);
-        count(Lane::upload, bytes);
+        count(Lane::offload, work_.blocks[block].gradient_bytes);
+        count(Lane::upload, work_.blocks[block].gradient_bytes);
       }
     }
     if (home.weights == Tier::nvme) count(Lane::writeback, bytes);
@@ -349,8 +356,11 @@ TEST(Volumes, OfEveryPlanFollowFromSizesPlacementAndOrder) {
     ASSERT_EQ(volumes_of(schedule.evaluation), counter().evaluation()) << seed;
     ASSERT_EQ(volumes_of(schedule.flush), gated ? counter().flush() : Volumes{}) << seed;
     const auto& blocks = problem.placement.blocks;
-    const bool speculates = std::any_of(blocks.begin(), blocks.end(),
-                                        [](const BlockPlacement& p) { return p.speculates; });
+    bool speculates = false;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const bool trained = !problem.workload.blocks[b].sub_groups.empty();
+      speculates = speculates || (trained && blocks[b].speculates);
+    }
     ASSERT_EQ(volumes_of(schedule.rollback), speculates ? counter().rollback() : Volumes{}) << seed;
     const Plan partial = build_partial_step(problem.workload, problem.placement, problem.options,
                                             some, seed % 2 == 0);

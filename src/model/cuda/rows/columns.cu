@@ -44,7 +44,7 @@ __global__ void sum_columns(const T* x, std::size_t stride, float* partials, std
 }
 
 /// One block per kWarp columns of the partial sums. The first `width` columns belong to `gradient`,
-/// the others to `second`.
+/// the others to `second`; null: not wanted.
 __global__ void sum_groups(const float* partials, std::size_t groups, std::size_t columns,
                            std::size_t width, float* gradient, float* second) {
   __shared__ float strands[kStrands][kWarp];
@@ -61,15 +61,16 @@ __global__ void sum_groups(const float* partials, std::size_t groups, std::size_
   __syncthreads();
   if (strand > 0 || column >= columns) return;
   for (unsigned i = 1; i < kStrands; ++i) sum += strands[i][lane];
-  float* const to = column < width ? gradient + column : second + (column - width);
-  *to += sum;
+  float* const to = column < width ? gradient : second;
+  if (to != nullptr) to[column < width ? column : column - width] += sum;
 }
 
 }  // namespace
 
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
                          float* second) {
-  const std::size_t columns = second == nullptr ? partials.width : 2 * partials.width;
+  if (gradient == nullptr && second == nullptr) return cudaSuccess;
+  const std::size_t columns = partials.two ? 2 * partials.width : partials.width;
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((columns + kWarp - 1) / kWarp),
                          .threads = kThreads},
@@ -94,7 +95,7 @@ cudaError_t add_column_sums(cudaStream_t stream, const T* x, std::size_t stride,
                       .threads = kThreads},
                      &sum_columns<T>, x, stride, partials, rows.count, rows.width);
   if (code != cudaSuccess) return code;
-  return add_partials(stream, {partials, groups, rows.width}, gradient, nullptr);
+  return add_partials(stream, {partials, groups, rows.width, false}, gradient, nullptr);
 }
 
 template cudaError_t add_column_sums(cudaStream_t, const float*, std::size_t, float*, float*, Rows);

@@ -230,24 +230,26 @@ template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
                           float* bias_gradient, float* partials, Rows rows, const NormRows& places,
-                          float offset) {
+                          float offset, bool centred) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
   const NormBackward<T> a = {x,        weight,  dy,     residual, dx,
                              partials, epsilon, offset, rows,     places_of(places, rows)};
   const std::size_t together = rows.width <= kNarrow ? kRowsOfBlock : 1;
   const std::size_t groups = std::min((rows.count + together - 1) / together, kMostGroups);
   const device::Launch how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
-  const cudaError_t code = bias_gradient != nullptr ? launch_norm_backward<true>(how, a)
-                                                    : launch_norm_backward<false>(how, a);
+  centred = centred || bias_gradient != nullptr;
+  const cudaError_t code =
+      centred ? launch_norm_backward<true>(how, a) : launch_norm_backward<false>(how, a);
   if (code != cudaSuccess) return code;
-  return add_partials(stream, {partials, groups, rows.width}, weight_gradient, bias_gradient);
+  return add_partials(stream, {partials, groups, rows.width, centred}, weight_gradient,
+                      bias_gradient);
 }
 
 template cudaError_t norm_backward(cudaStream_t, const float*, const float*, const float*, float,
                                    const float*, float*, float*, float*, float*, Rows,
-                                   const NormRows&, float);
+                                   const NormRows&, float, bool);
 template cudaError_t norm_backward(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float,
                                    const Bf16*, Bf16*, float*, float*, float*, Rows,
-                                   const NormRows&, float);
+                                   const NormRows&, float, bool);
 
 }  // namespace ballast::model::cuda

@@ -39,12 +39,13 @@ cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias
                  float offset = 0.0F);
 
 /// dx = residual (null: 0) + gradient of x, given dy; adds the gradients of the weights to
-/// `weight_gradient` and `bias_gradient` (null: RMSNorm). dx may be residual, dy or x itself.
+/// `weight_gradient` and `bias_gradient`, unless null. dx may be residual, dy or x itself. A
+/// LayerNorm is `centred` or has a gradient of its bias.
 template <class T>
 cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, const T* dy,
                           float epsilon, const T* residual, T* dx, float* weight_gradient,
                           float* bias_gradient, float* partials, Rows rows,
-                          const NormRows& places = {}, float offset = 0.0F);
+                          const NormRows& places = {}, float offset = 0.0F, bool centred = false);
 
 /// Adds the sums of x's columns to `gradient` [width]; rows of x are `stride` apart. The width is
 /// any up to the stride.
@@ -60,14 +61,15 @@ std::size_t partial_floats(Rows most);
 /// the groups and the order of every sum.
 inline constexpr std::size_t kMostGroups = 256;
 
-/// Sums of columns by group of rows: [groups, width] or, with two gradients, [groups, 2, width].
+/// Sums of columns by group of rows: [groups, width] or, of two gradients, [groups, 2, width].
 struct Partials {
   const float* sums = nullptr;
   std::size_t groups = 0;
   std::size_t width = 0;
+  bool two = false;
 };
 
-/// Adds the sums over the groups to `gradient` [width] and, unless null, to `second` [width].
+/// Adds the sums over the groups to `gradient` [width] and to `second` [width], unless null.
 cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* gradient,
                          float* second);
 

@@ -251,7 +251,8 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                                 .size = gradients.size,
                                 .width = width,
                                 .scale = gradients.scale};
-  const cudaError_t code = scatter(stream, to_tokens, count, links);
+  const cudaError_t code =
+      gradients.tokens == nullptr ? cudaSuccess : scatter(stream, to_tokens, count, links);
   if (code != cudaSuccess || gradients.positions == nullptr) return code;
   if (ids.positions == nullptr) {
     return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,

@@ -245,6 +245,37 @@ TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
                          {{1, 16392}, true}});
 }
 
+/// Of frozen tensors they are null; the others and dx are the same.
+TEST_F(CudaNorm, GradientsThatAreNotWantedAreLeftOut) {
+  for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}, Rows{2, 8200}}) {
+    const Case c = {rows, true};
+    const Inputs<Bf16> in(c);
+    const DeviceArray<Bf16> x(in.x);
+    const DeviceArray<Bf16> weight(in.weight);
+    const DeviceArray<Bf16> dy(in.dy);
+    const DeviceArray<float> partials(partial_floats(rows), -1.0F);
+    const auto run = [&](bool of_weight, bool of_bias) {
+      const DeviceArray<Bf16> dx(in.x);
+      const DeviceArray<float> weight_gradient(std::vector<float>(rows.width, 100.0F));
+      const DeviceArray<float> bias_gradient(std::vector<float>(rows.width, 100.0F));
+      must(norm_backward<Bf16>(nullptr, x.data(), weight.data(), dy.data(), kEpsilon, nullptr,
+                               dx.data(), of_weight ? weight_gradient.data() : nullptr,
+                               of_bias ? bias_gradient.data() : nullptr, partials.data(), rows, {},
+                               c.offset, true));
+      return Gradients<Bf16>{dx.get(), weight_gradient.get(), bias_gradient.get()};
+    };
+    const auto all = run(true, true);
+    const std::vector<float> untouched(rows.width, 100.0F);
+    for (const auto& [of_weight, of_bias] :
+         {std::pair{true, false}, std::pair{false, true}, std::pair{false, false}}) {
+      const auto some = run(of_weight, of_bias);
+      EXPECT_TRUE(std::get<0>(some) == std::get<0>(all));
+      EXPECT_EQ(std::get<1>(some), of_weight ? std::get<1>(all) : untouched);
+      EXPECT_EQ(std::get<2>(some), of_bias ? std::get<2>(all) : untouched);
+    }
+  }
+}
+
 TEST_F(CudaNorm, GradientsMayTakeThePlaceOfWhatTheyAreMadeOf) {
   // Several rows per group, for the kernels that hold a row.
   for (const Rows& rows : {Rows{20, 264}, Rows{3, 1032}}) {

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include "ballast/core/suggest.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/block_steps.h"
+
+namespace ballast::model {
+namespace {
+
+bool matches(const std::string& pattern, const TensorSpec& tensor) {
+  return fnmatch(pattern.c_str(), tensor.name.c_str(), 0) == 0;
+}
+
+/// What a pattern may have meant: the names of tensors, and of all whose names begin alike.
+std::vector<std::string> possible_patterns(const Architecture& model) {
+  std::set<std::string> all;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      all.insert(tensor.name);
+      for (std::size_t dot = tensor.name.find('.'); dot != std::string::npos;
+           dot = tensor.name.find('.', dot + 1)) {
+        const std::string_view name = tensor.name;
+        all.insert(fmt::format("{}*", name.substr(0, dot + 1)));
+        all.insert(fmt::format("*{}", name.substr(dot)));
+      }
+    }
+  }
+  return {all.begin(), all.end()};
+}
+
+/// Puts the trained tensors of `block` first and lays out all again.
+void arrange(BlockSpec& block) {
+  const auto frozen =
+      std::stable_partition(block.tensors.begin(), block.tensors.end(),
+                            [](const TensorSpec& tensor) { return !tensor.frozen; });
+  Elems end = 0;
+  Elems trained = 0;
+  for (auto tensor = block.tensors.begin(); tensor != block.tensors.end(); ++tensor) {
+    if (tensor == frozen) end = trained = round_up(end, kBlockStep);
+    tensor->offset = end;
+    end += round_up(tensor->size, kTensorStep);
+  }
+  if (frozen == block.tensors.end()) return;
+  block.elements = round_up(end, kBlockStep);
+  block.frozen_elements = block.elements - trained;
+}
+
+}  // namespace
+
+void freeze(Architecture& model, std::span<const std::string> patterns,
+            const std::function<void(std::size_t, const std::string&)>& refuse) {
+  if (patterns.empty()) return;
+  std::vector<bool> used(patterns.size(), false);
+  bool tied_frozen = false;
+  for (BlockSpec& block : model.blocks) {
+    for (TensorSpec& tensor : block.tensors) {
+      tensor.frozen = true;
+      for (std::size_t p = 0; p < patterns.size(); ++p) {
+        if (!matches(patterns[p], tensor)) continue;
+        tensor.frozen = false;
+        used[p] = true;
+      }
+      if (!tensor.frozen) continue;
+      const bool output = block.kind == BlockKind::head && tensor.name == model.outer.output;
+      const bool map = block.kind == BlockKind::layer && tensor.shape.size() == 2;
+      if (output || map) block.frozen_product_elements += tensor.size;
+      tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
+    }
+    arrange(block);
+  }
+  if (model.config.tie_embeddings && tied_frozen) {
+    BlockSpec& head = model.blocks[model.head()];
+    head.frozen_product_elements = head.product_elements;
+  }
+  const auto unused = std::find(used.begin(), used.end(), false);
+  if (unused == used.end()) return;
+  const auto number = static_cast<std::size_t>(unused - used.begin());
+  refuse(number, fmt::format("'{}' matches no tensor of the model{}", patterns[number],
+                             did_you_mean(patterns[number], possible_patterns(model))));
+}
+
+double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,
+                                  std::uint64_t length) const {
+  const BlockSpec& block = blocks.at(index);
+  const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  return 2.0 * block.token_share * tokens * static_cast<double>(block.frozen_product_elements);
+}
+
+Elems Architecture::trained_parameters() const {
+  Elems sum = 0;
+  for (const BlockSpec& block : blocks) {
+    for (const TensorSpec& tensor : block.tensors) sum += tensor.frozen ? 0 : tensor.size;
+  }
+  return sum;
+}
+
+std::size_t Architecture::first_differentiated() const {
+  std::size_t first = 0;
+  while (first + 1 < blocks.size() && blocks[first].trained_elements() == 0) ++first;
+  if (blocks[first].kind == BlockKind::embedding) return 0;
+  if (blocks[first].kind == BlockKind::head) return head();
+  while (first > 0 && blocks[first - 1].kind == BlockKind::layer &&
+         blocks[first - 1].layer == blocks[first].layer) {
+    --first;
+  }
+  return first;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/engine/engine.h"
+#include "ballast/planning/engine_inputs.h"
+#include "ballast/schedule/rank_sizes.h"
+
+#include "src/engine/state_layout.h"
+#include "tests/unit/engine/tiny_engine.h"
+
+// What a run leaves out for tensors that are not trained.
+
+namespace ballast::engine::frozen_test {
+namespace {
+
+using FrozenBlocks = test::TinyEngine;
+using schedule::Action;
+using schedule::Kind;
+using test::kOptimizer;
+using test::kWeights;
+
+const std::string kLastLayer = R"(ballast.train=["model.layers.2.*"])";
+const std::string kParts =
+    R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
+
+TEST_F(FrozenBlocks, HaveWeightsAlone) {
+  const Engine engine = planning::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
+  const Blueprint& blueprint = engine.blueprint();
+  std::set<std::string> with_states;
+  for (const schedule::Buffer& buffer : blueprint.schedule.buffers) {
+    const bool shared = !buffer.name.starts_with("layer") &&
+                        !buffer.name.starts_with("embedding") && !buffer.name.starts_with("head");
+    if (shared || buffer.kind == Kind::weights || buffer.kind == Kind::intermediates) continue;
+    with_states.insert(buffer.name.substr(0, buffer.name.find_last_of("0123456789") + 1));
+  }
+  EXPECT_EQ(with_states, std::set<std::string>{"layer 2"});
+  EXPECT_EQ(blueprint.workload.blocks[blueprint.workload.first_differentiated].name, "layer 2");
+  std::size_t backward = 0;
+  for (const schedule::Operation& op : blueprint.schedule.steady.operations) {
+    backward += op.action == Action::backward ? 1 : 0;
+    const bool of_trained =
+        op.action == Action::pack_gradient || op.action == Action::clear_gradient ||
+        op.action == Action::update_on_host || op.action == Action::offload_gradient;
+    if (!of_trained) continue;
+    EXPECT_EQ(blueprint.workload.blocks[op.block].name, "layer 2");
+  }
+  EXPECT_EQ(backward, blueprint.micro_batches);
+}
+
+TEST_F(FrozenBlocks, StayAsTheyAreWhileOthersLearn) {
+  for (const char* place : {"none", "cpu", "nvme"}) {
+    Engine engine = planning::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
+    Engine untrained = planning::make_engine(config({}));
+    engine.start();
+    untrained.start();
+    for (int step = 0; step < 3; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+    const auto& blocks = engine.blueprint().model.blocks;
+    std::size_t trained = 0;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      for (const model::TensorSpec& tensor : blocks[b].tensors) {
+        const auto& other = untrained.blueprint().model.blocks[b].tensor(tensor.name);
+        std::vector<float> before = untrained.read_weights(b, other);
+        // What is frozen has no remainder.
+        if (tensor.frozen) {
+          for (float& value : before) value = to_float(split_master(value).weight);
+        }
+        EXPECT_EQ(engine.read_weights(b, tensor) == before, tensor.frozen) << tensor.name << place;
+        trained += tensor.frozen ? 0 : 1;
+      }
+    }
+    EXPECT_EQ(trained, 2U + 9U + 1U);
+  }
+}
+
+TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
+  const std::string placement = R"(ballast.placement=[{"blocks": 3, "weights": "device"}])";
+  const auto written = [&](const std::string& train, int steps) {
+    Engine engine = planning::make_engine(config({train, kWeights + "nvme", placement}));
+    engine.start();
+    for (int step = 0; step < steps; ++step) {
+      engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+    }
+    engine.finish();
+    return engine.totals().nvme_bytes_written();
+  };
+  EXPECT_GT(written(kLastLayer, 0), 0U);
+  EXPECT_EQ(written(kLastLayer, 3), written(kLastLayer, 0));
+  EXPECT_GT(written("ballast.train=all", 3), written("ballast.train=all", 0));
+}
+
+TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
+  const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
+  const model::Architecture model = planning::model_of(config);
+  const model::KernelMemory kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
+  const Blueprint blueprint =
+      planning::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB}, kernels, 4, 1);
+  const schedule::RankSizes sizes(blueprint.workload);
+  EXPECT_TRUE(sizes.splits_weights(1));   // frozen
+  EXPECT_FALSE(sizes.splits_weights(2));  // in part
+  EXPECT_TRUE(sizes.splits_weights(3));   // trained
+  Bytes states = 0;
+  for (const schedule::SubGroup& group : blueprint.workload.blocks[2].sub_groups) {
+    states += group.state_bytes;
+  }
+  const Elems trained = model.blocks[2].trained_elements();
+  EXPECT_EQ(states, StateLayout(DType::bf16, {}, trained / 4).state_bytes);
+}
+
+}  // namespace
+}  // namespace ballast::engine::frozen_test

@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/layer.h"
+#include "tests/unit/model/fixture.h"
+
+namespace ballast::model::frozen_test {
+namespace {
+
+Architecture frozen(const ModelConfig& config, const std::vector<std::string>& patterns) {
+  Architecture model = build_architecture(config);
+  freeze(model, patterns, [](std::size_t pattern, const std::string& rule) {
+    throw Error(ErrorCategory::config, std::to_string(pattern) + ": " + rule);
+  });
+  return model;
+}
+
+std::set<std::string> names(const Architecture& model, bool frozen) {
+  std::set<std::string> found;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      if (tensor.frozen == frozen) found.insert(tensor.name);
+    }
+  }
+  return found;
+}
+
+TEST(Freeze, LeavesTrainedWhatAPatternMatches) {
+  const Architecture model =
+      frozen(test::small_llama(), {"model.layers.1.self_attn.[qv]_proj.*", "model.norm.weight"});
+  EXPECT_EQ(names(model, false),
+            (std::set<std::string>{"model.layers.1.self_attn.q_proj.weight",
+                                   "model.layers.1.self_attn.v_proj.weight", "model.norm.weight"}));
+  Elems trained = 0;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) trained += tensor.frozen ? 0 : tensor.size;
+  }
+  EXPECT_EQ(model.trained_parameters(), trained);
+  EXPECT_TRUE(names(frozen(test::small_llama(), {"*"}), true).empty());
+  EXPECT_TRUE(names(frozen(test::small_llama(), {}), true).empty());
+}
+
+TEST(Freeze, PutsTrainedTensorsFirstInWholePages) {
+  for (const ModelConfig& config : {test::small_gpt2(), test::small_llama()}) {
+    for (const std::string pattern : {"*mlp*", "*norm*", "*ln_*", "*.0.*", "*bias", "*embed*"}) {
+      const std::set<std::string> all = names(build_architecture(config), false);
+      const auto hits = [&](const std::string& part) {
+        return std::any_of(all.begin(), all.end(), [&](const std::string& name) {
+          return name.find(part) != std::string::npos;
+        });
+      };
+      const std::string part = pattern.substr(1, pattern.size() - (pattern.back() == '*' ? 2 : 1));
+      if (!hits(part)) continue;
+      const Architecture model = frozen(config, {pattern});
+      for (const BlockSpec& block : model.blocks) {
+        EXPECT_EQ(block.elements % 2048, 0U);
+        EXPECT_EQ(block.frozen_elements % 2048, 0U);
+        Elems end = 0;
+        for (const TensorSpec& tensor : block.tensors) {
+          EXPECT_EQ(tensor.offset % 32, 0U) << tensor.name;
+          EXPECT_GE(tensor.offset, end) << tensor.name;
+          end = tensor.offset + tensor.size;
+          EXPECT_EQ(tensor.frozen, tensor.offset >= block.trained_elements()) << tensor.name;
+          EXPECT_LE(end, tensor.frozen ? block.elements : block.trained_elements()) << tensor.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Freeze, EndsTheBackwardPassAtTheLowestTrainedLayer) {
+  ModelConfig config = test::small_llama();
+  const auto first = [&](const std::string& pattern) {
+    const Architecture model = frozen(config, {pattern});
+    return model.blocks[model.first_differentiated()].name;
+  };
+  EXPECT_EQ(first("*"), "embedding");
+  EXPECT_EQ(first("model.layers.1.mlp.*"), "layer 1");
+  EXPECT_EQ(first("model.norm.weight"), "head");
+  config.layer_tiles = 2;
+  config.vocabulary_tiles = 3;
+  config.tie_embeddings = false;
+  // The second half of a layer may compute its input again, from that of the first.
+  EXPECT_EQ(first("model.layers.1.mlp.*"), "layer 1 attention");
+  EXPECT_EQ(first("model.embed_tokens.weight"), "embedding 0");
+  EXPECT_EQ(first("lm_head.weight"), "head 0");
+}
+
+TEST(Freeze, CountsTheProductsWhoseGradientsAreLeftOut) {
+  const Architecture all = build_architecture(test::small_llama());
+  const Architecture none = frozen(test::small_llama(), {"model.layers.0.*"});
+  EXPECT_EQ(none.frozen_flops(1, 2, 8), 0.0);
+  Elems matrices = 0;
+  for (const TensorSpec& tensor : all.blocks[2].tensors) {
+    matrices += tensor.shape.size() == 2 ? tensor.size : 0;
+  }
+  EXPECT_EQ(none.frozen_flops(2, 2, 8), 2.0 * 16.0 * static_cast<double>(matrices));
+  const std::size_t head = none.head();
+  EXPECT_EQ(none.frozen_flops(head, 2, 8), all.forward_flops(head, 2, 8));
+  ModelConfig tied = test::small_llama();
+  tied.tie_embeddings = true;
+  EXPECT_EQ(frozen(tied, {"model.embed_tokens.weight"}).frozen_flops(head, 2, 8), 0.0);
+  EXPECT_EQ(frozen(tied, {"model.norm.weight"}).frozen_flops(head, 2, 8),
+            build_architecture(tied).forward_flops(head, 2, 8));
+}
+
+/// Queries end where the gradients end, and frozen keys follow without a gap.
+TEST(Freeze, JoinsOnlyMapsThatAreAllTrainedOrAllFrozen) {
+  ModelConfig config = test::small_llama();
+  config.hidden_size = 2048;  // a norm of a whole page
+  config.head_dim = 0;
+  config.num_heads = config.num_kv_heads = 4;
+  const auto maps = [&](const std::vector<std::string>& patterns) {
+    const BlockSpec block = frozen(config, patterns).blocks[1];
+    std::vector<LinearAt> of;
+    for (const char* name : {"q", "k", "v"}) {
+      of.push_back(find_linear(block, std::string("self_attn.") + name + "_proj"));
+    }
+    return joined(of).size();
+  };
+  EXPECT_EQ(maps({"*"}), 1U);
+  EXPECT_EQ(maps({"model.norm.weight"}), 1U);
+  EXPECT_EQ(maps({"*.input_layernorm.weight", "*.q_proj.weight"}), 2U);
+}
+
+std::string error_of(const std::vector<std::string>& patterns) {
+  try {
+    frozen(test::small_llama(), patterns);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Freeze, NamesAPatternWithoutATensorAndTheNearestOne) {
+  EXPECT_EQ(
+      error_of({"*", "model.layer.1.*"}),
+      "1: 'model.layer.1.*' matches no tensor of the model (did you mean 'model.layers.1.*'?)");
+  EXPECT_EQ(error_of({"*.qproj.weight"}),
+            "0: '*.qproj.weight' matches no tensor of the model (did you mean '*.q_proj.weight'?)");
+  EXPECT_EQ(error_of({"lm_head"}),
+            "0: 'lm_head' matches no tensor of the model (did you mean 'lm_head.*'?)");
+  EXPECT_EQ(error_of({"xyz"}), "0: 'xyz' matches no tensor of the model");
+}
+
+}  // namespace
+}  // namespace ballast::model::frozen_test
