@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 import browser
+from bench_test import STEP
 from plan_test import RATES
 from report_test import ReportTest, data_of
 from runs import main
@@ -251,6 +252,16 @@ class Page(ReportTest):
             self.browser.press("+", "+")
             self.assertEqual(self.browser.run(UNNAMED), [])
             self.assertEqual(self.browser.problems, [])
+
+    def test_benchmark_of_a_step(self):
+        self.bench_page("step", *STEP)
+        self.bench_page("step", *STEP)
+        self.look_at("bench.html")
+        row, = data_of(self.path / "bench.html")["rows"]
+        shares = self.browser.run("[...document.querySelectorAll('#shares i')].map(i => Number(i.dataset.value))")
+        self.assertEqual(shares, [row["percent_of_gemm_peak"], row["model_percent_of_gemm_peak"]] +
+                         [one["percent_of_gemm_peak"] for one in row["passes"]])
+        self.assertEqual(self.browser.run(BENCH)["charts"], [[2]])  # both runs
 
     def test_experts(self):
         self.made_run([{"loss": 3.0 - i / 10, "experts": {

@@ -113,6 +113,14 @@ class Terminal(RunTest):
         self.assertEqual(header.split(), ["step", "loss", "lr", "norm", "tok/s", "gemm", "device",
                                           "host", "nvme", "eta"])
 
+    def test_a_dumb_terminal_has_lines_alone(self):
+        screen, status = self.in_terminal(environment={"TERM": "dumb"})
+        self.assertEqual(status, 0)
+        self.assertEqual(screen.live, [])
+        self.assertEqual(self.rows(screen), [1, 2, 3])
+        screen, _ = self.in_terminal("--overwrite", environment={"TERM": "xterm"})
+        self.assertGreater(len(screen.live), 0)
+
     def test_a_warning_is_a_line_of_its_own(self):
         screen, status = self.in_terminal(
             "--steps", "1000", environment={"BALLAST_IO_FAULTS": "hang:on=read:after=9:times=1"},

@@ -60,7 +60,8 @@ function historyChart(bench, rows, earlier) {
 function shareBars(bench, rows, earlier) {
   const all = [...rows, ...earlier.flatMap(run => run.rows)], bar = (name, value) => ({name, value, text: `${digits(value, 3)}%`});
   const bars = rows.flatMap(row => [bar(nameOf(row, fieldsOf(bench)), bench.share(row, all)),
-    ...(row.passes || []).map(pass => bar(pass.pass, pass.percent_of_gemm_peak))]);
+    ...(row.model_percent_of_gemm_peak === undefined ? [] : [bar("without recomputation (MFU)", row.model_percent_of_gemm_peak)]),
+    ...(row.passes || []).map(pass => bar(pass.pass.replace(/_/g, " "), pass.percent_of_gemm_peak))]);
   return barChart("shares", "Shares of the ceiling", `%, ${bench.ceiling}`, bars, Math.max(100, ...bars.map(b => b.value)));
 }
 
