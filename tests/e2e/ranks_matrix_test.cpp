@@ -109,8 +109,11 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
   }
 }
 
-/// Every stage with every choice of `model`. Some steps exceed `clipping`.
-void compare_all(const std::string& model, bool bf16, double clipping, Overrides common) {
+/// Every stage with every choice of `model`, or with a third of them, which differ between stages.
+/// Some steps exceed `clipping`.
+enum class Extent { all, third };
+void compare_all(const std::string& model, bool bf16, double clipping, Overrides common,
+                 Extent extent = Extent::all) {
   common.push_back(fmt::format("gradient_clipping={}", clipping));
   const auto with = [&](int stage, const Choice& choice) {
     Overrides overrides = common;
@@ -127,7 +130,10 @@ void compare_all(const std::string& model, bool bf16, double clipping, Overrides
     EXPECT_GT(*largest, clipping) << "no step rolls back, the smallest norm is " << *smallest;
   }
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const Choice& choice : choices()) {
+    for (std::size_t i = 0; i < choices().size(); ++i) {
+      const Choice& choice = choices()[i];
+      const bool taken = (i + static_cast<std::size_t>(stage)) % 3 == 0;
+      if (extent == Extent::third && !taken && !on_cuda()) continue;
       test::expect_same(with(stage, choice), expected,
                         fmt::format("stage {}, {}", stage, choice.name));
     }
@@ -143,21 +149,23 @@ TEST(RanksMatrix, InFp32AndUneven) {
 }
 
 TEST(RanksMatrix, ExpertsInEveryStage) {
-  compare_all(kExperts, false, 0.45, {});
+  compare_all(kExperts, false, 0.45, {}, Extent::third);
 }
 
 TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
   compare_all(kExperts, false, 0.45,
               {"ballast.expert_updates=touched", "ballast.expert_prefetch=true",
-               "ballast.device_weight_buffers=5"});
+               "ballast.device_weight_buffers=5"},
+              Extent::third);
 }
 
 TEST(RanksMatrix, FrozenBlocksInEveryStage) {
-  compare_all(kLlama, true, 0.24,
-              {R"(ballast.train=["model.layers.1.*", "model.embed_tokens.*"])"});
+  compare_all(kLlama, true, 0.24, {R"(ballast.train=["model.layers.1.*", "model.embed_tokens.*"])"},
+              Extent::third);
   if (on_cuda()) return;
   compare_all(kGpt2, false, 0.24,
-              {R"(ballast.train=["*.h.0.mlp.c_proj.*", "*.h.1.attn.*", "*.h.1.ln_1.*"])"});
+              {R"(ballast.train=["*.h.0.mlp.c_proj.*", "*.h.1.attn.*", "*.h.1.ln_1.*"])"},
+              Extent::third);
 }
 
 TEST(RanksMatrix, WithMomentsInEightBits) {
