@@ -26,7 +26,7 @@ std::string little_endian(Number number) {
   return bytes;
 }
 
-/// A CRC beside the data that it is of: data with CRCs in them would have CRCs of little use.
+/// The CRC of data as TFRecord stores it: masked, since a CRC of data that contain CRCs is weak.
 std::string masked_crc(std::string_view bytes) {
   constexpr std::uint32_t kMask = 0xA282EAD8;
   return little_endian(std::rotr(crc32c(bytes), 15) + kMask);
