@@ -359,7 +359,7 @@ class LayoutMaker : private BufferList {
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!work_.blocks[b].routes) continue;
       layout_.routing_host[b] = add(name_of(b, "routing"), Tier::host, Kind::batch,
-                                    batches() * work_.world * work_.routing_bytes);
+                                    batches() * (work_.world * work_.routing_bytes));
     }
   }
 

@@ -220,14 +220,14 @@ TEST(Invariance, LlamaInBf16) {
   expect_invariance(kLlama, true);
 }
 TEST(Invariance, LlamaWithACutVocabularyInFp32) {
-  expect_invariance(cut(kLlama, 5), false, kFewSteps);
+  expect_some_invariance(cut(kLlama, 5), false, 0);
 }
 TEST(Invariance, PackedTiedLlamaInTilesInBf16) {
   expect_invariance(cut_everywhere(kTiedLlama, 3), true, kFewSteps, {test::kPacked});
 }
 
 TEST(Invariance, ExpertsInBf16) {
-  expect_invariance(kExperts, true, kFewSteps);
+  expect_some_invariance(kExperts, true, 2);
   const test::TempDir directory;
   Engine engine =
       planning::make_engine(test::tiny_config(kExperts.section, true, directory.path(), {}));
