@@ -200,13 +200,9 @@ class Experts {
                   matrix(logits_, shape.step()));
     ops_.route(shape, logits_, nullptr, gate_, nullptr);
   }
-  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
-    if (map.bias == nullptr) return;
-    ops_.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
-  }
   void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
                            float* sums) {
-    add_bias_gradient(router, dlogits_, shape.step(), shape.rows);
+    add_bias_gradient(ops_, router, dlogits_, shape.step(), shape.rows);
     ops_.linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
     ops_.linear_input(router, dlogits_, shape.step(), sums, shape.rows, true);
   }
@@ -267,7 +263,7 @@ class Experts {
                      const ExpertRows& chunk, std::size_t padded, const T* dy) {
     const Linear<T> out = weights[bound_[block].out];
     ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
-    add_bias_gradient(out, dy_, width_, padded);
+    add_bias_gradient(ops_, out, dy_, width_, padded);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
     ops_.linear_input(out, dy_, width_, dactivated_, padded);
     ops_.dot_rows(chunk, activated_, dactivated_, routing.weights, routing.weight_gradients,
@@ -281,7 +277,7 @@ class Experts {
     ops_.gate_backward(gating_, pair, dactivated_);
     const T* from = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
-      add_bias_gradient(weights[part], from, pair.step, padded);
+      add_bias_gradient(ops_, weights[part], from, pair.step, padded);
       ops_.linear_weight(weights[part], x_, from, pair.step, padded);
       ops_.linear_input(weights[part], from, pair.step, sums_, padded, from != pair.gate);
       from = pair.up;

@@ -172,6 +172,14 @@ struct BlockWeights {
   }
 };
 
+/// Adds the gradient of the bias of `map`, if one is wanted, given dy, whose rows are `step` apart.
+template <class Ops, class T>
+void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t step,
+                       std::size_t rows) {
+  if (map.bias_gradient == nullptr) return;
+  ops.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
+}
+
 /// Rows of equal chunks of at most `limit` bytes, up to a multiple of 16 rows; `row`: bytes of one.
 inline std::size_t chunk_rows(std::size_t rows, Bytes row, Bytes limit) {
   constexpr std::size_t kStep = 16;

@@ -282,6 +282,11 @@ TEST(Invariance, ExpertsOfWhichSomeAreFrozenInBf16) {
                                                 "*.experts.2.up_proj.weight"])"),
                          true, 1);
 }
+TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
+  expect_some_invariance(
+      training(kAllExperts, R"(["*.q_proj.weight", "*.experts.down_proj", "lm_head.weight"])"),
+      false, 0, {test::kPacked});
+}
 
 /// Tiles only change the order of sums.
 TEST(Invariance, TilesHaveTheLossesOfAWholeModel) {

@@ -40,7 +40,7 @@ struct AttentionMask {
 template <class T>
 struct AttentionSinks {
   const T* logits = nullptr;  ///< [heads]; null: no sinks
-  float* gradient = nullptr;  ///< [heads], added to by the backward pass
+  float* gradient = nullptr;  ///< [heads], added to by the backward pass; null: not wanted
 };
 
 /// Extents of causal attention with grouped queries.

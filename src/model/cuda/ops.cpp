@@ -191,7 +191,7 @@ void Ops<T>::attention_backward(const AttentionMask& mask, const AttentionSinks<
   shape.mask = mask;
   check_cuda(cuda::attention_backward(queue_, shape, qkv, out, log_sums, dout, dqkv, scratch),
              "gradient of attention");
-  if (sinks.logits == nullptr) return;
+  if (sinks.gradient == nullptr) return;
   check_cuda(cuda::add_sink_gradients(queue_, shape, sinks.logits, scratch, sinks.gradient),
              "gradient of the sinks of attention");
 }

@@ -131,10 +131,6 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] const T* mlp_x(const Bound& b) const {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
-  void add_bias_gradient(const Linear<T>& map, const T* dy, std::size_t step, std::size_t rows) {
-    if (map.bias_gradient == nullptr) return;
-    this->ops_.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
-  }
 
   std::vector<Bound> bound_;
   std::vector<Rotary> rotaries_;
@@ -338,7 +334,7 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
   const std::size_t rows = chunk.rows;
   const std::size_t width = this->width_;
   const Linear<T> out = block[b.mlp_out];
-  add_bias_gradient(out, dout, width, rows);
+  add_bias_gradient(this->ops_, out, dout, width, rows);
   ops.linear_weight(out, chunk.activated, dout, width, rows);
   ops.linear_input(out, dout, width, chunk.activated, rows);
 
@@ -349,7 +345,7 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
     ops.gate_backward({b.activation}, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      add_bias_gradient(block[part], from, pair.step, rows);
+      add_bias_gradient(this->ops_, block[part], from, pair.step, rows);
       ops.linear_weight(block[part], x, from, pair.step, rows);
       from = pair.up;
     }
@@ -397,7 +393,7 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   const std::size_t rows = this->rows_;
   const std::size_t row = this->shape_.row();
   const Linear<T> out = block[b.attention_out];
-  add_bias_gradient(out, dout, this->width_, rows);
+  add_bias_gradient(this->ops_, out, dout, this->width_, rows);
   ops.linear_weight(out, m.attention, dout, this->width_, rows);
   ops.linear_input(out, dout, this->width_, m.gradient, rows);
   this->attend_backward(b.window, block.sinks(b.sinks));
@@ -411,7 +407,7 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   }
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
-    add_bias_gradient(block[part], from, row, rows);
+    add_bias_gradient(this->ops_, block[part], from, row, rows);
     ops.linear_weight(block[part], x, from, row, rows);
     ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || add_to_dx);
     from += part.out;

@@ -234,7 +234,7 @@ void Attention<T>::backward(const AttentionMask& mask, const AttentionSinks<T>& 
                             std::byte* scratch) {
   prepare();
   shape_.mask = mask;
-  sinks_ = sinks.logits;
+  sinks_ = sinks.gradient == nullptr ? nullptr : sinks.logits;
   sink_gradients_.assign(sinks_ == nullptr ? 0 : shape_.sequences * shape_.heads, 0.0);
   const std::size_t units = shape_.sequences * shape_.kv_heads;
   on_team(threads_, [&](std::size_t thread) {
