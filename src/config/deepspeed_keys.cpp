@@ -37,8 +37,7 @@ const std::vector<Group> kGroups = {
           {"wall_clock_breakdown", "memory_breakdown", "timers", "flops_profiler", "comms_logger"}),
     group("", ignored,
           "metrics go to metrics.jsonl in the run directory, which `ballast report` draws, and to "
-          "the "
-          "files of tensorboard and csv_monitor",
+          "the files of tensorboard and csv_monitor",
           {"wandb", "comet"}),
     group("", ignored, "see ballast.checkpoint_every", {"checkpoint", "nebula", "datastates_ckpt"}),
     group("", ignored, "Ballast has its own optimizers, which support states in every tier",

@@ -160,9 +160,11 @@ std::string describe_kept(const Blueprint& blueprint) {
                      layers - kept);
 }
 
-/// How experts differ from other blocks; "" if they do not.
-std::string describe_experts(const schedule::Options& options) {
+/// How experts differ from other blocks; "" if they do not, or if there are none.
+std::string describe_experts(const Blueprint& blueprint) {
+  const schedule::Options& options = blueprint.options;
   std::string text;
+  if (blueprint.workload.routing_bytes == 0) return text;
   if (options.expert_updates == schedule::ExpertUpdates::touched) {
     text = "updated only in steps with tokens; results differ from those of updating all";
   }
@@ -234,8 +236,8 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   if (const std::string text = describe_speculation(blueprint); !text.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "updates", text));
   }
-  if (blueprint.workload.routing_bytes > 0 && !describe_experts(blueprint.options).empty()) {
-    lines.push_back(fmt::format("{:<17} {}", "experts", describe_experts(blueprint.options)));
+  if (const std::string text = describe_experts(blueprint); !text.empty()) {
+    lines.push_back(fmt::format("{:<17} {}", "experts", text));
   }
   describe("activations", &schedule::BlockPlacement::activations);
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {

@@ -42,8 +42,8 @@ struct ShardRange {
 };
 
 /// The elements of this rank's shard of weights, or of states, one of as many as there are ranks.
-/// Starts on whole blocks of
-/// cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the number of shards.
+/// Starts on whole blocks of cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the
+/// number of shards.
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states);
 /// The elements whose states this rank keeps: even_shard() if the stage splits states, else the
 /// trained ones of the block; none if it is frozen.

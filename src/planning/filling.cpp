@@ -76,7 +76,7 @@ Placement Filler::uniform(Tier weights, Tier optimizer, Tier activations, Tier g
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its own at once; without a backward pass it is
     // not kept.
-    const bool layer = has_input(b);
+    const bool layer = work_.places_input(b);
     placement.blocks.push_back(
         {constraint.weights.value_or(weights),
          has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
@@ -106,24 +106,21 @@ std::int64_t Filler::room(const Placement& placement, const schedule::Options& o
   return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
 }
 
-/// Looks between `most`, which does not fit, and none, which does. Memory grows about in proportion
-/// to the number of blocks, so it guesses by proportion, and halves every second time.
+/// Looks between `most`, which lacks so many bytes, and none, which leaves so many. Memory grows
+/// about in proportion to the number of blocks, so it guesses by proportion, and halves every
+/// second time.
 std::size_t Filler::most_that_fit(const Placement& placement, const Move& move,
                                   const std::vector<std::size_t>& blocks, std::size_t most,
+                                  double left, double lacking,
                                   const schedule::Options& options) const {
-  const auto room_of = [&](std::size_t count) {
-    return static_cast<double>(room(moved_to(placement, move, blocks, count), options));
-  };
   std::size_t fits = 0;
   std::size_t too_many = most;
-  double left = room_of(fits);
-  double lacking = -room_of(too_many);
   for (bool halves = false; too_many - fits > 1; halves = !halves) {
     const std::size_t between = too_many - fits;
     const double part = halves ? 0.5 : left / (left + lacking);
     const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
     const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
-    const double here = room_of(count);
+    const auto here = static_cast<double>(room(moved_to(placement, move, blocks, count), options));
     if (here >= 0.0) {
       fits = count;
       left = here;
@@ -145,7 +142,7 @@ Bytes Filler::above_budgets(const memory::Ledger& sums) const {
 
 bool Filler::is_open(std::size_t block, Movable kind) const {
   const PlacementConstraint& constraint = constraints_[block];
-  if (kind == Movable::activations) return has_input(block) && !constraint.activations;
+  if (kind == Movable::activations) return work_.places_input(block) && !constraint.activations;
   if (kind == Movable::gradients) return has_states(block) && !constraint.gradients;
   if (kind == Movable::intermediates) {
     return work_.is_layer(block) && work_.has_intermediates(block) && !constraint.recompute;
@@ -303,9 +300,12 @@ std::size_t Filler::apply(Placement& placement, const Move& move, const schedule
   if (most == 0) return 0;
   std::size_t count = most;
   // Try all blocks first: moving all of them may save a staging buffer.
-  if (excess(moved_to(placement, move, blocks, most), options) > 0) {
-    count = excess(placement, options) > 0 ? least_excess(placement, move, blocks, most, options)
-                                           : most_that_fit(placement, move, blocks, most, options);
+  const std::int64_t lacking = -room(moved_to(placement, move, blocks, most), options);
+  if (lacking > 0) {
+    const std::int64_t left = room(placement, options);
+    count = left < 0 ? least_excess(placement, move, blocks, most, options)
+                     : most_that_fit(placement, move, blocks, most, static_cast<double>(left),
+                                     static_cast<double>(lacking), options);
   }
   placement = moved_to(std::move(placement), move, blocks, count);
   return count;

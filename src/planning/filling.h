@@ -96,12 +96,11 @@ class Filler {
                                   const schedule::Options& options) const;
   [[nodiscard]] std::size_t most_that_fit(const schedule::Placement& placement, const Move& move,
                                           const std::vector<std::size_t>& blocks, std::size_t most,
+                                          double left, double lacking,
                                           const schedule::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
     return !work_.blocks[block].is_frozen();
   }
-  /// Whether it is a layer whose input waits for the backward pass.
-  [[nodiscard]] bool has_input(std::size_t block) const { return work_.places_input(block); }
   [[nodiscard]] bool is_open(std::size_t block, Movable kind) const;
   /// Changes open tiers while that lowers the excess. Returns the excess that is left.
   Bytes descend(schedule::Placement& placement, const schedule::Options& options) const;

@@ -62,16 +62,14 @@ Condition Movements::for_pass(std::uint32_t block) const {
           .any_rank = rank_.splits_weights(block)};
 }
 
-Condition Movements::for_gradient(std::uint32_t block) const {
+Condition Movements::for_gradient(std::uint32_t block, std::uint32_t lag) const {
   if (!work_.blocks[block].is_expert) return {};
-  return {.rows = Condition::Rows::in_step, .any_rank = rank_.several()};
+  return {.rows = lag > 0 ? Condition::Rows::in_step_before : Condition::Rows::in_step,
+          .any_rank = rank_.several()};
 }
 
 Condition Movements::for_update(std::uint32_t block, std::uint32_t lag) const {
-  if (options_.expert_updates == ExpertUpdates::all) return {};
-  Condition condition = for_gradient(block);
-  if (!condition.always() && lag > 0) condition.rows = Condition::Rows::in_step_before;
-  return condition;
+  return options_.expert_updates == ExpertUpdates::all ? Condition() : for_gradient(block, lag);
 }
 
 void Movements::add_condition(Operation& operation, Condition condition,
@@ -97,34 +95,23 @@ void Movements::add_condition(Operation& operation, Condition condition,
 BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.splits_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
-  const auto [slot, fill, unless] = slots_.take(block, when);
-  if (!fill) return slot;
+  const Passage::Taken slot = slots_.take(block, when);
+  if (!slot.fill) return slot.buffer;
   if (split) {
-    gather_weights(block, share_on_device(block, when), slot, when, unless);
+    gather_weights(block, share_on_device(block, when), slot.buffer, when, slot.unless);
   } else {
-    copy_weights(Action::upload_weights, block,
-                 {.from = {.buffer = weights_on_host(block, when)},
-                  .to = {.buffer = slot},
-                  .bytes = rank_.weights(block),
-                  .when = when,
-                  .unless = unless});
+    bring_weights(slot, Action::upload_weights, block, weights_on_host(block, when), when);
   }
-  return slot;
+  return slot.buffer;
 }
 
 /// The device buffer with this rank's share of split weights; moves it there if necessary.
 BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
-  const auto [slot, fill, unless] = share_slots_.take(block, when);
-  if (fill) {
-    copy_weights(Action::upload_weights, block,
-                 {.from = {.buffer = weights_on_host(block, when)},
-                  .to = {.buffer = slot},
-                  .bytes = rank_.weights(block),
-                  .when = when,
-                  .unless = unless});
-  }
-  return slot;
+  const Passage::Taken slot = share_slots_.take(block, when);
+  if (slot.fill)
+    bring_weights(slot, Action::upload_weights, block, weights_on_host(block, when), when);
+  return slot.buffer;
 }
 
 /// The host buffer with weights that live on the host or on NVMe.
@@ -135,16 +122,21 @@ BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
 
 /// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
 BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
-  const auto [staging, fill, unless] = weight_staging_.take(block, when);
-  if (fill) {
-    copy_weights(Action::fetch_weights, block,
-                 {.from = {.buffer = layout_.weight_home[block]},
-                  .to = {.buffer = staging},
-                  .bytes = rank_.weights(block),
-                  .when = when,
-                  .unless = unless});
+  const Passage::Taken staging = weight_staging_.take(block, when);
+  if (staging.fill) {
+    bring_weights(staging, Action::fetch_weights, block, layout_.weight_home[block], when);
   }
-  return staging;
+  return staging.buffer;
+}
+
+void Movements::bring_weights(const Passage::Taken& place, Action action, std::uint32_t block,
+                              BufferId from, Condition when) {
+  copy_weights(action, block,
+               {.from = {.buffer = from},
+                .to = {.buffer = place.buffer},
+                .bytes = rank_.weights(block),
+                .when = when,
+                .unless = place.unless});
 }
 
 void Movements::copy_weights(Action action, std::uint32_t block, const Copy& copy) {
@@ -203,7 +195,6 @@ Movements::Range Movements::experts_ahead(std::uint32_t block) const {
 }
 
 void Movements::prefetch_expert(std::uint32_t block) {
-  if (at(block).weights == Tier::device && !rank_.splits_weights(block)) return;
   Condition before = for_pass(block);
   if (before.rows == Condition::Rows::in_micro_batch && before.micro > 0) {
     --before.micro;
@@ -324,9 +315,7 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
       .lag = lag,
       .bytes = swapped_gradient_bytes(work_, block),
       .uses = {{Role::gradient_source, home, false}, {Role::gradient, staging, true}}};
-  Condition before = for_gradient(block);
-  if (!before.always()) before.rows = Condition::Rows::in_step_before;
-  add_condition(fetch, before);
+  add_condition(fetch, for_gradient(block, lag));
   emit(std::move(fetch));
   return staging;
 }

@@ -36,9 +36,9 @@ class Movements {
   // together depends on the rows of all of them.
   /// Its weights are needed for the current passes.
   [[nodiscard]] Condition for_pass(std::uint32_t block) const;
-  /// It has a gradient in this step.
-  [[nodiscard]] Condition for_gradient(std::uint32_t block) const;
-  /// It is updated; `lag`: see Operation.
+  /// It has a gradient; `lag`: see Operation.
+  [[nodiscard]] Condition for_gradient(std::uint32_t block, std::uint32_t lag = 0) const;
+  /// It is updated.
   [[nodiscard]] Condition for_update(std::uint32_t block, std::uint32_t lag) const;
   /// Adds a condition to an operation.
   void add_condition(Operation& operation, Condition condition,
@@ -139,6 +139,9 @@ class Movements {
     std::optional<Condition> unless = {};
   };
   void copy_weights(Action action, std::uint32_t block, const Copy& copy);
+  /// Brings all weights that a rank keeps to a place that lacks them.
+  void bring_weights(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
+                     Condition when);
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
 

@@ -60,8 +60,8 @@ struct StoredRows {
   std::uint64_t parts = 1;
   std::uint64_t groups = 1;
   bool as_columns = false;  ///< rows are columns of the file's matrix, which is transposed
-  std::uint64_t stacked =
-      0;  ///< so many tensors of this shape are one in files; 0: each is its own
+  /// So many tensors of this shape are one in files; 0: each is its own.
+  std::uint64_t stacked = 0;
 };
 
 /// One tensor of a block, or the rows or columns of one that are in this block. `offset`: elements
