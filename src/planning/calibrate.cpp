@@ -17,6 +17,7 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
+#include "ballast/core/seconds.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/memory/topology.h"
@@ -50,10 +51,6 @@ model::Architecture one_layer(const model::Architecture& model, DType type) {
 }
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_between(Clock::time_point start, Clock::time_point end) {
-  return std::chrono::duration<double>(end - start).count();
-}
 
 /// Calls `work` repeatedly on its own thread, with pauses as long as the calls: in a step such work
 /// comes in bursts too, and the scheduler favors a thread that wakes up.
@@ -109,7 +106,7 @@ double speed_beside(const std::function<void()>& work, const Sample& sample,
   const auto pass = layer_passes(sample, rates);
   int passes = 0;
   const auto some_passes = [&](Clock::time_point start) {
-    for (passes = 0; passes < kLeastPasses || seconds_between(start, Clock::now()) < kSeconds;) {
+    for (passes = 0; passes < kLeastPasses || seconds_since(start) < kSeconds;) {
       pass();
       ++passes;
     }
@@ -183,7 +180,7 @@ double mean_seconds(const Repeats& repeats, const std::function<void()>& work,
     if (prepare) prepare();
     const auto start = Clock::now();
     work();
-    seconds.push_back(seconds_between(start, Clock::now()));
+    seconds.push_back(seconds_since(start));
     total += seconds.back();
   }
   // Mean instead of median: a step's time is the sum of its operations' times. Calls that took more

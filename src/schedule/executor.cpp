@@ -17,16 +17,13 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
+#include "ballast/core/seconds.h"
 
 namespace ballast::schedule {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kInterruptPoll = std::chrono::milliseconds(50);
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 using Seam = std::vector<std::vector<OpId>>;
 

@@ -4,13 +4,10 @@
 #include <optional>
 #include <string>
 
+#include "ballast/core/seconds.h"
+
 namespace ballast::train {
 namespace {
-
-double seconds_between(std::chrono::steady_clock::time_point start,
-                       std::chrono::steady_clock::time_point end) {
-  return std::chrono::duration<double>(end - start).count();
-}
 
 /// How evenly the routers have used the experts.
 std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& result,
@@ -48,7 +45,7 @@ void RunMeasures::begin() {
 }
 
 double RunMeasures::seconds_so_far() const {
-  return seconds_between(started_, std::chrono::steady_clock::now());
+  return seconds_since(started_);
 }
 
 StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& result, double rate) {
@@ -60,7 +57,7 @@ StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& resu
   metrics.skipped = result.skipped;
   metrics.rolled_back = result.rolled_back;
   metrics.tokens = batch.real_tokens;
-  metrics.step_seconds = seconds_between(last_step_end_, std::chrono::steady_clock::now());
+  metrics.step_seconds = seconds_since(last_step_end_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.experts = measure_experts(result, engine_.blueprint().workload);
   add_lanes(metrics);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "ballast/core/seconds.h"
 #include "ballast/core/units.h"
 
 #include "tools/process.h"
@@ -22,10 +23,6 @@ constexpr std::size_t kMostHeld = 200;
 constexpr std::size_t kMostWarnings = 6;
 constexpr std::size_t kPaceSteps = 100;
 constexpr std::uint64_t kStepsBeforeEta = 3;
-
-double seconds_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
 
 double share_of(double part, double whole) {
   return whole > 0.0 ? part / whole : 0.0;
@@ -72,7 +69,7 @@ std::optional<TimeLeft> time_left(std::uint64_t steps, const std::deque<Clock::t
                                   Clock::time_point begin, std::uint64_t counted) {
   if (counted < kStepsBeforeEta) return std::nullopt;
   const auto left = static_cast<double>(steps);
-  const double since = seconds_between(ends.back(), Clock::now());
+  const double since = seconds_since(ends.back());
   const double all = seconds_between(begin, ends.back()) / static_cast<double>(counted);
   const double last =
       seconds_between(ends.front(), ends.back()) / static_cast<double>(ends.size() - 1);
@@ -153,7 +150,7 @@ void LiveView::draw() {
     state = state_;
     state.left = time_left(state_.steps - state_.step, ends_, begin_, counted_);
   }
-  state.elapsed = seconds_between(begin_, Clock::now());
+  state.elapsed = seconds_since(begin_);
   if (interrupted().load()) state.doing = "interrupted, about to end";
   const FrameOptions options = screen_.options();
   screen_.draw(frame_lines(state, options), options.rows);

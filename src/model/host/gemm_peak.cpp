@@ -3,6 +3,7 @@
 #include <chrono>
 #include <vector>
 
+#include "ballast/core/seconds.h"
 #include "ballast/device/host_stream.h"
 
 #include "src/model/host/factories.h"
@@ -12,10 +13,6 @@ namespace ballast::model::host {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Best rate of products of n x n matrices, repeated for about `seconds` but at least twice, after
 /// one that warms up caches and makes the primitive.

@@ -173,27 +173,28 @@ template <class T>
 void RouterOps<T>::dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                             const float* weights, float* weight_gradients,
                             std::size_t width) const {
-  split(rows.count, 1, [&](Range r) {
-    for (std::size_t i = r.begin; i < r.end; ++i) {
-      const auto place = static_cast<std::size_t>(rows.places[i]);
-      float product = 0.0F;
-      kernels_.row_dot(gradients + i * width, width, activated + i * width, width, &product, 1,
-                       width);
-      weight_gradients[place] = weights[place] == 0.0F ? 0.0F : product / weights[place];
-    }
-  });
+  dot(rows, activated, width, gradients, weights, width,
+      [&](std::size_t place, float product) { weight_gradients[place] = product; });
 }
 
 template <class T>
 void RouterOps<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
                             const float* weights, float* weight_gradients,
                             std::size_t width) const {
+  dot(rows, bias, 0, gradients, weights, width,
+      [&](std::size_t place, float product) { weight_gradients[place] += product; });
+}
+
+template <class T>
+template <class Take>
+void RouterOps<T>::dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
+                       const float* weights, std::size_t width, Take take) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const auto place = static_cast<std::size_t>(rows.places[i]);
       float product = 0.0F;
-      kernels_.row_dot(gradients + i * width, width, bias, width, &product, 1, width);
-      if (weights[place] != 0.0F) weight_gradients[place] += product / weights[place];
+      kernels_.row_dot(gradients + i * width, width, with + i * step, width, &product, 1, width);
+      take(place, weights[place] == 0.0F ? 0.0F : product / weights[place]);
     }
   });
 }

@@ -46,6 +46,12 @@ class RouterOps {
                 float* sums, std::size_t width) const;
 
  private:
+  /// take(place, product of a row of `gradients` and one of `with`, which are `step` apart, divided
+  /// by the weight; 0 if that is 0) for each choice.
+  template <class Take>
+  void dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
+           const float* weights, std::size_t width, Take take) const;
+
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_;  ///< over fp32 sums
 };

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/attention/attention.h"
 
 namespace ballast::model::cuda {
@@ -94,6 +96,21 @@ struct alignas(8) QueryRow {
 /// The length rounded up to a multiple of the rows of every tile.
 constexpr std::size_t padded_length(const AttentionShape& shape) {
   return (shape.length + 127) / 128 * 128;
+}
+
+/// Threads that share a row of a head, 8 columns each, in kernels by query rows.
+inline unsigned lanes_of_row(const AttentionShape& shape) {
+  return std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8));
+}
+/// Blocks of `threads` threads: x for tokens, lanes_of_row() threads for each, y for heads, z for
+/// sequences.
+inline device::Launch by_query_rows(cudaStream_t stream, const AttentionShape& shape,
+                                    unsigned threads) {
+  const std::size_t blocks = padded_length(shape) * lanes_of_row(shape) / threads;
+  return {.stream = stream,
+          .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),
+                     static_cast<unsigned>(shape.sequences)},
+          .threads = threads};
 }
 
 template <class T>

@@ -1,5 +1,3 @@
-#include <bit>
-
 #include "ballast/core/dtype.h"
 
 #include "src/device/cuda/eight.h"
@@ -53,14 +51,8 @@ std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t /*e
 template <class T>
 cudaError_t gather_query_rows(cudaStream_t stream, const AttentionShape& shape, const T* out,
                               const float* log_sums, const T* dout, QueryRow* rows) {
-  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8));
-  const std::size_t blocks = padded_length(shape) * lanes / kThreads;
-  return device::launch(
-      {.stream = stream,
-       .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),
-                  static_cast<unsigned>(shape.sequences)},
-       .threads = kThreads},
-      &gather<T>, shape, lanes, out, log_sums, dout, rows);
+  return device::launch(by_query_rows(stream, shape, kThreads), &gather<T>, shape,
+                        lanes_of_row(shape), out, log_sums, dout, rows);
 }
 
 template cudaError_t gather_query_rows(cudaStream_t, const AttentionShape&, const float*,

@@ -1,4 +1,3 @@
-#include <bit>
 #include <cmath>
 
 #include "ballast/core/dtype.h"
@@ -66,14 +65,8 @@ cudaError_t add_sinks(cudaStream_t stream, const AttentionShape& shape, const T*
                       float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
-  const unsigned lanes = std::bit_ceil(static_cast<unsigned>(shape.head_dim / device::kEight));
-  const std::size_t blocks = padded_length(shape) * lanes / kThreads;
-  return device::launch(
-      {.stream = stream,
-       .blocks = {static_cast<unsigned>(blocks), static_cast<unsigned>(shape.heads),
-                  static_cast<unsigned>(shape.sequences)},
-       .threads = kThreads},
-      &add<T>, shape, lanes, sinks, out, log_sums);
+  return device::launch(by_query_rows(stream, shape, kThreads), &add<T>, shape, lanes_of_row(shape),
+                        sinks, out, log_sums);
 }
 
 template <class T>

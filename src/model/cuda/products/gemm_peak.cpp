@@ -10,6 +10,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
+#include "ballast/core/seconds.h"
 #include "ballast/device/cuda_stream.h"
 
 #include "src/device/cuda/errors.h"
@@ -28,10 +29,6 @@ constexpr std::size_t kLargest = 8192;
 constexpr double kStretch = 0.02;
 constexpr int kMostAtOnce = 64;
 constexpr Bytes kWorkspaceAlignment = 256;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Words of random numbers with magnitudes from 0.5 to 1, as two bf16 or one fp32 each.
 std::vector<std::uint32_t> random_words() {

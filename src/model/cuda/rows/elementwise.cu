@@ -114,60 +114,59 @@ __device__ std::size_t place_in_rows(unsigned width, std::size_t step) {
   return group / groups * step + std::size_t{group % groups} * kEight;
 }
 
-template <Activation f, class T>
-__global__ void gated(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
-                      unsigned width) {
-  using N = typename Number<T>::type;
-  const std::size_t at = first_of_mine();
-  if (at >= size) return;
-  const std::size_t from = place_in_rows(width, step);
-  float g[kEight];
-  float u[kEight];
-  read(gate + from, g);
-  read(up + from, u);
-  for (unsigned i = 0; i < kEight; ++i) u[i] *= value_of(value_at<f>(N(g[i])));
-  write(u, y + at);
-}
-
-template <Activation f, class T>
-__global__ void gate_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
-                               unsigned width) {
-  using N = typename Number<T>::type;
-  const std::size_t at = first_of_mine();
-  if (at >= size) return;
-  const std::size_t from = place_in_rows(width, step);
-  float g[kEight];
-  float u[kEight];
-  float d[kEight];
-  read(gate + from, g);
-  read(up + from, u);
-  read(dy + at, d);
-  for (unsigned i = 0; i < kEight; ++i) {
-    const N x(g[i]);
+/// The value of a gate: f(gate) * up.
+template <Activation f>
+struct Plain {
+  template <class N>
+  __device__ float value(float gate, float up) const {
+    return up * value_of(value_at<f>(N(gate)));
+  }
+  /// Replaces gate and up by their gradients, given that of the value.
+  template <class N>
+  __device__ void differentiate(float& gate, float& up, float d) const {
+    const N x(gate);
     if constexpr (f == Activation::silu) {
       const N s = formulas::sigmoid(x);
-      g[i] = d[i] * u[i] * value_of(formulas::silu_derivative(x, s));
-      u[i] = d[i] * value_of(x * s);
+      gate = d * up * value_of(formulas::silu_derivative(x, s));
+      up = d * value_of(x * s);
     } else {
-      g[i] = d[i] * u[i] * value_of(slope_at<f>(x));
-      u[i] = d[i] * value_of(value_at<f>(x));
+      gate = d * up * value_of(slope_at<f>(x));
+      up = d * value_of(value_at<f>(x));
     }
   }
-  write(g, gate + from);
-  write(u, up + from);
-}
-
-/// Gate and up between their limits; a NaN stays one.
-struct Between {
-  float gate;
-  float up;
-  __device__ Between(float g, float u, float limit)
-      : gate(g > limit ? limit : g), up(u > limit ? limit : (u < -limit ? -limit : u)) {}
 };
 
-template <class T>
-__global__ void limited(const T* gate, const T* up, std::size_t step, T* y, std::size_t size,
-                        unsigned width, float limit, float slope) {
+/// The value of a Gating with a limit.
+struct Limited {
+  float limit;
+  float slope;
+
+  /// Gate and up between their limits; a NaN stays one.
+  struct Between {
+    float gate;
+    float up;
+    __device__ Between(float g, float u, float limit)
+        : gate(g > limit ? limit : g), up(u > limit ? limit : (u < -limit ? -limit : u)) {}
+  };
+  template <class N>
+  __device__ float value(float gate, float up) const {
+    const Between in(gate, up, limit);
+    return in.gate * value_of(formulas::sigmoid(N(slope * in.gate))) * (in.up + 1.0F);
+  }
+  template <class N>
+  __device__ void differentiate(float& gate, float& up, float d) const {
+    const Between in(gate, up, limit);
+    const N x(slope * in.gate);
+    const N s = formulas::sigmoid(x);
+    const float of_gate = d * (in.up + 1.0F) * value_of(formulas::silu_derivative(x, s));
+    gate = gate <= limit ? of_gate : 0.0F;
+    up = fabsf(up) <= limit ? d * in.gate * value_of(s) : 0.0F;
+  }
+};
+
+template <class Formula, class T>
+__global__ void gated(Formula formula, const T* gate, const T* up, std::size_t step, T* y,
+                      std::size_t size, unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
@@ -176,16 +175,13 @@ __global__ void limited(const T* gate, const T* up, std::size_t step, T* y, std:
   float u[kEight];
   read(gate + from, g);
   read(up + from, u);
-  for (unsigned i = 0; i < kEight; ++i) {
-    const Between in(g[i], u[i], limit);
-    u[i] = in.gate * value_of(formulas::sigmoid(N(slope * in.gate))) * (in.up + 1.0F);
-  }
+  for (unsigned i = 0; i < kEight; ++i) u[i] = formula.template value<N>(g[i], u[i]);
   write(u, y + at);
 }
 
-template <class T>
-__global__ void limited_gradients(T* gate, T* up, std::size_t step, const T* dy, std::size_t size,
-                                  unsigned width, float limit, float slope) {
+template <class Formula, class T>
+__global__ void gate_gradients(Formula formula, T* gate, T* up, std::size_t step, const T* dy,
+                               std::size_t size, unsigned width) {
   using N = typename Number<T>::type;
   const std::size_t at = first_of_mine();
   if (at >= size) return;
@@ -196,14 +192,7 @@ __global__ void limited_gradients(T* gate, T* up, std::size_t step, const T* dy,
   read(gate + from, g);
   read(up + from, u);
   read(dy + at, d);
-  for (unsigned i = 0; i < kEight; ++i) {
-    const Between in(g[i], u[i], limit);
-    const N x(slope * in.gate);
-    const N s = formulas::sigmoid(x);
-    const float of_gate = d[i] * (in.up + 1.0F) * value_of(formulas::silu_derivative(x, s));
-    g[i] = g[i] <= limit ? of_gate : 0.0F;
-    u[i] = fabsf(u[i]) <= limit ? d[i] * in.gate * value_of(s) : 0.0F;
-  }
+  for (unsigned i = 0; i < kEight; ++i) formula.template differentiate<N>(g[i], u[i], d[i]);
   write(g, gate + from);
   write(u, up + from);
 }
@@ -248,22 +237,24 @@ cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* 
                         x, d, size);
 }
 
+/// Returns launch(the formula that `how` asks for).
+template <class Work>
+cudaError_t with_formula(const Gating& how, Work launch) {
+  if (how.activation == Activation::gelu) return cudaErrorInvalidValue;
+  if (how.limit > 0.0F) return launch(Limited{how.limit, how.slope});
+  if (how.activation == Activation::silu) return launch(Plain<Activation::silu>());
+  return launch(Plain<Activation::gelu_tanh>());
+}
+
 template <class T>
 cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
                  std::size_t step, T* y, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  const Activation f = how.activation;
-  if (f == Activation::gelu) return cudaErrorInvalidValue;
-  const auto width = static_cast<unsigned>(rows.width);
-  if (how.limit > 0.0F) {
-    return device::launch(over(stream, size), &limited<T>, gate, up, step, y, size, width,
-                          how.limit, how.slope);
-  }
-  return device::launch(
-      over(stream, size),
-      f == Activation::silu ? &gated<Activation::silu, T> : &gated<Activation::gelu_tanh, T>, gate,
-      up, step, y, size, width);
+  return with_formula(how, [&](auto formula) {
+    return device::launch(over(stream, size), &gated<decltype(formula), T>, formula, gate, up, step,
+                          y, size, static_cast<unsigned>(rows.width));
+  });
 }
 
 template <class T>
@@ -271,17 +262,10 @@ cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up
                           const T* dy, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
-  const Activation f = how.activation;
-  if (f == Activation::gelu) return cudaErrorInvalidValue;
-  const auto width = static_cast<unsigned>(rows.width);
-  if (how.limit > 0.0F) {
-    return device::launch(over(stream, size), &limited_gradients<T>, gate, up, step, dy, size,
-                          width, how.limit, how.slope);
-  }
-  return device::launch(over(stream, size),
-                        f == Activation::silu ? &gate_gradients<Activation::silu, T>
-                                              : &gate_gradients<Activation::gelu_tanh, T>,
-                        gate, up, step, dy, size, width);
+  return with_formula(how, [&](auto formula) {
+    return device::launch(over(stream, size), &gate_gradients<decltype(formula), T>, formula, gate,
+                          up, step, dy, size, static_cast<unsigned>(rows.width));
+  });
 }
 
 template <class T>
