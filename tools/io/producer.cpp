@@ -89,8 +89,9 @@ void IoProducer::run(Clock::time_point start) {
 }
 
 void IoProducer::refill(Clock::time_point start) {
-  const bool time_is_up =
-      load_.seconds && Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
+  // A thread that starts late moves a block all the same, so that there is a rate.
+  const bool time_is_up = load_.seconds && begun_ > 0 &&
+                          Clock::now() - start >= std::chrono::duration<double>(*load_.seconds);
   // Start a mix with half of the requests, so that reads and writes are balanced.
   std::size_t room = free_.size();
   if (reads_and_writes(load_.pattern) && begun_ == 0) room = (room + 1) / 2;
