@@ -108,6 +108,16 @@ void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::u
   check_sum(type, scratch, world);
 }
 
+void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,
+                      DeviceBytes arriving, std::span<const Bytes> arriving_parts,
+                      std::uint32_t world) {
+  const auto fills = [world](std::span<const Bytes> parts, Bytes whole) {
+    return parts.size() == world && std::accumulate(parts.begin(), parts.end(), Bytes{0}) <= whole;
+  };
+  expects(fills(leaving_parts, leaving.size()) && fills(arriving_parts, arriving.size()),
+          "all_to_all: a buffer must hold one part per rank");
+}
+
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) {
   check_pages(data.size());
   expects(root < world, "broadcast: there is no such rank");

@@ -106,6 +106,9 @@ void check_all_gather(ConstDeviceBytes shard, DeviceBytes whole, std::uint32_t w
 void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DType type, DeviceBytes scratch,
                           std::uint32_t world);
 void check_all_reduce(DeviceBytes whole, DType type, DeviceBytes scratch, std::uint32_t world);
+void check_all_to_all(ConstDeviceBytes leaving, std::span<const Bytes> leaving_parts,
+                      DeviceBytes arriving, std::span<const Bytes> arriving_parts,
+                      std::uint32_t world);
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
 
 using device::as_host;

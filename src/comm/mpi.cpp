@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -153,9 +154,18 @@ class MpiSession {
   std::shared_ptr<CollectiveTimeout> timeout_;
 };
 
-/// Arguments of an exchange: counts and offsets per rank, in pages.
+/// Arguments of an exchange: counts and offsets per rank, in pages or bytes.
 struct Exchange {
   explicit Exchange(std::uint32_t world) : counts(world), places(world) {}
+  /// Parts one behind the other, in bytes.
+  explicit Exchange(std::span<const Bytes> parts) {
+    Bytes end = 0;
+    for (const Bytes bytes : parts) {
+      counts.push_back(to_count(bytes));
+      places.push_back(to_count(end));
+      end += bytes;
+    }
+  }
   std::vector<int> counts;
   std::vector<int> places;
 };
@@ -191,6 +201,16 @@ class MpiCommunicator final : public Communicator {
       std::byte* own = whole.raw() + shards.at(rank_, 0) * kPage;
       reduce("all_reduce", whole, own, type, scratch);
       gather_in_place(whole);
+    });
+  }
+  void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
+                  std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                  std::span<const Bytes> arriving_parts) override {
+    check_all_to_all(leaving, leaving_parts, arriving, arriving_parts, world_);
+    as_host(stream).enqueue([this, from = leaving.raw(), sent = Exchange(leaving_parts),
+                             to = arriving.raw(), received = Exchange(arriving_parts),
+                             bytes = arriving.size()] {
+      exchange({"all_to_all", bytes}, MpiUnit::byte, from, sent, to, received);
     });
   }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
@@ -235,7 +255,7 @@ class MpiCommunicator final : public Communicator {
     const std::uint64_t piece = scratch.size() / kPage / world_;
     std::vector<const std::byte*> sources(world_);
     for (std::uint64_t page = 0; page < shards.longest(); page += piece) {
-      exchange({name, whole.size()}, whole, scratch, page, piece);
+      exchange_shards({name, whole.size()}, whole, scratch, page, piece);
       for (std::uint32_t i = 0; i < world_; ++i) {
         const std::uint32_t member = members_.by_rank()[i];
         sources[i] = member == rank_ ? whole.raw() + shards.at(rank_, page) * kPage
@@ -248,8 +268,8 @@ class MpiCommunicator final : public Communicator {
 
   /// Sends pages [page, page + piece) of each rank's shard to that rank; `scratch` receives the
   /// others' pages of this rank's shard, `piece` pages per rank.
-  void exchange(const Collective& what, DeviceBytes whole, DeviceBytes scratch, std::uint64_t page,
-                std::uint64_t piece) {
+  void exchange_shards(const Collective& what, DeviceBytes whole, DeviceBytes scratch,
+                       std::uint64_t page, std::uint64_t piece) {
     const Shards shards(whole.size(), world_);
     Exchange leaving(world_);
     Exchange arriving(world_);
@@ -260,10 +280,14 @@ class MpiCommunicator final : public Communicator {
       arriving.counts[rank] = to_count(shards.count(rank_, page, piece));
       arriving.places[rank] = to_count(rank * piece);
     }
+    exchange(what, MpiUnit::page, whole.raw(), leaving, scratch.raw(), arriving);
+  }
+
+  void exchange(const Collective& what, MpiUnit unit, const void* from, const Exchange& leaving,
+                void* to, const Exchange& arriving) {
     session_->run(what, [&](MpiHandle* request) {
-      return mpi().exchange(&communicator_, whole.raw(), leaving.counts.data(),
-                            leaving.places.data(), scratch.raw(), arriving.counts.data(),
-                            arriving.places.data(), request);
+      return mpi().exchange(&communicator_, from, leaving.counts.data(), leaving.places.data(), to,
+                            arriving.counts.data(), arriving.places.data(), unit, request);
     });
   }
 

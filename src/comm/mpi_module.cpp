@@ -117,9 +117,10 @@ int all_gather_parts(const MpiHandle* communicator, void* whole, const int* coun
 }
 int exchange(const MpiHandle* communicator, const void* leaving, const int* leaving_counts,
              const int* leaving_places, void* arriving, const int* arriving_counts,
-             const int* arriving_places, MpiHandle* request) {
-  return MPI_Ialltoallv(leaving, leaving_counts, leaving_places, page(), arriving, arriving_counts,
-                        arriving_places, page(), comm(communicator), fresh_request(request));
+             const int* arriving_places, MpiUnit unit, MpiHandle* request) {
+  return MPI_Ialltoallv(leaving, leaving_counts, leaving_places, type_of(unit), arriving,
+                        arriving_counts, arriving_places, type_of(unit), comm(communicator),
+                        fresh_request(request));
 }
 int broadcast(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
               MpiHandle* request) {

@@ -53,22 +53,22 @@ struct MpiTable {
   /// In place; pages and page numbers by rank.
   int (*all_gather_parts)(const MpiHandle* communicator, void* whole, const int* counts,
                           const int* places, MpiHandle* request);
-  /// Sends to and receives from every rank; pages and page numbers by rank.
+  /// Sends to and receives from every rank; counts and places by rank.
   int (*exchange)(const MpiHandle* communicator, const void* leaving, const int* leaving_counts,
                   const int* leaving_places, void* arriving, const int* arriving_counts,
-                  const int* arriving_places, MpiHandle* request);
+                  const int* arriving_places, MpiUnit unit, MpiHandle* request);
   int (*broadcast)(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
                    MpiHandle* request);
 };
 
 // What the module exports, with C linkage. The version comes first, because the table of another
-// version may differ: "0.1.0 (interface 1)".
+// version may differ: "0.1.0 (interface 2)".
 inline constexpr const char* kMpiVersionSymbol = "ballast_mpi_version";
 inline constexpr const char* kMpiTableSymbol = "ballast_mpi_table";
 using MpiVersionFunction = const char* (*)();
 using MpiTableFunction = const MpiTable* (*)();
 
 /// Rises whenever MpiTable changes.
-#define BALLAST_MPI_INTERFACE "1"
+#define BALLAST_MPI_INTERFACE "2"
 
 }  // namespace ballast::comm

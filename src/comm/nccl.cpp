@@ -185,6 +185,24 @@ class NcclCommunicator final : public Communicator {
       gather_unequal(cuda, what, whole);
     }
   }
+  void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
+                  std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                  std::span<const Bytes> arriving_parts) override {
+    check_all_to_all(leaving, leaving_parts, arriving, arriving_parts, world_);
+    run(device::as_cuda(stream), {"all_to_all", arriving.size()}, [&](cudaStream_t queue) {
+      Bytes sent = 0;
+      Bytes received = 0;
+      for (std::uint32_t member = 0; member < world_; ++member) {
+        const ncclResult_t code =
+            exchange_with(member, queue, leaving.subview(sent, leaving_parts[member]),
+                          arriving.subview(received, arriving_parts[member]));
+        if (!accepted(code)) return code;
+        sent += leaving_parts[member];
+        received += arriving_parts[member];
+      }
+      return ncclSuccess;
+    });
+  }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, world_);
     device::CudaStream& cuda = device::as_cuda(stream);

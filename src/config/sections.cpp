@@ -299,7 +299,8 @@ Key train_key(std::vector<std::string>& patterns) {
           }};
 }
 
-Section ballast_keys(BallastSection& b) {
+/// `m`: has the keys of the section that decide how a model is cut into blocks.
+Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
   return {choice("device", b.device, {"auto", "host", "cuda"}),
@@ -313,6 +314,9 @@ Section ballast_keys(BallastSection& b) {
           speculative_updates_key(b.speculative_updates),
           choice("expert_updates", b.expert_updates, {"all", "touched"}),
           flag_or_auto("expert_prefetch", b.expert_prefetch),
+          also_called(or_auto(whole("expert_parallel", m.expert_parallel, {1, 1U << 16U}),
+                              m.expert_parallel),
+                      {"ep_size", "expert_parallel_size", "expert_model_parallel_size"}),
           flag("serial", b.serial),
           flag("nvtx", b.nvtx),
           delay_seed_key(b.delay_seed),
@@ -422,7 +426,7 @@ Section all_keys(Config& c) {
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
        accepted_only(
            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
-       section("ballast", [&c] { return ballast_keys(c.ballast); }),
+       section("ballast", [&c] { return ballast_keys(c.ballast, c.model); }),
        accepted_only(section("fp16", [&c] { return with_deepspeed_keys({}, "fp16", c.ignored); })),
        gradient_allreduce_op_key()},
       "", c.ignored);

@@ -41,9 +41,9 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     const model::BlockSpec& block = blueprint.model.blocks[b];
     work.blocks.push_back({.name = block.name,
-                           .weight_bytes = block.elements * size_of(blueprint.type),
-                           .accumulator_bytes = block.trained_elements() * size_of(DType::f32),
-                           .gradient_bytes = block.trained_elements() * size_of(blueprint.type),
+                           .weight_bytes = block.own_elements() * size_of(blueprint.type),
+                           .accumulator_bytes = block.own_trained_elements() * size_of(DType::f32),
+                           .gradient_bytes = block.own_trained_elements() * size_of(blueprint.type),
                            .forward_flops = blueprint.model.forward_flops(
                                b, blueprint.shape.sequences, blueprint.shape.length),
                            .recomputed_flops = blueprint.model.recomputed_flops(
@@ -55,6 +55,7 @@ void add_blocks(Blueprint& blueprint, const model::KernelMemory& kernels,
                            .routes = block.part == model::LayerPart::router,
                            .is_expert = block.part == model::LayerPart::expert,
                            .token_share = block.token_share,
+                           .expert_parallel = block.experts > 1,
                            .keeps_whole = block.parameters <= persistence_threshold ||
                                           block.trained_elements() % block.elements > 0,
                            .intermediate_bytes = of_block(kernels.intermediates, b),
@@ -170,6 +171,11 @@ std::string describe_experts(const Blueprint& blueprint) {
   }
   if (options.prefetches_experts) {
     text += fmt::format("{}weights move before the router has chosen", text.empty() ? "" : "; ");
+  }
+  const std::uint64_t ranks = blueprint.model.config.ranks_sharing_experts();
+  if (ranks > 1) {
+    text += fmt::format("{}{} ranks share those of a layer; results differ from those without",
+                        text.empty() ? "" : "; ", ranks);
   }
   return text;
 }

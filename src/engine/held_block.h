@@ -58,7 +58,7 @@ struct Overlap {
 struct HeldBlock {
   HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group)
       : sizes(blueprint.workload),
-        splits_weights(sizes.splits_weights(static_cast<std::uint32_t>(block))),
+        keeps_part(sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block))),
         width(size_of(blueprint.type)),
         layout(state_layout(blueprint, block, sub_group)),
         shard(sub_group_range(blueprint, block, sub_group)),
@@ -67,14 +67,16 @@ struct HeldBlock {
   /// The elements whose weights are here; they include the rank's shard.
   [[nodiscard]] ShardRange weights_here(const Blueprint& blueprint, std::size_t block) const {
     const Elems whole = blueprint.model.blocks[block].elements;
-    if (!splits_weights) return {0, whole, whole};
-    const Elems room = sizes.weights(static_cast<std::uint32_t>(block)) / width;
+    if (!keeps_part) return {0, whole, whole};
+    const auto number = static_cast<std::uint32_t>(block);
+    if (!sizes.splits_weights(number)) return even_shard(blueprint, block, false);
+    const Elems room = sizes.weights(number) / width;
     const Elems first = std::min(whole, blueprint.rank % sizes.group() * room);
     return {first, std::min(room, whole - first), room};
   }
 
   schedule::RankSizes sizes;
-  bool splits_weights;
+  bool keeps_part;  ///< of the weights
   Bytes width;  ///< of a weight
   StateLayout layout;
   ShardRange shard;    ///< elements of the sub-group, whose states are here

@@ -1,5 +1,8 @@
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/error.h"
@@ -14,6 +17,25 @@ namespace ballast::engine {
 using schedule::Lane;
 using schedule::Operation;
 using schedule::RankSizes;
+
+namespace {
+
+/// Over a channel whose member p has expert p of each block.
+class ChannelExchange final : public model::RowExchange {
+ public:
+  explicit ChannelExchange(std::unique_ptr<comm::Communicator> channel)
+      : channel_(std::move(channel)) {}
+  void exchange(device::Stream& stream, ConstDeviceBytes leaving,
+                std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                std::span<const Bytes> arriving_parts) override {
+    channel_->all_to_all(stream, leaving, leaving_parts, arriving, arriving_parts);
+  }
+
+ private:
+  std::unique_ptr<comm::Communicator> channel_;
+};
+
+}  // namespace
 
 Lanes::Lanes(const Modules& modules)
     : modules_(modules),
@@ -41,6 +63,9 @@ void Lanes::join_ranks() {
   if (sizes.shards_in_share() > 1) {
     channels_.gathering_in_group = ranks.make_channel(device, group);
     channels_.gathering_share = ranks.make_channel(device, share);
+  }
+  if (modules_.blueprint.model.config.ranks_sharing_experts() > 1) {
+    channels_.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
   channels_.gather_stream = device.make_stream("device-gather");
   channels_.reduce_stream = device.make_stream("device-reduce");

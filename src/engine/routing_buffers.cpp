@@ -1,19 +1,20 @@
 #include "src/engine/routing_buffers.h"
 
+#include <algorithm>
+
 namespace ballast::engine {
 
-bool RoutingBuffers::has_work(std::uint32_t micro_batches,
-                              const std::vector<std::uint64_t>& before) const {
+bool RoutingBuffers::has_work(std::uint32_t micro_batches, const RowsByExpert& before) const {
   if (!holds(operation_.condition, micro_batches, before)) return false;
   return !operation_.unless || !holds(*operation_.unless, micro_batches, before);
 }
 
 bool RoutingBuffers::holds(const schedule::Condition& condition, std::uint32_t micro_batches,
-                           const std::vector<std::uint64_t>& before) const {
+                           const RowsByExpert& before) const {
   using Rows = schedule::Condition::Rows;
   if (condition.always()) return true;
   if (condition.rows == Rows::in_step_before) {
-    return !before.empty() && before[operation_.block] > 0;
+    return !before.empty() && before[block().layer][own_expert()] > 0;
   }
   const bool one = condition.rows == Rows::in_micro_batch;
   const std::uint32_t first = one ? condition.micro : 0;
@@ -21,30 +22,45 @@ bool RoutingBuffers::holds(const schedule::Condition& condition, std::uint32_t m
   const std::uint32_t ranks = condition.any_rank ? blueprint_.workload.world : 1;
   for (std::uint32_t m = first; m < end; ++m) {
     for (std::uint32_t r = 0; r < ranks; ++r) {
-      if (expert_choices(m, condition.any_rank ? r : shard_number()).count > 0) return true;
+      if (choices_of(m, condition.any_rank ? r : shard_number(), own_expert()).count > 0) {
+        return true;
+      }
     }
   }
   return false;
 }
 
+model::SharedChoices RoutingBuffers::shared_choices(std::uint32_t micro) const {
+  model::SharedChoices shared;
+  for (std::uint32_t shard = 0; shard < block().experts; ++shard) {
+    const std::uint64_t expert = block().expert + shard;
+    shared.leaving.push_back(choices_of(micro, shard_number(), expert));
+    shared.arriving.push_back(choices_of(micro, shard, own_expert()).count);
+    for (std::uint32_t other = 0; other < block().experts; ++other) {
+      shared.most = std::max(shared.most, choices_of(micro, other, expert).count);
+    }
+  }
+  return shared;
+}
+
 void RoutingBuffers::note_routing(std::uint32_t micro_batches, StepResult& result) const {
   const schedule::Workload& work = blueprint_.workload;
-  result.expert_rows.assign(work.blocks.size(), 0);
+  result.expert_rows.assign(blueprint_.model.config.num_layers, {});
   std::uint32_t router = 0;
   // The routings are in the order of the routers.
   for (const Use& use : operation_.uses) {
     if (use.role != Role::routing) continue;
     while (!work.blocks[router].routes) ++router;
-    const std::uint32_t last = work.last_tile(router);
-    for (std::uint32_t tile = router + 1; tile <= last; ++tile) {
-      if (!work.blocks[tile].is_expert) continue;
-      const std::uint64_t expert = blueprint_.model.blocks[tile].expert;
-      for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
-        const auto starts = expert_starts(use.buffer, i / work.world, i % work.world);
-        result.expert_rows[tile] += static_cast<std::uint64_t>(starts[expert + 1] - starts[expert]);
+    const model::BlockSpec& last = blueprint_.model.blocks[work.last_tile(router)];
+    std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
+    rows.resize(last.expert + last.experts);
+    for (std::uint32_t i = 0; i < micro_batches * work.world; ++i) {
+      const auto starts = expert_starts(use.buffer, i / work.world, i % work.world);
+      for (std::size_t e = 0; e < rows.size(); ++e) {
+        rows[e] += static_cast<std::uint64_t>(starts[e + 1] - starts[e]);
       }
     }
-    router = last;
+    ++router;
   }
   const HostBytes bytes = host(Role::losses, work.losses_bytes);
   // Behind the losses of the head.

@@ -10,6 +10,9 @@
 
 namespace ballast::engine {
 
+/// StepResult::expert_rows.
+using RowsByExpert = std::vector<std::vector<std::uint64_t>>;
+
 /// What an operation finds in host memory of the choices of the routers.
 class RoutingBuffers : public StepBuffers {
  public:
@@ -37,26 +40,33 @@ class RoutingBuffers : public StepBuffers {
   }
   /// This rank's rows for the expert in the operation's block.
   [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro) const {
-    return expert_choices(micro, shard_number());
+    return choices_of(micro, shard_number(), own_expert());
   }
+  /// Those of all ranks for the experts in the operation's block, one for each rank.
+  [[nodiscard]] model::SharedChoices shared_choices(std::uint32_t micro) const;
   /// Whether the operation has something to do in a plan of so many micro-batches: its conditions.
-  /// `before`: StepResult::expert_rows of the plan submitted before, or empty.
-  [[nodiscard]] bool has_work(std::uint32_t micro_batches,
-                              const std::vector<std::uint64_t>& before) const;
+  /// `before`: of the plan submitted before, or empty.
+  [[nodiscard]] bool has_work(std::uint32_t micro_batches, const RowsByExpert& before) const;
   /// For the gate, which reads the routings of all layers: adds what the routers have chosen, and
   /// their losses.
   void note_routing(std::uint32_t micro_batches, StepResult& result) const;
 
  private:
-  [[nodiscard]] model::ExpertChoices expert_choices(std::uint32_t micro,
-                                                    std::uint32_t shard) const {
+  [[nodiscard]] const model::BlockSpec& block() const {
+    return blueprint_.model.blocks[operation_.block];
+  }
+  /// The expert of the operation's block that this rank has.
+  [[nodiscard]] std::uint64_t own_expert() const {
+    return block().expert + (block().experts > 1 ? shard_number() : 0);
+  }
+  [[nodiscard]] model::ExpertChoices choices_of(std::uint32_t micro, std::uint32_t shard,
+                                                std::uint64_t expert) const {
     const auto starts = expert_starts(operation_.buffer(Role::routing), micro, shard);
-    const std::size_t expert = blueprint_.model.blocks[operation_.block].expert;
     const auto first = static_cast<std::size_t>(starts[expert]);
     return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
   }
   [[nodiscard]] bool holds(const schedule::Condition& condition, std::uint32_t micro_batches,
-                           const std::vector<std::uint64_t>& before) const;
+                           const RowsByExpert& before) const;
 };
 
 }  // namespace ballast::engine

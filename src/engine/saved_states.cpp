@@ -32,6 +32,16 @@ bool is_exponents(StateKind kind) {
   return kind == StateKind::first_exponents || kind == StateKind::second_exponents;
 }
 
+/// Entries of an array of a block, all of one expert, under the number of the expert.
+StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArray& array,
+                    Elems first, Elems count) {
+  const model::BlockSpec& spec = blueprint.model.blocks[block];
+  if (spec.experts == 1) return {spec.number, array.kind, first, count, array.width};
+  const Elems own = spec.own_elements();
+  const Elems size = entries_of(array.kind, {0, own, own}).room;
+  return {spec.number + first / size, array.kind, first % size, count, array.width};
+}
+
 /// This rank's part of the arrays of a home when states are split over all ranks, each with the
 /// offset of its first byte in the home.
 std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
@@ -44,7 +54,7 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
     const Elems first = std::max(entries.first, array.first);
     const Elems end = std::min(entries.first + entries.elements, array.first + array.count);
     if (first >= end) continue;
-    arrays.emplace_back(StateRange{block, array.kind, first, end - first, array.width},
+    arrays.emplace_back(range_of(blueprint, block, array, first, end - first),
                         array.offset + (first - array.first) * array.width);
   }
   return arrays;
@@ -98,13 +108,14 @@ std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
 
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
-  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
-    const model::BlockSpec& block = blueprint.model.blocks[b];
-    ranges.push_back({b, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
+  for (const model::BlockSpec& block :
+       model::blocks_without_expert_parallelism(blueprint.model)) {
+    ranges.push_back(
+        {block.number, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
     const Elems trained = block.trained_elements();
     for (const auto& [kind, array] : state_arrays({blueprint.type, blueprint.states, trained})) {
       const Elems entries = entries_of(kind, {0, trained, trained}).elements;
-      ranges.push_back({b, kind, 0, entries, array.bytes / entries});
+      ranges.push_back({block.number, kind, 0, entries, array.bytes / entries});
     }
   }
   return ranges;
@@ -201,7 +212,7 @@ void restore_states(const Blueprint& blueprint, const StateSource& source, const
             for (const HeldArray& array : held_arrays(held, piece.states)) {
               const Overlap here(piece, array.offset, array.width, array.count);
               if (here.count == 0) continue;
-              source({piece.block, array.kind, array.first + here.first, here.count, array.width},
+              source(range_of(blueprint, piece.block, array, array.first + here.first, here.count),
                      here.bytes);
             }
           });

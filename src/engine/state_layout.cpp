@@ -90,7 +90,8 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states
 
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
   const Elems trained = blueprint.model.blocks[block].trained_elements();
-  if (!schedule::RankSizes(blueprint.workload).splits_states()) return {0, trained, trained};
+  const schedule::RankSizes sizes(blueprint.workload);
+  if (!sizes.keeps_part_of_states(static_cast<std::uint32_t>(block))) return {0, trained, trained};
   return even_shard(blueprint, block, true);
 }
 

@@ -41,7 +41,8 @@ struct ShardRange {
   Elems room = 0;      ///< equal on all ranks; zero after the elements
 };
 
-/// The elements of this rank's shard of weights, or of states, one of as many as there are ranks.
+/// The elements of this rank's shard of weights, or of states, one of as many as there are ranks:
+/// with expert parallelism, its expert.
 /// Starts on whole blocks of cpu_adam::Codes::kBlock, so that 8-bit moments do not depend on the
 /// number of shards.
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states);

@@ -229,7 +229,7 @@ class StateHash {
     for_own_entries(blueprint_, held, piece, [this](const StateRange& range, ConstHostBytes bytes) {
       own_[{range.block, range.kind}].add(bytes);
     });
-    if (!piece.states && !held.splits_weights) common_.add(piece.bytes);
+    if (!piece.states && !held.keeps_part) common_.add(piece.bytes);
   }
 
   /// Digests of this rank's shard and of the weights that every rank has.
@@ -262,8 +262,9 @@ void fill_states(const Blueprint& blueprint, const WeightSource& source, std::ui
 std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
                                Elems first, Elems count, const Perform& perform) {
   const schedule::RankSizes sizes(blueprint.workload);
-  const bool splits_weights = sizes.splits_weights(static_cast<std::uint32_t>(block));
-  const ShardRange shard = even_shard(blueprint, block, !splits_weights);
+  const bool part_of_weights = sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block));
+  const bool part_of_states = sizes.keeps_part_of_states(static_cast<std::uint32_t>(block));
+  const ShardRange shard = even_shard(blueprint, block, !part_of_weights);
   const auto read = [&](Elems from, std::span<float> masters) {
     MasterReader reader(blueprint, from, masters);
     perform(reading_plan(blueprint, block, 1),
@@ -272,13 +273,13 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
   std::vector<float> values(count);
   const model::BlockSpec& spec = blueprint.model.blocks[block];
   // Frozen weights that are whole are here.
-  if (!sizes.splits_states() || (!splits_weights && spec.frozen_elements > 0)) read(first, values);
-  if (!sizes.splits_states() || shard.room == 0) return values;
+  if (!part_of_states || (!part_of_weights && spec.frozen_elements > 0)) read(first, values);
+  if (!part_of_states || shard.room == 0) return values;
   std::vector<float> own(shard.room);
   read(shard.first, std::span(own).first(shard.elements));
   std::vector<float> all(ranks->world() * own.size());
   ranks->all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
-  const Elems end = splits_weights ? spec.elements : spec.trained_elements();
+  const Elems end = part_of_weights ? spec.elements : spec.trained_elements();
   for (std::size_t i = 0; i < values.size() && first + i < end; ++i) {
     const Elems at = first + i;
     const auto number = static_cast<std::uint32_t>(at / own.size());

@@ -225,7 +225,7 @@ class Lanes::Step : private RoutingBuffers {
     const DeviceBytes sum =
         in_place ? whole.subview(shard_number() * shard, shard) : device(Role::gradient, shard);
     const DType type = blueprint_.type;
-    if (sizes().splits_states()) {
+    if (sizes().splits_states(operation_.block)) {
       lanes_.channels_.reducing->reduce_scatter(stream, whole, sum, type, scratch);
     } else {
       lanes_.channels_.reducing->all_reduce(stream, whole, type, scratch);
@@ -252,6 +252,11 @@ class Lanes::Step : private RoutingBuffers {
     if (blueprint_.workload.is_embedding(block)) {
       return compute.embedding_forward(stream(), block, weights(), tokens(), positions(), out);
     }
+    if (work().expert_parallel) {
+      return compute.shared_experts_forward(stream(), block, weights(), rows(),
+                                            shared_choices(operation_.micro),
+                                            *lanes_.channels_.rows, row_sums(), out);
+    }
     if (work().is_expert) {
       return compute.expert_forward(stream(), block, weights(), rows(),
                                     expert_choices(operation_.micro), row_sums(), out);
@@ -268,6 +273,11 @@ class Lanes::Step : private RoutingBuffers {
     if (blueprint_.workload.is_embedding(block)) {
       return compute.embedding_backward(stream(), block, tokens(), positions(), flow(),
                                         accumulator());
+    }
+    if (work().expert_parallel) {
+      return compute.shared_experts_backward(
+          stream(), block, weights(), rows(), shared_choices(operation_.micro),
+          *lanes_.channels_.rows, flow(), row_sums(), accumulator());
     }
     if (work().is_expert) {
       return compute.expert_backward(stream(), block, weights(), rows(),

@@ -104,6 +104,8 @@ class Lanes {
     /// the same share of it; otherwise empty.
     std::unique_ptr<comm::Communicator> gathering_in_group;
     std::unique_ptr<comm::Communicator> gathering_share;
+    /// With expert parallelism: rows on the way to experts, on the compute lane.
+    std::unique_ptr<model::RowExchange> rows;
     std::unique_ptr<device::Stream> gather_stream;
     std::unique_ptr<device::Stream> reduce_stream;
   };

@@ -120,7 +120,7 @@ BlockBuilder& BlockBuilder::add(std::string_view name, std::vector<std::uint64_t
 BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
                                              std::vector<std::uint64_t> shape, double stddev) {
   add(name, std::move(shape), Init::normal, stddev);
-  block_.last_product_elements = block_.tensors.back().size;
+  block_.last_product_elements += block_.tensors.back().size;
   return *this;
 }
 
@@ -168,9 +168,14 @@ BlockBuilder& BlockBuilder::part(LayerPart part) {
 }
 
 BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
-  block_.expert = number;
-  block_.token_share = token_share;
-  return part(LayerPart::expert);
+  if (block_.part != LayerPart::expert) {
+    block_.expert = number;
+    block_.token_share = token_share;
+    return part(LayerPart::expert);
+  }
+  block_.elements = round_up(block_.elements, kBlockStep);
+  ++block_.experts;
+  return *this;
 }
 
 BlockSpec BlockBuilder::finish() {
@@ -344,7 +349,40 @@ Architecture build_architecture(ModelConfig config) {
   for (std::uint64_t tile = 0; tile < heads; ++tile) {
     model.blocks.push_back(head_block(c, model.outer, tile));
   }
-  return model;
+  std::size_t number = 0;
+  bool shares = c.ranks_sharing_experts() == 1;
+  for (BlockSpec& block : model.blocks) {
+    block.number = number;
+    number += block.experts;
+    shares = shares || block.experts > 1;
+  }
+  if (shares) return model;
+  throw Error(ErrorCategory::config,
+              "ballast.expert_parallel: the model has no experts; leave the key out");
+}
+
+std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& model) {
+  std::vector<BlockSpec> blocks;
+  for (const BlockSpec& block : model.blocks) {
+    const std::size_t tensors = block.tensors.size() / block.experts;
+    for (std::uint64_t e = 0; e < block.experts; ++e) {
+      BlockSpec& one = blocks.emplace_back(block);
+      if (block.experts == 1) continue;
+      one.name = fmt::format("layer {} expert {}", block.layer, block.expert + e);
+      one.expert += e;
+      one.number += e;
+      one.experts = 1;
+      const auto first = block.tensors.begin() + static_cast<std::ptrdiff_t>(e * tensors);
+      one.tensors.assign(first, first + static_cast<std::ptrdiff_t>(tensors));
+      for (TensorSpec& tensor : one.tensors) tensor.offset -= e * block.own_elements();
+      for (Elems* const sum : {&one.parameters, &one.elements, &one.frozen_elements,
+                               &one.product_elements, &one.last_product_elements,
+                               &one.frozen_product_elements}) {
+        *sum /= block.experts;
+      }
+    }
+  }
+  return blocks;
 }
 
 }  // namespace ballast::model

@@ -15,6 +15,7 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/expert_exchange.h"
 #include "src/model/experts.h"
 #include "src/model/families.h"
 #include "src/model/head.h"
@@ -54,7 +55,7 @@ class ComputeBy final : public Compute {
       const BlockSpec& block = model_.blocks[b];
       cleared_.push_back(cleared_ranges(block));
       memory_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
-      largest_block_ = std::max<std::size_t>(largest_block_, block.elements);
+      largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_in_one_piece(b)) continue;
       memory_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
     }
@@ -200,6 +201,25 @@ class ComputeBy final : public Compute {
                         sums.raw());
     });
   }
+  void shared_experts_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                              DeviceBytes rows, const SharedChoices& choices, RowExchange& exchange,
+                              DeviceView<float> sums, DeviceBytes out) override {
+    expect_expert(block, rows);
+    const BlockWeights<T> about{.weights = as<T>(weights)};
+    exchange_rows(stream, exchange).forward(block, about, rows.raw(), choices, sums.raw());
+    if (out.empty()) return;
+    run(stream, [=, this] { tile_sums_.round(sums.raw(), as<T>(out)); });
+  }
+  void shared_experts_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                               DeviceBytes rows, const SharedChoices& choices,
+                               RowExchange& exchange, ConstDeviceBytes dy, DeviceView<float> sums,
+                               DeviceView<float> gradient) override {
+    expect_expert(block, rows);
+    if (!model_.is_layer_tile(block + 1)) zero(stream, sums);
+    const BlockWeights<T> about{.weights = as<T>(weights), .gradient = gradient};
+    exchange_rows(stream, exchange)
+        .backward(block, about, rows.raw(), choices, as<T>(dy), sums.raw());
+  }
   void router_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                        ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
                        DeviceView<double> totals, float scale, DeviceBytes dy,
@@ -270,7 +290,7 @@ class ComputeBy final : public Compute {
   }
   void clear_gradient(device::Stream& stream, std::size_t block,
                       DeviceView<float> gradient) override {
-    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].trained_elements(),
+    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
             "clear_gradient: not the accumulators of a block");
     run(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
@@ -346,7 +366,7 @@ class ComputeBy final : public Compute {
       clear_until(tensor.offset);
       done = tensor.offset + tensor.size;
     }
-    clear_until(block.trained_elements());
+    clear_until(block.own_trained_elements());
     return ranges;
   }
 
@@ -380,6 +400,10 @@ class ComputeBy final : public Compute {
   void run(device::Stream& stream, Work work) {
     expects(ready_, "set_workspace() must precede the first kernel");
     ops_.run(stream, std::move(work));
+  }
+  auto exchange_rows(device::Stream& stream, RowExchange& exchange) {
+    return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
+                          [this, &stream](auto work) { run(stream, std::move(work)); });
   }
   /// Whether it is a layer, or the first half of one with experts.
   [[nodiscard]] bool is_in_one_piece(std::size_t block) const {

@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/view.h"
+#include "ballast/model/compute.h"
+
 #include "src/model/families/decoder.h"
 #include "src/model/families/experts.h"
 #include "src/model/layer.h"
@@ -42,12 +45,14 @@ class Experts {
       if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
       bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
                 bound_[b]);
+      sharers_ = std::max<std::size_t>(sharers_, block.experts);
     }
     if (routers_.empty()) return;
     const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);
     gating_ = {spec.activation, spec.experts.limit, spec.experts.slope};
     const std::size_t row = (2 * width_ + 4 * wide_) * sizeof(T) + width_ * sizeof(float);
-    chunk_ = round_up(chunk_rows(tokens, row, Ops::kMlpBytes), kRowStep);
+    chunk_ = std::max(round_up(chunk_rows(tokens, row, Ops::kMlpBytes), kRowStep),
+                      sharers_ > 1 ? sharers_ * kRowStep : 0);
     losses_ = model::router_losses(model.config);
   }
 
@@ -73,6 +78,11 @@ class Experts {
     dactivated_ = bump.take<T>(chunk_ * wide_);
     sums_ = bump.take<float>(chunk_ * width_);
     gate_ = Routing::take(bump, gate_shape());
+    if (sharers_ == 1) return;
+    leaving_ = bump.take<T>(chunk_ * width_);
+    returned_ = bump.take<float>(chunk_ * width_);
+    dots_ = bump.take<float>(chunk_);
+    returned_dots_ = bump.take<float>(chunk_);
   }
 
   /// Decides for the rows whose norm is at the start of `rows`. `starts` [experts + 1], `totals`,
@@ -106,6 +116,74 @@ class Experts {
                 std::size_t first, std::size_t count, const T* dy, float* sums) {
     const Rows at = rows_at(rows);
     add_gradients(block, weights, at, at.routing, {shape_.per_token, first, count}, dy, sums);
+  }
+
+  // Experts that ranks share (expert_exchange.h): what happens between two exchanges of rows.
+
+  /// Choices of one rank for one expert that are exchanged at a time.
+  [[nodiscard]] std::size_t rows_per_exchange() const { return chunk_ / sharers_; }
+  /// Device memory that is sent or received: `count` rows of each.
+  struct Travelling {
+    DeviceBytes leaving;   ///< [rows, H] of T: copies of rows
+    DeviceBytes inputs;    ///< [rows, H] of T
+    DeviceBytes gradients; ///< [rows, H] of T: of results, weighed
+    DeviceBytes results;   ///< [rows, H] fp32: or gradients of inputs
+    DeviceBytes returned;  ///< [rows, H] fp32
+    DeviceBytes dots;      ///< [rows] fp32: gradients of weights, times the weights
+    DeviceBytes returned_dots;
+  };
+  [[nodiscard]] Travelling travelling() const {
+    const auto rows = [this](auto* at, std::size_t width) {
+      return DeviceBytes(reinterpret_cast<std::byte*>(at), chunk_ * width * sizeof *at);
+    };
+    return {rows(leaving_, width_),  rows(x_, width_),        rows(dy_, width_),
+            rows(sums_, width_),     rows(returned_, width_), rows(dots_, 1),
+            rows(returned_dots_, 1)};
+  }
+  /// Copies the inputs of choices, by expert, next to each other.
+  void collect_inputs(std::byte* rows, const std::vector<ExpertChoices>& choices) {
+    const Rows at = rows_at(rows);
+    collect(at, choices, at.normed, nullptr);
+  }
+  /// The same for the gradients of results, given `dy` [N, H].
+  void collect_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices, const T* dy) {
+    const Rows at = rows_at(rows);
+    collect(at, choices, dy, at.routing.weights);
+  }
+  /// The results of `count` inputs that have arrived.
+  void compute_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+    if (count == 0) return;
+    const std::size_t padded = pad(x_, count);
+    compute(block, weights, padded);
+    multiply_last(block, weights, count, padded);
+  }
+  /// Given inputs and gradients of results: the gradients of inputs and of weights of choices; adds
+  /// those of the expert's weights.
+  void differentiate_arrived(std::size_t block, const BlockWeights<T>& weights, std::size_t count) {
+    if (count == 0) return;
+    const std::size_t padded = pad(x_, count);
+    pad(dy_, count);
+    compute(block, weights, padded);
+    differentiate(block, weights, padded);
+    multiply_weights(block, weights, {nullptr, count, 1}, nullptr, dots_);
+    differentiate_inputs(block, weights, padded);
+  }
+  /// Adds results that have returned to `sums`, in the order of experts.
+  void add_returned(std::byte* rows, const std::vector<ExpertChoices>& choices, float* sums) {
+    const Rows at = rows_at(rows);
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.add_rows(own, returned_ + first * width_, at.routing.weights, sums, width_);
+    });
+  }
+  /// Adds gradients of inputs that have returned to `sums`, and writes those of the weights.
+  void add_returned_gradients(std::byte* rows, const std::vector<ExpertChoices>& choices,
+                              float* sums) {
+    const Rows at = rows_at(rows);
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.add_rows(own, returned_ + first * width_, nullptr, sums, width_);
+      ops_.put_quotients(own, returned_dots_ + first, at.routing.weights,
+                         at.routing.weight_gradients);
+    });
   }
 
   /// The expert for all rows, as forward() and backward(). Its weight is sigmoid(z), the softmax of
@@ -210,20 +288,22 @@ class Experts {
   void add_results(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
                    const Routing& routing, const Choices& choices, float* sums) {
     by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
-      compute(block, weights, at, chunk, padded);
-      const Linear<T> out = weights[bound_[block].out];
-      const Product p = forward_product(out, activated_, sums_, width_, padded);
-      ops_.multiply(p.extents, p.a, p.b, p.c);
-      ops_.add_rows(chunk, sums_, out.bias, routing.weights, sums, width_);
+      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      compute(block, weights, padded);
+      multiply_last(block, weights, chunk.count, padded);
+      ops_.add_rows(chunk, sums_, routing.weights, sums, width_);
     });
   }
   void add_gradients(std::size_t block, BlockWeights<T> weights, const Rows& at,
                      const Routing& routing, const Choices& choices, const T* dy, float* sums) {
     by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
-      compute(block, weights, at, chunk, padded);
-      differentiate(block, weights, routing, chunk, padded, dy);
+      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
+      compute(block, weights, padded);
+      differentiate(block, weights, padded);
+      multiply_weights(block, weights, chunk, routing.weights, routing.weight_gradients);
       differentiate_inputs(block, weights, padded);
-      ops_.add_rows(chunk, sums_, nullptr, nullptr, sums, width_);
+      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
       // Chunks add to what the first one wrote.
       weights.accumulation = Accumulation::later;
     });
@@ -245,10 +325,31 @@ class Experts {
     return {hidden_, hidden_ + (one ? wide : rows * wide), one ? 2 * wide : wide, rows, wide};
   }
 
-  /// The rows, with zeros behind them, and their intermediates.
-  void compute(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
-               const ExpertRows& chunk, std::size_t padded) {
-    ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+  /// Calls work(choices, number of the first) for those of each expert.
+  template <class Work>
+  void by_experts(const Rows& at, const std::vector<ExpertChoices>& choices,
+                  const Work& work) const {
+    std::size_t first = 0;
+    for (const ExpertChoices& own : choices) {
+      work(ExpertRows{at.routing.places + own.first, own.count, shape_.per_token}, first);
+      first += own.count;
+    }
+  }
+  void collect(const Rows& at, const std::vector<ExpertChoices>& choices, const T* from,
+               const float* weights) {
+    by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
+      ops_.gather_rows(own, from, weights, leaving_ + first * width_, own.count, width_);
+    });
+  }
+  /// Writes zeros behind `count` rows; returns the number of rows with them.
+  std::size_t pad(T* rows, std::size_t count) {
+    const std::size_t padded = round_up(count, kRowStep);
+    ops_.gather_rows({}, rows, nullptr, rows + count * width_, padded - count, width_);
+    return padded;
+  }
+
+  /// The intermediates of the rows in x_.
+  void compute(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
     T* to = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
@@ -257,19 +358,29 @@ class Experts {
     }
     ops_.gate(gating_, pair, activated_);
   }
-
-  /// The last map, and the weights of the choices.
-  void differentiate(std::size_t block, const BlockWeights<T>& weights, const Routing& routing,
-                     const ExpertRows& chunk, std::size_t padded, const T* dy) {
+  /// Leaves the results in sums_.
+  void multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
+                     std::size_t padded) {
     const Linear<T> out = weights[bound_[block].out];
-    ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
+    const Product p = forward_product(out, activated_, sums_, width_, padded);
+    ops_.multiply(p.extents, p.a, p.b, p.c);
+    ops_.add_bias(out.bias, sums_, rows, width_);
+  }
+
+  /// The last map, given the gradients of results in dy_.
+  void differentiate(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
+    const Linear<T> out = weights[bound_[block].out];
     add_bias_gradient(ops_, out, dy_, width_, padded);
     ops_.linear_weight(out, activated_, dy_, width_, padded);
     ops_.linear_input(out, dy_, width_, dactivated_, padded);
-    ops_.dot_rows(chunk, activated_, dactivated_, routing.weights, routing.weight_gradients,
-                  out.in);
+  }
+  /// The gradients of the weights of choices.
+  void multiply_weights(std::size_t block, const BlockWeights<T>& weights,
+                        const ExpertRows& choices, const float* factors, float* gradients) {
+    const Linear<T> out = weights[bound_[block].out];
+    ops_.dot_rows(choices, activated_, dactivated_, factors, gradients, out.in);
     if (out.bias == nullptr) return;
-    ops_.dot_bias(chunk, out.bias, dy_, routing.weights, routing.weight_gradients, width_);
+    ops_.dot_bias(choices, out.bias, dy_, factors, gradients, width_);
   }
   /// Gate and up; leaves the gradient of the norm's result for the rows in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
@@ -302,6 +413,12 @@ class Experts {
   T* dactivated_ = nullptr;           ///< likewise
   float* sums_ = nullptr;             ///< [chunk, H]
   Routing gate_;                      ///< of the expert for all rows
+  std::size_t sharers_ = 1;           ///< ranks with an expert each of a block
+  // With several sharers, see Travelling.
+  T* leaving_ = nullptr;
+  float* returned_ = nullptr;
+  float* dots_ = nullptr;
+  float* returned_dots_ = nullptr;
 };
 
 }  // namespace ballast::model

@@ -33,8 +33,15 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
-/// Puts the trained tensors of `block` first and lays out all again.
-void arrange(BlockSpec& block) {
+/// Puts the trained tensors of `block` first and lays out all again. False if the block has several
+/// experts that are trained in part.
+[[nodiscard]] bool arrange(BlockSpec& block) {
+  if (block.experts > 1) {
+    const auto is_frozen = [](const TensorSpec& tensor) { return tensor.frozen; };
+    const auto frozen = std::count_if(block.tensors.begin(), block.tensors.end(), is_frozen);
+    block.frozen_elements = frozen == 0 ? 0 : block.elements;
+    return frozen == 0 || frozen == std::ssize(block.tensors);
+  }
   const auto frozen =
       std::stable_partition(block.tensors.begin(), block.tensors.end(),
                             [](const TensorSpec& tensor) { return !tensor.frozen; });
@@ -45,9 +52,10 @@ void arrange(BlockSpec& block) {
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
-  if (frozen == block.tensors.end()) return;
+  if (frozen == block.tensors.end()) return true;
   block.elements = round_up(end, kBlockStep);
   block.frozen_elements = block.elements - trained;
+  return true;
 }
 
 }  // namespace
@@ -71,7 +79,10 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
       if (output || map) block.frozen_product_elements += tensor.size;
       tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
     }
-    arrange(block);
+    if (arrange(block)) continue;
+    refuse(0, fmt::format("the patterns train only some tensors of '{}'; with "
+                          "ballast.expert_parallel, train all tensors of its experts or none",
+                          block.name));
   }
   if (model.config.tie_embeddings && tied_frozen) {
     BlockSpec& head = model.blocks[model.head()];

@@ -67,7 +67,7 @@ struct RouterLossScales {
 
 /// Some choices that one expert computes.
 struct ExpertRows {
-  const std::int32_t* places = nullptr;  ///< of Routing::places
+  const std::int32_t* places = nullptr;  ///< of Routing::places; null: 0, 1, 2, ...
   std::size_t count = 0;
   std::size_t per_token = 0;
 };

@@ -80,6 +80,15 @@ std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world)
                           size, world));
 }
 
+void check_expert_parallel(const model::ModelConfig& model, std::uint32_t world) {
+  const std::uint64_t ranks = model.ranks_sharing_experts();
+  if (ranks == 1 || ranks == world) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1",
+                          ranks, world, world == 1 ? "" : "s",
+                          world == 1 ? "" : fmt::format("{} or ", world)));
+}
+
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
   std::vector<std::filesystem::path> found;
   for (const auto* section : {&config.zero.optimizer, &config.zero.parameters}) {
@@ -189,6 +198,7 @@ std::size_t named_speculation(const config::Config& config) {
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelMemory& kernels,
                           std::uint32_t world) {
+  check_expert_parallel(model.config, world);
   engine::Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.type;

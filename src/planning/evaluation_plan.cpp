@@ -35,7 +35,13 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 
 }  // namespace
 
-engine::Blueprint draw_evaluation(const config::Config& config) {
+engine::Blueprint draw_evaluation(const config::Config& run) {
+  config::Config config = run;
+  if (config.model.ranks_sharing_experts() > 1) {
+    // One rank has all experts, so its blocks have other numbers.
+    config.model.expert_parallel = 1;
+    config.ballast.placement.clear();
+  }
   const model::Architecture model = model::build_architecture(config.model);
   const memory::Budgets budgets = resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());

@@ -94,6 +94,7 @@ config::Config settle(const PlanRequest& request, const Candidate& best) {
   config.ballast.activation_buffers = best.point.options.activation_staging;
   config.ballast.gradient_buffers = best.point.options.gradient_staging;
   config.ballast.expert_prefetch = best.point.options.prefetches_experts;
+  config.model.expert_parallel = request.model.config.ranks_sharing_experts();
   const auto& blocks = best.placement.blocks;
   config.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
       blocks.begin(), blocks.end(), [](const BlockPlacement& block) { return block.speculates; }));
@@ -121,6 +122,45 @@ Decision conclude(const PlanRequest& request, config::Config config, engine::Blu
   return {std::move(config), std::move(blueprint), std::move(prediction), simulated + 1};
 }
 
+std::optional<Decision> search_for(const PlanRequest& request) {
+  Search search(request);
+  const std::optional<Candidate> best = search.run();
+  if (!best) return std::nullopt;
+  engine::Blueprint blueprint = best->point.setting->outline;
+  blueprint.options = best->point.options;
+  return conclude(request, settle(request, *best), std::move(blueprint), best->placement,
+                  search.simulated());
+}
+
+/// Whether each block of `ranks` consecutive experts could have one for each rank.
+bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
+  std::uint64_t most = 0;
+  for (const model::BlockSpec& block : model.blocks) {
+    if (block.part != model::LayerPart::expert) continue;
+    most = std::max(most, block.expert + 1);
+    if (block.frozen_elements > 0 && block.trained_elements() > 0) return false;
+  }
+  return most > 0 && most % ranks == 0;
+}
+
+/// The request with expert parallelism, if the config leaves that open. Rules of placement name
+/// blocks by numbers, which are others then.
+std::optional<PlanRequest> sharing_experts(const PlanRequest& request) {
+  const bool open = request.config.model.expert_parallel == 0;
+  if (!open || request.world == 1 || !request.config.ballast.placement.empty()) return {};
+  if (!can_share_experts(request.model, request.world)) return {};
+  PlanRequest shared = request;
+  shared.config.model.expert_parallel = request.world;
+  shared.kernels = nullptr;
+  shared.model = model_of(shared.config);
+  return shared;
+}
+
+double tokens_per_second(const Decision& decision) {
+  return static_cast<double>(decision.blueprint.workload.tokens_per_step()) /
+         decision.prediction.step_seconds;
+}
+
 }  // namespace
 
 bool leaves_choices(const config::Config& config) {
@@ -144,13 +184,14 @@ std::optional<Decision> try_decide(const PlanRequest& request) {
     if (setting.filler.excess(placement, options) > 0) return std::nullopt;
     return conclude(request, request.config, setting.outline, std::move(placement), 0);
   }
-  Search search(request);
-  const std::optional<Candidate> best = search.run();
-  if (!best) return std::nullopt;
-  engine::Blueprint blueprint = best->point.setting->outline;
-  blueprint.options = best->point.options;
-  return conclude(request, settle(request, *best), std::move(blueprint), best->placement,
-                  search.simulated());
+  std::optional<Decision> best = search_for(request);
+  if (const std::optional<PlanRequest> shared = sharing_experts(request)) {
+    std::optional<Decision> other = search_for(*shared);
+    if (other && best) other->simulated += best->simulated;
+    if (other && (!best || tokens_per_second(*other) > tokens_per_second(*best))) return other;
+    if (other) best->simulated = other->simulated;
+  }
+  return best;
 }
 
 Decision decide(const PlanRequest& request) {

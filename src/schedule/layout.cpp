@@ -248,7 +248,7 @@ class LayoutMaker : private BufferList {
     }
     const auto whole = [this](std::uint32_t b) { return rank_.whole_gradient(b); };
     const Need packed = need(whole, [this](std::uint32_t b) {
-      return updates_below(b) || (is_trained(b) && rank_.splits_gradients());
+      return updates_below(b) || (is_trained(b) && rank_.splits_gradients(b));
     });
     layout_.gradient_slots =
         add_slots("gradients in transit", Tier::device, Kind::staging, packed.bytes,
@@ -259,7 +259,7 @@ class LayoutMaker : private BufferList {
         add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                   std::min<std::size_t>(options_.gradient_staging, swapped.count));
     if (rank_.several()) {
-      const Need all = need(whole, [](std::uint32_t) { return true; });
+      const Need all = need(whole, [this](std::uint32_t b) { return rank_.several(b); });
       const Bytes least = work_.world * kPage;
       layout_.arriving = add("gradients from other ranks", Tier::device, Kind::workspace,
                              std::clamp(all.bytes, least, std::max(least, kArriving)));
@@ -274,7 +274,7 @@ class LayoutMaker : private BufferList {
       return add(std::move(name), Tier::nvme, Kind::gradients, swapped_gradient_bytes(work_, b));
     }
     const Tier side = at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-    const bool shard = side == Tier::device ? rank_.splits_gradients() : rank_.splits_states();
+    const bool shard = side == Tier::device ? rank_.splits_gradients(b) : rank_.splits_states(b);
     return add(std::move(name), side, Kind::gradients,
                shard ? rank_.gradient_shard(b) : rank_.whole_gradient(b));
   }

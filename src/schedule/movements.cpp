@@ -59,7 +59,7 @@ Condition Movements::for_pass(std::uint32_t block) const {
   const bool step = options_.order == Order::layer_major;
   return {.rows = step ? Condition::Rows::in_step : Condition::Rows::in_micro_batch,
           .micro = step ? 0 : passing_,
-          .any_rank = rank_.splits_weights(block)};
+          .any_rank = rank_.keeps_part_of_weights(block)};
 }
 
 Condition Movements::for_gradient(std::uint32_t block, std::uint32_t lag) const {
@@ -265,12 +265,12 @@ void Movements::deliver_gradient(std::uint32_t block) {
   if (size.is_frozen()) return;
   const bool on_device = at(block).optimizer == Tier::device;
   const BufferId home = layout_.gradient[block];
-  BufferId packed = on_device && !rank_.splits_gradients() ? home : gradient_slots_.next();
+  BufferId packed = on_device && !rank_.splits_gradients(block) ? home : gradient_slots_.next();
   std::vector<Use> uses = {{Role::accumulator, layout_.accumulator[block], false},
                            {Role::gradient, packed, true}};
   const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
-  if (!rank_.several()) uses.push_back(statistics);
+  if (!rank_.several(block)) uses.push_back(statistics);
   Bytes traffic = size.accumulator_bytes + size.gradient_bytes;
   if (work_.trains_tied() && work_.is_embedding(block)) {
     uses.push_back({Role::output_accumulator, layout_.output_accumulator[block], false});
@@ -280,14 +280,14 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .block = block,
                 .traffic = traffic,
                 .uses = std::move(uses)});
-  if (rank_.several()) packed = reduce_gradient(block, packed);
+  if (rank_.several(block)) packed = reduce_gradient(block, packed);
   if (!on_device) {
     const bool swaps = swaps_gradient(work_, place_, block);
     delivered_ = swaps ? gradient_staging_.next() : home;
     emit_if_used({.action = Action::offload_gradient,
                   .block = block,
                   .bytes = rank_.updated_gradient(block),
-                  .uses = {{Role::gradient_source, packed, false, rank_.splits_states()},
+                  .uses = {{Role::gradient_source, packed, false, rank_.splits_states(block)},
                            {Role::gradient, delivered_, true}}});
     if (swaps && home != kNoBuffer) {
       emit_if_used(
@@ -323,9 +323,9 @@ BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {
 /// Sums `packed` over the ranks, in place unless its home on the device holds only this rank's
 /// shard. Returns the buffer with the sum.
 BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
-  const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients();
+  const bool moves = at(block).optimizer == Tier::device && rank_.splits_gradients(block);
   const BufferId reduced = moves ? layout_.gradient[block] : packed;
-  std::vector<Use> uses = {{Role::gradient, reduced, true, !moves && rank_.splits_states()},
+  std::vector<Use> uses = {{Role::gradient, reduced, true, !moves && rank_.splits_states(block)},
                            {Role::statistics, layout_.statistics_device[block], true},
                            {Role::workspace, layout_.arriving, true}};
   if (moves) uses.push_back({Role::gradient_source, packed, false});
@@ -333,7 +333,7 @@ BufferId Movements::reduce_gradient(std::uint32_t block, BufferId packed) {
   const Bytes once = rank_.exchanged(rank_.whole_gradient(block));
   emit_if_used({.action = Action::reduce_gradient,
                 .block = block,
-                .bytes = rank_.splits_states() ? once : 2 * once,
+                .bytes = rank_.splits_states(block) ? once : 2 * once,
                 .uses = std::move(uses)});
   return reduced;
 }

@@ -72,13 +72,25 @@ std::vector<Use> TileOperations::of_tile(std::uint32_t block, std::uint32_t micr
 
 void TileOperations::compute(Action action, std::uint32_t block, std::uint32_t micro,
                              std::vector<Use> uses, double flops, Bytes traffic) {
+  const BlockWork& work = work_.blocks[block];
+  const double ranks = work.expert_parallel ? work_.world : 1.0;
+  const bool backward = action == Action::backward;
   move_.emit({.action = action,
               .block = block,
               .micro = micro,
-              .token_share = static_cast<float>(work_.blocks[block].token_share),
+              .token_share = static_cast<float>(work.token_share * ranks),
+              .bytes = work.expert_parallel ? exchanged_bytes(block, backward) : 0,
               .flops = flops,
               .traffic = traffic,
               .uses = std::move(uses)});
+}
+
+/// What a rank receives of rows that travel to experts and back, if all experts have as many: a row
+/// and its result, in the backward pass also a gradient of the result.
+Bytes TileOperations::exchanged_bytes(std::uint32_t block, bool backward) const {
+  const double rows = work_.blocks[block].token_share * (work_.world - 1);
+  const Bytes there = (backward ? 2 : 1) * work_.activation_bytes;
+  return static_cast<Bytes>(rows * static_cast<double>(there + work_.row_sums_bytes));
 }
 
 void TileOperations::forward(std::uint32_t block, std::uint32_t micro, BufferId output) {

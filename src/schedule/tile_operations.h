@@ -36,6 +36,7 @@ class TileOperations {
   [[nodiscard]] std::vector<Use> of_tile(std::uint32_t block, std::uint32_t micro);
   void compute(Action action, std::uint32_t block, std::uint32_t micro, std::vector<Use> uses,
                double flops, Bytes traffic);
+  [[nodiscard]] Bytes exchanged_bytes(std::uint32_t block, bool backward) const;
   void share_routing(std::uint32_t block, std::uint32_t micro);
 
   const Workload& work_;

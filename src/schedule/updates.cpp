@@ -116,7 +116,7 @@ void Movements::update_on_device(std::uint32_t block, std::uint32_t lag) {
                     .unless = unless});
     }
   }
-  const bool shard_of_gradient = rank_.splits_states() && !rank_.splits_gradients();
+  const bool shard_of_gradient = rank_.splits_states(block) && !rank_.splits_gradients(block);
   for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
     emit_update({.action = Action::update_on_device,
                  .block = block,

@@ -289,7 +289,7 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
 }
 
 void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
-  const auto& blocks = blueprint.model.blocks;
+  const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
     same = blocks_[b].name == blocks[b].name;

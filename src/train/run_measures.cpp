@@ -10,26 +10,20 @@ namespace ballast::train {
 namespace {
 
 /// How evenly the routers have used the experts.
-std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& result,
-                                                    const schedule::Workload& work) {
+std::optional<StepMetrics::Experts> measure_experts(const engine::StepResult& result) {
   if (result.expert_rows.empty()) return std::nullopt;
   StepMetrics::Experts found = {.balance_loss = result.balance_loss,
                                 .router_z_loss = result.router_z_loss};
-  for (std::uint32_t b = 0; b < work.blocks.size(); ++b) {
-    if (!work.blocks[b].routes) continue;
+  for (const std::vector<std::uint64_t>& layer : result.expert_rows) {
     std::uint64_t all = 0;
     std::uint64_t most = 0;
-    std::uint64_t experts = 0;
-    for (std::uint32_t e = b + 1; e <= work.last_tile(b); ++e) {
-      if (!work.blocks[e].is_expert) continue;
-      const std::uint64_t rows = result.expert_rows[e];
-      ++experts;
+    for (const std::uint64_t rows : layer) {
       all += rows;
       most = std::max(most, rows);
       found.idle += rows == 0 ? 1 : 0;
     }
     found.largest_load =
-        std::max(found.largest_load, static_cast<double>(most * experts) /
+        std::max(found.largest_load, static_cast<double>(most * layer.size()) /
                                          static_cast<double>(std::max<std::uint64_t>(all, 1)));
   }
   return found;
@@ -59,7 +53,7 @@ StepMetrics RunMeasures::step(const Batch& batch, const engine::StepResult& resu
   metrics.tokens = batch.real_tokens;
   metrics.step_seconds = seconds_since(last_step_end_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
-  metrics.experts = measure_experts(result, engine_.blueprint().workload);
+  metrics.experts = measure_experts(result);
   add_lanes(metrics);
   ++count_;
   tokens_ += batch.real_tokens;

@@ -176,6 +176,39 @@ TEST_F(Comm, AllGather) {
   }
 }
 
+/// What `from` sends to `to`: unequal parts, also none, of no whole pages.
+Content part_between(std::uint32_t from, std::uint32_t to, Bytes step) {
+  const Bytes bytes = (from + 2 * to) % 3 * step;
+  return slice(content_of(from, 2 * step, DType::f32, to + 1), 0, bytes);
+}
+
+TEST_F(Comm, AllToAll) {
+  const Lane lane("exchange");
+  for (const Bytes step : {Bytes{12}, Bytes{100 * kPage + 4}}) {
+    Content leaving;
+    Content expected;
+    std::vector<Bytes> leaving_parts;
+    std::vector<Bytes> arriving_parts;
+    for (std::uint32_t r = 0; r < world(); ++r) {
+      const Content to = part_between(rank(), r, step);
+      const Content from = part_between(r, rank(), step);
+      leaving.insert(leaving.end(), to.begin(), to.end());
+      expected.insert(expected.end(), from.begin(), from.end());
+      leaving_parts.push_back(to.size());
+      arriving_parts.push_back(from.size());
+    }
+    // What is behind the parts stays.
+    expected.resize(expected.size() + kPage, std::byte{0x5a});
+    leaving.resize(leaving.size() + kPage);
+    const DeviceBytes sent = lane.filled(leaving);
+    const DeviceBytes received = lane.filled(Content(expected.size(), std::byte{0x5a}));
+    lane.channel->all_to_all(*lane.stream, sent, leaving_parts, received, arriving_parts);
+    lane.stream->synchronize();
+    EXPECT_EQ(lane.read(received), expected) << step;
+    EXPECT_EQ(lane.read(sent), leaving) << step;
+  }
+}
+
 void expect_reduce_scatter(const Lane& lane, const Content& input, const Content& expected,
                            DType type, Bytes scratch_pages) {
   const Bytes size = expected.size();

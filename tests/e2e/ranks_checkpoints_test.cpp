@@ -61,19 +61,31 @@ class SharedDirectory {
 /// One micro-batch on the device in each step; otherwise one for each sequence.
 const std::string kWholeBatch = "gradient_accumulation_steps=1";
 
-config::Config config_of(const fs::path& directory, std::uint64_t world, Overrides overrides) {
+const std::string kLlama =
+    R"("family": "llama", "vocab_size": 131, "hidden_size": 24, "num_layers": 2, "num_heads": 3,
+       "num_kv_heads": 1, "tie_embeddings": true, "vocabulary_tiles": 2, "layer_tiles": 2)";
+/// Some of its experts have no tokens.
+const std::string kExperts =
+    R"("family": "qwen3_moe", "vocab_size": 131, "hidden_size": 24, "num_layers": 1,
+       "num_heads": 3, "num_kv_heads": 1, "head_dim": 8, "num_experts": 12,
+       "num_experts_per_tok": 1, "moe_intermediate_size": 16)";
+
+struct Subject {
+  std::string model;
+  Overrides common;  ///< of all runs
+};
+
+config::Config config_of(const Subject& subject, const fs::path& directory, std::uint64_t world,
+                         Overrides overrides) {
   const std::uint64_t sequences = kSequences / world;
   const bool whole = std::find(overrides.begin(), overrides.end(), kWholeBatch) != overrides.end();
   overrides.insert(overrides.begin(),
                    {"ballast.checkpoint_every=1",
                     fmt::format("train_micro_batch_size_per_gpu={}", whole ? sequences : 1),
                     fmt::format("gradient_accumulation_steps={}", sequences)});
+  overrides.insert(overrides.end(), subject.common.begin(), subject.common.end());
   // With three ranks, one of them has almost nothing of a block.
-  return test::tiny_config(
-      R"("family": "llama", "vocab_size": 131, "hidden_size": 24, "num_layers": 2,
-         "num_heads": 3, "num_kv_heads": 1, "tie_embeddings": true, "vocabulary_tiles": 2,
-         "layer_tiles": 2)",
-      false, directory, overrides);
+  return test::tiny_config(subject.model, false, directory, overrides);
 }
 
 double step(engine::Engine& engine, std::uint64_t number, comm::Ranks* ranks) {
@@ -106,8 +118,8 @@ struct Alone {
   double next_loss = 0.0;
 };
 
-Alone train_alone(const fs::path& directory) {
-  engine::Engine engine = planning::make_engine(config_of(directory, 1, {}));
+Alone train_alone(const Subject& subject, const fs::path& directory) {
+  engine::Engine engine = planning::make_engine(config_of(subject, directory, 1, {}));
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
@@ -117,13 +129,14 @@ Alone train_alone(const fs::path& directory) {
 }
 
 /// From one rank to all of them and back.
-void expect_same_states(const Alone& alone, const fs::path& directory, const Overrides& overrides) {
+void expect_same_states(const Subject& subject, const Alone& alone, const fs::path& directory,
+                        const Overrides& overrides) {
   comm::Ranks& ranks = test::joined_ranks();
   comm::together(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
   engine::Engine together =
-      planning::make_engine(config_of(directory, ranks.world(), overrides), nullptr, &ranks);
+      planning::make_engine(config_of(subject, directory, ranks.world(), overrides), nullptr, &ranks);
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
@@ -132,20 +145,27 @@ void expect_same_states(const Alone& alone, const fs::path& directory, const Ove
     const std::string name = directory.filename().string();
     EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
-    engine::Engine again = planning::make_engine(config_of(directory / "again", 1, {}));
+    engine::Engine again = planning::make_engine(config_of(subject, directory / "again", 1, {}));
     resume(again, folder, nullptr);
     EXPECT_EQ(again.state_hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
   });
 }
 
+/// Of the first rank; the others know the folder.
+Alone train_alone_on_first(const Subject& subject, const fs::path& directory) {
+  comm::Ranks& ranks = test::joined_ranks();
+  Alone alone = {.folder = checkpoint_folder(directory, kSteps)};
+  comm::together(&ranks, [&] {
+    if (ranks.rank() == 0) alone = train_alone(subject, directory);
+  });
+  return alone;
+}
+
 TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
   const SharedDirectory directory;
-  comm::Ranks& ranks = test::joined_ranks();
-  Alone alone = {.folder = checkpoint_folder(directory.path() / "alone", kSteps)};
-  comm::together(&ranks, [&] {
-    if (ranks.rank() == 0) alone = train_alone(directory.path() / "alone");
-  });
+  const Subject subject = {kLlama, {}};
+  const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
   const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   const std::string weights = "zero_optimization.offload_param.device=";
   const std::vector<Overrides> placements = {
@@ -160,10 +180,23 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
     for (std::size_t p = 0; p < placements.size(); ++p) {
       Overrides overrides = placements[p];
       overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
-      expect_same_states(alone, directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
+      expect_same_states(subject, alone, directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
                          overrides);
     }
   }
+}
+
+TEST(CheckpointsOfRanks, HoldTheSameStatesWithAndWithoutExpertParallelism) {
+  const SharedDirectory directory;
+  const std::string shared =
+      fmt::format("ballast.expert_parallel={}", test::joined_ranks().world());
+  const Subject subject = {kExperts, {"ballast.optimizer_states=8bit"}};
+  const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
+  expect_same_states(subject, alone, directory.path() / "on-device", {shared});
+  expect_same_states(subject, alone, directory.path() / "on-nvme",
+                     {shared, "zero_optimization.stage=2",
+                      "zero_optimization.offload_param.device=nvme",
+                      "zero_optimization.offload_optimizer.device=nvme"});
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace ballast::comm {
 /// views must stay valid and unchanged until the stream is synchronised. The call or the
 /// synchronisation throws Error(comm), for example after a timeout, or Error(interrupted); no
 /// collective of the run works after that. All sizes are whole pages (kPage) and the same on every
-/// member. Violated preconditions throw Error(state) at the call.
+/// member, except in all_to_all. Violated preconditions throw Error(state) at the call.
 ///
 /// With n members a shard is one of n equal parts of a buffer; part p belongs to member p. In a
 /// channel of all ranks, rank r is member r unless the channel was made with another order.
@@ -48,6 +48,12 @@ class Communicator {
   /// `whole` = the sum over members. `scratch` as in reduce_scatter.
   virtual void all_reduce(device::Stream& stream, DeviceBytes whole, DType type,
                           DeviceBytes scratch) = 0;
+
+  /// Sends part p of `leaving` to member p and receives part p of `arriving` from it. The parts lie
+  /// one behind the other and have any size, also 0: what one member sends, the other expects.
+  virtual void all_to_all(device::Stream& stream, ConstDeviceBytes leaving,
+                          std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                          std::span<const Bytes> arriving_parts) = 0;
 
   /// `data` = member `root`'s `data`.
   virtual void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) = 0;

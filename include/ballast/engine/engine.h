@@ -66,8 +66,9 @@ struct StepResult {
   /// Without their coefficients; the mean over micro-batches, of this rank. 0 without experts.
   double balance_loss = 0.0;
   double router_z_loss = 0.0;
-  /// By block: rows that routers sent to an expert, of all ranks; empty without experts.
-  std::vector<std::uint64_t> expert_rows;
+  /// By layer, by expert: rows that its router sent there, of all ranks. Empty for layers without
+  /// experts, and without any.
+  std::vector<std::vector<std::uint64_t>> expert_rows;
   double grad_norm = 0.0;  ///< L2 norm over all gradients before clipping; not finite if skipped
   bool skipped = false;    ///< a gradient was not finite: nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.

@@ -32,9 +32,9 @@ std::string_view to_string(StateKind kind) noexcept;
 std::optional<StateKind> state_kind(std::string_view name) noexcept;
 
 /// Entries [first, first + count) of an array of a block. The same entries have the same bytes in
-/// every placement, stage and number of ranks.
+/// every placement, stage and number of ranks, with and without expert parallelism.
 struct StateRange {
-  std::size_t block = 0;
+  std::size_t block = 0;  ///< its number in the model without expert parallelism
   StateKind kind = StateKind::weights;
   Elems first = 0;
   Elems count = 0;

@@ -34,9 +34,15 @@ struct ModelConfig {
   /// is one block; 0: by the rule of usual_layer_tiles().
   std::uint64_t layer_tiles = 0;
   double init_stddev = 0.02;
+  /// ballast.expert_parallel: ranks that share the experts of a layer, with one in each block; 1:
+  /// every rank has all of them; 0 ("auto"): the planner's choice, 1 for others.
+  std::uint64_t expert_parallel = 0;
   /// Keys that only some families have, by name (Family::details).
   std::map<std::string, text::Json, std::less<>> details;
 
+  [[nodiscard]] std::uint64_t ranks_sharing_experts() const {
+    return expert_parallel > 1 ? expert_parallel : 1;
+  }
   /// Looks up `details`. Throws Error(state) when the key is missing.
   [[nodiscard]] const text::Json& detail(std::string_view key) const;
   [[nodiscard]] double number(std::string_view key) const { return detail(key).number(); }
@@ -98,7 +104,7 @@ enum class LayerPart {
   attention_half,  ///< the norm before attention and attention, in one piece
   router,          ///< the norm before the experts and the router; the experts follow
   shared_expert,   ///< a tile: the expert that computes all rows, weighed by a gate of its own
-  expert           ///< a tile: one expert, which computes the rows that the router sends to it
+  expert           ///< a tile: an expert, which computes the rows that the router sends to it
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -109,9 +115,14 @@ struct BlockSpec {
   LayerPart part = LayerPart::whole;  ///< of a layer
   std::uint64_t layer = 0;            ///< the number of the layer, if it is one
   std::uint64_t expert = 0;           ///< the number of the expert in its layer, if it is one
+  /// With expert parallelism: consecutive experts of equal size from that one on. The rank at place
+  /// r of the run has only expert r of them, which lies at elements / experts * r of the block.
+  std::uint64_t experts = 1;
+  /// The number of the block, or of its first expert, in the model without expert parallelism.
+  std::size_t number = 0;
   /// "embedding", "layer 0", "head"; tiles: "embedding 0", "head 0", "layer 0 attention 3"; norms
   /// before tiles: "layer 0 attention", "layer 0 mlp"; with experts: "layer 0 attention", "layer 0
-  /// router", "layer 0 expert 5".
+  /// router", "layer 0 expert 5", "layer 0 experts 4-7".
   std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;
@@ -129,6 +140,9 @@ struct BlockSpec {
 
   /// Elements that have gradients and states: all, or the first ones.
   [[nodiscard]] Elems trained_elements() const { return elements - frozen_elements; }
+  /// The same of what one rank computes with: an expert, if the block has several.
+  [[nodiscard]] Elems own_elements() const { return elements / experts; }
+  [[nodiscard]] Elems own_trained_elements() const { return trained_elements() / experts; }
   /// The tensor of that name, with or without the prefix; nullptr if missing.
   [[nodiscard]] const TensorSpec* find(std::string_view tensor_name) const;
   /// The same, but throws Error(state) if missing.
@@ -159,7 +173,8 @@ struct VocabularyTile {
 /// the first of them with the norm (if tied, the head is one block with the norm). Wide layers are
 /// cut too: each half, attention and MLP, is a block with the norm before it, then one per tile;
 /// the tiles add their parts of the half's result. Experts are such tiles, of a half that begins
-/// with a norm and a router; attention before them is one block.
+/// with a norm and a router; attention before them is one block. With expert parallelism a block
+/// has an expert for each rank.
 struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
@@ -227,6 +242,9 @@ ModelConfig without_experts(const ModelConfig& config);
 /// Completes the config and lays out the blocks. Throws Error(config) naming the key and the broken
 /// rule.
 Architecture build_architecture(ModelConfig config);
+
+/// The blocks of the same model without expert parallelism: each expert is one.
+std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& model);
 
 /// Freezes all tensors whose names match none of `patterns`, globs of fnmatch(3); without patterns
 /// all stay trained. In a block with both, the trained tensors come first, so that one range has

@@ -74,6 +74,29 @@ struct ExpertChoices {
   std::size_t count = 0;
 };
 
+/// Moves rows between the ranks that share the experts of a block (comm::Communicator::all_to_all).
+class RowExchange {
+ public:
+  virtual ~RowExchange() = default;
+  RowExchange() = default;
+  RowExchange(const RowExchange&) = delete;
+  RowExchange& operator=(const RowExchange&) = delete;
+
+  /// Sends part p of `leaving` to the rank with expert p of a block and receives part p of
+  /// `arriving` from it. Bytes by part. Enqueues on `stream`.
+  virtual void exchange(device::Stream& stream, ConstDeviceBytes leaving,
+                        std::span<const Bytes> leaving_parts, DeviceBytes arriving,
+                        std::span<const Bytes> arriving_parts) = 0;
+};
+
+/// The choices of all ranks for the experts of a block with one for each of them.
+struct SharedChoices {
+  std::vector<ExpertChoices> leaving;  ///< by expert: those of this rank
+  /// By the expert of the rank that has chosen: how many are for this rank's expert.
+  std::vector<std::size_t> arriving;
+  std::size_t most = 0;  ///< of one rank for one expert; the same on all ranks
+};
+
 /// Forward and backward of blocks on one device. Calls enqueue on `stream` and return; views stay
 /// valid until the stream is synchronised. One object has one workspace, so its calls go to one
 /// stream (unless a function says that it works on any). Results depend only on inputs, shape and
@@ -163,6 +186,17 @@ class Compute {
   virtual void expert_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                                DeviceBytes rows, ExpertChoices choices, ConstDeviceBytes dy,
                                DeviceView<float> sums, DeviceView<float> gradient) = 0;
+  /// The same for a block with an expert for each rank: all ranks call it, and rows travel to the
+  /// rank of their expert and back. `weights` and `gradient`: of this rank's expert.
+  virtual void shared_experts_forward(device::Stream& stream, std::size_t block,
+                                      ConstDeviceBytes weights, DeviceBytes rows,
+                                      const SharedChoices& choices, RowExchange& exchange,
+                                      DeviceView<float> sums, DeviceBytes out) = 0;
+  virtual void shared_experts_backward(device::Stream& stream, std::size_t block,
+                                       ConstDeviceBytes weights, DeviceBytes rows,
+                                       const SharedChoices& choices, RowExchange& exchange,
+                                       ConstDeviceBytes dy, DeviceView<float> sums,
+                                       DeviceView<float> gradient) = 0;
   /// The last step of the backward pass, as norm_backward(). `totals`: of all routers; `scale`: of
   /// their losses, the same for all micro-batches.
   virtual void router_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,

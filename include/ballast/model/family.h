@@ -31,7 +31,8 @@ class BlockBuilder {
   BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
   /// Declares the block to be a part of a layer that is cut.
   BlockBuilder& part(LayerPart part);
-  /// Declares the block to be expert `number`, which computes this share of the tokens.
+  /// Begins expert `number`, which computes this share of the tokens. A block with several experts
+  /// begins each of them, one behind the other.
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with this total width of heads, to the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);

@@ -11,7 +11,8 @@ namespace ballast::schedule {
 /// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
 /// blocks that keep them whole (all that are trained in part do). A shard is one of `world` equal
 /// parts of whole pages; padding follows the block's bytes. Rank r owns shard r (but see below).
-/// One rank has no padding.
+/// One rank has no padding. With expert parallelism a rank's expert is its shard of everything:
+/// ranks exchange nothing of the block, so its sizes are those of a run with one rank.
 ///
 /// Weights may be split over a group of ranks (hpZ of ZeRO++, arXiv 2306.10209, section 3.2): ranks
 /// [k * group, (k + 1) * group) hold one copy, an equal share each. Ranks at the same place in
@@ -22,14 +23,29 @@ class RankSizes {
   explicit RankSizes(const Workload& workload) : work_(workload) {}
 
   [[nodiscard]] bool several() const { return work_.world > 1; }
-  [[nodiscard]] bool splits_states() const { return several() && work_.stage >= 1; }
-  [[nodiscard]] bool splits_gradients() const { return several() && work_.stage >= 2; }
+  /// Whether several ranks have weights and gradients of the block in common.
+  [[nodiscard]] bool several(std::uint32_t block) const {
+    return several() && !work_.blocks[block].expert_parallel;
+  }
+  [[nodiscard]] bool splits_states(std::uint32_t block) const {
+    return several(block) && work_.stage >= 1;
+  }
+  [[nodiscard]] bool splits_gradients(std::uint32_t block) const {
+    return several(block) && work_.stage >= 2;
+  }
   [[nodiscard]] bool splits_weights(std::uint32_t block) const {
-    return several() && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+    return several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
   }
   /// Whether a rank updates only its shard of the weights that it keeps.
   [[nodiscard]] bool updates_shard(std::uint32_t block) const {
-    return splits_states() && (!splits_weights(block) || shards_in_share() > 1);
+    return splits_states(block) && (!splits_weights(block) || shards_in_share() > 1);
+  }
+  /// Whether a rank keeps only a part of the block's states, or weights.
+  [[nodiscard]] bool keeps_part_of_states(std::uint32_t block) const {
+    return splits_states(block) || work_.blocks[block].expert_parallel;
+  }
+  [[nodiscard]] bool keeps_part_of_weights(std::uint32_t block) const {
+    return splits_weights(block) || work_.blocks[block].expert_parallel;
   }
 
   /// Ranks that share one copy of split weights.
@@ -51,16 +67,16 @@ class RankSizes {
   }
 
   [[nodiscard]] Bytes weight_shard(std::uint32_t block) const {
-    return shard(work_.blocks[block].weight_bytes);
+    return shard(block, work_.blocks[block].weight_bytes);
   }
   [[nodiscard]] Bytes whole_weights(std::uint32_t block) const {
-    return work_.world * weight_shard(block);
+    return shards(block) * weight_shard(block);
   }
   [[nodiscard]] Bytes gradient_shard(std::uint32_t block) const {
-    return shard(work_.blocks[block].gradient_bytes);
+    return shard(block, work_.blocks[block].gradient_bytes);
   }
   [[nodiscard]] Bytes whole_gradient(std::uint32_t block) const {
-    return work_.world * gradient_shard(block);
+    return shards(block) * gradient_shard(block);
   }
 
   /// The part of split weights that a rank keeps.
@@ -89,7 +105,7 @@ class RankSizes {
   }
   /// The gradient that this rank's update reads.
   [[nodiscard]] Bytes updated_gradient(std::uint32_t block) const {
-    return splits_states() ? gradient_shard(block) : whole_gradient(block);
+    return splits_states(block) ? gradient_shard(block) : whole_gradient(block);
   }
   [[nodiscard]] Bytes states(std::uint32_t block, std::uint32_t sub_group) const {
     return work_.blocks[block].sub_groups[sub_group].state_bytes;
@@ -101,8 +117,11 @@ class RankSizes {
   [[nodiscard]] Bytes exchanged_in_group(Bytes whole) const { return whole - whole / group(); }
 
  private:
-  [[nodiscard]] Bytes shard(Bytes whole) const {
-    return several() ? round_up((whole + work_.world - 1) / work_.world, kPage) : whole;
+  [[nodiscard]] std::uint32_t shards(std::uint32_t block) const {
+    return several(block) ? work_.world : 1;
+  }
+  [[nodiscard]] Bytes shard(std::uint32_t block, Bytes whole) const {
+    return several(block) ? round_up((whole + work_.world - 1) / work_.world, kPage) : whole;
   }
 
   const Workload& work_;

@@ -40,6 +40,9 @@ struct BlockWork {
   bool is_expert = false;
   /// Of the tokens, those that an expert computes if all have as many.
   double token_share = 1.0;
+  /// Each rank has an expert of its own in the block, which stays there; the rows of all ranks come
+  /// to it. Sizes and FLOPs are those of this rank.
+  bool expert_parallel = false;
   bool keeps_whole = false;      ///< stage 3 does not split its weights
   Bytes intermediate_bytes = 0;  ///< per micro-batch (a head's: of all), if the block keeps them
   Bytes cleared_bytes = 0;       ///< of accumulator_bytes, zeroed before the first micro-batch

@@ -318,9 +318,22 @@ void Ops<T>::dot_bias(const ExpertRows& rows, const T* bias, const T* gradients,
 }
 
 template <class T>
-void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
-                      float* sums, std::size_t width) const {
-  check_cuda(cuda::add_rows(queue_, rows, y, bias, weights, sums, width), "results of an expert");
+void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                           float* to) const {
+  check_cuda(cuda::put_quotients(queue_, rows, values, weights, to),
+             "gradients of the weights of an expert's rows");
+}
+
+template <class T>
+void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
+  if (bias == nullptr) return;
+  check_cuda(cuda::add_bias(queue_, bias, y, rows, width), "bias of an expert");
+}
+
+template <class T>
+void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                      std::size_t width) const {
+  check_cuda(cuda::add_rows(queue_, rows, y, weights, sums, width), "results of an expert");
 }
 
 template <class T>

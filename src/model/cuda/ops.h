@@ -118,8 +118,11 @@ class Ops {
                 const float* weights, float* weight_gradients, std::size_t width) const;
   void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
                 float* weight_gradients, std::size_t width) const;
-  void add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
-                float* sums, std::size_t width) const;
+  void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                     float* to) const;
+  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
+  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) const;
 
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;

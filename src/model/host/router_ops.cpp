@@ -13,6 +13,15 @@
 namespace ballast::model::host {
 namespace {
 
+std::size_t place_of(const ExpertRows& rows, std::size_t i) {
+  return rows.places == nullptr ? i : static_cast<std::size_t>(rows.places[i]);
+}
+
+/// 0 for a weight of 0.
+float quotient(float product, float weight) {
+  return weight == 0.0F ? 0.0F : product / weight;
+}
+
 /// Softmax, choice and weights of one row.
 void route_row(const RouterShape& shape, const float* logits, std::size_t row, const Routing& to) {
   const std::size_t experts = shape.experts;
@@ -158,7 +167,7 @@ void RouterOps<T>::gather_rows(const ExpertRows& rows, const T* x, const float* 
         std::fill_n(to, width, T());
         continue;
       }
-      const auto place = static_cast<std::size_t>(rows.places[i]);
+      const std::size_t place = place_of(rows, i);
       const T* const from = x + place / rows.per_token * width;
       if (weights == nullptr) {
         std::memcpy(to, from, width * sizeof(T));
@@ -191,24 +200,42 @@ void RouterOps<T>::dot(const ExpertRows& rows, const T* with, std::size_t step, 
                        const float* weights, std::size_t width, Take take) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
-      const auto place = static_cast<std::size_t>(rows.places[i]);
+      const std::size_t place = place_of(rows, i);
       float product = 0.0F;
       kernels_.row_dot(gradients + i * width, width, with + i * step, width, &product, 1, width);
-      take(place, weights[place] == 0.0F ? 0.0F : product / weights[place]);
+      take(place, weights == nullptr ? product : quotient(product, weights[place]));
     }
   });
 }
 
 template <class T>
-void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const T* bias,
-                            const float* weights, float* sums, std::size_t width) const {
+void RouterOps<T>::put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                                 float* to) const {
+  for (std::size_t i = 0; i < rows.count; ++i) {
+    const std::size_t place = place_of(rows, i);
+    to[place] = quotient(values[i], weights[place]);
+  }
+}
+
+template <class T>
+void RouterOps<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
+  if (bias == nullptr) return;
+  split(rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      kernels_.accumulate(y + i * width, bias, width);
+    }
+  });
+}
+
+template <class T>
+void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights,
+                            float* sums, std::size_t width) const {
   split(rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
-      const auto place = static_cast<std::size_t>(rows.places[i]);
+      const std::size_t place = place_of(rows, i);
       const float weight = weights == nullptr ? 1.0F : weights[place];
       float* const to = sums + place / rows.per_token * width;
       sum_kernels_.accumulate_scaled(to, y + i * width, weight, width);
-      if (bias != nullptr) kernels_.accumulate_scaled(to, bias, weight, width);
     }
   });
 }

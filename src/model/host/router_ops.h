@@ -34,20 +34,24 @@ class RouterOps {
                    std::size_t padded, std::size_t width) const;
   /// The gradients of the weights of choices, given those of what an expert has `activated`, which
   /// contain the weights: the product of both rows / the weight. 0 for a weight of 0, whose
-  /// derivative by its logit is 0.
+  /// derivative by its logit is 0. Without weights: the product, for put_quotients().
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) const;
   /// Adds the part of a `bias` [width] of the expert's results, given the `gradients` of these.
   void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
                 float* weight_gradients, std::size_t width) const;
-  /// sums [N, width] += y + bias (null: 0), times the weights (null: 1), at the rows of the
-  /// choices.
-  void add_rows(const ExpertRows& rows, const float* y, const T* bias, const float* weights,
-                float* sums, std::size_t width) const;
+  /// to = values / weights, 0 for a weight of 0, at the places of the choices.
+  void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
+                     float* to) const;
+  /// y [rows, width] += bias (null: 0).
+  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
+  /// sums [N, width] += y, times the weights (null: 1), at the rows of the choices.
+  void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) const;
 
  private:
   /// take(place, product of a row of `gradients` and one of `with`, which are `step` apart, divided
-  /// by the weight; 0 if that is 0) for each choice.
+  /// by the weight; 0 if that is 0; see dot_rows()) for each choice.
   template <class Take>
   void dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
            const float* weights, std::size_t width, Take take) const;

@@ -31,13 +31,11 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       updates_(problem.workload.blocks.size(), 0),
       due_(problem.workload.blocks.size(), 0),
       updated_groups_(problem.workload.blocks.size(), 0) {
-  if (work_.world > 1 && work_.stage >= 1) own_ = Extent::shard;
-  if (own_ == Extent::shard) sums_ = Extent::torn;
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
     held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
     if (!trains()) continue;
     for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
-      held_[schedule.state_home[b][g]] = {What::states, b, g, 0, own_};
+      held_[schedule.state_home[b][g]] = {What::states, b, g, 0, own(b)};
     }
   }
 }
@@ -74,7 +72,7 @@ void Interpreter::finish() {
     const Content weights = {What::weights, b, 0, due_[b], home(b)};
     std::vector<std::pair<BufferId, Content>> homes = {{schedule_.weight_home[b], weights}};
     for (std::uint32_t g = 0; trains() && g < work_.blocks[b].sub_groups.size(); ++g) {
-      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, due_[b], own_});
+      homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, due_[b], own(b)});
     }
     for (const auto& [home, wanted] : homes) {
       if (held_[home] == wanted) continue;
@@ -135,7 +133,7 @@ void Interpreter::perform(const Operation& op) {
     case Action::fetch_gradient: {
       const std::uint64_t run = op.lag == 0 ? run_ : last_training_run_;
       return copy(op, Role::gradient_source, Role::gradient,
-                  filling_ ? Content{} : gradient(op, run, own_));
+                  filling_ ? Content{} : gradient(op, run, own(op.block)));
     }
     case Action::offload_statistics:
       return copy(op, Role::statistics_source, Role::statistics, of_run(What::statistics, op));
@@ -208,9 +206,10 @@ void Interpreter::move_weights(const Operation& op) {
   const BlockWork& work = work_.blocks[op.block];
   held_[to.buffer].trained_only =
       place.tier == Tier::device && place.kind == Kind::staging &&
-      part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole) &&
-      op.bytes < part_of(work.weight_bytes, home(op.block));
-  if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole)) {
+      part_of(work.gradient_bytes, Extent::whole, op.block) <
+          part_of(work.weight_bytes, Extent::whole, op.block) &&
+      op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
+  if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole, op.block)) {
     complain(op, "moves frozen weights that are not there");
   }
   if (to.shard && moved != Extent::shard) complain(op, "writes more than a shard");
@@ -244,7 +243,7 @@ void Interpreter::codes(const Operation& op) {
   constexpr Bytes kPageBytes = 4096;
   pass(op, Role::workspace);
   const Bytes weights =
-      part_of(work_.blocks[op.block].weight_bytes, home(op.block)) / work_.coded_weight;
+      part_of(work_.blocks[op.block].weight_bytes, home(op.block), op.block) / work_.coded_weight;
   const Bytes pages = (weights + weights / 64 + kPageBytes - 1) / kPageBytes;
   const BufferId buffer = op.buffer(Role::workspace);
   if (buffer == kNoBuffer) return;
@@ -348,7 +347,7 @@ void Interpreter::pack(const Operation& op) {
     need(op, Role::output_accumulator, of_run(What::tied_accumulator, op, plan_->micro_batches));
   }
   put(op, Role::gradient, of_run(What::packed, op));
-  if (work_.world == 1) put(op, Role::statistics, of_run(What::statistics, op));
+  if (!several(op.block)) put(op, Role::statistics, of_run(What::statistics, op));
 }
 
 /// In place, or to this rank's shard.
@@ -357,17 +356,17 @@ void Interpreter::reduce(const Operation& op) {
   need(op, in_place ? Role::gradient : Role::gradient_source, of_run(What::packed, op));
   if (in_place) {
     --seen_uses_;
-    need_shard(op, Role::gradient, sums_ == Extent::torn);
+    need_shard(op, Role::gradient, sums(op.block) == Extent::torn);
   }
-  put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::shard));
+  put(op, Role::gradient, gradient(op, run_, in_place ? sums(op.block) : Extent::shard));
   put(op, Role::statistics, of_run(What::statistics, op));
   pass(op, Role::workspace);
 }
 
 void Interpreter::offload_gradient(const Operation& op) {
-  need_shard(op, Role::gradient_source, sums_ == Extent::torn);
-  need(op, Role::gradient_source, gradient(op, run_, sums_));
-  put(op, Role::gradient, gradient(op, run_, own_));
+  need_shard(op, Role::gradient_source, sums(op.block) == Extent::torn);
+  need(op, Role::gradient_source, gradient(op, run_, sums(op.block)));
+  put(op, Role::gradient, gradient(op, run_, own(op.block)));
 }
 
 void Interpreter::gate(const Operation& op) {
@@ -388,8 +387,20 @@ void Interpreter::gate(const Operation& op) {
   if (block != work_.blocks.size()) complain(op, "does not judge every gradient");
 }
 
+bool Interpreter::several(std::uint32_t block) const {
+  return work_.world > 1 && !work_.blocks[block].expert_parallel;
+}
+
+Content::Extent Interpreter::own(std::uint32_t block) const {
+  return several(block) && work_.stage >= 1 ? Extent::shard : Extent::whole;
+}
+
+Content::Extent Interpreter::sums(std::uint32_t block) const {
+  return own(block) == Extent::shard ? Extent::torn : Extent::whole;
+}
+
 Content::Extent Interpreter::home(std::uint32_t block) const {
-  const bool split = work_.world > 1 && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
+  const bool split = several(block) && work_.stage >= 3 && !work_.blocks[block].keeps_whole;
   if (!split) return Extent::whole;
   return group() == work_.world ? Extent::shard : Extent::share;
 }
@@ -409,7 +420,7 @@ Content Interpreter::weights(std::uint32_t block, Extent extent) const {
 /// While a block is updated, sub-group by sub-group, those that are done are one update ahead.
 Content Interpreter::states(const Operation& op) const {
   const bool done = op.sub_group < updated_groups_[op.block];
-  return {What::states, op.block, op.sub_group, updates_[op.block] + (done ? 1 : 0), own_};
+  return {What::states, op.block, op.sub_group, updates_[op.block] + (done ? 1 : 0), own(op.block)};
 }
 
 Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro) const {
@@ -417,7 +428,7 @@ Content Interpreter::of_run(What what, const Operation& op, std::uint32_t micro)
 }
 
 Content Interpreter::gradient(const Operation& op, std::uint64_t run, Extent extent) const {
-  if (work_.world == 1) return {What::packed, op.block, 0, run};
+  if (!several(op.block)) return {What::packed, op.block, 0, run};
   return {What::reduced, op.block, 0, run, extent};
 }
 

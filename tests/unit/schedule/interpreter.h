@@ -139,6 +139,12 @@ class Interpreter {
   void initialize(const Operation& op);
   void read(const Operation& op);
 
+  /// Whether several ranks have the block in common.
+  [[nodiscard]] bool several(std::uint32_t block) const;
+  /// Of the data that this rank updates.
+  [[nodiscard]] Extent own(std::uint32_t block) const;
+  /// Of reduced gradients that replace packed ones.
+  [[nodiscard]] Extent sums(std::uint32_t block) const;
   /// Of a block's weights where they live.
   [[nodiscard]] Extent home(std::uint32_t block) const;
   /// The same when only this rank's shard is up to date.
@@ -154,7 +160,7 @@ class Interpreter {
   void need_shard(const Operation& op, Role role, bool shard);
   [[nodiscard]] Bytes size(const Content& content) const;
   [[nodiscard]] Bytes size_in(const Buffer& buffer, const Content& content) const;
-  [[nodiscard]] Bytes part_of(Bytes whole, Extent extent) const;
+  [[nodiscard]] Bytes part_of(Bytes whole, Extent extent, std::uint32_t block) const;
 
   void copy(const Operation& op, Role from, Role to, const Content& content);
   void current_weights_in_use(const Operation& op, std::uint32_t block);
@@ -166,8 +172,6 @@ class Interpreter {
   const Problem& problem_;
   const Workload& work_;
   const Schedule& schedule_;
-  Extent own_ = Extent::whole;                 ///< of the data that this rank updates
-  Extent sums_ = Extent::whole;                ///< of reduced gradients that replace packed ones
   std::vector<Content> held_;                  ///< by buffer
   std::vector<std::uint64_t> updates_;         ///< of whole blocks
   std::vector<std::uint64_t> due_;             ///< by the training steps before the current run

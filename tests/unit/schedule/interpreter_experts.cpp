@@ -116,12 +116,13 @@ void Interpreter::rest(const Operation& op) {
     case Action::reduce_gradient: {
       if (problem_.placement.blocks[op.block].optimizer != Tier::device) break;
       const bool in_place = op.buffer(Role::gradient_source) == kNoBuffer;
-      put(op, Role::gradient, gradient(op, run_, in_place ? sums_ : Extent::shard));
+      put(op, Role::gradient, gradient(op, run_, in_place ? sums(op.block) : Extent::shard));
       break;
     }
     case Action::offload_gradient:
     case Action::fetch_gradient:
-      put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_, own_));
+      put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_,
+                                        own(op.block)));
       break;
     case Action::offload_statistics:
       put(op, Role::statistics, of_run(What::statistics, op));
@@ -136,7 +137,9 @@ void Interpreter::rest(const Operation& op) {
 void Interpreter::need_expert(const Operation& op) {
   need_routing(op, op.micro + 1);
   ++seen_uses_;
-  if (has_rows(op.block, op.micro, run_, false)) return current_weights_in_use(op, op.block);
+  // Rows of other ranks come to an expert that stays here.
+  const bool of_all = work_.blocks[op.block].expert_parallel;
+  if (has_rows(op.block, op.micro, run_, of_all)) return current_weights_in_use(op, op.block);
   ++seen_uses_;
 }
 

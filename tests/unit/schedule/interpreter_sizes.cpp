@@ -6,8 +6,8 @@
 
 namespace ballast::schedule {
 
-Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
-  if (work_.world == 1) return whole;
+Bytes Interpreter::part_of(Bytes whole, Extent extent, std::uint32_t block) const {
+  if (!several(block)) return whole;
   // Shards are equal and whole pages, so all of them together may be larger than the block.
   constexpr Bytes kPageBytes = 4096;
   const Bytes pages = (whole + work_.world * kPageBytes - 1) / (work_.world * kPageBytes);
@@ -20,14 +20,15 @@ Bytes Interpreter::part_of(Bytes whole, Extent extent) const {
 
 Bytes Interpreter::size(const Content& content) const {
   // Of rows of the head, `block` counts tiles.
-  const BlockWork& block =
-      work_.blocks.at(std::min<std::size_t>(content.block, work_.blocks.size() - 1));
+  const auto last = static_cast<std::uint32_t>(work_.blocks.size() - 1);
+  const std::uint32_t number = std::min(content.block, last);
+  const BlockWork& block = work_.blocks[number];
   switch (content.what) {
     case What::nothing:
     case What::verdict:
       return 0;
     case What::weights:
-      return part_of(block.weight_bytes, content.extent);
+      return part_of(block.weight_bytes, content.extent, number);
     case What::states:
       return block.sub_groups.at(content.micro).state_bytes;
     case What::batch:
@@ -55,7 +56,7 @@ Bytes Interpreter::size(const Content& content) const {
       return work_.row_sums_bytes;
     case What::packed:
     case What::reduced:
-      return part_of(block.gradient_bytes, content.extent);
+      return part_of(block.gradient_bytes, content.extent, number);
     case What::statistics:
       return work_.statistics_bytes;
     case What::losses:
@@ -70,7 +71,8 @@ Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
                           (buffer.kind == Kind::undo ||
                            problem_.placement.blocks[content.block].weights == Tier::device);
   return for_update && home(content.block) == Extent::whole
-             ? part_of(work_.blocks[content.block].gradient_bytes, content.extent)
+             ? part_of(work_.blocks[content.block].gradient_bytes, content.extent,
+                       content.block)
              : size(content);
 }
 

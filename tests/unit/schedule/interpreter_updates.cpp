@@ -26,9 +26,9 @@ void Interpreter::undo_speculative_updates() {
 void Interpreter::undo(const Operation& op) {
   const BlockPlacement& home_tiers = problem_.placement.blocks[op.block];
   if (home_tiers.weights != Tier::nvme) {
-    need(op, Role::undo_weights, weights(op.block, own_));
+    need(op, Role::undo_weights, weights(op.block, own(op.block)));
     const Use place = op.use(Role::weights);
-    held_[place.buffer] = weights(op.block, place.shard ? torn_home(op.block) : own_);
+    held_[place.buffer] = weights(op.block, place.shard ? torn_home(op.block) : own(op.block));
     held_[place.buffer].micro = updated_groups_[op.block];
   }
   if (home_tiers.optimizer == Tier::host) {
@@ -62,8 +62,8 @@ void Interpreter::update(const Operation& op) {
   const Use place = op.use(Role::weights);
   // A rank needs only its shard of the data that it keeps.
   const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
-  const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own_;
-  if (place.shard && own_ == home(op.block)) complain(op, "updates a shard where it should not");
+  const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own(op.block);
+  if (place.shard && own(op.block) == home(op.block)) complain(op, "updates a shard where it should not");
   const auto partly = [&](Extent extent) {
     Content content = weights(op.block, extent);
     content.micro = updated_groups_[op.block];
@@ -72,8 +72,8 @@ void Interpreter::update(const Operation& op) {
   need(op, Role::weights, partly(found));
   need(op, Role::states, states(op));
   seen_uses_ -= 2;
-  const Extent sums = op.use(Role::gradient).shard ? sums_ : own_;
-  need(op, Role::gradient, gradient(op, run, sums));
+  const Extent extent = op.use(Role::gradient).shard ? sums(op.block) : own(op.block);
+  need(op, Role::gradient, gradient(op, run, extent));
   if (gated) {
     need(op, Role::verdict, {What::verdict, 0, 0, run});
   } else if (!speculates) {
@@ -81,12 +81,12 @@ void Interpreter::update(const Operation& op) {
   }
   if (speculates && home_tiers.weights != Tier::nvme) {
     // Complete when all sub-groups have been copied.
-    Content old = updated(op, partly(own_));
+    Content old = updated(op, partly(own(op.block)));
     old.number = updates_[op.block];
     put(op, Role::undo_weights, old);
   }
   if (speculates && home_tiers.optimizer == Tier::host) put(op, Role::undo_states, states(op));
-  const Content after = updated(op, partly(place.shard ? torn_home(op.block) : own_));
+  const Content after = updated(op, partly(place.shard ? torn_home(op.block) : own(op.block)));
   ++updated_groups_[op.block];
   put(op, Role::states, states(op));
   put(op, Role::weights, after);

@@ -231,6 +231,10 @@ inline Problem random_problem_of_ranks(std::uint64_t seed) {
     const bool in_part = !block.is_frozen() && block.gradient_bytes < block.weight_bytes;
     block.keeps_whole = dice.pick(0, 3) == 0 || in_part;
   }
+  Dice sharing(seed + 29'000'029);
+  if (sharing.toss()) {
+    for (BlockWork& block : problem.workload.blocks) block.expert_parallel = block.is_expert;
+  }
   problem.workload.coded_weight = dice.toss() ? 2 : 0;
   const std::uint32_t group = dice.pick32(2, problem.workload.world);
   if (problem.workload.world % group == 0) problem.workload.weight_ranks = group;

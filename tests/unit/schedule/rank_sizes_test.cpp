@@ -85,6 +85,23 @@ TEST(RankSizes, WeightsAreSplitOverAGroupAndTheRestOverAll) {
   EXPECT_EQ(sizes.updated_by_all(2), 40 * kPage);
 }
 
+TEST(RankSizes, AnExpertForEachRankIsSharedWithNone) {
+  for (const std::uint32_t stage : {0U, 3U}) {
+    Workload work = in_groups(10, 2);
+    work.stage = stage;
+    for (BlockWork& block : work.blocks) block.expert_parallel = true;
+    const RankSizes sizes(work);
+    EXPECT_FALSE(sizes.several(0) || sizes.splits_states(0) || sizes.splits_gradients(0));
+    EXPECT_FALSE(sizes.splits_weights(0) || sizes.updates_shard(0));
+    EXPECT_TRUE(sizes.keeps_part_of_weights(0) && sizes.keeps_part_of_states(0));
+    EXPECT_EQ(sizes.weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.whole_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.updated_weights(0), 100 * kPage);
+    EXPECT_EQ(sizes.updated_gradient(2), 40 * kPage);
+    EXPECT_EQ(sizes.whole_gradient(2), 40 * kPage);
+  }
+}
+
 /// A gather of weights: from the group, or of this rank's part from those that keep it.
 Operation gather(bool from_group) {
   Operation operation;

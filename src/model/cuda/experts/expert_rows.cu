@@ -9,9 +9,19 @@ namespace {
 /// Groups of eight elements that a thread of dot() keeps in registers.
 constexpr unsigned kHeld = 2;
 
+/// The place of choice `i`.
+__device__ unsigned place_of(const ExpertRows& rows, unsigned i) {
+  return rows.places == nullptr ? i : static_cast<unsigned>(rows.places[i]);
+}
+
 /// The token of a choice.
-__device__ std::size_t row_of(const ExpertRows& rows, std::int32_t place) {
-  return static_cast<unsigned>(place) / static_cast<unsigned>(rows.per_token);
+__device__ std::size_t row_of(const ExpertRows& rows, unsigned place) {
+  return place / static_cast<unsigned>(rows.per_token);
+}
+
+/// 0 for a weight of 0.
+__device__ float quotient(float product, float weight) {
+  return weight == 0.0F ? 0.0F : product / weight;
 }
 
 template <class T>
@@ -31,7 +41,7 @@ __global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, 
   if (column >= width) return;
   Piece<T> piece;
   if (blockIdx.x < rows.count) {
-    const std::int32_t place = rows.places[blockIdx.x];
+    const unsigned place = place_of(rows, blockIdx.x);
     piece = device::read<kOneAccess<T>>(x + row_of(rows, place) * width + column);
     if (weights != nullptr) piece = times<T>(piece, weights[place]);
   }
@@ -45,7 +55,7 @@ __global__ void __launch_bounds__(kMostThreads)
         float* weight_gradients, std::size_t width) {
   Team<Fit::beyond> team;
   const Share<Fit::beyond, kHeld> share(team, static_cast<unsigned>(width));
-  const std::int32_t place = rows.places[blockIdx.x];
+  const unsigned place = place_of(rows, blockIdx.x);
   const T* const values = activated + (kOfAll ? 0 : blockIdx.x * width);
   const T* const row = gradients + blockIdx.x * width;
   Eight<T> kept[kHeld];
@@ -58,27 +68,41 @@ __global__ void __launch_bounds__(kMostThreads)
   });
   team.sum(product);
   if (team.rank() != 0) return;
-  const float weight = weights[place];
-  const float gradient = weight == 0.0F ? 0.0F : product[0] / weight;
+  const float gradient = weights == nullptr ? product[0] : quotient(product[0], weights[place]);
   weight_gradients[place] = kOfAll ? weight_gradients[place] + gradient : gradient;
 }
 
-/// One block per choice and part of its columns.
+__global__ void put(ExpertRows rows, const float* values, const float* weights, float* to) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= rows.count) return;
+  const unsigned place = place_of(rows, i);
+  to[place] = quotient(values[i], weights[place]);
+}
+
+/// One block per row and part of its columns.
 template <class T>
-__global__ void add(ExpertRows rows, const float* y, const T* bias, const float* weights,
-                    float* sums, std::size_t width) {
+__global__ void add_to_rows(const T* bias, float* y, std::size_t width) {
   const std::size_t column = own_column<float>();
   if (column >= width) return;
-  const std::int32_t place = rows.places[blockIdx.x];
+  float* const to = y + blockIdx.x * width + column;
+  float values[kOneAccess<float>];
+  device::read(to, values);
+  for (unsigned i = 0; i < kOneAccess<float>; ++i) values[i] += device::widen(bias[column + i]);
+  device::write(values, to);
+}
+
+/// One block per choice and part of its columns.
+__global__ void add(ExpertRows rows, const float* y, const float* weights, float* sums,
+                    std::size_t width) {
+  const std::size_t column = own_column<float>();
+  if (column >= width) return;
+  const unsigned place = place_of(rows, blockIdx.x);
   const float weight = weights == nullptr ? 1.0F : weights[place];
   float* const to = sums + row_of(rows, place) * width + column;
   float sum[kOneAccess<float>];
   float values[kOneAccess<float>];
   device::read(to, sum);
   device::read(y + blockIdx.x * width + column, values);
-  for (unsigned i = 0; i < kOneAccess<float> && bias != nullptr; ++i) {
-    values[i] += device::widen(bias[column + i]);
-  }
   for (unsigned i = 0; i < kOneAccess<float>; ++i) sum[i] += values[i] * weight;
   device::write(sum, to);
 }
@@ -115,12 +139,27 @@ cudaError_t dot_bias(cudaStream_t stream, const ExpertRows& rows, const T* bias,
                         weights, weight_gradients, width);
 }
 
+cudaError_t put_quotients(cudaStream_t stream, const ExpertRows& rows, const float* values,
+                          const float* weights, float* to) {
+  constexpr unsigned kThreads = 128;
+  if (rows.count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((rows.count + kThreads - 1) / kThreads);
+  return device::launch({.stream = stream, .blocks = blocks, .threads = kThreads}, &put, rows,
+                        values, weights, to);
+}
+
 template <class T>
-cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y, const T* bias,
+cudaError_t add_bias(cudaStream_t stream, const T* bias, float* y, std::size_t rows,
+                     std::size_t width) {
+  if (rows == 0 || width == 0) return cudaSuccess;
+  return device::launch(by_rows<float>(stream, rows, width), &add_to_rows<T>, bias, y, width);
+}
+
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
                      const float* weights, float* sums, std::size_t width) {
   if (rows.count == 0 || width == 0) return cudaSuccess;
-  return device::launch(by_rows<float>(stream, rows.count, width), &add<T>, rows, y, bias, weights,
-                        sums, width);
+  return device::launch(by_rows<float>(stream, rows.count, width), &add, rows, y, weights, sums,
+                        width);
 }
 
 template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
@@ -135,9 +174,7 @@ template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const float*, con
                               const float*, float*, std::size_t);
 template cudaError_t dot_bias(cudaStream_t, const ExpertRows&, const Bf16*, const Bf16*,
                               const float*, float*, std::size_t);
-template cudaError_t add_rows(cudaStream_t, const ExpertRows&, const float*, const float*,
-                              const float*, float*, std::size_t);
-template cudaError_t add_rows(cudaStream_t, const ExpertRows&, const float*, const Bf16*,
-                              const float*, float*, std::size_t);
+template cudaError_t add_bias(cudaStream_t, const float*, float*, std::size_t, std::size_t);
+template cudaError_t add_bias(cudaStream_t, const Bf16*, float*, std::size_t, std::size_t);
 
 }  // namespace ballast::model::cuda

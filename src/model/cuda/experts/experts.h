@@ -39,9 +39,13 @@ cudaError_t dot_rows(cudaStream_t stream, const ExpertRows& rows, const T* activ
 template <class T>
 cudaError_t dot_bias(cudaStream_t stream, const ExpertRows& rows, const T* bias, const T* gradients,
                      const float* weights, float* weight_gradients, std::size_t width);
-/// The choices are of different rows, as those of one expert are.
+cudaError_t put_quotients(cudaStream_t stream, const ExpertRows& rows, const float* values,
+                          const float* weights, float* to);
 template <class T>
-cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y, const T* bias,
+cudaError_t add_bias(cudaStream_t stream, const T* bias, float* y, std::size_t rows,
+                     std::size_t width);
+/// The choices are of different rows, as those of one expert are.
+cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
                      const float* weights, float* sums, std::size_t width);
 
 }  // namespace ballast::model::cuda

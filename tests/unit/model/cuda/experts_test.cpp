@@ -422,25 +422,75 @@ TYPED_TEST(CudaExperts, RowsAreAdded) {
     const std::vector<float> y = normals_of<float>(of.count * width, 1);
     const std::vector<float> before = normals_of<float>((of.shape.rows + 1) * width, 2);
     const DeviceArray<float> y_there(y);
-    const std::vector<T> bias = normals_of<T>(width, 3);
-    const DeviceArray<T> bias_there(bias);
-    for (const auto& [weighs, biased] : {std::pair(false, false), std::pair(true, false),
-                                         std::pair(true, true), std::pair(false, true)}) {
+    for (const bool weighs : {false, true}) {
       std::vector<float> expected = before;
-      host::RouterOps<T>().add_rows(
-          of.rows(of.decided.places.data()), y.data(), biased ? bias.data() : nullptr,
-          weighs ? of.decided.weights.data() : nullptr, expected.data(), width);
-      const T* const added = biased ? bias_there.data() : nullptr;
+      host::RouterOps<T>().add_rows(of.rows(of.decided.places.data()), y.data(),
+                                    weighs ? of.decided.weights.data() : nullptr, expected.data(),
+                                    width);
       const float* const factors = weighs ? there.weights.data() : nullptr;
       const std::vector<float> found = in_every_order([&] {
         const DeviceArray<float> sums(before);
-        must(add_rows<T>(nullptr, of.rows(there.places.data()), y_there.data(), added, factors,
-                         sums.data(), width));
+        must(add_rows(nullptr, of.rows(there.places.data()), y_there.data(), factors, sums.data(),
+                      width));
         return sums.get();
       });
       expect_close(found, exact(expected), 2e-6);
     }
   }
+}
+
+TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
+  using T = TypeParam;
+  constexpr std::size_t kRows = 5;
+  for (const std::size_t width : kWidths) {
+    const std::vector<float> before = normals_of<float>((kRows + 1) * width, 2);
+    const std::vector<T> bias = normals_of<T>(width, 3);
+    const DeviceArray<T> bias_there(bias);
+    std::vector<float> expected = before;
+    host::RouterOps<T>().add_bias(bias.data(), expected.data(), kRows, width);
+    EXPECT_NE(expected, before);
+    const DeviceArray<float> sums(before);
+    must(add_bias<T>(nullptr, bias_there.data(), sums.data(), kRows, width));
+    EXPECT_TRUE(same_bits(sums.get(), expected)) << width;
+  }
+}
+
+/// What ranks do with rows that have come from others, in the order in which they have come.
+TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
+  using T = TypeParam;
+  Chosen of;
+  constexpr std::size_t kWidth = 8;
+  const std::vector<float> factors(of.decided.weights.begin(),
+                                   of.decided.weights.begin() + std::ptrdiff_t(of.count));
+  const ExpertRows in_order = {nullptr, of.count, 1};
+  const std::vector<T> x = normals_of<T>(of.count * kWidth, 1);
+  const std::vector<T> dy = normals_of<T>(of.count * kWidth, 2);
+  std::vector<float> products(of.count);
+  host::RouterOps<T>().dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
+  const DeviceArray<T> x_there(x);
+  const DeviceArray<T> dy_there(dy);
+  const DeviceArray<float> found(of.count, 0.0F);
+  must(dot_rows<T>(nullptr, in_order, x_there.data(), dy_there.data(), nullptr, found.data(),
+                   kWidth));
+  expect_close(found.get(), exact(products), 1e-5);
+
+  // Back at the places of the choices, as if they had been computed there.
+  of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
+  const ExpertRows chosen = of.rows(of.decided.places.data());
+  std::vector<float> expected = of.decided.weight_gradients;
+  host::RouterOps<T>().dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(),
+                                expected.data(), kWidth);
+  std::vector<float> put = of.decided.weight_gradients;
+  host::RouterOps<T>().put_quotients(chosen, products.data(), of.decided.weights.data(),
+                                     put.data());
+  EXPECT_EQ(put, expected);
+  const DeviceArray<std::int32_t> places(of.decided.places);
+  const DeviceArray<float> weights(of.decided.weights);
+  const DeviceArray<float> products_there(products);
+  const DeviceArray<float> put_there(of.decided.weight_gradients);
+  must(put_quotients(nullptr, of.rows(places.data()), products_there.data(), weights.data(),
+                     put_there.data()));
+  EXPECT_EQ(put_there.get(), expected);
 }
 
 TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
@@ -462,7 +512,9 @@ TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
   EXPECT_EQ(y.get(), std::vector<float>(32, 0.0F));
   EXPECT_EQ(dot_rows<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
   EXPECT_EQ(dot_bias<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
-  EXPECT_EQ(add_rows<float>(nullptr, none, nullptr, nullptr, nullptr, nullptr, 8), cudaSuccess);
+  EXPECT_EQ(add_rows(nullptr, none, nullptr, nullptr, nullptr, 8), cudaSuccess);
+  EXPECT_EQ(add_bias<float>(nullptr, nullptr, nullptr, 0, 8), cudaSuccess);
+  EXPECT_EQ(put_quotients(nullptr, none, nullptr, nullptr, nullptr), cudaSuccess);
 }
 
 }  // namespace
