@@ -77,7 +77,7 @@ struct HeldBlock {
 
   schedule::RankSizes sizes;
   bool keeps_part;  ///< of the weights
-  Bytes width;  ///< of a weight
+  Bytes width;      ///< of a weight
   StateLayout layout;
   ShardRange shard;    ///< elements of the sub-group, whose states are here
   ShardRange weights;  ///< elements whose weights are here

@@ -108,8 +108,7 @@ std::vector<HeldArray> held_arrays(const HeldBlock& held, bool states) {
 
 std::vector<StateRange> whole_ranges(const Blueprint& blueprint) {
   std::vector<StateRange> ranges;
-  for (const model::BlockSpec& block :
-       model::blocks_without_expert_parallelism(blueprint.model)) {
+  for (const model::BlockSpec& block : model::blocks_without_expert_parallelism(blueprint.model)) {
     ranges.push_back(
         {block.number, StateKind::weights, 0, block.elements, size_of(blueprint.type)});
     const Elems trained = block.trained_elements();

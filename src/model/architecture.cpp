@@ -375,9 +375,9 @@ std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& mod
       const auto first = block.tensors.begin() + static_cast<std::ptrdiff_t>(e * tensors);
       one.tensors.assign(first, first + static_cast<std::ptrdiff_t>(tensors));
       for (TensorSpec& tensor : one.tensors) tensor.offset -= e * block.own_elements();
-      for (Elems* const sum : {&one.parameters, &one.elements, &one.frozen_elements,
-                               &one.product_elements, &one.last_product_elements,
-                               &one.frozen_product_elements}) {
+      for (Elems* const sum :
+           {&one.parameters, &one.elements, &one.frozen_elements, &one.product_elements,
+            &one.last_product_elements, &one.frozen_product_elements}) {
         *sum /= block.experts;
       }
     }

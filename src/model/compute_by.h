@@ -290,8 +290,9 @@ class ComputeBy final : public Compute {
   }
   void clear_gradient(device::Stream& stream, std::size_t block,
                       DeviceView<float> gradient) override {
-    expects(block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
-            "clear_gradient: not the accumulators of a block");
+    expects(
+        block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
+        "clear_gradient: not the accumulators of a block");
     run(stream, [=, this] {
       for (const ElementRange& range : cleared_[block]) {
         ops_.zero(gradient.raw() + range.first, range.count);

@@ -124,21 +124,20 @@ class Experts {
   [[nodiscard]] std::size_t rows_per_exchange() const { return chunk_ / sharers_; }
   /// Device memory that is sent or received: `count` rows of each.
   struct Travelling {
-    DeviceBytes leaving;   ///< [rows, H] of T: copies of rows
-    DeviceBytes inputs;    ///< [rows, H] of T
-    DeviceBytes gradients; ///< [rows, H] of T: of results, weighed
-    DeviceBytes results;   ///< [rows, H] fp32: or gradients of inputs
-    DeviceBytes returned;  ///< [rows, H] fp32
-    DeviceBytes dots;      ///< [rows] fp32: gradients of weights, times the weights
+    DeviceBytes leaving;    ///< [rows, H] of T: copies of rows
+    DeviceBytes inputs;     ///< [rows, H] of T
+    DeviceBytes gradients;  ///< [rows, H] of T: of results, weighed
+    DeviceBytes results;    ///< [rows, H] fp32: or gradients of inputs
+    DeviceBytes returned;   ///< [rows, H] fp32
+    DeviceBytes dots;       ///< [rows] fp32: gradients of weights, times the weights
     DeviceBytes returned_dots;
   };
   [[nodiscard]] Travelling travelling() const {
     const auto rows = [this](auto* at, std::size_t width) {
       return DeviceBytes(reinterpret_cast<std::byte*>(at), chunk_ * width * sizeof *at);
     };
-    return {rows(leaving_, width_),  rows(x_, width_),        rows(dy_, width_),
-            rows(sums_, width_),     rows(returned_, width_), rows(dots_, 1),
-            rows(returned_dots_, 1)};
+    return {rows(leaving_, width_),  rows(x_, width_), rows(dy_, width_),      rows(sums_, width_),
+            rows(returned_, width_), rows(dots_, 1),   rows(returned_dots_, 1)};
   }
   /// Copies the inputs of choices, by expert, next to each other.
   void collect_inputs(std::byte* rows, const std::vector<ExpertChoices>& choices) {

@@ -83,10 +83,10 @@ std::uint32_t weight_ranks(const config::ZeroSection& zero, std::uint32_t world)
 void check_expert_parallel(const model::ModelConfig& model, std::uint32_t world) {
   const std::uint64_t ranks = model.ranks_sharing_experts();
   if (ranks == 1 || ranks == world) return;
-  throw Error(ErrorCategory::config,
-              fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1",
-                          ranks, world, world == 1 ? "" : "s",
-                          world == 1 ? "" : fmt::format("{} or ", world)));
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks, world,
+                  world == 1 ? "" : "s", world == 1 ? "" : fmt::format("{} or ", world)));
 }
 
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {

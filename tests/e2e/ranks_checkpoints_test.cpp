@@ -135,8 +135,8 @@ void expect_same_states(const Subject& subject, const Alone& alone, const fs::pa
   comm::together(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
-  engine::Engine together =
-      planning::make_engine(config_of(subject, directory, ranks.world(), overrides), nullptr, &ranks);
+  engine::Engine together = planning::make_engine(
+      config_of(subject, directory, ranks.world(), overrides), nullptr, &ranks);
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
@@ -180,7 +180,8 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesInEveryStagePlacementAndSplit) {
     for (std::size_t p = 0; p < placements.size(); ++p) {
       Overrides overrides = placements[p];
       overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
-      expect_same_states(subject, alone, directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
+      expect_same_states(subject, alone,
+                         directory.path() / fmt::format("stage-{}-placement-{}", stage, p),
                          overrides);
     }
   }
@@ -193,10 +194,10 @@ TEST(CheckpointsOfRanks, HoldTheSameStatesWithAndWithoutExpertParallelism) {
   const Subject subject = {kExperts, {"ballast.optimizer_states=8bit"}};
   const Alone alone = train_alone_on_first(subject, directory.path() / "alone");
   expect_same_states(subject, alone, directory.path() / "on-device", {shared});
-  expect_same_states(subject, alone, directory.path() / "on-nvme",
-                     {shared, "zero_optimization.stage=2",
-                      "zero_optimization.offload_param.device=nvme",
-                      "zero_optimization.offload_optimizer.device=nvme"});
+  expect_same_states(
+      subject, alone, directory.path() / "on-nvme",
+      {shared, "zero_optimization.stage=2", "zero_optimization.offload_param.device=nvme",
+       "zero_optimization.offload_optimizer.device=nvme"});
 }
 
 }  // namespace

@@ -267,17 +267,19 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
   }
 }
 
-/// Masters of all tensors after a few steps.
-std::vector<std::vector<float>> learnt_weights(const Overrides& options) {
+/// Masters of all tensors after some steps.
+std::vector<std::vector<float>> learnt_weights(const Overrides& options,
+                                               const std::string& model = kGpt2,
+                                               std::uint64_t steps = 3) {
   const test::TempDir directory;
   Overrides overrides = {"zero_optimization.stage=3"};
   overrides.insert(overrides.end(), options.begin(), options.end());
   comm::Ranks& ranks = test::joined_ranks();
-  Engine engine = planning::make_engine(test::tiny_config(kGpt2, true, directory.path(), overrides),
+  Engine engine = planning::make_engine(test::tiny_config(model, true, directory.path(), overrides),
                                         nullptr, &ranks);
   engine.start();
   const std::size_t tokens = engine.blueprint().workload.tokens_per_step();
-  for (std::uint64_t step = 1; step <= 3; ++step) {
+  for (std::uint64_t step = 1; step <= steps; ++step) {
     const test::Batch batch = test::part_of(test::chained_ids(tokens, step), &ranks);
     engine.train_step({batch.tokens, batch.targets}, 0.003);
   }
@@ -295,6 +297,7 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options) {
 }
 
 TEST(RanksMatrix, WeightsAreReadFromWhereverTheirPartsAre) {
+  EXPECT_EQ(learnt_weights({expert_parallel()}, kExperts, 0), learnt_weights({}, kExperts, 0));
   const auto expected = learnt_weights({});
   const std::string zero = "zero_optimization.";
   EXPECT_EQ(learnt_weights({zero + "stage3_param_persistence_threshold=6000"}), expected);

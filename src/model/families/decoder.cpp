@@ -173,10 +173,11 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   const double share = static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
   const std::uint64_t together = c.ranks_sharing_experts();
   if (experts.count % together != 0) {
-    throw Error(ErrorCategory::config,
-                fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
-                            "1, with which every rank has all of them",
-                            together, experts.count));
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; give "
+                    "1, with which every rank has all of them",
+                    together, experts.count));
   }
   for (std::uint64_t first = 0; first < experts.count; first += together) {
     const std::uint64_t last = first + together - 1;

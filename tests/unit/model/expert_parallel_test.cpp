@@ -88,8 +88,8 @@ TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
 }
 
 TEST(ExpertParallelism, MovesAllChoicesInRoundsOfLimitedSize) {
-  const SharedChoices choices = {.leaving = {{0, 5}, {5, 0}, {5, 2}}, .arriving = {3, 5, 0},
-                                 .most = 7};
+  const SharedChoices choices = {
+      .leaving = {{0, 5}, {5, 0}, {5, 2}}, .arriving = {3, 5, 0}, .most = 7};
   const std::vector<ExchangeRound> rounds = ExchangeRound::all(choices, 2);
   ASSERT_EQ(rounds.size(), 4U);  // another rank has 7 choices for one expert
   const auto leaving = [&](std::size_t round) {

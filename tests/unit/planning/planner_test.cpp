@@ -330,40 +330,6 @@ TEST(Planner, SplitsTheBatchOverRanks) {
   }
 }
 
-/// Experts that do not fit on the device, and links between the ranks of this speed.
-Decision decide_experts(double fabric_per_second, const std::vector<std::string>& overrides = {}) {
-  std::vector<std::string> all = {
-      R"(model={"family": "qwen3_moe", "vocab_size": 512, "hidden_size": 128, "num_layers": 2,
-                "num_heads": 4, "num_experts": 16, "num_experts_per_tok": 2,
-                "moe_intermediate_size": 128})",
-      "zero_optimization.stage=3"};
-  all.insert(all.end(), overrides.begin(), overrides.end());
-  Asked asked(all, {14 * kMiB, 64 * kMiB});
-  asked.world = 4;
-  asked.rates.fabric_per_second = fabric_per_second;
-  asked.rates.ranks_per_node = 4;
-  PlanRequest request = asked.request();
-  request.kernels = nullptr;
-  return decide(request);
-}
-
-TEST(Planner, LetsTokensTravelToExpertsIfThatIsFasterThanWeights) {
-  const Decision chosen = decide_experts(1e9);
-  EXPECT_EQ(chosen.config.model.expert_parallel, 4U);
-  const Decision refused = decide_experts(1e9, {"ballast.expert_parallel=1"});
-  EXPECT_EQ(refused.config.model.expert_parallel, 1U);
-  EXPECT_GT(speed(chosen), speed(refused));
-  EXPECT_FALSE(leaves_choices(chosen.config));
-  try {
-    static_cast<void>(decide_experts(1e9, {"ballast.expert_parallel=2"}));
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("2, but the run has 4 ranks; give 4 or 1"),
-              std::string::npos)
-        << error.what();
-  }
-}
-
 /// Bytes of a rank for the states of a 7.5B-parameter model, all on the device.
 schedule::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& parameters) {
   const config::Config config = make_config(

@@ -204,11 +204,10 @@ void Interpreter::move_weights(const Operation& op) {
   // Below the device they join those that are there.
   const Buffer& place = schedule_.buffers[to.buffer];
   const BlockWork& work = work_.blocks[op.block];
-  held_[to.buffer].trained_only =
-      place.tier == Tier::device && place.kind == Kind::staging &&
-      part_of(work.gradient_bytes, Extent::whole, op.block) <
-          part_of(work.weight_bytes, Extent::whole, op.block) &&
-      op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
+  held_[to.buffer].trained_only = place.tier == Tier::device && place.kind == Kind::staging &&
+                                  part_of(work.gradient_bytes, Extent::whole, op.block) <
+                                      part_of(work.weight_bytes, Extent::whole, op.block) &&
+                                  op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
   if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole, op.block)) {
     complain(op, "moves frozen weights that are not there");
   }

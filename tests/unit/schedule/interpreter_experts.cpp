@@ -121,8 +121,7 @@ void Interpreter::rest(const Operation& op) {
     }
     case Action::offload_gradient:
     case Action::fetch_gradient:
-      put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_,
-                                        own(op.block)));
+      put(op, Role::gradient, gradient(op, op.lag == 0 ? run_ : last_training_run_, own(op.block)));
       break;
     case Action::offload_statistics:
       put(op, Role::statistics, of_run(What::statistics, op));

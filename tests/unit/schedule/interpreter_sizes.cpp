@@ -71,8 +71,7 @@ Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
                           (buffer.kind == Kind::undo ||
                            problem_.placement.blocks[content.block].weights == Tier::device);
   return for_update && home(content.block) == Extent::whole
-             ? part_of(work_.blocks[content.block].gradient_bytes, content.extent,
-                       content.block)
+             ? part_of(work_.blocks[content.block].gradient_bytes, content.extent, content.block)
              : size(content);
 }
 

@@ -63,7 +63,8 @@ void Interpreter::update(const Operation& op) {
   // A rank needs only its shard of the data that it keeps.
   const bool torn = place.shard && held_[place.buffer].extent == torn_home(op.block);
   const Extent found = torn ? torn_home(op.block) : place.shard ? home(op.block) : own(op.block);
-  if (place.shard && own(op.block) == home(op.block)) complain(op, "updates a shard where it should not");
+  if (place.shard && own(op.block) == home(op.block))
+    complain(op, "updates a shard where it should not");
   const auto partly = [&](Extent extent) {
     Content content = weights(op.block, extent);
     content.micro = updated_groups_[op.block];

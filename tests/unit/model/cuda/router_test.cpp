@@ -1,6 +1,4 @@
-// Kernels of routers and experts on a GPU, compared with the operations of the host.
-#include "src/model/cuda/experts/experts.h"
-
+// Kernels of routers on a GPU, compared with the operations of the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,32 +8,38 @@
 
 #include <gtest/gtest.h>
 
+#include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/host/router_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/unit/model/cuda/decided.h"
 #include "tests/unit/model/cuda/values.h"
 
-namespace ballast::model::cuda::experts_test {
+namespace ballast::model::cuda::router_test {
 namespace {
 
+using test::Decided;
 using test::DeviceArray;
 using test::exact;
 using test::expect_close;
 using test::in_every_order;
+using test::logits_of;
 using test::must;
 using test::normals_of;
+using test::random_logits;
 using test::same_bits;
+using test::Uploaded;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class CudaRouter : public test::Kernels {};
 template <class T>
-class CudaExperts : public test::Kernels {};
+class CudaRouters : public test::Kernels {};
 using Types = testing::Types<float, Bf16>;
-TYPED_TEST_SUITE(CudaExperts, Types);
+TYPED_TEST_SUITE(CudaRouters, Types);
 
 /// As expect_close(), but a NaN is close to itself and an infinity too.
 template <class A, class B>
@@ -49,57 +53,6 @@ void expect_near(const std::vector<A>& found, const std::vector<B>& expected, do
     ASSERT_NEAR(f, e, relative * std::abs(e) + absolute) << "element " << i;
   }
 }
-
-/// What a router decides, on the host.
-struct Decided {
-  std::vector<float> probabilities;
-  std::vector<float> log_sums;
-  std::vector<float> weights;
-  std::vector<float> weight_gradients;
-  std::vector<std::int32_t> chosen;
-  std::vector<std::int32_t> places;
-  std::vector<std::int32_t> starts;
-
-  explicit Decided(const RouterShape& shape)
-      : probabilities(shape.rows * shape.experts),
-        log_sums(shape.rows),
-        weights(shape.choices()),
-        weight_gradients(normals_of<float>(shape.choices(), 5)),
-        chosen(shape.choices()),
-        places(shape.choices()),
-        starts(shape.experts + 1) {}
-  Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {})
-      : Decided(shape) {
-    host::RouterOps<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
-                                   routing(), starts.data());
-  }
-  Routing routing() {
-    return {probabilities.data(),    log_sums.data(), weights.data(),
-            weight_gradients.data(), chosen.data(),   places.data()};
-  }
-};
-
-/// The same on the device.
-struct Uploaded {
-  DeviceArray<float> probabilities;
-  DeviceArray<float> log_sums;
-  DeviceArray<float> weights;
-  DeviceArray<float> weight_gradients;
-  DeviceArray<std::int32_t> chosen;
-  DeviceArray<std::int32_t> places;
-
-  explicit Uploaded(const Decided& from)
-      : probabilities(from.probabilities),
-        log_sums(from.log_sums),
-        weights(from.weights),
-        weight_gradients(from.weight_gradients),
-        chosen(from.chosen),
-        places(from.places) {}
-  [[nodiscard]] Routing routing() const {
-    return {probabilities.data(),    log_sums.data(), weights.data(),
-            weight_gradients.data(), chosen.data(),   places.data()};
-  }
-};
 
 /// Scratch memory; the values after its end must not change.
 class Scratch {
@@ -129,25 +82,6 @@ constexpr RouterShape kShapes[] = {
 };
 /// So many that groups have more than the least number of rows.
 constexpr RouterShape kManyRows = {8200, 3, 2, false};
-
-/// The logits after a row's end must not matter.
-template <class Logit>
-std::vector<float> logits_of(const RouterShape& shape, const Logit& logit) {
-  std::vector<float> logits(shape.rows * shape.step());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const std::size_t expert = i % shape.step();
-    logits[i] = expert < shape.experts ? logit(i / shape.step(), expert)
-                : i % 2 == 0           ? kNan
-                                       : 1e30F;
-  }
-  return logits;
-}
-std::vector<float> random_logits(const RouterShape& shape, double deviation = 3.0) {
-  const auto normals = normals_of<float>(shape.rows * shape.experts, 1, deviation);
-  return logits_of(shape, [&](std::size_t row, std::size_t expert) {
-    return normals[row * shape.experts + expert];
-  });
-}
 
 /// The device decides as the host, whether or not `starts` are wanted.
 void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& logits,
@@ -298,7 +232,7 @@ TEST_F(CudaRouter, TotalsAndLossesAreTheHosts) {
   expect_hosts_totals(kManyRows);
 }
 
-TYPED_TEST(CudaExperts, GradientsOfLogitsAreTheHosts) {
+TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
   using T = TypeParam;
   for (const RouterShape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape.rows << " rows of " << shape.experts);
@@ -329,170 +263,6 @@ TYPED_TEST(CudaExperts, GradientsOfLogitsAreTheHosts) {
   }
 }
 
-/// The choices of an expert of a router, and widths of rows: one access, several, more than the
-/// threads of a block hold, more than they keep in registers.
-constexpr std::size_t kWidths[] = {8, 24, 520, 1032, 8200, 16392};
-struct Chosen {
-  RouterShape shape = {37, 6, 2, true};
-  Decided decided;
-  std::size_t first;
-  std::size_t count;
-
-  Chosen() : decided(shape, random_logits(shape)) {
-    first = static_cast<std::size_t>(decided.starts[2]) + 1;
-    count = static_cast<std::size_t>(decided.starts[3]) - first;
-    EXPECT_GT(count, 3U);
-  }
-  /// The choices among these places.
-  [[nodiscard]] ExpertRows rows(const std::int32_t* places) const {
-    return {places + first, count, shape.per_token};
-  }
-};
-
-TYPED_TEST(CudaExperts, RowsAreGatheredAndPadded) {
-  using T = TypeParam;
-  Chosen of;
-  const Uploaded there(of.decided);
-  for (const std::size_t width : kWidths) {
-    const std::vector<T> x = normals_of<T>(of.shape.rows * width, 1);
-    const DeviceArray<T> x_there(x);
-    for (const std::size_t padded : {of.count, of.count + 5}) {
-      const std::vector<T> before = normals_of<T>((padded + 1) * width, 2);
-      for (const bool weighs : {false, true}) {
-        std::vector<T> expected = before;
-        host::RouterOps<T>().gather_rows(of.rows(of.decided.places.data()), x.data(),
-                                         weighs ? of.decided.weights.data() : nullptr,
-                                         expected.data(), padded, width);
-        const std::vector<T> found = in_every_order([&] {
-          const DeviceArray<T> y(before);
-          must(gather_rows<T>(nullptr, of.rows(there.places.data()), x_there.data(),
-                              weighs ? there.weights.data() : nullptr, y.data(), padded, width));
-          return y.get();
-        });
-        EXPECT_TRUE(weighs || same_bits(found, expected)) << width;
-        expect_close(found, exact(expected), 0.0);
-      }
-    }
-  }
-}
-
-TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
-  using T = TypeParam;
-  Chosen of;
-  of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
-  const DeviceArray<std::int32_t> places(of.decided.places);
-  const DeviceArray<float> weights(of.decided.weights);
-  for (const std::size_t width : kWidths) {
-    const std::size_t size = of.count * width;
-    const std::vector<T> activated = normals_of<T>(size, 1);
-    const std::vector<T> gradients = normals_of<T>(size, 2);
-    const DeviceArray<T> activated_there(activated);
-    const DeviceArray<T> gradients_there(gradients);
-    const auto found = in_every_order([&] {
-      const DeviceArray<float> products(of.decided.weight_gradients);
-      must(dot_rows<T>(nullptr, of.rows(places.data()), activated_there.data(),
-                       gradients_there.data(), weights.data(), products.data(), width));
-      return products.get();
-    });
-    std::vector<float> products = of.decided.weight_gradients;
-    host::RouterOps<T>().dot_rows(of.rows(of.decided.places.data()), activated.data(),
-                                  gradients.data(), of.decided.weights.data(), products.data(),
-                                  width);
-    EXPECT_EQ(products[static_cast<std::size_t>(of.decided.places[of.first])], 0.0F);
-    // Weights are at least some hundredths.
-    expect_close(found, exact(products), 1e-4 * std::sqrt(double(width)));
-    const auto with_bias = in_every_order([&] {
-      const DeviceArray<float> sums(products);
-      must(dot_bias<T>(nullptr, of.rows(places.data()), activated_there.data(),
-                       gradients_there.data(), weights.data(), sums.data(), width));
-      return sums.get();
-    });
-    host::RouterOps<T>().dot_bias(of.rows(of.decided.places.data()), activated.data(),
-                                  gradients.data(), of.decided.weights.data(), products.data(),
-                                  width);
-    expect_close(with_bias, exact(products), 2e-4 * std::sqrt(double(width)));
-  }
-}
-
-TYPED_TEST(CudaExperts, RowsAreAdded) {
-  using T = TypeParam;
-  Chosen of;
-  const Uploaded there(of.decided);
-  for (const std::size_t width : kWidths) {
-    const std::vector<float> y = normals_of<float>(of.count * width, 1);
-    const std::vector<float> before = normals_of<float>((of.shape.rows + 1) * width, 2);
-    const DeviceArray<float> y_there(y);
-    for (const bool weighs : {false, true}) {
-      std::vector<float> expected = before;
-      host::RouterOps<T>().add_rows(of.rows(of.decided.places.data()), y.data(),
-                                    weighs ? of.decided.weights.data() : nullptr, expected.data(),
-                                    width);
-      const float* const factors = weighs ? there.weights.data() : nullptr;
-      const std::vector<float> found = in_every_order([&] {
-        const DeviceArray<float> sums(before);
-        must(add_rows(nullptr, of.rows(there.places.data()), y_there.data(), factors, sums.data(),
-                      width));
-        return sums.get();
-      });
-      expect_close(found, exact(expected), 2e-6);
-    }
-  }
-}
-
-TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
-  using T = TypeParam;
-  constexpr std::size_t kRows = 5;
-  for (const std::size_t width : kWidths) {
-    const std::vector<float> before = normals_of<float>((kRows + 1) * width, 2);
-    const std::vector<T> bias = normals_of<T>(width, 3);
-    const DeviceArray<T> bias_there(bias);
-    std::vector<float> expected = before;
-    host::RouterOps<T>().add_bias(bias.data(), expected.data(), kRows, width);
-    EXPECT_NE(expected, before);
-    const DeviceArray<float> sums(before);
-    must(add_bias<T>(nullptr, bias_there.data(), sums.data(), kRows, width));
-    EXPECT_TRUE(same_bits(sums.get(), expected)) << width;
-  }
-}
-
-/// What ranks do with rows that have come from others, in the order in which they have come.
-TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
-  using T = TypeParam;
-  Chosen of;
-  constexpr std::size_t kWidth = 8;
-  const std::vector<float> factors(of.decided.weights.begin(),
-                                   of.decided.weights.begin() + std::ptrdiff_t(of.count));
-  const ExpertRows in_order = {nullptr, of.count, 1};
-  const std::vector<T> x = normals_of<T>(of.count * kWidth, 1);
-  const std::vector<T> dy = normals_of<T>(of.count * kWidth, 2);
-  std::vector<float> products(of.count);
-  host::RouterOps<T>().dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
-  const DeviceArray<T> x_there(x);
-  const DeviceArray<T> dy_there(dy);
-  const DeviceArray<float> found(of.count, 0.0F);
-  must(dot_rows<T>(nullptr, in_order, x_there.data(), dy_there.data(), nullptr, found.data(),
-                   kWidth));
-  expect_close(found.get(), exact(products), 1e-5);
-
-  // Back at the places of the choices, as if they had been computed there.
-  of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
-  const ExpertRows chosen = of.rows(of.decided.places.data());
-  std::vector<float> expected = of.decided.weight_gradients;
-  host::RouterOps<T>().dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(),
-                                expected.data(), kWidth);
-  std::vector<float> put = of.decided.weight_gradients;
-  host::RouterOps<T>().put_quotients(chosen, products.data(), of.decided.weights.data(),
-                                     put.data());
-  EXPECT_EQ(put, expected);
-  const DeviceArray<std::int32_t> places(of.decided.places);
-  const DeviceArray<float> weights(of.decided.weights);
-  const DeviceArray<float> products_there(products);
-  const DeviceArray<float> put_there(of.decided.weight_gradients);
-  must(put_quotients(nullptr, of.rows(places.data()), products_there.data(), weights.data(),
-                     put_there.data()));
-  EXPECT_EQ(put_there.get(), expected);
-}
-
 TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
   const RouterShape shape = {0, 5, 2, true};
   const DeviceArray<std::int32_t> starts(6, -1);
@@ -518,4 +288,4 @@ TEST_F(CudaRouter, OfNoRowsNothingButZerosIsWritten) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda::experts_test
+}  // namespace ballast::model::cuda::router_test
