@@ -263,6 +263,8 @@ void check_update(const Config& c, const Document& document) {
 void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
   complete_model(config.model, config.data.sequence_length, document);
+  if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
+  world = std::max<std::uint64_t>(world, 1);
   complete_batch(config.batch, document, world, config.notes);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);

@@ -51,7 +51,6 @@ Config load(const std::filesystem::path& file, std::span<const std::string> over
 
 Config parse(const std::string& text, const std::filesystem::path& base, const std::string& name,
              std::span<const std::string> overrides, std::uint64_t world) {
-  expects(world > 0, "config::parse: world must be at least 1");
   Document document(text, base, name, overrides);
   Config config;
   map_deprecated(document, config.ignored);

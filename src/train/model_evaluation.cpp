@@ -27,6 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
+/// Runs of several ranks can be evaluated, too.
+constexpr std::uint64_t kAnyWorld = 0;
+
 std::string_view kind_of(const std::string& file) {
   const std::string extension = fs::path(file).extension().string();
   return extension == ".safetensors" ? "documents" : extension == ".bin" ? "tokens" : "text";
@@ -105,7 +108,7 @@ config::Config read_evaluation(const EvaluationRequest& request) {
   std::error_code ignored;
   if (!fs::is_directory(request.path, ignored)) {
     overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
-    return config::load(request.path, overrides);
+    return config::load(request.path, overrides, kAnyWorld);
   }
   const fs::path weights = weights_at(request.path);
   warn_about_text(request, weights);
@@ -115,7 +118,7 @@ config::Config read_evaluation(const EvaluationRequest& request) {
         fmt::format("model.weights={}", Json(fs::absolute(weights).string()).compact()));
   }
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
-  return run ? config::load(request.path / "config.json", overrides)
+  return run ? config::load(request.path / "config.json", overrides, kAnyWorld)
              : read_folder(request, std::move(overrides));
 }
 

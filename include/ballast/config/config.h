@@ -251,7 +251,8 @@ struct Config {
 
 /// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if
 /// that fails, as a string), checks everything and fills defaults. Relative paths are relative to
-/// the file; `world` is the number of ranks for the batch triplet. Throws Error(config): one line
+/// the file; `world` is the number of ranks for the batch triplet, 0 for a reader to which only the
+/// batch of one rank matters, whatever the number. Throws Error(config): one line
 /// with the file, the key's path, what is wrong and, for an unknown key, the nearest known one.
 Config load(const std::filesystem::path& file, std::span<const std::string> overrides,
             std::uint64_t world = 1);

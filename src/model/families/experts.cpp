@@ -123,6 +123,7 @@ ModelConfig without_experts(const ModelConfig& c) {
     ModelConfig dense = c;
     dense.family = "llama";
     dense.details.clear();
+    dense.expert_parallel = 1;
     dense.intermediate_size = experts.per_token * experts.width + experts.shared_width;
     return dense;
   }

@@ -200,9 +200,17 @@ std::string batch_text(const Triplet& t) {
 
 TEST(BatchTriplet, IsDerivedFromWhatIsGiven) {
   const std::pair<Triplet, std::array<std::uint64_t, 3>> cases[] = {
-      {{48, 4, 3, 4}, {48, 4, 3}}, {{48, 4, 0, 4}, {48, 4, 3}},  {{48, 0, 3, 4}, {48, 4, 3}},
-      {{0, 4, 3, 4}, {48, 4, 3}},  {{48, 0, 0, 4}, {48, 12, 1}}, {{0, 4, 0, 4}, {16, 4, 1}},
-      {{1, 0, 0, 1}, {1, 1, 1}},   {{6, 2, 0, 1}, {6, 2, 3}}};
+      {{48, 4, 3, 4}, {48, 4, 3}},
+      {{48, 4, 0, 4}, {48, 4, 3}},
+      {{48, 0, 3, 4}, {48, 4, 3}},
+      {{0, 4, 3, 4}, {48, 4, 3}},
+      {{48, 0, 0, 4}, {48, 12, 1}},
+      {{0, 4, 0, 4}, {16, 4, 1}},
+      {{1, 0, 0, 1}, {1, 1, 1}},
+      {{6, 2, 0, 1}, {6, 2, 3}},
+      // Of one rank of an unknown number.
+      {{48, 4, 3, 0}, {12, 4, 3}},
+      {{48, 0, 3, 0}, {48, 16, 3}}};
   for (const auto& [given, expected] : cases) {
     const auto batch = parse_text(batch_text(given), {}, given.world).batch;
     EXPECT_EQ((std::array{batch.train_batch, batch.micro_batch, batch.accumulation}), expected)

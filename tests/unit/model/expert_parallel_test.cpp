@@ -64,6 +64,11 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
   }
 }
 
+TEST(ExpertParallelism, IsNotOfModelsWithoutExpertsOfTheSameSize) {
+  const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss", 3)).config);
+  EXPECT_EQ(build_architecture(dense).blocks.size(), 4U);
+}
+
 TEST(ExpertParallelism, RefusesWhatRanksCannotShare) {
   const auto refusal = [](const ModelConfig& config, const std::vector<std::string>& trained) {
     try {
