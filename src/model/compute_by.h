@@ -404,7 +404,7 @@ class ComputeBy final : public Compute {
   }
   auto exchange_rows(device::Stream& stream, RowExchange& exchange) {
     return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
-                          [this, &stream](auto work) { run(stream, std::move(work)); });
+                          [this, &stream](auto work) { this->run(stream, std::move(work)); });
   }
   /// Whether it is a layer, or the first half of one with experts.
   [[nodiscard]] bool is_in_one_piece(std::size_t block) const {
