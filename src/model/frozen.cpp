@@ -45,9 +45,8 @@ void arrange(BlockSpec& block) {
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
-  if (frozen == block.tensors.end()) return;
   block.elements = round_up(end, kBlockStep);
-  block.frozen_elements = block.elements - trained;
+  if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
 }
 
 }  // namespace
@@ -88,7 +87,9 @@ double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,
                                   std::uint64_t length) const {
   const BlockSpec& block = blocks.at(index);
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  return 2.0 * block.token_share * tokens * static_cast<double>(block.frozen_product_elements);
+  return 2.0 * block.token_share * tokens *
+         (static_cast<double>(block.frozen_product_elements) -
+          static_cast<double>(block.repeated_product_elements));
 }
 
 Elems Architecture::trained_parameters() const {
