@@ -26,22 +26,14 @@ constexpr std::array<std::pair<const char*, const char*>, 6> kSame = {
      {"modules_to_save", "modules_to_save"}}};
 
 /// Keys that do not change what saved adapters compute.
-constexpr std::array kWithoutEffect = {"auto_mapping",
-                                       "base_model_name_or_path",
-                                       "corda_config",
-                                       "ensure_weight_tying",
-                                       "eva_config",
-                                       "fan_in_fan_out",
-                                       "inference_mode",
-                                       "loftq_config",
-                                       "lora_ga_config",
-                                       "megatron_core",
-                                       "monteclora_config",
-                                       "peft_version",
-                                       "qalora_group_size",
-                                       "revision",
-                                       "runtime_config",
-                                       "task_type"};
+constexpr std::array kWithoutEffect = {"auto_mapping",      "base_model_name_or_path",
+                                       "corda_config",      "ensure_weight_tying",
+                                       "eva_config",        "fan_in_fan_out",
+                                       "inference_mode",    "loftq_config",
+                                       "lora_ga_config",    "megatron_core",
+                                       "monteclora_config", "peft_version",
+                                       "qalora_group_size", "revision",
+                                       "runtime_config",    "task_type"};
 
 /// Ways to begin that leave the weights of the model as they are.
 constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
@@ -60,9 +52,8 @@ bool is_empty(const Json& value) {
 [[noreturn]] void refuse(const std::string& file, std::string_view key, const Json& value,
                          std::string_view rule) {
   constexpr std::size_t kLongest = 60;
-  throw Error(ErrorCategory::config,
-              fmt::format("{}: {} is {}, but {}", file, text::printable(key),
-                          text::printable(value.compact(), kLongest), rule));
+  throw Error(ErrorCategory::config, fmt::format("{}: {} is {}, but {}", file, text::printable(key),
+                                                 text::printable(value.compact(), kLongest), rule));
 }
 
 /// Refuses a key without an own one that changes what the adapters compute.
@@ -73,7 +64,8 @@ void check(const std::string& file, const std::string& key, const Json& value) {
   }
   if (key == "bias") {
     if (value == "none") return;
-    refuse(file, key, value, "Ballast trains no biases beside adapters; only \"none\" is supported");
+    refuse(file, key, value,
+           "Ballast trains no biases beside adapters; only \"none\" is supported");
   }
   if (key == "init_lora_weights") {
     if (value.is_null() || lists(kPlainBeginnings, value.text())) return;
@@ -137,22 +129,21 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
   const auto& blocks = model.blocks;
   const model::TensorSpec* const tokens = blocks.front().find(model.outer.tokens);
   const bool tied = model.config.tie_embeddings && tokens != nullptr && !tokens->frozen;
-  return Json::object(
-      {{"peft_type", "LORA"},
-       {"task_type", "CAUSAL_LM"},
-       {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
-       {"r", adapters.rank},
-       {"lora_alpha", adapters.alpha},
-       {"lora_dropout", adapters.dropout},
-       {"use_rslora", adapters.rslora},
-       {"use_dora", false},
-       {"target_modules", array_of(adapters.targets)},
-       {"modules_to_save", modules.empty() ? Json() : array_of(modules)},
-       {"fan_in_fan_out", adapters.input_first},
-       {"bias", "none"},
-       {"init_lora_weights", true},
-       {"ensure_weight_tying", tied},
-       {"inference_mode", true}});
+  return Json::object({{"peft_type", "LORA"},
+                       {"task_type", "CAUSAL_LM"},
+                       {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
+                       {"r", adapters.rank},
+                       {"lora_alpha", adapters.alpha},
+                       {"lora_dropout", adapters.dropout},
+                       {"use_rslora", adapters.rslora},
+                       {"use_dora", false},
+                       {"target_modules", array_of(adapters.targets)},
+                       {"modules_to_save", modules.empty() ? Json() : array_of(modules)},
+                       {"fan_in_fan_out", adapters.input_first},
+                       {"bias", "none"},
+                       {"init_lora_weights", true},
+                       {"ensure_weight_tying", tied},
+                       {"inference_mode", true}});
 }
 
 }  // namespace ballast::config

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -87,8 +88,9 @@ Key adapters_key(BallastSection& b) {
   return {"adapters",
           [&b](const Value& value) {
             if (!b.adapters) {
-              value.fail("is given, but ballast.train is not \"adapters\"; set it to that, or "
-                         "remove this section");
+              value.fail(
+                  "is given, but ballast.train is not \"adapters\"; set it to that, or "
+                  "remove this section");
             }
             read_section(value, keys_of(*b.adapters));
           },
@@ -102,25 +104,25 @@ void expand_adapter_path(Document& document) {
   const Json* const given =
       section == nullptr || !section->is_object() ? nullptr : section->find("path");
   if (given == nullptr || given->is_null() || *given == "") return;
-  const std::filesystem::path folder =
-      Value(document, *given, "ballast.adapters.path").path_text();
+  const std::filesystem::path folder = Value(document, *given, "ballast.adapters.path").path_text();
   Json found;
   try {
     found = read_adapter_folder(folder);
   } catch (const Error& error) {
     document.fail("ballast.adapters.path", error.what());
   }
+  // The tensors themselves are compared with the maps that the config names.
+  constexpr std::array kMustAgree = {"rank", "alpha", "rslora"};
   for (const auto& member : found.members()) {
     const Json* const own = section->find(member.key);
     if (own == nullptr || own->is_null()) {
       (*section)[member.key] = member.value;
       continue;
     }
-    const bool one = own->is_string() && member.value.is_array();
-    const Json same = one ? Json::array({*own}) : *own;
-    if (member.key == "dropout" || same.compact() == member.value.compact() ||
-        (same.is_number() && member.value.is_number() &&
-         same.number() == member.value.number())) {
+    const bool numbers = own->is_number() && member.value.is_number();
+    const bool same =
+        numbers ? own->number() == member.value.number() : own->compact() == member.value.compact();
+    if (same || std::find(kMustAgree.begin(), kMustAgree.end(), member.key) == kMustAgree.end()) {
       continue;
     }
     document.fail(fmt::format("ballast.adapters.{}", member.key),

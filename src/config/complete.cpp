@@ -174,9 +174,8 @@ void complete_layer_tiles(Config& c, const Document& document) {
 
 void check_trained(const Config& c, const Document& document) {
   if (c.ballast.train.empty() && !c.ballast.adapters) return;
-  static_cast<void>(model_of(c, [&](const std::string& path, const std::string& rule) {
-    document.fail(path, rule);
-  }));
+  static_cast<void>(model_of(
+      c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); }));
 }
 
 void check_aio(const AioSection& a, const Document& document) {

@@ -46,8 +46,8 @@ void replace_auto(Document& document, std::vector<std::string>& log);
 /// Error(config) when it is given beside other keys of the model and like read_model_section().
 void expand_model_path(Document& document, std::vector<std::string>& notes);
 
-/// Adds what the folder at ballast.adapters.path says to ballast.adapters. Throws Error(config) if a
-/// key is given that differs, but the dropout, and like read_adapter_folder().
+/// Adds what the folder at ballast.adapters.path says to ballast.adapters. Throws Error(config) if
+/// a key is given that differs, but the dropout, and like read_adapter_folder().
 void expand_adapter_path(Document& document);
 
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys

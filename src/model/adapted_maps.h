@@ -49,8 +49,8 @@ class AdaptedMaps {
     ops_.linear(block[map], x, y, y_row, rows.count);
     add_adapters(block, map, x, y, y_row, rows);
   }
-  void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x,
-                   const T* residual, T* y, const MapRows& rows) {
+  void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* residual,
+                   T* y, const MapRows& rows) {
     ops_.linear_onto(block[map], x, residual, y, rows.count);
     add_adapters(block, map, x, y, map.out, rows);
   }
@@ -129,9 +129,9 @@ class AdaptedMaps {
   std::size_t rank_ = 0;  ///< 0: the model has no adapters
   float scale_ = 1.0F;
   double dropout_ = 0.0;
-  T* h_ = nullptr;            ///< [rows, rank]
+  T* h_ = nullptr;             ///< [rows, rank]
   std::array<T*, 3> dh_ = {};  ///< likewise, the gradients of A x of maps with the same input
-  T* dropped_ = nullptr;      ///< what A reads, or its gradient
+  T* dropped_ = nullptr;       ///< what A reads, or its gradient
 };
 
 }  // namespace ballast::model

@@ -71,18 +71,18 @@ void check_target(const Architecture& model, const std::string& target, const Re
       if (!names(target, module_of(tensor))) continue;
       found = true;
       if (can_be_adapted(block, tensor) || tensor.name.ends_with(".bias")) continue;
-      refuse("targets", fmt::format("'{}' is {}; adapters are for linear maps of attention and of "
-                                    "MLPs: {}{}",
-                                    target, kind_of(block, tensor), listed(possible),
-                                    block.part == LayerPart::whole
-                                        ? "; modules_to_save trains others in full"
-                                        : ""));
+      refuse("targets",
+             fmt::format(
+                 "'{}' is {}; adapters are for linear maps of attention and of "
+                 "MLPs: {}{}",
+                 target, kind_of(block, tensor), listed(possible),
+                 block.part == LayerPart::whole ? "; modules_to_save trains others in full" : ""));
     }
   }
   if (found) return;
-  refuse("targets", fmt::format("'{}' matches no map of the model{}; it has {}, or \"{}\" for all",
-                                target, did_you_mean(target, possible), listed(possible),
-                                kAllLinear));
+  refuse("targets",
+         fmt::format("'{}' matches no map of the model{}; it has {}, or \"{}\" for all", target,
+                     did_you_mean(target, possible), listed(possible), kAllLinear));
 }
 
 /// A tensor behind those of `block`; offsets follow when the block is arranged (freeze()).
@@ -165,8 +165,7 @@ std::string AdapterConfig::description() const {
 }
 
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
-  const auto* const decoder =
-      dynamic_cast<const DecoderFamily*>(&family(model.config.family));
+  const auto* const decoder = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
   if (decoder == nullptr || model.config.layer_tiles > 1) {
     refuse("targets", decoder == nullptr
                           ? fmt::format("layers of family '{}' have no adapters; train tensors by "

@@ -96,16 +96,15 @@ class ComputeBy final : public Compute {
                      DeviceBytes kept, Dropout dropout) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      const BlockWeights<T> about{.layer = block - model_.first_layer(),
-                                  .weights = as<T>(weights),
-                                  .dropout = dropout};
+      const BlockWeights<T> about{
+          .layer = block - model_.first_layer(), .weights = as<T>(weights), .dropout = dropout};
       layer_->forward(about, positions.raw(), as<T>(in), as<T>(out), kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                       DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes dy,
-                      DeviceView<float> gradient, Accumulation accumulation,
-                      DeviceBytes kept, Dropout dropout) override {
+                      DeviceView<float> gradient, Accumulation accumulation, DeviceBytes kept,
+                      Dropout dropout) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
       const BlockWeights<T> about{block - model_.first_layer(), as<T>(weights), gradient,

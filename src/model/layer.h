@@ -120,14 +120,14 @@ inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_
 /// NAME.weight [out, in] and, if the block has it, NAME.bias [out], with its adapter.
 inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0],
+  return {weight.offset, find_bias(block, name), weight.shape[1],           weight.shape[0],
           true,          weight.frozen,          find_adapters(block, name)};
 }
 
 /// The same for gpt2's Conv1D, whose weight is [in, out].
 inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1],
+  return {weight.offset, find_bias(block, name), weight.shape[0],           weight.shape[1],
           false,         weight.frozen,          find_adapters(block, name)};
 }
 

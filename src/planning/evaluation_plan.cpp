@@ -36,7 +36,7 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 }  // namespace
 
 engine::Blueprint draw_evaluation(const config::Config& config) {
-  const model::Architecture model = model::build_architecture(config.model);
+  const model::Architecture model = model_of(config);
   const memory::Budgets budgets = resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
   std::optional<Error> refusal;

@@ -20,7 +20,6 @@ inline constexpr const char* kAdapterPrefix = "base_model.model.";
 text::Json read_adapter_folder(const std::filesystem::path& folder);
 
 /// adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
-text::Json make_adapter_config(const model::Architecture& model,
-                               const std::filesystem::path& base);
+text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base);
 
 }  // namespace ballast::config

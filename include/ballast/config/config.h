@@ -174,8 +174,8 @@ struct BallastSection {
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
   std::optional<AdapterSection> adapters;  ///< train is "adapters"
-  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
+  std::string order = "layer_major";       ///< layer_major, micro_batch_major or auto
+  std::string update = "gated";            ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
@@ -258,9 +258,9 @@ struct Config {
 
 /// The model of a complete config, with its adapters and frozen tensors. `fail` is called with the
 /// path of a key and the rule that it breaks; throws.
-model::Architecture model_of(const Config& config,
-                             const std::function<void(const std::string& path,
-                                                      const std::string& rule)>& fail);
+model::Architecture model_of(
+    const Config& config,
+    const std::function<void(const std::string& path, const std::string& rule)>& fail);
 
 /// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if
 /// that fails, as a string), checks everything and fills defaults. Relative paths are relative to

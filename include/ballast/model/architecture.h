@@ -240,8 +240,8 @@ Architecture build_architecture(ModelConfig config);
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse);
 
-/// Adds adapters to the maps that `wanted` names, as trained tensors MAP.lora_A.weight [rank, in] and
-/// MAP.lora_B.weight [out, rank] of their blocks, and freezes all others but modules_to_save.
+/// Adds adapters to the maps that `wanted` names, as trained tensors MAP.lora_A.weight [rank, in]
+/// and MAP.lora_B.weight [out, rank] of their blocks, and freezes all others but modules_to_save.
 /// Instead of freeze(). `refuse` is called with the key of `wanted` that breaks a rule: nothing or
 /// something else than maps of attention and MLPs has that name, the family's layers cannot have
 /// adapters or are cut into tiles.

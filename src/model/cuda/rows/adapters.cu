@@ -31,9 +31,8 @@ __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bo
   for (unsigned half = 0; half < 2; ++half) {
     const auto factors = mask.factors(at / 4 + half);
     for (unsigned i = 0; i < 4; ++i) {
-      sums[4 * half + i] =
-          device::rounded_sum(sums[4 * half + i],
-                              device::rounded_product(values[4 * half + i], factors[i]));
+      sums[4 * half + i] = device::rounded_sum(
+          sums[4 * half + i], device::rounded_product(values[4 * half + i], factors[i]));
     }
   }
   write(sums, y + at);
