@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -130,6 +131,19 @@ void add_adapters(BlockSpec& block, const AdapterConfig& wanted) {
   }
 }
 
+/// Names of modules and their last parts.
+std::vector<std::string> module_names(const Architecture& model) {
+  std::set<std::string> all;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      if (tensor.adapter) continue;
+      all.insert(std::string(module_of(tensor)));
+      all.insert(last_part(module_of(tensor)));
+    }
+  }
+  return {all.begin(), all.end()};
+}
+
 /// A pattern of names of tensors for an entry of modules_to_save.
 std::string pattern_of(const std::string& module) {
   const bool tensors = module.find_first_of("*?[") != std::string::npos ||
@@ -190,8 +204,11 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   std::vector<std::string> patterns = {"*.lora_A.weight", "*.lora_B.weight"};
   const std::size_t own = patterns.size();
   for (const std::string& module : wanted.modules_to_save) patterns.push_back(pattern_of(module));
-  freeze(model, patterns, [&](std::size_t pattern, const std::string& rule) {
-    refuse(fmt::format("modules_to_save[{}]", pattern - own), rule);
+  freeze(model, patterns, [&](std::size_t pattern, const std::string& /*rule*/) {
+    const std::string& module = wanted.modules_to_save[pattern - own];
+    refuse(fmt::format("modules_to_save[{}]", pattern - own),
+           fmt::format("'{}' matches no module of the model{}", module,
+                       did_you_mean(module, module_names(model))));
   });
   check_saved(model, refuse);
   model.adapters = std::move(wanted);
