@@ -194,8 +194,9 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   }
   if (wanted.targets == std::vector<std::string>{std::string(kAllLinear)}) {
     wanted.targets = adaptable_names(model);
+  } else {
+    for (const std::string& target : wanted.targets) check_target(model, target, refuse);
   }
-  for (const std::string& target : wanted.targets) check_target(model, target, refuse);
   for (BlockSpec& block : model.blocks) {
     if (block.kind != BlockKind::layer) continue;
     wanted.input_first = decoder->decoder(model.config, block.layer).conv1d;

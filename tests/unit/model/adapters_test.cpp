@@ -97,7 +97,7 @@ TEST(Adapters, OfAllMapsAreNamed) {
   EXPECT_EQ(targets(experts), (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
   test::expect_error(ErrorCategory::config, {"targets: 'gate_proj' is a map of experts", "q_proj"},
                      [&] { adapted(experts, {.targets = {"gate_proj"}}); });
-  test::expect_error(ErrorCategory::config, {"targets: 'gate' is a router"},
+  test::expect_error(ErrorCategory::config, {"targets: 'mlp.gate' is a router"},
                      [&] { adapted(experts, {.targets = {"mlp.gate"}}); });
 }
 
