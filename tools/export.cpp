@@ -25,11 +25,13 @@ struct ExportArguments {
   std::filesystem::path out;
   std::string type;
   std::string shard_size = "5GB";
+  bool merged = false;
   bool states = false;
 };
 
 train::ExportOptions options_of(const ExportArguments& arguments) {
-  train::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size")};
+  train::ExportOptions options = {.shard_size = read_size(arguments.shard_size, "--shard-size"),
+                                  .merged = arguments.merged};
   if (arguments.type == "fp32") options.type = DType::f32;
   if (arguments.type == "bf16") options.type = DType::bf16;
   if (arguments.type == "fp16") options.type = DType::f16;
@@ -71,11 +73,14 @@ void add_export(Command program) {
                      {.choices = {"bf16", "fp16", "fp32"}});
   command.add_option("--shard-size", &a.shard_size, "Largest file of several tensors",
                      {.show_default = true});
+  command.add_flag("--merged", &a.merged,
+                   "Of a run that has trained adapters, or a folder of them: write the whole model "
+                   "with the adapters merged into it (default: a folder for PEFT)");
   command.add_flag("--states", &a.states,
                    "Write weights and optimizer states of the newest whole checkpoint, or of the "
                    "one that is named, as safetensors from which a run can go on");
   command.set_action([arguments, command] {
-    for (const char* option : {"dtype", "shard-size"}) {
+    for (const char* option : {"dtype", "shard-size", "merged"}) {
       if (!arguments->states || !command.given(option)) continue;
       throw Error(ErrorCategory::usage,
                   fmt::format("--{} is for weights; --states writes all bits as they are, a file "

@@ -161,12 +161,21 @@ void complete_placement(Config& c, const Document& document) {
   }
 }
 
+/// Layers with adapters stay in one piece.
+void complete_layer_tiles(Config& c, const Document& document) {
+  if (!c.ballast.adapters) return;
+  if (c.model.layer_tiles > 1) {
+    document.fail("model.layer_tiles",
+                  fmt::format("is {}, but layers with adapters are not cut into tiles; set it to 1",
+                              c.model.layer_tiles));
+  }
+  c.model.layer_tiles = 1;
+}
+
 void check_trained(const Config& c, const Document& document) {
-  if (c.ballast.train.empty()) return;
-  model::Architecture model = model::build_architecture(c.model);
-  model::freeze(model, c.ballast.train, [&](std::size_t pattern, const std::string& rule) {
-    document.fail(fmt::format("ballast.train[{}]", pattern), rule);
-  });
+  if (c.ballast.train.empty() && !c.ballast.adapters) return;
+  static_cast<void>(model_of(
+      c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); }));
 }
 
 void check_aio(const AioSection& a, const Document& document) {
@@ -260,8 +269,26 @@ void check_update(const Config& c, const Document& document) {
 
 }  // namespace
 
+model::Architecture model_of(
+    const Config& config,
+    const std::function<void(const std::string& path, const std::string& rule)>& fail) {
+  model::Architecture model = model::build_architecture(config.model);
+  if (config.ballast.adapters) {
+    model::adapt(model, *config.ballast.adapters,
+                 [&](std::string_view key, const std::string& rule) {
+                   fail(fmt::format("ballast.adapters.{}", key), rule);
+                 });
+    return model;
+  }
+  model::freeze(model, config.ballast.train, [&](std::size_t pattern, const std::string& rule) {
+    fail(fmt::format("ballast.train[{}]", pattern), rule);
+  });
+  return model;
+}
+
 void complete(Config& config, const Document& document, std::uint64_t world) {
   check_data(config, document);
+  complete_layer_tiles(config, document);
   complete_model(config.model, config.data.sequence_length, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   world = std::max<std::uint64_t>(world, 1);

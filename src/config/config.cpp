@@ -56,6 +56,7 @@ Config parse(const std::string& text, const std::filesystem::path& base, const s
   map_deprecated(document, config.ignored);
   replace_auto(document, config.notes);
   expand_model_path(document, config.notes);
+  expand_adapter_path(document);
   read_section(Value(document, document.root(), ""), all_keys(config));
   complete(config, document, world);
   return config;

@@ -276,29 +276,6 @@ Key speculative_updates_key(std::optional<std::uint64_t>& blocks) {
           [&blocks] { return blocks ? Json(*blocks) : Json("auto"); }};
 }
 
-/// "all" or patterns of names of tensors.
-Key train_key(std::vector<std::string>& patterns) {
-  return {"train",
-          [&patterns](const Value& value) {
-            patterns.clear();
-            if (value.json() == "all") return;
-            if (value.json() == "adapters") value.fail("there are no adapters in this version");
-            if (!value.json().is_array()) {
-              value.fail_type("\"all\" or an array of patterns such as [\"model.layers.3.*\"]");
-            }
-            for (std::size_t i = 0; i < value.json().elements().size(); ++i) {
-              patterns.push_back(value.element(i).text());
-            }
-            if (patterns.empty()) value.fail("names no tensor; give patterns or \"all\"");
-          },
-          [&patterns] {
-            if (patterns.empty()) return Json("all");
-            Json list = Json::array();
-            for (const std::string& pattern : patterns) list.push_back(pattern);
-            return list;
-          }};
-}
-
 /// `m`: has the keys of the section that decide how a model is cut into blocks.
 Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
@@ -308,7 +285,8 @@ Section ballast_keys(BallastSection& b, model::ModelConfig& m) {
           choice("product_algorithms", b.product_algorithms, {"heuristic", "timed"}),
           or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
-          also_called(train_key(b.train), {"trainable", "trained", "unfrozen_parameters"}),
+          also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
+          also_called(adapters_key(b), {"lora", "peft", "peft_config", "adapter"}),
           choice("order", b.order, {"layer_major", "micro_batch_major", "auto"}),
           choice("update", b.update, {"gated", "eager"}),
           speculative_updates_key(b.speculative_updates),

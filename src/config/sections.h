@@ -21,6 +21,9 @@ Section zero_keys(ZeroSection& zero, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
 /// checkpoint_every: steps, or a time such as "30m".
 Key checkpoint_every_key(BallastSection& ballast);
+/// train: "all", "adapters" or patterns of names of tensors. adapters follows it.
+Key train_key(BallastSection& ballast);
+Key adapters_key(BallastSection& ballast);
 /// spike: an action, or an object.
 Key spike_key(SpikeSection& spike);
 /// Throws Error(config) for what needs checkpoints without them; notes what ranks cannot do.
@@ -42,6 +45,10 @@ void replace_auto(Document& document, std::vector<std::string>& log);
 /// Replaces model.path by the keys of the folder that it names and model.weights. Throws
 /// Error(config) when it is given beside other keys of the model and like read_model_section().
 void expand_model_path(Document& document, std::vector<std::string>& notes);
+
+/// Adds what the folder at ballast.adapters.path says to ballast.adapters. Throws Error(config) if
+/// a key is given that differs, but the dropout, and like read_adapter_folder().
+void expand_adapter_path(Document& document);
 
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys
 /// against each other. Throws Error(config) naming the keys and their values.

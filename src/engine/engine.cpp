@@ -166,7 +166,8 @@ class Engine::Impl {
                            .device_update = *device_update_,
                            .ranks = ranks_,
                            .gradient_clipping = options_.gradient_clipping,
-                           .nvtx = options_.nvtx});
+                           .nvtx = options_.nvtx,
+                           .seed = options_.seed});
     const schedule::Schedule& schedule = blueprint_.schedule;
     compute_->set_workspace(
         store_->device(schedule.workspace, blueprint_.workload.workspace_bytes));
@@ -381,6 +382,7 @@ class Engine::Impl {
     StepContext& context = lanes_->context(number);
     context = {};
     context.micro_batches = plan.micro_batches;
+    context.trains = &plan != &blueprint_.schedule.evaluation;
     context.result.targets = count_targets(batch.targets);
     context.hyper = options_.hyper;
     context.hyper.optimizer = blueprint_.states.optimizer;

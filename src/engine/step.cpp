@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/schedule/rank_sizes.h"
 
 #include "src/device/profiler_range.h"
@@ -264,7 +265,7 @@ class Lanes::Step : private RoutingBuffers {
     if (has(Role::rows)) {
       return compute.tile_forward(stream(), block, weights(), positions(), rows(), row_sums(), out);
     }
-    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept());
+    compute.layer_forward(stream(), block, weights(), positions(), input(), out, kept(), dropout());
   }
 
   void backward() {
@@ -298,7 +299,15 @@ class Lanes::Step : private RoutingBuffers {
                                    accumulator());
     }
     compute.layer_backward(stream(), block, weights(), positions(), input(), flow(), accumulator(),
-                           accumulation(), kept());
+                           accumulation(), kept(), dropout());
+  }
+
+  /// The same in the passes of a micro-batch, also after a resume.
+  [[nodiscard]] model::Dropout dropout() const {
+    const std::uint64_t micro =
+        std::uint64_t{operation_.micro} * blueprint_.workload.world + blueprint_.rank;
+    const auto step = static_cast<std::uint64_t>(context_.hyper.step);
+    return {.on = context_.trains, .key = random_u64(modules_.seed, step, micro)};
   }
 
   [[nodiscard]] model::Accumulation accumulation() const {

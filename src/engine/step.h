@@ -26,6 +26,7 @@ namespace ballast::engine {
 /// plan and by the gate; read by operations after the gate and then by the caller.
 struct StepContext {
   std::uint32_t micro_batches = 0;
+  bool trains = false;
   cpu_adam::Hyper hyper;
   StepResult result;
 };
@@ -40,7 +41,8 @@ struct Modules {
   update::DeviceUpdate& device_update;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   double gradient_clipping = 0.0;
-  bool nvtx = false;  ///< see EngineOptions
+  bool nvtx = false;       ///< see EngineOptions
+  std::uint64_t seed = 0;  ///< likewise
 };
 
 /// A piece of this rank's part of a block's weights, or of the states of a sub-group of it, in host

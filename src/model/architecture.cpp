@@ -334,7 +334,7 @@ Architecture build_architecture(ModelConfig config) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
   });
   const Family& described = family(config.family);
-  Architecture model{std::move(config), described.outer(), {}};
+  Architecture model{std::move(config), described.outer(), {}, {}};
   const ModelConfig& c = model.config;
   for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
     model.blocks.push_back(embedding_block(c, model.outer, tile));

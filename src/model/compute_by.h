@@ -94,21 +94,23 @@ class ComputeBy final : public Compute {
   }
   void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                      DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes out,
-                     DeviceBytes kept) override {
+                     DeviceBytes kept, Dropout dropout) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->forward({block - model_.first_layer(), as<T>(weights), {}}, positions.raw(),
-                      as<T>(in), as<T>(out), kept.raw());
+      const BlockWeights<T> about{
+          .layer = block - model_.first_layer(), .weights = as<T>(weights), .dropout = dropout};
+      layer_->forward(about, positions.raw(), as<T>(in), as<T>(out), kept.raw());
     });
   }
   void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                       DeviceView<const std::int32_t> positions, ConstDeviceBytes in, DeviceBytes dy,
-                      DeviceView<float> gradient, Accumulation accumulation,
-                      DeviceBytes kept) override {
+                      DeviceView<float> gradient, Accumulation accumulation, DeviceBytes kept,
+                      Dropout dropout) override {
     expect_layer(block, kept);
     run(stream, [=, this] {
-      layer_->backward({block - model_.first_layer(), as<T>(weights), gradient, accumulation},
-                       positions.raw(), as<T>(in), as<T>(dy), kept.raw());
+      const BlockWeights<T> about{block - model_.first_layer(), as<T>(weights), gradient,
+                                  accumulation, dropout};
+      layer_->backward(about, positions.raw(), as<T>(in), as<T>(dy), kept.raw());
     });
   }
 

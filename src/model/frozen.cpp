@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 
+#include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/architecture.h"
 
@@ -52,9 +53,8 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
-  if (frozen == block.tensors.end()) return true;
   block.elements = round_up(end, kBlockStep);
-  block.frozen_elements = block.elements - trained;
+  if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
   return true;
 }
 
@@ -80,9 +80,10 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
       tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
     }
     if (arrange(block)) continue;
-    refuse(0, fmt::format("the patterns train only some tensors of '{}'; with "
-                          "ballast.expert_parallel, train all tensors of its experts or none",
-                          block.name));
+    throw Error(ErrorCategory::config,
+                fmt::format("ballast.expert_parallel: only some tensors of '{}' are trained; train "
+                            "all tensors of experts or none, or give 1",
+                            block.name));
   }
   if (model.config.tie_embeddings && tied_frozen) {
     BlockSpec& head = model.blocks[model.head()];
@@ -99,7 +100,9 @@ double Architecture::frozen_flops(std::size_t index, std::uint64_t sequences,
                                   std::uint64_t length) const {
   const BlockSpec& block = blocks.at(index);
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
-  return 2.0 * block.token_share * tokens * static_cast<double>(block.frozen_product_elements);
+  return 2.0 * block.token_share * tokens *
+         (static_cast<double>(block.frozen_product_elements) -
+          static_cast<double>(block.repeated_product_elements));
 }
 
 Elems Architecture::trained_parameters() const {

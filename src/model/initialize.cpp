@@ -75,6 +75,18 @@ void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std:
   }
 }
 
+/// Element i is number i mod 4 of group i / 4.
+void fill_uniform(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
+  const std::uint64_t stream = fnv1a(tensor.name);
+  std::array<std::uint32_t, 4> words{};
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const Elems at = first + i;
+    if (i == 0 || at % 4 == 0) words = philox(seed, at / 4, stream);
+    const double unit = (static_cast<double>(words[at % 4]) + 0.5) * 0x1p-32;
+    out[i] = static_cast<float>(tensor.stddev * (2.0 * unit - 1.0));
+  }
+}
+
 }  // namespace
 
 void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
@@ -87,6 +99,9 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
       return;
     case Init::normal:
       fill_normal(tensor, seed, first, out);
+      return;
+    case Init::uniform:
+      fill_uniform(tensor, seed, first, out);
       return;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "ballast/core/bump.h"
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
@@ -75,6 +76,17 @@ struct NormAt {
   float offset = 0.0F;  ///< as in Norm
 };
 
+/// Where an adapter of a linear map is in a block (elements): A [rank, in], B [out, rank].
+struct AdapterAt {
+  Elems a = 0;
+  Elems b = 0;
+  std::size_t rank = 0;
+  std::size_t out = 0;
+  std::size_t column = 0;    ///< where its outputs begin among those of the map
+  std::size_t number = 0;    ///< among those of all maps with the same input
+  std::uint64_t stream = 0;  ///< of its random numbers
+};
+
 /// Where the tensors of a linear map are in a block (elements), and its extents.
 struct LinearAt {
   Elems weight = 0;
@@ -83,6 +95,7 @@ struct LinearAt {
   std::size_t out = 0;
   bool flipped = false;  ///< as in Linear
   bool frozen = false;   ///< its weight is
+  std::vector<AdapterAt> adapters = {};
 };
 
 inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view name) {
@@ -96,18 +109,26 @@ inline NormAt find_norm(const BlockSpec& block, std::string_view name, float off
   return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
 }
 
-/// NAME.weight [out, in] and, if the block has it, NAME.bias [out].
+/// NAME.lora_A.weight and NAME.lora_B.weight, if the block has them.
+inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_view name) {
+  const TensorSpec* const a = block.find(std::string(name) + ".lora_A.weight");
+  if (a == nullptr) return {};
+  const TensorSpec& b = block.tensor(std::string(name) + ".lora_B.weight");
+  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name)}};
+}
+
+/// NAME.weight [out, in] and, if the block has it, NAME.bias [out], with its adapter.
 inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[1], weight.shape[0],
-          true,          weight.frozen};
+  return {weight.offset, find_bias(block, name), weight.shape[1],           weight.shape[0],
+          true,          weight.frozen,          find_adapters(block, name)};
 }
 
 /// The same for gpt2's Conv1D, whose weight is [in, out].
 inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[0], weight.shape[1],
-          false,         weight.frozen};
+  return {weight.offset, find_bias(block, name), weight.shape[0],           weight.shape[1],
+          false,         weight.frozen,          find_adapters(block, name)};
 }
 
 /// The tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
@@ -129,12 +150,24 @@ inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
     if (!parts.empty() && next.flipped && !next.bias && !parts.back().bias &&
         parts.back().frozen == next.frozen &&
         parts.back().weight + parts.back().out * next.in == next.weight) {
+      for (AdapterAt adapter : next.adapters) {
+        adapter.column = parts.back().out;
+        parts.back().adapters.push_back(adapter);
+      }
       parts.back().out += next.out;
     } else {
       parts.push_back(next);
     }
   }
   return parts;
+}
+
+/// Sets the numbers of the adapters of maps with the same input.
+inline void number_adapters(std::vector<LinearAt>& maps) {
+  std::size_t number = 0;
+  for (LinearAt& map : maps) {
+    for (AdapterAt& adapter : map.adapters) adapter.number = number++;
+  }
 }
 
 /// The weights of one block, and the gradients of the first of them: of none in a forward pass, of
@@ -145,6 +178,7 @@ struct BlockWeights {
   const T* weights = nullptr;
   DeviceView<float> gradient;
   Accumulation accumulation = Accumulation::later;
+  Dropout dropout = {};
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
@@ -254,7 +288,7 @@ class Layer {
   Layer& operator=(const Layer&) = delete;
 
   /// Takes the memory of one call.
-  void take_memory(Bump& bump) {
+  virtual void take_memory(Bump& bump) {
     shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
   }

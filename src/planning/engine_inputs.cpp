@@ -136,11 +136,9 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
 }  // namespace
 
 model::Architecture model_of(const config::Config& config) {
-  model::Architecture model = model::build_architecture(config.model);
-  model::freeze(model, config.ballast.train, [](std::size_t pattern, const std::string& rule) {
-    throw Error(ErrorCategory::config, fmt::format("ballast.train[{}]: {}", pattern, rule));
+  return config::model_of(config, [](const std::string& path, const std::string& rule) {
+    throw Error(ErrorCategory::config, fmt::format("{}: {}", path, rule));
   });
-  return model;
 }
 
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,

@@ -42,7 +42,7 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
     config.model.expert_parallel = 1;
     config.ballast.placement.clear();
   }
-  const model::Architecture model = model::build_architecture(config.model);
+  const model::Architecture model = model_of(config);
   const memory::Budgets budgets = resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());
   std::optional<Error> refusal;

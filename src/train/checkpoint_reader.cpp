@@ -83,6 +83,19 @@ void check_frozen(const fs::path& folder, const Checkpoint::Block& stored,
                           text::printable(stored.name), stored.frozen.size()));
 }
 
+/// Refuses a checkpoint whose adapters compute something else than those of `model`.
+void check_adapters(const fs::path& folder, const std::string& stored,
+                    const model::Architecture& model) {
+  const std::string here = model.adapters ? model.adapters->description() : "";
+  if (stored == here) return;
+  const auto named = [](const std::string& adapters) {
+    return adapters.empty() ? "none" : text::printable(adapters, 400);
+  };
+  refuse_checkpoint(folder, fmt::format("was written with other adapters: {}; the config has {}; "
+                                        "give the same ballast.adapters",
+                                        named(stored), named(here)));
+}
+
 /// Of the pieces of an array.
 template <class Pieces>
 Elems count_of(const Pieces& pieces) {
@@ -96,6 +109,7 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
   const Json json = read_sealed(path);
   facts_ = facts_of(json, path);
   for (const Json& block : array_of(json, "blocks", path)) blocks_.push_back(block_of(block, path));
+  if (const Json* const adapters = json.find("adapters")) adapters_ = adapters->text();
   const Json* const format = json.find("format");
   if (format != nullptr && !(*format == kPortable)) {
     refuse_checkpoint(path, "has a format that this program does not know");
@@ -289,6 +303,7 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
 }
 
 void Checkpoint::check_fits(const engine::Blueprint& blueprint) const {
+  check_adapters(folder_, adapters_, blueprint.model);
   const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {

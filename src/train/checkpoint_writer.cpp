@@ -77,6 +77,7 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
   Json content = json_of(facts);
   content["blocks"] = describe(blueprint);
+  if (blueprint.model.adapters) content["adapters"] = blueprint.model.adapters->description();
   content["ranks"] = ranks;
   return seal(content);
 }

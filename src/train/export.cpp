@@ -1,6 +1,7 @@
 #include "ballast/train/export.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -9,12 +10,14 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
 #include "ballast/train/weight_files.h"
 
+#include "src/train/adapter_files.h"
 #include "src/train/mxfp4.h"
 #include "src/train/read_ahead.h"
 #include "src/train/safetensors_header.h"
@@ -133,9 +136,11 @@ void copy_decoded(const WeightFiles::Place& from, ReadAhead& reader, const Tenso
   }
 }
 
-/// Reads ahead, converts and writes behind, some at a time: they stay in a cache.
-void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStore>>& files,
-          ModelFolderWriter& writer, const std::function<void(Bytes done)>& progress) {
+/// Reads ahead, converts and writes behind, some at a time: they stay in a cache. `merged`: null,
+/// or what changes the weights.
+void copy(const WeightFiles& weights, const MergedAdapters* merged,
+          const std::vector<std::vector<TensorToStore>>& files, ModelFolderWriter& writer,
+          const std::function<void(Bytes done)>& progress) {
   constexpr Elems kAtATime = Elems{1} << 15;
   std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
@@ -163,15 +168,17 @@ void copy(const WeightFiles& weights, const std::vector<std::vector<TensorToStor
         continue;
       }
       const DType type = type_of(from);
+      const bool changed = merged != nullptr && merged->changes(from);
       for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
         progress(done);
         values.resize(std::min(kAtATime, from.tensor->elements - first));
         stored.resize(values.size() * size_of(type));
         reader.read(from, first * size_of(type), stored);
-        if (type == tensor.dtype) {
+        if (type == tensor.dtype && !changed) {
           writer.write_stored(tensor.name, stored, type, first);
         } else {
           decode(stored, type, values);
+          if (changed) merged->apply(from, first, values);
           writer.write(tensor.name, values, first);
         }
         done += values.size() * size_of(tensor.dtype);
@@ -193,17 +200,46 @@ fs::path weights_at(const fs::path& path) {
                   path.string()));
 }
 
+namespace {
+
+using ShowProgress = std::function<void(Bytes done, Bytes total)>;
+
+/// Adapters as they are.
+ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
+                              const ExportOptions& options, const ShowProgress& progress) {
+  const WeightFiles weights(folder / config::kAdapterWeights);
+  const auto files = arrange(weights, options.type, std::numeric_limits<Bytes>::max());
+  const ExportSummary summary = count(files);
+  ModelFolderWriter writer(out, files, config::kAdapterWeights);
+  copy(weights, nullptr, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
+  writer.add(config::kAdapterConfig, read_small_file(folder / config::kAdapterConfig));
+  writer.finish();
+  return summary;
+}
+
+}  // namespace
+
 ExportSummary export_model(const fs::path& from, const fs::path& out, const ExportOptions& options,
-                           const std::function<void(Bytes done, Bytes total)>& progress) {
-  const WeightFiles weights(weights_at(from));
+                           const ShowProgress& progress) {
+  const fs::path found = weights_at(from);
+  const bool adapters = is_adapter_folder(found);
+  if (adapters && !options.merged) return export_adapters(found, out, options, progress);
+  if (options.merged && !adapters) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("--merged: {} has no adapters; leave it out", from.string()));
+  }
+  const WeightFiles weights(adapters ? base_of_adapters(found) : found);
+  std::optional<MergedAdapters> merged;
+  if (adapters) merged.emplace(weights, found);
   const fs::path folder = weights.path().parent_path();
   const Description description(folder);
   std::optional<DType> type = options.type;
-  if (!type && is_run(from)) type = description.type;
+  if (!type && is_run(from) && !adapters) type = description.type;
   auto files = arrange(weights, type, options.shard_size);
   const ExportSummary summary = count(files);
   ModelFolderWriter writer(out, files);
-  copy(weights, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
+  copy(weights, merged ? &*merged : nullptr, files, writer,
+       [&](Bytes done) { progress(done, summary.bytes); });
   writer.add(config::kCheckpointConfig,
              config::of_decoded_weights(type ? description.with(*type) : description.text));
   writer.carry(folder);

@@ -47,6 +47,7 @@ class StatesExport {
     content["format"] = kPortable;
     content["ranks"] = from_.ranks();
     content["blocks"] = blocks;
+    if (!from_.adapters().empty()) content["adapters"] = from_.adapters();
     content["files"] = files;
     folder_->add(facts_file("").string(), seal(content));
     folder_->finish();

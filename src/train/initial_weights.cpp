@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -14,8 +15,10 @@
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
+#include "ballast/planning/engine_inputs.h"
 #include "ballast/text/json.h"
 
+#include "src/train/adapter_files.h"
 #include "src/train/safetensors_header.h"
 
 namespace ballast::train {
@@ -131,11 +134,16 @@ void check(const config::Config& config) {
 }  // namespace
 
 void check_initial_weights(const config::Config& config) {
-  if (config.initial_weights.empty()) return;
+  const auto& adapters = config.ballast.adapters;
+  std::string_view key = kKey;
   try {
-    check(config);
+    if (!config.initial_weights.empty()) check(config);
+    key = "ballast.adapters.path";
+    if (adapters && !adapters->path.empty()) {
+      AdapterFiles(adapters->path).check(planning::model_of(config));
+    }
   } catch (const Error& error) {
-    throw error.with_context(kKey);
+    throw error.with_context(std::string(key));
   }
 }
 
@@ -217,34 +225,78 @@ void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
   decode(stored, type, out);
 }
 
-void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
+namespace {
+
+/// The files from which training begins: of the model and of its adapters, if they are given.
+class Beginning {
+ public:
+  Beginning(const config::Config& config, const engine::Blueprint& blueprint)
+      : seed_(config.ballast.seed),
+        split_(blueprint.type == DType::bf16 &&
+               blueprint.options.purpose == schedule::Purpose::training) {
+    if (!config.initial_weights.empty()) {
+      files_.emplace(config.initial_weights);
+      reader_.emplace(*files_, reading_order(*files_, blueprint.model, split_));
+    }
+    const auto& adapters = config.ballast.adapters;
+    if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
+  }
+
+  [[nodiscard]] Bytes bytes() const { return files_ ? files_->bytes() : 0; }
+  /// Of these, what read() of so many values of the tensor has read.
+  [[nodiscard]] Bytes bytes_of(const model::TensorSpec& tensor, std::size_t values) const {
+    if (!is_of_model(tensor)) return 0;
+    const DType type = type_of(place_of(*files_, tensor));
+    // Those with remainders are read twice, and each time counts for a half.
+    return values * size_of(type) / (split_ && type != DType::bf16 ? 2 : 1);
+  }
+  void read(const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+    if (adapters_ && !tensor.frozen) return adapters_->read(tensor, first, out);
+    if (!is_of_model(tensor)) return model::initialize(tensor, seed_, first, out);
+    read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+  }
+  [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) const {
+    return is_of_model(tensor) && type_of(place_of(*files_, tensor)) == DType::bf16;
+  }
+  void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) {
+    read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+  }
+
+ private:
+  [[nodiscard]] bool is_of_model(const model::TensorSpec& tensor) const {
+    return files_ && !tensor.adapter && (!adapters_ || tensor.frozen);
+  }
+
+  std::uint64_t seed_;
+  bool split_;
+  std::optional<WeightFiles> files_;
+  std::optional<WeightReader> reader_;
+  std::optional<AdapterFiles> adapters_;
+};
+
+}  // namespace
+
+void start_from_weights(engine::Engine& engine, const config::Config& config,
                         const std::function<void(Bytes done, Bytes total)>& reading) {
-  if (weights.empty()) return engine.start();
-  const WeightFiles files(weights);
-  const engine::Blueprint& blueprint = engine.blueprint();
-  const bool split =
-      blueprint.type == DType::bf16 && blueprint.options.purpose == schedule::Purpose::training;
-  WeightReader reader(files, reading_order(files, blueprint.model, split));
-  const Bytes total = files.bytes();
+  Beginning beginning(config, engine.blueprint());
+  if (beginning.bytes() == 0 &&
+      (!config.ballast.adapters || config.ballast.adapters->path.empty())) {
+    return engine.start();
+  }
   Bytes done = 0;
   std::mutex mutex;
   const auto count = [&](Bytes bytes) {
     const std::lock_guard lock(mutex);
     done += bytes;
-    reading(done, total);
+    reading(done, beginning.bytes());
   };
   const auto read = [&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    const WeightFiles::Place& place = place_of(files, tensor);
-    read_initial_weights(place, reader, tensor, first, out);
-    const DType type = type_of(place);
-    // Those with remainders are read twice, and each time counts for a half.
-    count(out.size() * size_of(type) / (split && type != DType::bf16 ? 2 : 1));
+    beginning.read(tensor, first, out);
+    count(beginning.bytes_of(tensor, out.size()));
   };
-  const auto is_bf16 = [&](const model::TensorSpec& tensor) {
-    return type_of(place_of(files, tensor)) == DType::bf16;
-  };
+  const auto is_bf16 = [&](const model::TensorSpec& tensor) { return beginning.is_bf16(tensor); };
   const auto read_bf16 = [&](const model::TensorSpec& tensor, Elems first, HostBytes out) {
-    read_stored_weights(place_of(files, tensor), reader, tensor, first, out);
+    beginning.read_bf16(tensor, first, out);
     count(out.size());
   };
   engine.start({read, is_bf16, read_bf16});

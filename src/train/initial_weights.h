@@ -17,7 +17,8 @@ namespace ballast::train {
 /// Checks that model.weights, if it is given, names the safetensors files (WeightFiles) of exactly
 /// the model's tensors. They may also hold the family's checkpoint_buffers() and, if the embeddings
 /// are tied, a copy of the embedding as the output matrix. A config.json beside them must agree in
-/// the family's checkpoint_keys(). Throws Error(config), Error(data) or Error(io) naming the key.
+/// the family's checkpoint_keys(). A folder at ballast.adapters.path must hold the trained tensors.
+/// Throws Error(config), Error(data) or Error(io) naming the key.
 void check_initial_weights(const config::Config& config);
 
 /// Where a tensor of the model is. Throws Error(data) naming the file: no such tensor, or another
@@ -38,10 +39,10 @@ void read_initial_weights(const WeightFiles::Place& place, WeightReader& reader,
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
                                              const model::Architecture& model, bool split);
 
-/// Starts `engine` with the `weights` (WeightFiles), or with its random initial ones if the path is
-/// empty. Calls `reading`, one call at a time, with the bytes that are read and those of the whole.
-/// Throws like engine::Engine::start() and read_initial_weights().
-void start_from_weights(engine::Engine& engine, const std::filesystem::path& weights,
+/// Starts `engine` with model.weights (WeightFiles) and the adapters of ballast.adapters.path; what
+/// these lack is drawn from the seed. Calls `reading`, one call at a time, with the bytes that are
+/// read and those of the whole. Throws like engine::Engine::start() and read_initial_weights().
+void start_from_weights(engine::Engine& engine, const config::Config& config,
                         const std::function<void(Bytes done, Bytes total)>& reading);
 
 }  // namespace ballast::train

@@ -16,6 +16,7 @@
 #include "ballast/text/json.h"
 #include "ballast/train/export.h"
 
+#include "src/train/adapter_files.h"
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_files.h"
@@ -115,7 +116,8 @@ config::Config read_evaluation(const EvaluationRequest& request) {
   const bool run = weights != request.path;
   if (run) {
     overrides.push_back(
-        fmt::format("model.weights={}", Json(fs::absolute(weights).string()).compact()));
+        fmt::format("{}={}", is_adapter_folder(weights) ? "ballast.adapters.path" : "model.weights",
+                    Json(fs::absolute(weights).string()).compact()));
   }
   overrides.insert(overrides.end(), request.overrides.begin(), request.overrides.end());
   return run ? config::load(request.path / "config.json", overrides, kAnyWorld)
@@ -144,7 +146,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
   if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(config.ballast.out);
   const EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length, true);
   engine::Engine engine(std::move(blueprint), planning::engine_options(config), interrupted);
-  start_from_weights(engine, config.initial_weights,
+  start_from_weights(engine, config,
                      [&](Bytes done, Bytes total) { progress("reading weights", done, total); });
   const auto start = std::chrono::steady_clock::now();
   const auto found = evaluate(

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
@@ -52,6 +53,7 @@ Bytes bytes_of(const TensorToStore& tensor) {
 bool is_written_by_us(const fs::path& file) {
   const std::string name = file.filename().string();
   return name == config::kCheckpointConfig || name == kWeightsIndex ||
+         name == config::kAdapterConfig || name == config::kAdapterWeights ||
          (name.starts_with("model") && name.ends_with(".safetensors")) ||
          std::find(kCarried.begin(), kCarried.end(), name) != kCarried.end();
 }
@@ -91,12 +93,13 @@ struct ModelFolderWriter::State {
   };
   NewFolder folder;
   Bytes total = 0;
+  std::string single;
   std::shared_ptr<WriteBuffers> buffers = std::make_shared<WriteBuffers>();
   std::vector<File> files = {};
   std::unordered_map<std::string, std::size_t> file_of = {};  // by tensor
 
   [[nodiscard]] std::string file_name(std::size_t file) const {
-    if (files.size() == 1) return kSingleWeights;
+    if (files.size() == 1) return single;
     return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
   }
   void add(std::vector<TensorToStore> tensors);
@@ -158,10 +161,10 @@ std::string ModelFolderWriter::State::index() const {
          "\n";
 }
 
-ModelFolderWriter::ModelFolderWriter(fs::path folder,
-                                     std::vector<std::vector<TensorToStore>> files) {
+ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<TensorToStore>> files,
+                                     std::string single) {
   const Bytes total = bytes_of(files);
-  state_.reset(new State{{std::move(folder), total}, total});
+  state_.reset(new State{{std::move(folder), total}, total, std::move(single)});
   for (std::vector<TensorToStore>& tensors : files) state_->add(std::move(tensors));
 }
 

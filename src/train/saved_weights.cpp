@@ -9,18 +9,27 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
+#include "ballast/train/weight_files.h"
+
+#include "src/train/adapter_files.h"
 
 namespace ballast::train {
 namespace {
 
 namespace fs = std::filesystem;
 
+/// Of a model with adapters, only what is trained is written.
+bool is_saved(const model::Architecture& model, const model::TensorSpec& tensor) {
+  return !model.adapters || !tensor.frozen;
+}
+
 Bytes size_of_weights(const model::Architecture& model) {
-  return model.parameters() * sizeof(float);
+  return (model.adapters ? model.trained_parameters() : model.parameters()) * sizeof(float);
 }
 
 /// The folder of Hugging Face that `config` imports; none if there is no config.json of it.
@@ -38,8 +47,8 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
 }
 
 /// One of several stacked tensors, some rows of the file's matrix at a time.
-void write_slice(ModelFolderWriter& writer, const model::TensorSpec& tensor,
-                 std::span<const float> values) {
+void write_slice(ModelFolderWriter& writer, const std::string& name,
+                 const model::TensorSpec& tensor, std::span<const float> values) {
   constexpr Elems kAtATime = 16;  // values of a cache line
   const Elems rows = tensor.shape.front();
   const Elems columns = tensor.size / rows;
@@ -52,31 +61,53 @@ void write_slice(ModelFolderWriter& writer, const model::TensorSpec& tensor,
       const float* const from = values.data() + row * columns + first;
       for (Elems i = 0; i < count; ++i) strip[i * rows + there] = from[i];
     }
-    writer.write(tensor.name, strip, tensor.first_element() + first * rows);
+    writer.write(name, strip, tensor.first_element() + first * rows);
   }
 }
 
 /// In the order of files, which is fast even if memory has another one.
-void write(ModelFolderWriter& writer, const model::TensorSpec& tensor,
+void write(ModelFolderWriter& writer, const std::string& name, const model::TensorSpec& tensor,
            std::span<const float> values) {
-  if (tensor.stored.stacked > 0) return write_slice(writer, tensor, values);
+  if (tensor.stored.stacked > 0) return write_slice(writer, name, tensor, values);
   for (Elems done = 0; done < tensor.size;) {
     const model::TensorRun from = model::run_in_memory(tensor, done);
     const model::TensorRun to = model::run_in_files(tensor, from.first);
     const Elems count = std::min(from.count, to.count);
-    writer.write(tensor.name, values.subspan(from.first, count), to.first);
+    writer.write(name, values.subspan(from.first, count), to.first);
     done += count;
   }
 }
 
-void describe(ModelFolderWriter& writer, const config::Config& config) {
-  if (const auto from = imported_folder(config)) {
+/// The model that adapters belong to: its folder, if it has the usual names.
+fs::path base_model(const config::Config& config) {
+  const fs::path& path = config.initial_weights;
+  const std::string name = path.filename().string();
+  return name == kSingleWeights || name == kWeightsIndex ? path.parent_path() : path;
+}
+
+void describe(ModelFolderWriter& writer, const config::Config& config,
+              const model::Architecture& model) {
+  if (model.adapters) {
+    const auto json = config::make_adapter_config(model, base_model(config));
+    writer.add(config::kAdapterConfig, json.pretty() + "\n");
+  } else if (const auto from = imported_folder(config)) {
     const std::string text = read_small_file(*from / config::kCheckpointConfig);
     writer.add(config::kCheckpointConfig, config::of_decoded_weights(text));
     writer.carry(*from);
   } else {
     writer.add(config::kCheckpointConfig, config::make_checkpoint_config(config).pretty() + "\n");
   }
+}
+
+std::vector<TensorToStore> adapters_of(const model::Architecture& model) {
+  std::vector<TensorToStore> tensors;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!is_saved(model, tensor) || tensor.first_element() > 0) continue;
+      tensors.push_back({AdapterFiles::name_of(tensor), DType::f32, tensor.whole_shape()});
+    }
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -109,7 +140,7 @@ std::vector<TensorToStore> tensors_of(const model::Architecture& model) {
 void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
                  std::span<const float> values) {
   for (const model::TensorSpec& tensor : block.tensors) {
-    write(writer, tensor, values.subspan(tensor.offset, tensor.size));
+    write(writer, tensor.name, tensor, values.subspan(tensor.offset, tensor.size));
   }
 }
 
@@ -118,18 +149,30 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
   const model::Architecture& model = engine.blueprint().model;
   std::optional<ModelFolderWriter> writer;
   if (first) {
-    writer.emplace(config.ballast.out / kRunWeights,
-                   split_into_files(tensors_of(model), kShardSize));
+    const fs::path folder = config.ballast.out / kRunWeights;
+    if (model.adapters) {
+      writer.emplace(folder, std::vector<std::vector<TensorToStore>>{adapters_of(model)},
+                     config::kAdapterWeights);
+    } else {
+      writer.emplace(folder, split_into_files(tensors_of(model), kShardSize));
+    }
   }
   Bytes done = 0;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     if (first) progress(done, size_of_weights(model));
+    const model::BlockSpec& block = model.blocks[b];
+    if (model.adapters && block.trained_elements() == 0) continue;
     const std::vector<float> values = engine.read_block(b);
-    if (writer) write_block(*writer, model.blocks[b], values);
-    done += model.blocks[b].parameters * sizeof(float);
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!is_saved(model, tensor)) continue;
+      done += tensor.size * sizeof(float);
+      if (!writer) continue;
+      const std::string name = model.adapters ? AdapterFiles::name_of(tensor) : tensor.name;
+      write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
+    }
   }
   if (!writer) return;
-  describe(*writer, config);
+  describe(*writer, config, model);
   writer->finish();
 }
 

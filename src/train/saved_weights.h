@@ -28,8 +28,8 @@ void write_block(ModelFolderWriter& writer, const model::BlockSpec& block,
 
 /// Writes the master weights of `engine` as F32 to the run directory: a folder of Hugging Face,
 /// with the config.json, generation_config.json and tokenizer of the imported model, or a
-/// config.json made from `config`. Holds one block at a time. Collective over the ranks; the
-/// `first` one writes. Throws Error(io).
+/// config.json made from `config`; of a model with adapters, a folder of PEFT. Holds one block at a
+/// time. Collective over the ranks; the `first` one writes. Throws Error(io).
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress);
 

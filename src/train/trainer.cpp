@@ -265,7 +265,7 @@ class Trainer {
       resumed_ = resume_run(*engine_, config_, from, ranks_);
       return take(resumed_, own);
     }
-    start_from_weights(*engine_, config_.initial_weights, [this](Bytes done, Bytes total) {
+    start_from_weights(*engine_, config_, [this](Bytes done, Bytes total) {
       if (first()) observer_.reading(done, total);
     });
   }

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/text/files.h"
@@ -48,7 +49,7 @@ SafetensorsReader open_weights(const fs::path& path) {
 /// The file in `folder` that Hugging Face's own loader would read.
 fs::path choose_file(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {kSingleWeights, kWeightsIndex}) {
+  for (const char* name : {kSingleWeights, kWeightsIndex, config::kAdapterWeights}) {
     if (fs::exists(folder / name, ignored)) return folder / name;
   }
   const bool pickled = fs::exists(folder / "pytorch_model.bin", ignored) ||

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains small models with PyTorch and writes the reference for the engine's runs.
 
-    python tests/data/make_training_fixtures.py [OUTPUT_FOLDER]
+    python tests/data/make_training_fixtures.py [OUTPUT_FOLDER [NAME ...]]
 
-Needs torch, transformers, safetensors and numpy; the build and the tests do not. For each case
+Needs torch, transformers, peft, safetensors and numpy; the build and the tests do not. For each case
 NAME (see CASES) it writes into training/ beside this script (or OUTPUT_FOLDER):
 
     NAME.json                  config, batch geometry, optimizer, and the runs (see below)
@@ -51,9 +51,17 @@ Frozen parameters (those that match no pattern of "train"): requires_grad is Fal
 given to the optimizer, so neither decay nor the norm counts them. In the bf16 run they are bf16,
 without a master.
 
+Adapters (cases with "adapters", the arguments of PEFT's LoraConfig): the model of "initial" with
+adapters whose B are random too. Besides, the case has
+    NAME/                      the adapters at the beginning, as PEFT writes them
+    NAME.merged.safetensors    the tensors of layer 1 and all others outside of layers that
+                               merge_and_unload() changes at the beginning
+and NAME.final.safetensors has PEFT's names without "base_model.model.".
+
 Determinism: one thread, deterministic algorithms, eager attention, no dropout, no compilation.
 """
 
+import copy
 import fnmatch
 import json
 import math
@@ -62,6 +70,7 @@ import platform
 import sys
 
 import numpy
+import peft
 import safetensors.torch
 import torch
 import transformers
@@ -123,6 +132,48 @@ CASES["llama_frozen"] = CASES["llama"] | {
               "model.layers.1.mlp.down_proj.weight", "lm_head.weight"]}
 CASES["llama_tied_frozen"] = CASES["llama_tied"] | {
     "initial": "llama_tied", "clip": 1.8, "train": ["model.embed_tokens.*", "model.layers.0.*"]}
+
+
+# Several targets, maps that are joined and some of their neighbours not, biases that stay frozen,
+# modules that are trained in full; one map for queries, keys and values, weights [in, out].
+CASES["llama_lora"] = CASES["llama"] | {
+    "initial": "llama", "clip": 0.68,
+    "adapters": {"r": 4, "lora_alpha": 6, "modules_to_save": ["lm_head"],
+                 "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]}}
+CASES["gpt2_lora"] = CASES["gpt2"] | {
+    "initial": "gpt2", "clip": 0.6,
+    "adapters": {"r": 3, "lora_alpha": 5, "use_rslora": True, "fan_in_fan_out": True,
+                 "modules_to_save": ["ln_f"], "target_modules": ["c_attn", "mlp.c_proj", "c_fc"]}}
+PREFIX = "base_model.model."
+
+
+def add_adapters(model, case):
+    """The model of PEFT, and the names that its files have for the trained parameters."""
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **case["adapters"]))
+    generator = torch.Generator().manual_seed(case["seed"] + 100)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0.0, 0.05, generator=generator)
+    saved = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            saved[name] = name.replace("modules_to_save.default.", "").replace(".default", "")
+    names = peft.get_peft_model_state_dict(model)
+    assert sorted(saved.values()) == sorted(names), (saved, list(names))
+    return model, {name: short.removeprefix(PREFIX) for name, short in saved.items()}
+
+
+def save_adapters(model, name, folder):
+    model.save_pretrained(folder / name)
+    (folder / name / "README.md").unlink()
+    before = model.get_base_model().state_dict()
+    before = {key.replace(".base_layer", ""): value.clone() for key, value in before.items()}
+    merged = copy.deepcopy(model).merge_and_unload().state_dict()
+    changed = {key: value.contiguous().clone() for key, value in merged.items()
+               if key not in before or not torch.equal(value, before[key])}
+    safetensors.torch.save_file(
+        {key: value for key, value in changed.items() if ".0." not in key},
+        folder / f"{name}.merged.safetensors")
 
 
 def make_tokens():
@@ -239,14 +290,20 @@ def make_case(name, case, tokens, folder):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         model = model.float().train()
         randomise(model, case["seed"])
+        short = {}
+        if "adapters" in case:
+            model, short = add_adapters(model, case)
         for parameter, weights in model.named_parameters():
-            weights.requires_grad = any(
+            weights.requires_grad = parameter in short if short else any(
                 fnmatch.fnmatchcase(parameter, pattern) for pattern in case.get("train", ["*"]))
+        if short and kind == "fp32":
+            save_adapters(model, name, folder)
         if kind == "fp32" and "initial" not in case:
             safetensors.torch.save_file(weights_of(model), folder / f"{name}.initial.safetensors")
         runs[kind] = run(model, tokens, warmup, case["clip"], kind == "bf16")
         if kind == "fp32":
-            safetensors.torch.save_file(weights_of(model, trained_only=True),
+            final = weights_of(model, trained_only=True)
+            safetensors.torch.save_file({short.get(key, key): final[key] for key in final},
                                         folder / f"{name}.final.safetensors")
             clipped = sum(runs[kind]["clipped"])
             assert 5 <= clipped <= STEPS - 5, f"{name}: {clipped} of {STEPS} steps clipped"
@@ -259,10 +316,10 @@ def make_case(name, case, tokens, folder):
         "lr": [learning_rate(k, warmup) for k in range(1, STEPS + 1)],
         "runs": runs,
         "made_with": {"torch": torch.__version__, "transformers": transformers.__version__,
-                      "python": platform.python_version(), "numpy": numpy.__version__,
+                      "peft": peft.__version__, "python": platform.python_version(), "numpy": numpy.__version__,
                       "cpu_capability": torch.backends.cpu.get_cpu_capability()},
     }
-    document.update({key: case[key] for key in ("train", "initial") if key in case})
+    document.update({key: case[key] for key in ("train", "initial", "adapters") if key in case})
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     for kind, record in runs.items():
         print(f"{name} {kind}: loss {record['loss'][0]!r} -> {record['loss'][-1]!r}, grad norm "
@@ -273,6 +330,7 @@ def make_case(name, case, tokens, folder):
 
 
 def main():
+    wanted = sys.argv[2:] or list(CASES)
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else (
         pathlib.Path(__file__).resolve().parent / "training")
     folder.mkdir(parents=True, exist_ok=True)
@@ -280,8 +338,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     tokens = make_tokens()
     tokens.astype("<u2").tofile(folder / "tokens.u16.bin")
-    for name, case in CASES.items():
-        make_case(name, case, torch.from_numpy(tokens), folder)
+    for name in wanted:
+        make_case(name, CASES[name], torch.from_numpy(tokens), folder)
 
 
 if __name__ == "__main__":

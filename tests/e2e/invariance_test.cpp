@@ -286,6 +286,21 @@ TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
       false, 0, {test::kPacked});
 }
 
+/// With dropout, and modules that are trained in full.
+TEST(Invariance, AdaptersInBf16) {
+  Model model = training(kLlama, "adapters");
+  model.section += R"(, "tie_embeddings": false)";
+  expect_some_invariance(
+      model, true, 0,
+      {R"(ballast.adapters={"rank": 4, "alpha": 16, "dropout": 0.2, "modules_to_save": ["lm_head"],
+                            "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]})"});
+}
+TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
+  expect_some_invariance(training(kExperts, "adapters"), false, 2,
+                         {R"(ballast.adapters={"targets": "all-linear", "dropout": 0.1,
+                                               "modules_to_save": ["input_layernorm"]})"});
+}
+
 /// Tiles only change the order of sums.
 TEST(Invariance, TilesHaveTheLossesOfAWholeModel) {
   const std::vector<std::pair<Model, Model>> pairs = {{kGpt2, cut(kGpt2, 3)},

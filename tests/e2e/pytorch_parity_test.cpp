@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ballast/train/lr_schedule.h"
 #include "ballast/train/safetensors.h"
 
+#include "src/train/initial_weights.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
@@ -84,16 +86,29 @@ double square_sum(const std::vector<double>& values) {
   return sum;
 }
 
-void compare_updates(engine::Engine& engine, const train::SafetensorsReader& initial,
-                     const std::string& name, Comparison& comparison) {
+using Values = std::map<std::string, std::vector<float>>;
+
+/// The weights before the first step, by name.
+Values initial_values(engine::Engine& engine) {
+  Values values;
+  const auto& blocks = engine.blueprint().model.blocks;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    for (const auto& tensor : blocks[b].tensors) {
+      values[tensor.name] = engine.read_weights(b, tensor);
+    }
+  }
+  return values;
+}
+
+void compare_updates(engine::Engine& engine, const Values& initial, const std::string& name,
+                     Comparison& comparison) {
   const train::SafetensorsReader final_weights(fixture(name + ".final.safetensors"));
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
       const std::vector<float> ours = engine.read_weights(b, tensor);
-      std::vector<float> start(tensor.size);
+      const std::vector<float>& start = initial.at(tensor.name);
       std::vector<float> theirs(tensor.size);
-      initial.read(tensor.name, start);
       if (tensor.frozen) {
         double largest = 0.0;
         for (std::size_t i = 0; i < ours.size(); ++i) {
@@ -123,14 +138,19 @@ Comparison run(const std::string& name, bool bf16) {
   text["ballast"]["out"] = directory.path().string();
   if (comparison.reference.contains("train"))
     text["ballast"]["train"] = comparison.reference["train"];
+  const std::string start = comparison.reference.value("initial", name);
+  const std::filesystem::path initial = fixture(start + ".initial.safetensors");
+  text["model"]["weights"] = initial.string();
+  if (comparison.reference.contains("adapters")) {
+    text["ballast"]["train"] = "adapters";
+    text["ballast"]["adapters"]["path"] = fixture(name).string();
+  }
   const config::Config config = config::parse(text.dump(), directory.path(), name, {});
 
   engine::Engine engine = planning::make_engine(config);
-  const std::string start = comparison.reference.value("initial", name);
-  const train::SafetensorsReader initial(fixture(start + ".initial.safetensors"));
-  engine.start({[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    initial.read(tensor.name, out, first);
-  }});
+  train::check_initial_weights(config);
+  train::start_from_weights(engine, config, [](Bytes, Bytes) {});
+  const auto before = initial_values(engine);
   const auto source = std::make_shared<const train::TokenSource>(
       train::TokenSource::open(config.data, config.model.vocab_size));
   const std::uint64_t length = config.data.sequence_length;
@@ -149,7 +169,7 @@ Comparison run(const std::string& name, bool bf16) {
     comparison.norms.push_back(result.grad_norm);
   }
   engine.finish();
-  compare_updates(engine, initial, name, comparison);
+  compare_updates(engine, before, name, comparison);
   return comparison;
 }
 
@@ -175,7 +195,8 @@ void expect_fp32_parity(const std::string& name) {
   for (const auto& [tensor, error] : comparison.update_errors) {
     EXPECT_LT(is_noise(tensor) ? 0.0 : error, 1e-3) << tensor;
   }
-  EXPECT_EQ(comparison.frozen_errors.empty(), !comparison.reference.contains("train"));
+  EXPECT_EQ(comparison.frozen_errors.empty(),
+            !comparison.reference.contains("train") && !comparison.reference.contains("adapters"));
   for (const auto& [tensor, error] : comparison.frozen_errors) EXPECT_EQ(error, 0.0) << tensor;
 }
 
@@ -204,6 +225,18 @@ TEST(PytorchParity, FrozenLlamaInFp32) {
 }
 TEST(PytorchParity, FrozenTiedLlamaInFp32) {
   expect_fp32_parity("llama_tied_frozen");
+}
+TEST(PytorchParity, LlamaWithAdaptersInFp32) {
+  expect_fp32_parity("llama_lora");
+}
+TEST(PytorchParity, Gpt2WithAdaptersInFp32) {
+  expect_fp32_parity("gpt2_lora");
+}
+TEST(PytorchParity, LlamaWithAdaptersInBf16) {
+  expect_bf16_parity("llama_lora");
+}
+TEST(PytorchParity, Gpt2WithAdaptersInBf16) {
+  expect_bf16_parity("gpt2_lora");
 }
 TEST(PytorchParity, FrozenGpt2InBf16) {
   expect_bf16_parity("gpt2_frozen");

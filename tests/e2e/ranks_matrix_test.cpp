@@ -205,6 +205,14 @@ TEST(RanksMatrix, FrozenBlocksInEveryStage) {
               Extent::third);
 }
 
+TEST(RanksMatrix, AdaptersInEveryStage) {
+  compare_all(kGpt2, true, 0.2,
+              {"ballast.train=adapters",
+               R"(ballast.adapters={"targets": ["c_attn", "mlp.c_proj"], "rank": 3, "alpha": 12,
+                                    "dropout": 0.1, "modules_to_save": ["ln_f"]})"},
+              Extent::third);
+}
+
 TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"}, Extent::third);
 }

@@ -154,6 +154,24 @@ class ResumeTest(runs.CheckpointTest):
             for out in ("run", "reference"):
                 shutil.rmtree(self.path / out)
 
+    def test_adapters(self):
+        def sections(**adapters):
+            adapters = {"targets": ["q_proj", "down_proj"], "rank": 2, "dropout": 0.2, **adapters}
+            return {"ballast": {**self.BALLAST, "train": "adapters", "adapters": adapters}}
+        some = sections()
+        expected = self.reference(**some)
+        self.part_of_run(**some)
+        for other in (sections(alpha=9), sections(rank=3), sections(targets=["q_proj"]),
+                      {"ballast": self.BALLAST}):
+            done = self.resume(**other)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertIn("was written with other adapters: rank 2, alpha 8, for q_proj, down_proj",
+                          done.stderr)
+        done = self.resume(**some)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+
     def damage(self, name, change):
         file = self.path / "run/checkpoints" / name
         content = bytearray(file.read_bytes())

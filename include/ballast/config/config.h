@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -156,6 +157,11 @@ struct SpikeSection {
   std::uint64_t most_rollbacks = 3;
 };
 
+/// `ballast.adapters`.
+struct AdapterSection : model::AdapterConfig {
+  std::filesystem::path path;  ///< a folder of PEFT to begin from; empty: new adapters
+};
+
 /// `ballast`: settings that DeepSpeed lacks.
 struct BallastSection {
   std::string device = "auto";  ///< auto, host or cuda
@@ -167,8 +173,9 @@ struct BallastSection {
   Bytes host_bytes = 0;    ///< budget; 0 ("auto"): 80% of the cgroup's or machine's memory
   /// Patterns of the names of trained tensors (model::freeze()); none ("all"): all are trained.
   std::vector<std::string> train;
-  std::string order = "layer_major";  ///< layer_major, micro_batch_major or auto
-  std::string update = "gated";       ///< gated, or eager (without gradient clipping)
+  std::optional<AdapterSection> adapters;  ///< train is "adapters"
+  std::string order = "layer_major";       ///< layer_major, micro_batch_major or auto
+  std::string update = "gated";            ///< gated, or eager (without gradient clipping)
   /// With gated updates: how many blocks, evenly spread over those with states below the device,
   /// are updated before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
@@ -248,6 +255,12 @@ struct Config {
   /// "key.path: what it means here" of each value that means something else to DeepSpeed.
   std::vector<std::string> notes;
 };
+
+/// The model of a complete config, with its adapters and frozen tensors. `fail` is called with the
+/// path of a key and the rule that it breaks; throws.
+model::Architecture model_of(
+    const Config& config,
+    const std::function<void(const std::string& path, const std::string& rule)>& fail);
 
 /// Reads a JSON file (comments allowed), applies `overrides` ("path=value", value as JSON or, if
 /// that fails, as a string), checks everything and fills defaults. Relative paths are relative to

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ballast/core/units.h"
+#include "ballast/model/adapters.h"
 #include "ballast/text/json.h"
 
 namespace ballast::model {
@@ -57,7 +59,7 @@ using Refuse = std::function<void(std::string_view key, const std::string& rule)
 void complete(ModelConfig& config, const Refuse& refuse);
 
 enum class BlockKind { embedding, layer, head };
-enum class Init { zeros, ones, normal };
+enum class Init { zeros, ones, normal, uniform };
 
 /// How a tensor lies in files if not as in memory. Its rows are in `parts` equal parts of `groups`
 /// equal groups: queries, keys and values of each head. In memory all groups of a part follow each
@@ -83,9 +85,10 @@ struct TensorSpec {
   std::uint64_t first_column = 0;
   std::uint64_t columns_in_all = 0;  ///< elements of a row of the whole tensor
   Init init = Init::zeros;
-  double stddev = 0.0;  ///< for Init::normal
+  double stddev = 0.0;  ///< for Init::normal; for Init::uniform, the bound on both sides of 0
   StoredRows stored;
-  bool frozen = false;  ///< not trained, see freeze()
+  bool frozen = false;   ///< not trained, see freeze()
+  bool adapter = false;  ///< of an adapter, see adapt(): files of the model lack it
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Index in the whole tensor of the first element in this block.
@@ -133,7 +136,8 @@ struct BlockSpec {
   /// product the backward pass does not recompute.
   Elems product_elements = 0;
   Elems last_product_elements = 0;
-  Elems frozen_product_elements = 0;  ///< of product_elements, those of frozen matrices
+  Elems frozen_product_elements = 0;    ///< of product_elements, those of frozen matrices
+  Elems repeated_product_elements = 0;  ///< those that the backward pass always computes again
   double token_share = 1.0;  ///< of the tokens, those that an expert computes if all have as many
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all before
@@ -179,6 +183,7 @@ struct Architecture {
   ModelConfig config;  ///< complete
   OuterTensors outer;
   std::vector<BlockSpec> blocks;
+  std::optional<AdapterConfig> adapters = std::nullopt;  ///< of adapt()
 
   [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
   /// The block with the final norm.
@@ -204,8 +209,8 @@ struct Architecture {
   /// layer, nothing of other blocks.
   [[nodiscard]] double recomputed_flops(std::size_t index, std::uint64_t sequences,
                                         std::uint64_t length) const;
-  /// The part of forward_flops() by frozen matrices, for whose gradients the backward pass would
-  /// need as many.
+  /// What the backward pass spares of twice forward_flops(): the part by frozen matrices, for whose
+  /// gradients it would need as many, less the first products of adapters, which it computes again.
   [[nodiscard]] double frozen_flops(std::size_t index, std::uint64_t sequences,
                                     std::uint64_t length) const;
   /// The block with which the backward pass ends: the embedding, the first block of a layer, or the
@@ -249,9 +254,17 @@ std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& mod
 /// Freezes all tensors whose names match none of `patterns`, globs of fnmatch(3); without patterns
 /// all stay trained. In a block with both, the trained tensors come first, so that one range has
 /// all of its gradients and states. Call it once. `refuse(i, rule)` is called with the number of a
-/// pattern that matches no tensor, and must throw.
+/// pattern that matches no tensor, and must throw. Throws Error(config) if experts in a block of
+/// several are trained in part.
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse);
+
+/// Adds adapters to the maps that `wanted` names, as trained tensors MAP.lora_A.weight [rank, in]
+/// and MAP.lora_B.weight [out, rank] of their blocks, and freezes all others but modules_to_save.
+/// Instead of freeze(). `refuse` is called with the key of `wanted` that breaks a rule: nothing or
+/// something else than maps of attention and MLPs has that name, the family's layers cannot have
+/// adapters or are cut into tiles.
+void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse);
 
 /// A place in a tensor, and how many elements from there on have the same order in files and in
 /// memory.

@@ -47,6 +47,13 @@ enum class Accumulation : std::uint8_t {
   later   ///< adds to all gradients
 };
 
+/// Which elements a layer with AdapterConfig::dropout leaves out: the same for the forward and the
+/// backward pass of one micro-batch, others for every other one.
+struct Dropout {
+  bool on = false;        ///< not in an evaluation
+  std::uint64_t key = 0;  ///< of the seed, the step and the micro-batch
+};
+
 /// A tile of the output matrix, see Architecture::tile().
 struct OutputTile {
   std::size_t number = 0;
@@ -137,14 +144,14 @@ class Compute {
   /// layer_backward() would otherwise recompute; empty: keeps none.
   virtual void layer_forward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                              DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
-                             DeviceBytes out, DeviceBytes kept) = 0;
+                             DeviceBytes out, DeviceBytes kept, Dropout dropout = {}) = 0;
   /// Turns `dy` (gradient of the output) in place into the gradient of `in` and adds the weights'
   /// gradients to `gradient`. `kept`: as layer_forward() with the same weights and `in` left it; it
   /// is overwritten. Empty: recomputes the block from `in` first, with the same bits.
   virtual void layer_backward(device::Stream& stream, std::size_t block, ConstDeviceBytes weights,
                               DeviceView<const std::int32_t> positions, ConstDeviceBytes in,
                               DeviceBytes dy, DeviceView<float> gradient, Accumulation accumulation,
-                              DeviceBytes kept) = 0;
+                              DeviceBytes kept, Dropout dropout = {}) = 0;
 
   /// The norm before tiles: of the head's first block, or of a block of LayerPart::norm. `rows`:
   /// device memory of memory().rows bytes that keeps its result, and what else is known of the

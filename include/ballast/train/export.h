@@ -15,9 +15,11 @@ namespace ballast::train {
 std::filesystem::path weights_at(const std::filesystem::path& path);
 
 struct ExportOptions {
-  /// Type of all weights; unset: that of the config.json for a run, their own for other models.
+  /// Type of all weights; unset: that of the config.json for a run, their own for other models and
+  /// for adapters.
   std::optional<DType> type;
   Bytes shard_size = kShardSize;  ///< most data in a file with several tensors
+  bool merged = false;            ///< adapters are merged into the model that they belong to
 };
 
 struct ExportSummary {
@@ -28,10 +30,12 @@ struct ExportSummary {
 };
 
 /// Writes the model at `from`, a run directory or a folder of Hugging Face, to the new folder
-/// `out`: weights, config.json, generation_config.json and the tokenizer's files. Calls `progress`
-/// with the bytes that are written and those of the whole; it may throw to stop. A failure leaves
-/// nothing. Throws Error(data) for bad input, naming file and tensor; Error(usage) if `out` exists;
-/// Error(io).
+/// `out`: weights, config.json, generation_config.json and the tokenizer's files. Of adapters, a
+/// run that has trained them or a folder of PEFT, it writes a folder of PEFT or, `merged`, the
+/// model that adapter_config.json names as their base, with them: in fp32, rounded once. Calls
+/// `progress` with the bytes that are written and those of the whole; it may throw to stop. A
+/// failure leaves nothing. Throws Error(data) for bad input, naming file and tensor; Error(usage)
+/// if `out` exists; Error(io).
 ExportSummary export_model(const std::filesystem::path& from, const std::filesystem::path& out,
                            const ExportOptions& options,
                            const std::function<void(Bytes done, Bytes total)>& progress);

@@ -9,6 +9,7 @@
 
 #include "ballast/core/units.h"
 #include "ballast/train/safetensors.h"
+#include "ballast/train/weight_files.h"
 
 namespace ballast::train {
 
@@ -24,10 +25,11 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 /// and renames it, so no folder looks whole before it is.
 class ModelFolderWriter {
  public:
-  /// `files`: the tensors of each file. One file is model.safetensors, several are
+  /// `files`: the tensors of each file. One file is `single`, several are
   /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` holds files,
   /// cannot be made, or its disk lacks the space for the weights.
-  ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files);
+  ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files,
+                    std::string single = kSingleWeights);
   /// Without finish(): removes the temporary folder.
   ~ModelFolderWriter();
   ModelFolderWriter(const ModelFolderWriter&) = delete;

@@ -31,11 +31,11 @@ class WeightFiles {
   };
 
   /// `path`: a safetensors file, the index of a sharded model (*.index.json), or a folder with
-  /// model.safetensors or model.safetensors.index.json. Reads and checks all headers, no data.
-  /// Throws Error(data) naming the file and, where it concerns one, the tensor: like
-  /// SafetensorsReader; an index that is not one, that names files outside its folder, or that
-  /// disagrees with the files; codes of MXFP4 whose scales are missing or have another shape.
-  /// Error(io) if reading fails.
+  /// model.safetensors, model.safetensors.index.json or the adapter_model.safetensors of PEFT.
+  /// Reads and checks all headers, no data. Throws Error(data) naming the file and, where it
+  /// concerns one, the tensor: like SafetensorsReader; an index that is not one, that names files
+  /// outside its folder, or that disagrees with the files; codes of MXFP4 whose scales are missing
+  /// or have another shape. Error(io) if reading fails.
   explicit WeightFiles(const std::filesystem::path& path);
 
   /// The single file or the index.

@@ -337,6 +337,17 @@ void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weigh
 }
 
 template <class T>
+void Ops<T>::scale(T* x, float factor, std::size_t size) const {
+  check_cuda(cuda::scale(queue_, x, factor, size), "scale of an adapter");
+}
+
+template <class T>
+void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
+                  bool add_to_y) const {
+  check_cuda(cuda::drop(queue_, mask, x, y, size, add_to_y), "dropout");
+}
+
+template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
   if (size == 0) return;
   check_cuda(cudaMemsetAsync(values, 0, size * sizeof(float), queue_), "clearing gradients");

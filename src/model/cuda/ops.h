@@ -124,6 +124,9 @@ class Ops {
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
 
+  void scale(T* x, float factor, std::size_t size) const;
+  void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
+
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,

@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/model/adapted_maps.h"
 #include "src/model/families/decoder.h"
 #include "src/model/layer.h"
 
@@ -28,7 +29,9 @@ class DecoderLayer final : public Layer<Ops> {
         bound_(Layer<Ops>::bind_layers(
             model, [&](const BlockSpec& block) { return bind(model.config, block); })),
         rotaries_(rotaries_of(model.config, shape.length)),
-        angles_(rotaries_.size()) {}
+        angles_(rotaries_.size()),
+        maps_(model, ops) {}
+  void take_memory(Bump& bump) override;
   void take_lasting_memory(Bump& bump) override;
   [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
 
@@ -132,10 +135,14 @@ class DecoderLayer final : public Layer<Ops> {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
 
+  [[nodiscard]] MapRows all_rows() const { return {0, this->rows_}; }
+  static MapRows rows_of(const MlpChunk<T>& chunk) { return {chunk.first, chunk.rows}; }
+
   std::vector<Bound> bound_;
   std::vector<Rotary> rotaries_;
   std::vector<Angles> angles_;  ///< of each
   bool angles_filled_ = false;
+  AdaptedMaps<Ops> maps_;
 };
 
 template <class Ops>
@@ -188,6 +195,8 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
   if (Ops::kJoinsGateAndUp) b.mlp_in = joined(b.mlp_in);
+  number_adapters(b.qkv);
+  number_adapters(b.mlp_in);
   return b;
 }
 
@@ -197,6 +206,14 @@ NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
   expects(b.part == LayerPart::norm || b.part == LayerPart::router,
           "the block is not a norm before tiles");
   return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::take_memory(Bump& bump) {
+  Layer<Ops>::take_memory(bump);
+  const std::size_t widest = std::max(this->width_, this->shape_.width());
+  maps_.take_memory(bump, this->rows_,
+                    std::max(this->rows_ * widest, this->mlp_rows_ * this->wide_));
 }
 
 template <class Ops>
@@ -219,8 +236,8 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
   std::size_t column = 0;
   for (const LinearAt& part : b.qkv) {
     const bool normed = b.query_norm && column < projected_row();
-    ops.linear(block[part], x, (normed ? m.projected : m.qkv) + column,
-               normed ? projected_row() : row, this->rows_);
+    maps_.linear(block, part, x, (normed ? m.projected : m.qkv) + column,
+                 normed ? projected_row() : row, all_rows());
     column += part.out;
   }
   if (b.query_norm) {
@@ -244,10 +261,10 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   this->attend(b.window, block.sinks(b.sinks));
   if (b.part == LayerPart::attention_half) return;  // the last product remains
   if (b.norm_after_attention) {
-    ops.linear(block[b.attention_out], m.attention, m.attention_out, this->width_, rows);
+    maps_.linear(block, b.attention_out, m.attention, m.attention_out, this->width_, all_rows());
     ops.norm(block[*b.norm_after_attention], m.attention_out, m.middle, rows, in);
   } else {
-    ops.linear_onto(block[b.attention_out], m.attention, in, m.middle, rows);
+    maps_.linear_onto(block, b.attention_out, m.attention, in, m.middle, all_rows());
   }
   if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
 }
@@ -257,21 +274,22 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
                                     const T* x) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
+  const MapRows rows = rows_of(chunk);
   x += chunk.first * this->width_;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
     T* to = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      ops.linear(block[part], x, to, pair.step, chunk.rows);
+      maps_.linear(block, part, x, to, pair.step, rows);
       to = pair.up;
     }
     ops.gate({b.activation}, pair, chunk.activated);
   } else {
-    ops.linear(block[b.mlp_in.front()], x, chunk.hidden, chunk.width, chunk.rows);
+    maps_.linear(block, b.mlp_in.front(), x, chunk.hidden, chunk.width, rows);
     ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
   }
   if (b.norm_after_mlp) {
-    ops.linear(block[b.mlp_out], chunk.activated, chunk.mlp_out, this->width_, chunk.rows);
+    maps_.linear(block, b.mlp_out, chunk.activated, chunk.mlp_out, this->width_, rows);
   }
 }
 
@@ -279,7 +297,7 @@ template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention_half) {
-    this->ops_.linear_onto(block[b.attention_out], this->memory_.attention, in, out, this->rows_);
+    maps_.linear_onto(block, b.attention_out, this->memory_.attention, in, out, all_rows());
     return;
   }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
@@ -289,7 +307,7 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* ou
     if (b.norm_after_mlp) {
       this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out + at, chunk.rows, residual);
     } else {
-      this->ops_.linear_onto(block[b.mlp_out], chunk.activated, residual, out + at, chunk.rows);
+      maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out + at, rows_of(chunk));
     }
   });
 }
@@ -331,12 +349,11 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
                                      const T* x, const T* dout, D* dx, bool add_to_dx) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
-  const std::size_t rows = chunk.rows;
+  const MapRows rows = rows_of(chunk);
   const std::size_t width = this->width_;
-  const Linear<T> out = block[b.mlp_out];
-  add_bias_gradient(this->ops_, out, dout, width, rows);
-  ops.linear_weight(out, chunk.activated, dout, width, rows);
-  ops.linear_input(out, dout, width, chunk.activated, rows);
+  add_bias_gradient(ops, block[b.mlp_out], dout, width, rows.count);
+  maps_.linear_weight(block, b.mlp_out, chunk.activated, dout, width, rows);
+  maps_.linear_input(block, b.mlp_out, dout, width, chunk.activated, rows);
 
   x += chunk.first * width;
   dx += chunk.first * width;
@@ -345,21 +362,21 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
     ops.gate_backward({b.activation}, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      add_bias_gradient(this->ops_, block[part], from, pair.step, rows);
-      ops.linear_weight(block[part], x, from, pair.step, rows);
+      add_bias_gradient(ops, block[part], from, pair.step, rows.count);
+      maps_.linear_weight(block, part, x, from, pair.step, rows);
       from = pair.up;
     }
     from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
-      ops.linear_input(block[part], from, pair.step, dx, rows, from != pair.gate || add_to_dx);
+      maps_.linear_input(block, part, from, pair.step, dx, rows, from != pair.gate || add_to_dx);
       from = pair.up;
     }
   } else {
-    const Linear<T> map = block[b.mlp_in.front()];
-    ops.activate_backward(b.activation, chunk.hidden, chunk.activated, map.bias_gradient, rows,
-                          chunk.width);
-    ops.linear_weight(map, x, chunk.activated, chunk.width, rows);
-    ops.linear_input(map, chunk.activated, chunk.width, dx, rows, add_to_dx);
+    const LinearAt& map = b.mlp_in.front();
+    ops.activate_backward(b.activation, chunk.hidden, chunk.activated, block[map].bias_gradient,
+                          rows.count, chunk.width);
+    maps_.linear_weight(block, map, x, chunk.activated, chunk.width, rows);
+    maps_.linear_input(block, map, chunk.activated, chunk.width, dx, rows, add_to_dx);
   }
 }
 
@@ -390,12 +407,11 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
   auto& m = this->memory_;
-  const std::size_t rows = this->rows_;
+  const MapRows rows = all_rows();
   const std::size_t row = this->shape_.row();
-  const Linear<T> out = block[b.attention_out];
-  add_bias_gradient(this->ops_, out, dout, this->width_, rows);
-  ops.linear_weight(out, m.attention, dout, this->width_, rows);
-  ops.linear_input(out, dout, this->width_, m.gradient, rows);
+  add_bias_gradient(ops, block[b.attention_out], dout, this->width_, rows.count);
+  maps_.linear_weight(block, b.attention_out, m.attention, dout, this->width_, rows);
+  maps_.linear_input(block, b.attention_out, dout, this->width_, m.gradient, rows);
   this->attend_backward(b.window, block.sinks(b.sinks));
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
@@ -407,9 +423,9 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   }
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
-    add_bias_gradient(this->ops_, block[part], from, row, rows);
-    ops.linear_weight(block[part], x, from, row, rows);
-    ops.linear_input(block[part], from, row, dx, rows, from != m.dqkv || add_to_dx);
+    add_bias_gradient(ops, block[part], from, row, rows.count);
+    maps_.linear_weight(block, part, x, from, row, rows);
+    maps_.linear_input(block, part, from, row, dx, rows, from != m.dqkv || add_to_dx);
     from += part.out;
   }
 }

@@ -8,6 +8,7 @@
 
 #include "src/model/families/rotary.h"
 #include "src/model/formulas.h"
+#include "src/model/host/adapter_ops.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernels.h"
 #include "src/model/host/products.h"
@@ -19,7 +20,7 @@ namespace ballast::model::host {
 /// The operations of the host device (../layer.h), spread over the OpenMP team of the stream's
 /// thread. Per-thread sums of weight gradients are added in thread order.
 template <class T>
-class Ops : public RouterOps<T> {
+class Ops : public RouterOps<T>, public AdapterOps<T> {
  public:
   using Value = T;
   /// Limit of the logits in memory at a time.

@@ -54,12 +54,41 @@ TEST(ConfigTrain, IsAllOrPatternsThatMatch) {
     EXPECT_NE(error.find(key + " (--set"), std::string::npos) << error;
     EXPECT_NE(error.find("): " + rule), std::string::npos) << error;
   };
-  says("some", "ballast.train", "expected \"all\" or an array of patterns");
+  says("some", "ballast.train", "expected \"all\", \"adapters\" or an array of patterns");
   says("[]", "ballast.train", "names no tensor");
   says("[7]", "ballast.train[0]", "expected a string");
-  says("adapters", "ballast.train", "there are no adapters");
   says(R"(["*", "transformer.g.1.*"])", "ballast.train[1]",
        "'transformer.g.1.*' matches no tensor of the model (did you mean 'transformer.h.1.*'?)");
+}
+
+TEST(ConfigAdapters, HaveTheDefaultsOfPeftAndStandBesideTrain) {
+  const Config c =
+      parse_text(kMinimal, {"ballast.train=adapters", "ballast.adapters.targets=c_attn"});
+  ASSERT_TRUE(c.ballast.adapters.has_value());
+  EXPECT_EQ(c.ballast.adapters->rank, 8U);
+  EXPECT_EQ(c.ballast.adapters->alpha, 8.0);
+  EXPECT_EQ(c.ballast.adapters->dropout, 0.0);
+  EXPECT_FALSE(c.ballast.adapters->rslora);
+  EXPECT_EQ(c.ballast.adapters->targets, std::vector<std::string>{"c_attn"});
+  EXPECT_EQ(c.model.layer_tiles, 1U);
+  const auto says = [](std::vector<std::string> overrides, const std::string& rule) {
+    overrides.insert(overrides.begin(), "ballast.train=adapters");
+    const std::string error = error_of(kMinimal, overrides);
+    EXPECT_NE(error.find(rule), std::string::npos) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  };
+  says({}, "ballast.adapters.targets: missing; give names of maps (c_attn, c_proj, c_fc)");
+  says({"ballast.adapters.targets=[7]"}, "targets[0] (--set");
+  says({"ballast.adapters.targets=c_att"}, "did you mean 'c_attn'?");
+  says({"ballast.adapters.rank=0"}, "must be at least 1, got 0");
+  says({"ballast.adapters.alpha=0"}, "must be above 0, got 0");
+  says({"ballast.adapters.dropout=1"}, "must be at least 0 and below 1");
+  says({"ballast.adapters.dora=true"}, "DoRA is not supported");
+  says({"ballast.adapters.lora_alpha=1"}, "did you mean 'alpha'?");
+  says({"ballast.adapters.targets=c_fc", "model.layer_tiles=2"},
+       "model.layer_tiles (--set model.layer_tiles=2): is 2, but layers with adapters");
+  const std::string error = error_of(kMinimal, {"ballast.adapters.targets=c_fc"});
+  EXPECT_NE(error.find("ballast.train is not \"adapters\""), std::string::npos) << error;
 }
 
 TEST(ConfigPaths, AreAbsoluteAndKeepTheirGlobs) {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "src/model/dropout.h"
 #include "src/model/formulas.h"
 
 namespace ballast::model::cuda {
@@ -80,6 +81,14 @@ cudaError_t activate(cudaStream_t stream, Activation f, const T* x, T* y, std::s
 template <class T>
 cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* d,
                               std::size_t size);
+
+/// x *= factor; any size, any alignment of elements.
+template <class T>
+cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size);
+/// y = x times the mask's factors (+ y).
+template <class T>
+cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
+                 bool add_to_y);
 
 /// y = what `how` makes of gate and up, whose rows are `step` apart; with silu, a limit or none, or
 /// gelu_tanh, else cudaErrorInvalidValue.

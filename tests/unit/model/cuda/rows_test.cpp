@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/model/host/adapter_ops.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
@@ -156,6 +157,33 @@ TEST_F(CudaRows, GeluOfExtremes) {
   for (const Activation f : {Activation::gelu, Activation::gelu_tanh}) {
     check_extremes<float>(f);
     check_extremes<Bf16>(f);
+  }
+}
+
+template <class T>
+void check_dropout(std::size_t size) {
+  const std::vector<T> x = normals_of<T>(size, 1);
+  const std::vector<T> y = normals_of<T>(size, 2);
+  const DropoutMask mask = DropoutMask::of(0.3, 5, 6, 16);
+  const DeviceArray<T> x_there(x);
+  for (const bool adds : {false, true}) {
+    const auto found = in_every_order([&] {
+      const DeviceArray<T> out(y);
+      must(drop(nullptr, mask, x_there.data(), out.data(), size, adds));
+      must(scale(nullptr, out.data(), 0.75F, size - 3));
+      return out.get();
+    });
+    std::vector<T> expected = y;
+    const host::AdapterOps<T> host;
+    host.drop(mask, x.data(), expected.data(), size, adds);
+    host.scale(expected.data(), 0.75F, size - 3);
+    expect_close(found, exact(expected), 1e-6);
+  }
+}
+TEST_F(CudaRows, DropoutAndScaleAreTheHosts) {
+  for (const std::size_t size : kSizes) {
+    check_dropout<float>(size);
+    check_dropout<Bf16>(size);
   }
 }
 

@@ -1,0 +1,149 @@
+#include "ballast/config/adapter_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+
+namespace ballast::config {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+/// Keys of LoraConfig and those of ballast.adapters with the same value.
+constexpr std::array<std::pair<const char*, const char*>, 6> kSame = {
+    {{"r", "rank"},
+     {"lora_alpha", "alpha"},
+     {"lora_dropout", "dropout"},
+     {"use_rslora", "rslora"},
+     {"target_modules", "targets"},
+     {"modules_to_save", "modules_to_save"}}};
+
+/// Keys that do not change what saved adapters compute.
+constexpr std::array kWithoutEffect = {"auto_mapping",      "base_model_name_or_path",
+                                       "corda_config",      "ensure_weight_tying",
+                                       "eva_config",        "fan_in_fan_out",
+                                       "inference_mode",    "loftq_config",
+                                       "lora_ga_config",    "megatron_core",
+                                       "monteclora_config", "peft_version",
+                                       "qalora_group_size", "revision",
+                                       "runtime_config",    "task_type"};
+
+/// Ways to begin that leave the weights of the model as they are.
+constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "orthogonal"};
+
+template <class List>
+bool lists(const List& list, std::string_view name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+bool is_empty(const Json& value) {
+  return value.is_null() || (value.is_boolean() && !value.flag()) ||
+         (value.is_object() && value.members().empty()) ||
+         (value.is_array() && value.elements().empty());
+}
+
+[[noreturn]] void refuse(const std::string& file, std::string_view key, const Json& value,
+                         std::string_view rule) {
+  constexpr std::size_t kLongest = 60;
+  throw Error(ErrorCategory::config, fmt::format("{}: {} is {}, but {}", file, text::printable(key),
+                                                 text::printable(value.compact(), kLongest), rule));
+}
+
+/// Refuses a key without an own one that changes what the adapters compute.
+void check(const std::string& file, const std::string& key, const Json& value) {
+  if (key == "peft_type") {
+    if (value == "LORA") return;
+    refuse(file, key, value, "Ballast has only adapters of type \"LORA\"");
+  }
+  if (key == "bias") {
+    if (value == "none") return;
+    refuse(file, key, value,
+           "Ballast trains no biases beside adapters; only \"none\" is supported");
+  }
+  if (key == "init_lora_weights") {
+    if (value.is_null() || lists(kPlainBeginnings, value.text())) return;
+    refuse(file, key, value,
+           "such adapters belong to a changed base model; convert them to plain LoRA with PEFT");
+  }
+  if (is_empty(value) || lists(kWithoutEffect, key)) return;
+  refuse(file, key, value,
+         "Ballast has no such adapters; give a folder of LoRA without this setting");
+}
+
+Json array_of(const std::vector<std::string>& names) {
+  Json list = Json::array();
+  for (const std::string& name : names) list.push_back(name);
+  return list;
+}
+
+/// The modules whose tensors are trained in full.
+std::vector<std::string> trained_modules(const model::Architecture& model) {
+  std::vector<std::string> modules;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (tensor.frozen || tensor.adapter) continue;
+      std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
+      if (!lists(modules, module)) modules.push_back(std::move(module));
+    }
+  }
+  return modules;
+}
+
+}  // namespace
+
+Json read_adapter_folder(const fs::path& folder) {
+  const fs::path path = folder / kAdapterConfig;
+  const std::string file = path.string();
+  const Json json = text::parse_json(text::read_settings(path, "adapters"), file);
+  Json section = Json::object();
+  for (const auto& [theirs, own] : kSame) {
+    const Json* const value = json.find(theirs);
+    if (value == nullptr || value->is_null()) continue;
+    const bool pattern =
+        own == std::string_view("targets") && value->is_string() && !(*value == model::kAllLinear);
+    if (pattern) {
+      refuse(file, theirs, *value,
+             "Ballast reads only lists of names and \"all-linear\"; list the maps");
+    }
+    section.add(own, value->is_string() ? Json::array({*value}) : *value);
+  }
+  for (const auto& member : json.members()) {
+    const bool same = std::any_of(kSame.begin(), kSame.end(),
+                                  [&](const auto& pair) { return pair.first == member.key; });
+    if (!same) check(file, member.key, member.value);
+  }
+  return section;
+}
+
+Json make_adapter_config(const model::Architecture& model, const fs::path& base) {
+  expects(model.adapters.has_value(), "the model has no adapters");
+  const model::AdapterConfig& adapters = *model.adapters;
+  const std::vector<std::string> modules = trained_modules(model);
+  const auto& blocks = model.blocks;
+  const model::TensorSpec* const tokens = blocks.front().find(model.outer.tokens);
+  const bool tied = model.config.tie_embeddings && tokens != nullptr && !tokens->frozen;
+  return Json::object({{"peft_type", "LORA"},
+                       {"task_type", "CAUSAL_LM"},
+                       {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
+                       {"r", adapters.rank},
+                       {"lora_alpha", adapters.alpha},
+                       {"lora_dropout", adapters.dropout},
+                       {"use_rslora", adapters.rslora},
+                       {"use_dora", false},
+                       {"target_modules", array_of(adapters.targets)},
+                       {"modules_to_save", modules.empty() ? Json() : array_of(modules)},
+                       {"fan_in_fan_out", adapters.input_first},
+                       {"bias", "none"},
+                       {"init_lora_weights", true},
+                       {"ensure_weight_tying", tied},
+                       {"inference_mode", true}});
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,319 @@
+// Low-rank adapters of linear maps.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/compute_by.h"
+#include "src/model/host/ops.h"
+#include "tests/unit/model/fixture.h"
+#include "tests/unit/train/expect_error.h"
+
+namespace ballast::model::adapters_test {
+namespace {
+
+using test::Bench;
+using Values = std::vector<double>;
+
+void throw_error(std::string_view key, const std::string& rule) {
+  throw Error(ErrorCategory::config, std::string(key) + ": " + rule);
+}
+
+Architecture adapted(const ModelConfig& config, const AdapterConfig& adapters) {
+  Architecture model = build_architecture(config);
+  adapt(model, adapters, throw_error);
+  return model;
+}
+
+TEST(Adapters, AreTheTrainedTensorsOfTheirBlocks) {
+  const Architecture plain = build_architecture(test::small_llama());
+  const Architecture model = adapted(
+      test::small_llama(),
+      {.rank = 3, .targets = {"self_attn.q_proj", "down_proj"}, .modules_to_save = {"lm_head"}});
+  std::set<std::string> trained;
+  for (const TensorSpec& tensor : model.blocks[2].tensors) {
+    EXPECT_EQ(tensor.frozen, tensor.offset >= model.blocks[2].trained_elements()) << tensor.name;
+    if (!tensor.frozen) trained.insert(tensor.name);
+  }
+  const std::string q = "model.layers.1.self_attn.q_proj.lora_";
+  const std::string down = "model.layers.1.mlp.down_proj.lora_";
+  EXPECT_EQ(trained, (std::set<std::string>{q + "A.weight", q + "B.weight", down + "A.weight",
+                                            down + "B.weight"}));
+  const std::uint64_t h = plain.config.hidden_size;
+  const std::uint64_t wide = plain.config.intermediate_size;
+  EXPECT_EQ(model.blocks[2].tensor(down + "A.weight").shape, (std::vector<std::uint64_t>{3, wide}));
+  EXPECT_EQ(model.blocks[2].tensor(down + "B.weight").shape, (std::vector<std::uint64_t>{h, 3}));
+  EXPECT_FALSE(model.blocks[model.head()].tensor("lm_head.weight").frozen);
+  EXPECT_TRUE(model.blocks[model.head()].tensor("model.norm.weight").frozen);
+  EXPECT_EQ(model.parameters() - plain.parameters(), 2 * 3 * (2 * h + h + wide));
+  // Products of one token: A and B, and again A in the backward pass.
+  const auto more = static_cast<double>(3 * (2 * h + h + wide));
+  EXPECT_EQ(model.forward_flops(2, 1, 1), plain.forward_flops(2, 1, 1) + 2.0 * more);
+  const auto maps = static_cast<double>(plain.blocks[2].product_elements);
+  EXPECT_EQ(model.frozen_flops(2, 1, 1), 2.0 * (maps - static_cast<double>(3 * (h + wide))));
+  EXPECT_EQ(model.recomputed_flops(2, 1, 1) - plain.recomputed_flops(2, 1, 1),
+            2.0 * static_cast<double>(3 * 2 * h));
+}
+
+/// Queries, keys and values of each head follow each other in files of GPT-NeoX.
+TEST(Adapters, HaveTheRowsOfTheirMapsInTheSameOrder) {
+  ModelConfig config = default_config("gpt_neox");
+  config.hidden_size = 24;
+  config.num_layers = 1;
+  config.num_heads = 3;
+  config.max_sequence = 8;
+  const Architecture model = adapted(config, {.rank = 2, .targets = {"query_key_value"}});
+  const BlockSpec& block = model.blocks[1];
+  const TensorSpec& weight = block.tensor("attention.query_key_value.weight");
+  const TensorSpec& b = block.tensor("attention.query_key_value.lora_B.weight");
+  for (std::uint64_t row = 0; row < 72; ++row) {
+    EXPECT_EQ(run_in_files(b, 2 * row).first / 2, run_in_files(weight, 24 * row).first / 24);
+  }
+  EXPECT_NE(run_in_files(b, 2 * 8).first, 2 * 8);
+}
+
+TEST(Adapters, OfAllMapsAreNamed) {
+  const auto targets = [](const ModelConfig& config) {
+    return adapted(config, {.targets = {"all-linear"}}).adapters->targets;
+  };
+  EXPECT_EQ(targets(test::small_gpt2()), (std::vector<std::string>{"c_attn", "c_proj", "c_fc"}));
+  ModelConfig experts = default_config("qwen2_moe");
+  experts.hidden_size = 32;
+  experts.num_layers = 1;
+  experts.num_heads = 2;
+  experts.max_sequence = 8;
+  experts.details["num_experts"] = text::Json(4);
+  experts.details["num_experts_per_tok"] = text::Json(2);
+  experts.details["moe_intermediate_size"] = text::Json(16);
+  experts.details["shared_expert_intermediate_size"] = text::Json(16);
+  EXPECT_EQ(targets(experts), (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  test::expect_error(ErrorCategory::config, {"targets: 'gate_proj' is a map of experts", "q_proj"},
+                     [&] { adapted(experts, {.targets = {"gate_proj"}}); });
+  test::expect_error(ErrorCategory::config, {"targets: 'mlp.gate' is a router"},
+                     [&] { adapted(experts, {.targets = {"mlp.gate"}}); });
+}
+
+TEST(Adapters, RefuseWhatTheyAreNotFor) {
+  const auto refuses = [](const AdapterConfig& adapters,
+                          std::initializer_list<std::string_view> parts) {
+    test::expect_error(ErrorCategory::config, parts,
+                       [&] { adapted(test::small_llama(), adapters); });
+  };
+  refuses({.targets = {}}, {"targets: missing", "q_proj, k_proj", "\"all-linear\""});
+  refuses({.targets = {"q_prj"}}, {"targets: 'q_prj' matches no map", "did you mean 'q_proj'"});
+  refuses({.targets = {"proj"}}, {"'proj' matches no map"});
+  refuses({.targets = {"all-linear", "q_proj"}}, {"'all-linear' matches no map"});
+  refuses({.targets = {"input_layernorm"}}, {"'input_layernorm' is a norm", "modules_to_save"});
+  refuses({.targets = {"embed_tokens"}}, {"'embed_tokens' is the embedding"});
+  refuses({.targets = {"lm_head"}}, {"'lm_head' is the output matrix"});
+  refuses({.targets = {"q_proj"}, .modules_to_save = {"lm_head", "k_prj"}},
+          {"modules_to_save[1]: 'k_prj' matches", "did you mean 'k_proj'"});
+  refuses({.targets = {"q_proj"}, .modules_to_save = {"*.1.*"}},
+          {"modules_to_save: 'model.layers.1.self_attn.q_proj.weight'", "a target too"});
+  ModelConfig tiles = test::small_llama();
+  tiles.layer_tiles = 2;
+  test::expect_error(ErrorCategory::config, {"targets: ", "set model.layer_tiles to 1"},
+                     [&] { adapted(tiles, {.targets = {"q_proj"}}); });
+}
+
+/// Kaiming's uniform numbers with a = sqrt(5), and zeros.
+TEST(Adapters, BeginWithoutEffect) {
+  const Architecture model = adapted(test::small_llama(), {.targets = {"q_proj"}});
+  const TensorSpec& a = model.blocks[1].tensor("self_attn.q_proj.lora_A.weight");
+  const TensorSpec& b = model.blocks[1].tensor("self_attn.q_proj.lora_B.weight");
+  std::vector<float> values(a.size);
+  initialize(a, 7, 0, values);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(a.shape[1]));
+  double squares = 0.0;
+  for (const float value : values) {
+    EXPECT_LE(std::abs(value), bound);
+    squares += static_cast<double>(value) * value;
+  }
+  EXPECT_NEAR(squares / static_cast<double>(a.size), bound * bound / 3.0, bound * bound / 20.0);
+  std::vector<float> part(9);
+  initialize(a, 7, 5, part);
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), values.begin() + 5));
+  initialize(b, 7, 0, part);
+  EXPECT_EQ(part, std::vector<float>(9, 0.0F));
+}
+
+TEST(Adapters, AreScaledByTheRankOrItsRoot) {
+  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0}).scale(), 1.5);
+  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0, .rslora = true}).scale(), 3.0);
+}
+
+constexpr std::size_t kThreads = 2;
+constexpr MicroBatchShape kShape = {5, 11};
+
+/// The host device's operations, with the MLP in several chunks.
+template <bool kJoins>
+struct CutOps : host::Ops<float> {
+  static constexpr Bytes kMlpBytes = 12 * kKiB;
+  static constexpr bool kJoinsGateAndUp = kJoins;
+  using host::Ops<float>::Ops;
+};
+
+struct Case {
+  const char* family;
+  bool joins = false;
+  std::vector<std::string> targets = {"all-linear"};
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.family << (c.joins ? "_joined" : "") << c.targets.size();
+}
+
+Bench make(const Case& c) {
+  ModelConfig config = default_config(c.family);
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.num_layers = 1;
+  config.num_heads = 2;
+  config.num_kv_heads = 2;
+  config.head_dim = 16;
+  config.intermediate_size = 80;
+  config.max_sequence = kShape.length;
+  Bench bench(config, DType::f32, kShape, kThreads);
+  adapt(bench.architecture, {.rank = 3, .alpha = 2.0, .dropout = 0.3, .targets = c.targets},
+        throw_error);
+  const auto make_by = [&]<bool kJoins>() {
+    return std::make_unique<ComputeBy<CutOps<kJoins>>>(bench.architecture, kShape, kThreads);
+  };
+  if (c.joins) {
+    bench.compute = make_by.template operator()<true>();
+  } else {
+    bench.compute = make_by.template operator()<false>();
+  }
+  const Bytes workspace = bench.compute->memory().workspace;
+  bench.compute->set_workspace(bench.device->allocate(workspace, "another workspace"));
+  return bench;
+}
+
+class AdapterPasses : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr Dropout kDropout = {true, 17};
+
+  AdapterPasses()
+      : bench(make(GetParam())),
+        weights(bench.weights(1)),
+        x(bench.activation_values(9)),
+        dy(bench.activation_values(10)) {}
+
+  Values forward(const Values& with, const Values& in, Dropout dropout) {
+    const DeviceBytes out = bench.activation();
+    bench.compute->layer_forward(*bench.stream, 1, bench.upload(with), {}, bench.upload(in), out,
+                                 {}, dropout);
+    return bench.download(out);
+  }
+  /// Gradients of the trained weights, then of the input.
+  std::pair<Values, Values> backward(bool keep) {
+    const Elems trained = bench.architecture.blocks[1].trained_elements();
+    const auto gradient = bench.gradient(std::vector<float>(trained, 0.0F));
+    const DeviceBytes kept =
+        keep ? bench.device->allocate(bench.compute->memory().intermediates[1], "intermediates")
+             : DeviceBytes();
+    const DeviceBytes flow = bench.upload(dy);
+    const DeviceBytes in = bench.upload(x);
+    const DeviceBytes block = bench.upload(weights);
+    if (keep) {
+      bench.compute->layer_forward(*bench.stream, 1, block, {}, in, bench.activation(), kept,
+                                   kDropout);
+    }
+    bench.compute->layer_backward(*bench.stream, 1, block, {}, in, flow, gradient,
+                                  Accumulation::first, kept, kDropout);
+    bench.stream->synchronize();
+    return {bench.values(gradient), bench.download(flow)};
+  }
+  /// (L(to) - L(from)) / 2 with L = dy . y.
+  double difference(const Values& from, const Values& to, const Values& x_from,
+                    const Values& x_to) {
+    const Values low = forward(from, x_from, kDropout);
+    const Values high = forward(to, x_to, kDropout);
+    double sum = 0.0;
+    for (std::size_t i = 0; i < dy.size(); ++i) sum += dy[i] * (high[i] - low[i]);
+    return sum / 2.0;
+  }
+
+  Bench bench;
+  Values weights;
+  Values x;
+  Values dy;
+};
+
+void move(Values& values, std::size_t first, const Values& direction, double by) {
+  for (std::size_t i = 0; i < direction.size(); ++i) values[first + i] += by * direction[i];
+}
+
+double dot(const Values& a, std::size_t first, const Values& direction) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < direction.size(); ++i) sum += a[first + i] * direction[i];
+  return sum;
+}
+
+/// The mask is the same in both passes, and every adapter has its gradients.
+TEST_P(AdapterPasses, HaveTheGradientsOfFiniteDifferences) {
+  constexpr double kStep = 3e-3;
+  const auto [gradient, dx] = backward(false);
+  std::size_t adapters = 0;
+  for (const TensorSpec& tensor : bench.architecture.blocks[1].tensors) {
+    if (tensor.frozen) continue;
+    ++adapters;
+    // Along the gradient, where the difference is large beside the rounding.
+    Values direction(gradient.begin() + static_cast<std::ptrdiff_t>(tensor.offset),
+                     gradient.begin() + static_cast<std::ptrdiff_t>(tensor.offset + tensor.size));
+    const double norm = std::sqrt(dot(direction, 0, direction));
+    ASSERT_GT(norm, 0.0) << tensor.name;
+    for (double& value : direction) value /= norm;
+    Values low = weights;
+    Values high = weights;
+    move(low, tensor.offset, direction, -kStep);
+    move(high, tensor.offset, direction, kStep);
+    EXPECT_NEAR(difference(low, high, x, x) / kStep, norm, 0.01 * norm) << tensor.name;
+  }
+  EXPECT_GE(adapters, 2 * GetParam().targets.size());
+  const double norm = std::sqrt(dot(dx, 0, dx));
+  Values direction = dx;
+  for (double& value : direction) value /= norm;
+  Values low = x;
+  Values high = x;
+  move(low, 0, direction, -kStep);
+  move(high, 0, direction, kStep);
+  EXPECT_NEAR(difference(weights, weights, low, high) / kStep, norm, 0.01 * norm);
+}
+
+TEST_P(AdapterPasses, HaveTheSameBitsWhetherIntermediatesAreKeptOrNot) {
+  EXPECT_EQ(backward(true), backward(false));
+}
+
+TEST_P(AdapterPasses, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
+  const Values one = forward(weights, x, kDropout);
+  EXPECT_EQ(forward(weights, x, kDropout), one);
+  EXPECT_NE(forward(weights, x, {true, 18}), one);
+  const Values all = forward(weights, x, {});
+  EXPECT_NE(all, one);
+  // In the mean nothing changes.
+  Values mean(all.size(), 0.0);
+  constexpr std::uint64_t kDraws = 30;
+  for (std::uint64_t key = 0; key < kDraws; ++key) {
+    const Values drawn = forward(weights, x, {true, key});
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += drawn[i] / kDraws;
+  }
+  EXPECT_LT(test::relative_error(mean, all), 0.5 * test::relative_error(one, all));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses,
+                         testing::Values(Case{"llama"}, Case{"llama", true},
+                                         Case{"llama", true, {"k_proj", "up_proj"}}, Case{"gpt2"},
+                                         Case{"gpt_neox"}, Case{"olmo2"}, Case{"phi3"}),
+                         [](const auto& info) { return testing::PrintToString(info.param); });
+
+}  // namespace
+}  // namespace ballast::model::adapters_test
