@@ -60,6 +60,25 @@ std::vector<std::pair<StateRange, Bytes>> own_arrays(const Blueprint& blueprint,
   return arrays;
 }
 
+/// KeptHome::sub_group of frozen weights whose trained neighbours have a home of their own.
+constexpr std::uint32_t kFrozenPart = 1;
+
+/// What of `ranges` is in bytes [begin, end) of their home, with offsets from `begin` on.
+std::vector<std::pair<StateRange, Bytes>> part_of(
+    const std::vector<std::pair<StateRange, Bytes>>& ranges, Bytes begin, Bytes end) {
+  std::vector<std::pair<StateRange, Bytes>> parts;
+  for (const auto& [range, offset] : ranges) {
+    const Bytes from = std::max(begin, offset);
+    const Bytes to = std::min(end, offset + range.bytes());
+    if (from >= to) continue;
+    parts.emplace_back(
+        StateRange{range.block, range.kind, range.first + (from - offset) / range.width,
+                   (to - from) / range.width, range.width},
+        from - begin);
+  }
+  return parts;
+}
+
 /// Calls `handle(held, states, sub_group)` for the block's weights and each sub-group of its states
 /// that are on one of `homes`.
 template <class Handle>
@@ -146,7 +165,15 @@ std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
     for_homes(blueprint, b, schedule::homes_on(tier),
               [&](const HeldBlock& held, bool states, std::uint32_t group) {
-                homes.push_back({b, states, group, {}, own_arrays(blueprint, held, b, states)});
+                const auto ranges = own_arrays(blueprint, held, b, states);
+                if (states || blueprint.schedule.trained_home.at(b) == schedule::kNoBuffer) {
+                  homes.push_back({b, states, group, {}, ranges});
+                  return;
+                }
+                const Bytes trained = held.sizes.updated_by_all(static_cast<std::uint32_t>(b));
+                const Bytes all = held.sizes.weights(static_cast<std::uint32_t>(b));
+                homes.push_back({b, false, 0, {}, part_of(ranges, 0, trained)});
+                homes.push_back({b, false, kFrozenPart, {}, part_of(ranges, trained, all)});
               });
   }
   return homes;
@@ -154,7 +181,11 @@ std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
 
 schedule::BufferId buffer_of(const Blueprint& blueprint, const KeptHome& home) {
   const schedule::Schedule& schedule = blueprint.schedule;
-  if (!home.states) return schedule.weight_home.at(home.block);
+  if (!home.states) {
+    const schedule::BufferId trained = schedule.trained_home.at(home.block);
+    const bool frozen = trained == schedule::kNoBuffer || home.sub_group == kFrozenPart;
+    return frozen ? schedule.weight_home.at(home.block) : trained;
+  }
   return schedule.state_home.at(home.block).at(home.sub_group);
 }
 

@@ -102,15 +102,24 @@ class Lanes::Step : private RoutingBuffers {
         // What an update needs is read ahead of it; a pass needs its weights sooner.
         const Action action = operation_.action;
         const bool ahead = action == Action::fetch_states || action == Action::fetch_gradient;
-        return lanes_.fetches_.add(
-            modules_.store.fetch(source().buffer, host(target(), operation_.bytes), ahead));
+        return lanes_.fetches_.add(modules_.store.fetch(source().buffer, staged(target()), ahead));
       }
       case Lane::writeback:
         keep_old_slot();
         return lanes_.writebacks_.add(
-            modules_.store.writeback(target().buffer, host(source(), operation_.bytes),
-                                     lanes_.zeros_from_[source().buffer]));
+            modules_.store.writeback(target().buffer, staged(source()), zeros_from()));
     }
+  }
+
+  /// The bytes of a staging buffer that NVMe fills or takes.
+  [[nodiscard]] HostBytes staged(const Use& use) const {
+    const Bytes offset = operation_.offset;
+    return modules_.store.host(use.buffer, offset + operation_.bytes).subspan(offset);
+  }
+  /// From where on they are zeros.
+  [[nodiscard]] Bytes zeros_from() const {
+    const Bytes zeros = lanes_.zeros_from_[source().buffer];
+    return zeros == state::kNoZeros ? zeros : zeros - std::min(zeros, operation_.offset);
   }
 
   /// The routings of all micro-batches lie next to each other.

@@ -408,6 +408,7 @@ Schedule build(const Workload& workload, const Placement& placement, const Optio
   schedule.batch_host = std::move(layout.batch_host);
   schedule.workspace = layout.workspace;
   schedule.weight_home = std::move(layout.weight_home);
+  schedule.trained_home = std::move(layout.trained_home);
   schedule.state_home = std::move(layout.state_home);
   schedule.buffers = std::move(layout.buffers);
   return schedule;

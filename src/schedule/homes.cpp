@@ -93,6 +93,7 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
         writeback_states(block, home.sub_group, staging, 0, slot, {});
       };
       initialize(staging, 0, home.bytes);
+      if (weights && splits_home(block)) writeback_frozen(block, staging);
       write(Speculation::none);
       // The other slot, so that later writes only overwrite it.
       if (speculates(block)) write(Speculation::speculates);

@@ -16,6 +16,7 @@ struct Layout {
 
   // One per block. Purpose::evaluation has only the weights.
   std::vector<BufferId> weight_home;
+  std::vector<BufferId> trained_home;             ///< see splits_home(), else kNoBuffer
   std::vector<std::vector<BufferId>> state_home;  ///< by sub-group
   /// For speculating blocks, else kNoBuffer: values before the last update; see Speculation.
   std::vector<BufferId> weight_undo;

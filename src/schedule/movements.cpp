@@ -123,10 +123,31 @@ BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
 /// Fetches weights from NVMe unless an update or an earlier fetch left them in staging.
 BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
   const Passage::Taken staging = weight_staging_.take(block, when);
-  if (staging.fill) {
+  if (!staging.fill) return staging.buffer;
+  if (!splits_home(block)) {
     bring_weights(staging, Action::fetch_weights, block, layout_.weight_home[block], when);
+    return staging.buffer;
   }
+  fetch_frozen(staging, block, when);
+  copy_weights(Action::fetch_weights, block,
+               {.from = {.buffer = layout_.trained_home[block]},
+                .to = {.buffer = staging.buffer},
+                .bytes = rank_.updated_by_all(block),
+                .when = when,
+                .unless = staging.unless});
   return staging.buffer;
+}
+
+/// Fetches the frozen weights behind the trained ones, which follow.
+void Movements::fetch_frozen(const Passage::Taken& staging, std::uint32_t block, Condition when) {
+  const Bytes trained = rank_.updated_by_all(block);
+  copy_weights(Action::fetch_weights, block,
+               {.from = {.buffer = layout_.weight_home[block]},
+                .to = {.buffer = staging.buffer},
+                .bytes = rank_.weights(block) - trained,
+                .when = when,
+                .unless = staging.unless,
+                .offset = trained});
 }
 
 void Movements::bring_weights(const Passage::Taken& place, Action action, std::uint32_t block,
@@ -143,6 +164,7 @@ void Movements::copy_weights(Action action, std::uint32_t block, const Copy& cop
   Operation operation = {.action = action,
                          .block = block,
                          .bytes = copy.bytes,
+                         .offset = copy.offset,
                          .uses = {{Role::weights_source, copy.from.buffer, false, copy.from.shard},
                                   {Role::weights, copy.to.buffer, true, copy.to.shard}}};
   add_condition(operation, copy.when, copy.unless);

@@ -137,11 +137,17 @@ class Movements {
     Bytes bytes = 0;
     Condition when;
     std::optional<Condition> unless = {};
+    Bytes offset = 0;  ///< see Operation
   };
   void copy_weights(Action action, std::uint32_t block, const Copy& copy);
   /// Brings all weights that a rank keeps to a place that lacks them.
   void bring_weights(const Passage::Taken& place, Action action, std::uint32_t block, BufferId from,
                      Condition when);
+  /// Whether the trained weights of `block` have a home of their own.
+  [[nodiscard]] bool splits_home(std::uint32_t block) const {
+    return layout_.trained_home[block] != kNoBuffer;
+  }
+  void fetch_frozen(const Passage::Taken& staging, std::uint32_t block, Condition when);
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
 
@@ -181,6 +187,7 @@ class Movements {
   void return_weights(std::uint32_t block, BufferId updated, std::uint32_t lag);
   void writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
                          Speculation speculation, Condition when);
+  void writeback_frozen(std::uint32_t block, BufferId staging);
   void writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,
                         std::uint32_t lag, Speculation speculation, Condition when);
   void writeback(Operation writing, Condition when);

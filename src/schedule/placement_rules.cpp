@@ -20,6 +20,13 @@ bool input_leaves(const Workload& workload, const Placement& placement, std::uin
   return workload.places_input(block) && placement.blocks[block].activations != Tier::device;
 }
 
+bool splits_home(const Workload& workload, const Placement& placement, const Options& options,
+                 std::uint32_t block) {
+  const RankSizes sizes(workload);
+  return options.purpose == Purpose::training && placement.blocks[block].weights == Tier::nvme &&
+         !workload.blocks[block].is_frozen() && sizes.updated_by_all(block) < sizes.weights(block);
+}
+
 bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block) {
   const BlockPlacement& place = placement.blocks[block];
   return !workload.blocks[block].is_frozen() && place.optimizer != Tier::device &&

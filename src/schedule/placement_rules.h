@@ -16,6 +16,12 @@ bool input_leaves(const Workload& workload, const Placement& placement, std::uin
 /// Of a layer in one piece.
 bool keeps_intermediates(const Workload& workload, const Placement& placement, std::uint32_t block);
 
+/// Whether the trained weights of `block` have a home of their own beside that of the frozen ones
+/// behind them, which is on NVMe and never written again. The two are RankSizes::updated_by_all()
+/// and the rest of RankSizes::weights().
+bool splits_home(const Workload& workload, const Placement& placement, const Options& options,
+                 std::uint32_t block);
+
 /// Whether the gradient of `block` passes through host staging instead of waiting in host memory.
 bool swaps_gradient(const Workload& workload, const Placement& placement, std::uint32_t block);
 

@@ -156,11 +156,15 @@ BufferId Movements::weights_for_update(std::uint32_t block, std::uint32_t lag) {
   if (at(block).weights == Tier::host) return home_buffer;
   if (!on_device && speculation != Speculation::redoes) return weights_in_staging(block, when);
   const BufferId staging = weight_staging_.take(block, when).buffer;
+  const bool split = splits_home(block);
+  if (split) fetch_frozen({.buffer = staging}, block, when);
   Operation bring = {.action = on_device ? Action::offload_weights : Action::fetch_weights,
                      .block = block,
                      .lag = lag,
                      .speculation = speculation,
-                     .bytes = on_device ? rank_.updated_weights(block) : rank_.weights(block),
+                     .bytes = on_device ? rank_.updated_weights(block)
+                              : split   ? rank_.updated_by_all(block)
+                                        : rank_.weights(block),
                      .uses = {{Role::weights, staging, true}}};
   // Also before a repetition, which restores the weights but not the padding behind them.
   bring.uses.push_back(
@@ -251,14 +255,27 @@ void Movements::return_weights(std::uint32_t block, BufferId updated, std::uint3
 
 void Movements::writeback_weights(std::uint32_t block, BufferId staging, std::uint32_t lag,
                                   Speculation speculation, Condition when) {
-  writeback({.action = Action::writeback_weights,
-             .block = block,
-             .lag = lag,
-             .speculation = speculation,
-             .bytes = rank_.weights(block),
-             .uses = {{Role::weights_source, staging, false},
-                      {Role::weights, layout_.weight_home[block], true}}},
-            when);
+  writeback(
+      {.action = Action::writeback_weights,
+       .block = block,
+       .lag = lag,
+       .speculation = speculation,
+       .bytes = splits_home(block) ? rank_.updated_by_all(block) : rank_.weights(block),
+       .uses = {{Role::weights_source, staging, false},
+                {Role::weights,
+                 splits_home(block) ? layout_.trained_home[block] : layout_.weight_home[block],
+                 true}}},
+      when);
+}
+
+/// Once, in a fill.
+void Movements::writeback_frozen(std::uint32_t block, BufferId staging) {
+  const Bytes trained = rank_.updated_by_all(block);
+  copy_weights(Action::writeback_weights, block,
+               {.from = {.buffer = staging},
+                .to = {.buffer = layout_.weight_home[block]},
+                .bytes = rank_.weights(block) - trained,
+                .offset = trained});
 }
 
 void Movements::writeback_states(std::uint32_t block, std::uint32_t group, BufferId staging,

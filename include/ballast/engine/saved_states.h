@@ -47,8 +47,9 @@ struct StateRange {
 /// A home on NVMe that a checkpoint keeps where it is.
 struct KeptHome {
   std::size_t block = 0;
-  bool states = false;          ///< states or weights
-  std::uint32_t sub_group = 0;  ///< of the states
+  bool states = false;  ///< states or weights
+  /// Of the states; of weights 1 for the frozen ones, if the trained ones have a home of their own.
+  std::uint32_t sub_group = 0;
   state::KeptExtent content;
   /// This rank's part of the arrays in it, each with the offset of its first byte in the home.
   std::vector<std::pair<StateRange, Bytes>> ranges;

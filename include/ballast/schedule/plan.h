@@ -386,6 +386,9 @@ struct Schedule {
   /// The pending updates, and those of speculating blocks undone and repeated; empty without them.
   Plan rollback;
   std::vector<BufferId> weight_home;  ///< per block: where weights live between steps
+  /// Per block: where the trained ones, which come first, live if the frozen ones behind them have
+  /// weight_home alone, else kNoBuffer.
+  std::vector<BufferId> trained_home;
   /// [block][sub-group]: where states live between steps; empty for Purpose::evaluation.
   std::vector<std::vector<BufferId>> state_home;
   std::vector<BufferId> batch_host;         ///< per micro-batch, on the host

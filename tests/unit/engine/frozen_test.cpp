@@ -92,6 +92,39 @@ TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
   EXPECT_GT(written("ballast.train=all", 3), written("ballast.train=all", 0));
 }
 
+/// Of blocks that are trained in part, what is trained is written and nothing else, also with
+/// adapters and where checkpoints keep what was there.
+TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
+  const std::string adapters = R"(ballast.adapters={"targets": ["q_proj", "up_proj"], "rank": 4})";
+  for (const std::vector<std::string>& trained :
+       {std::vector<std::string>{kParts}, {"ballast.train=adapters", adapters}}) {
+    Elems updated = 0;
+    const auto written = [&](int steps) {
+      std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + "cpu",
+                                            "ballast.checkpoint_every=2"};
+      overrides.insert(overrides.end(), trained.begin(), trained.end());
+      Engine engine = planning::make_engine(config(overrides));
+      engine.start();
+      for (int step = 0; step < steps; ++step) {
+        engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
+        if (step == 1) static_cast<void>(engine.keep_states(2));
+      }
+      engine.finish();
+      updated = 0;
+      for (const model::BlockSpec& block : engine.blueprint().model.blocks) {
+        updated += block.trained_elements();
+      }
+      return engine.totals().nvme_bytes_written();
+    };
+    const Bytes before = written(0);
+    for (const int steps : {1, 3}) {
+      const Bytes now = written(steps);
+      const auto number = static_cast<Bytes>(steps);
+      EXPECT_EQ(now - before, number * updated * sizeof(Bf16)) << trained.front() << steps;
+    }
+  }
+}
+
 TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
   const model::Architecture model = planning::model_of(config);

@@ -139,6 +139,8 @@ TEST(Builder, FillAndReadShowEveryByteOfEveryHomeOnceAndInOrderWithoutZerosOfThe
     BytesOfHomes filled;
     for (std::uint32_t b = 0; b < blocks; ++b) {
       weights[{b, 0}] = schedule.buffers[schedule.weight_home[b]].bytes;
+      const BufferId trained = schedule.trained_home[b];
+      if (trained != kNoBuffer) weights[{b, 0}] += schedule.buffers[trained].bytes;
       const std::vector<SubGroup>& groups = problem.workload.blocks[b].sub_groups;
       for (std::uint32_t g = 0; g < groups.size(); ++g) {
         const Buffer& home = schedule.buffers[schedule.state_home[b][g]];

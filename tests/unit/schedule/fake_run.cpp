@@ -111,8 +111,10 @@ class LeaseBook {
                         use.role == Role::router_totals;
       const bool next = sums && use.writes && !lease.open;
       if (next || fills(op, use)) {
-        // What may be there already is completed, not replaced.
-        if (!op.unless) give_back(use.buffer);
+        // What may be there already is completed, not replaced, and so are frozen weights.
+        const bool joins = op.action == Action::fetch_weights && op.offset == 0 &&
+                           schedule_.trained_home[op.block] != kNoBuffer;
+        if (!op.unless && !joins) give_back(use.buffer);
         if (span.start < lease.returned) complain(use.buffer, "is filled while in use");
         lease = {span.start, span.end, 0, true};
       } else {

@@ -32,7 +32,7 @@ Interpreter::Interpreter(const Problem& problem, const Schedule& schedule)
       due_(problem.workload.blocks.size(), 0),
       updated_groups_(problem.workload.blocks.size(), 0) {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    held_[schedule.weight_home[b]] = {What::weights, b, 0, 0, home(b)};
+    for (const auto& [buffer, content] : weight_homes(b, 0)) held_[buffer] = content;
     if (!trains()) continue;
     for (std::uint32_t g = 0; g < schedule.state_home[b].size(); ++g) {
       held_[schedule.state_home[b][g]] = {What::states, b, g, 0, own(b)};
@@ -69,8 +69,7 @@ void Interpreter::run(const Plan& plan) {
 
 void Interpreter::finish() {
   for (std::uint32_t b = 0; b < work_.blocks.size(); ++b) {
-    const Content weights = {What::weights, b, 0, due_[b], home(b)};
-    std::vector<std::pair<BufferId, Content>> homes = {{schedule_.weight_home[b], weights}};
+    std::vector<std::pair<BufferId, Content>> homes = weight_homes(b, due_[b]);
     for (std::uint32_t g = 0; trains() && g < work_.blocks[b].sub_groups.size(); ++g) {
       homes.emplace_back(schedule_.state_home[b][g], Content{What::states, b, g, due_[b], own(b)});
     }
@@ -176,9 +175,40 @@ void Interpreter::read(const Operation& op) {
        of_states ? states(op) : weights(op.block, home(op.block)));
 }
 
+bool Interpreter::splits_home(std::uint32_t block) const {
+  const BlockWork& work = work_.blocks[block];
+  return trains() && is_trained(block) && problem_.placement.blocks[block].weights == Tier::nvme &&
+         home(block) == Extent::whole &&
+         part_of(work.gradient_bytes, Extent::whole) < part_of(work.weight_bytes, Extent::whole);
+}
+
+std::vector<std::pair<BufferId, Content>> Interpreter::weight_homes(std::uint32_t block,
+                                                                    std::uint64_t updates) const {
+  Content all = {What::weights, block, 0, updates, home(block)};
+  if (!splits_home(block)) return {{schedule_.weight_home[block], all}};
+  all.trained_only = true;
+  Content frozen = {What::weights, block, 0, 0, home(block)};
+  frozen.frozen_only = true;
+  return {{schedule_.trained_home[block], all}, {schedule_.weight_home[block], frozen}};
+}
+
+/// Frozen weights between their home and staging. Trained ones join those that were fetched.
+void Interpreter::move_frozen(const Operation& op) {
+  const bool fetches = op.action == Action::fetch_weights;
+  Content frozen = {What::weights, op.block, 0, 0, home(op.block)};
+  frozen.frozen_only = true;
+  if (op.offset != part_of(work_.blocks[op.block].gradient_bytes, Extent::whole)) {
+    complain(op, "does not begin behind the trained weights");
+  }
+  need(op, Role::weights_source, fetches ? frozen : weights(op.block, home(op.block)));
+  put(op, Role::weights, frozen);
+}
+
 /// Where weights are whole, a rank updates its shard. The other shards are old until all have been
 /// gathered: torn.
 void Interpreter::move_weights(const Operation& op) {
+  const bool on_nvme = op.lane == Lane::fetch || op.lane == Lane::writeback;
+  if (on_nvme && splits_home(op.block) && op.offset > 0) return move_frozen(op);
   const bool from_undo =
       op.speculation == Speculation::redoes && op.action == Action::fetch_weights;
   const Role source = from_undo ? Role::undo_weights : Role::weights_source;
@@ -199,6 +229,10 @@ void Interpreter::move_weights(const Operation& op) {
   wanted.trained_only = from.buffer != kNoBuffer && held_[from.buffer].trained_only;
   need(op, source, wanted);
   keep_old(op, Role::weights, Role::undo_weights);
+  if (op.lane == Lane::fetch && splits_home(op.block)) {
+    const Content& there = held_[to.buffer];
+    if (!there.frozen_only || there.block != op.block) complain(op, "lacks the frozen weights");
+  }
   const Extent moved = from.shard ? Extent::shard : held;
   put(op, Role::weights, weights(op.block, to.shard ? torn_home(op.block) : moved));
   // Below the device they join those that are there.
@@ -208,6 +242,7 @@ void Interpreter::move_weights(const Operation& op) {
                                   part_of(work.gradient_bytes, Extent::whole, op.block) <
                                       part_of(work.weight_bytes, Extent::whole, op.block) &&
                                   op.bytes < part_of(work.weight_bytes, home(op.block), op.block);
+  if (op.lane == Lane::writeback && splits_home(op.block)) held_[to.buffer].trained_only = true;
   if (wanted.trained_only && op.bytes > part_of(work.gradient_bytes, Extent::whole, op.block)) {
     complain(op, "moves frozen weights that are not there");
   }
@@ -461,7 +496,8 @@ void Interpreter::put(const Operation& op, Role role, const Content& content) {
   if (use == op.uses.end()) return complain(op, "has no place for " + show(content));
   if (!use->writes) complain(op, "does not say that it writes " + show(content));
   const Buffer& buffer = schedule_.buffers[use->buffer];
-  const bool home = buffer.kind == Kind::weights || buffer.kind == Kind::states;
+  const bool home =
+      (buffer.kind == Kind::weights || buffer.kind == Kind::states) && op.lane != Lane::writeback;
   const Bytes piece = op.bytes + (home ? op.offset : 0);
   if ((in_pieces_ ? piece : size_in(buffer, content)) > buffer.bytes) {
     complain(op, fmt::format("writes {} beyond '{}'", show(content), buffer.name));

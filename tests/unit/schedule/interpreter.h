@@ -50,6 +50,7 @@ struct Content {
   Extent extent = Extent::whole;
   bool undone = false;        ///< made by an update that a rollback undoes
   bool trained_only = false;  ///< of weights: the frozen ones behind the trained ones are others
+  bool frozen_only = false;   ///< of weights: those before the frozen ones are others
   friend bool operator==(const Content&, const Content&) = default;
 };
 
@@ -73,6 +74,12 @@ class Interpreter {
 
   void perform(const Operation& op);
   void move_weights(const Operation& op);
+  void move_frozen(const Operation& op);
+  /// Whether the frozen weights of `block`, trained in part, have a home of their own.
+  [[nodiscard]] bool splits_home(std::uint32_t block) const;
+  /// What the homes of the weights of `block` hold after `updates`.
+  [[nodiscard]] std::vector<std::pair<BufferId, Content>> weight_homes(std::uint32_t block,
+                                                                       std::uint64_t updates) const;
   void move_states(const Operation& op);
   void gather(const Operation& op);
   void codes(const Operation& op);

@@ -67,6 +67,11 @@ Bytes Interpreter::size(const Content& content) const {
 
 /// What comes to the host for an update, or to be undone there, is only what is trained.
 Bytes Interpreter::size_in(const Buffer& buffer, const Content& content) const {
+  if (content.what == What::weights && buffer.tier == Tier::nvme && splits_home(content.block)) {
+    const BlockWork& work = work_.blocks[content.block];
+    const Bytes trained = part_of(work.gradient_bytes, Extent::whole);
+    return content.frozen_only ? part_of(work.weight_bytes, Extent::whole) - trained : trained;
+  }
   const bool for_update = content.what == What::weights && buffer.tier == Tier::host &&
                           (buffer.kind == Kind::undo ||
                            problem_.placement.blocks[content.block].weights == Tier::device);

@@ -324,7 +324,10 @@ class Counter {
         count(Lane::upload, work_.blocks[block].gradient_bytes);
       }
     }
-    if (home.weights == Tier::nvme) count(Lane::writeback, bytes);
+    // Of a block that is trained in part, the trained weights, which are as large as the gradient.
+    if (home.weights == Tier::nvme) {
+      count(Lane::writeback, std::min(bytes, work_.blocks[block].gradient_bytes));
+    }
     if (home.optimizer == Tier::nvme) count(Lane::writeback, work_.blocks[block].state_bytes());
   }
 

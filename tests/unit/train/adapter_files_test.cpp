@@ -12,6 +12,7 @@
 
 #include "ballast/config/adapter_folder.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
 #include "ballast/train/export.h"
 
 #include "tests/support/fixtures.h"
