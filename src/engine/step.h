@@ -26,8 +26,12 @@ namespace ballast::engine {
 /// plan and by the gate; read by operations after the gate and then by the caller.
 struct StepContext {
   std::uint32_t micro_batches = 0;
+  double loss_scale = 1.0;
   cpu_adam::Hyper hyper;
   StepResult result;
+
+  /// Hyper::gradient_scale of a step that is not clipped: gradients without the loss scale.
+  [[nodiscard]] float unclipped_scale() const { return static_cast<float>(1.0 / loss_scale); }
 };
 
 /// The modules that operations use. They outlive the lanes.

@@ -363,8 +363,11 @@ class ComputeBy final : public Compute {
   /// To the training type.
   static float rounded(double value) {
     const auto narrow = static_cast<float>(value);
-    if constexpr (kTypeOf<T> == DType::bf16) return to_float(to_bf16(narrow));
-    return narrow;
+    if constexpr (kTypeOf<T> == DType::f32) {
+      return narrow;
+    } else {
+      return to_float(from_float<T>(narrow));
+    }
   }
 
   template <class U>

@@ -155,6 +155,13 @@ bool is_read_ahead(const model::TensorSpec& tensor) {
   return !tensor.cuts_rows();
 }
 
+/// Whether the fill asks for a tensor again, for the masters of weights of type `masters_of`:
+/// bf16 weights hold bf16 values exactly.
+bool is_read_twice(std::optional<DType> masters_of, DType stored) {
+  return masters_of && *masters_of != DType::f32 &&
+         (*masters_of != DType::bf16 || stored != DType::bf16);
+}
+
 /// Its number among those that are stacked in files.
 std::uint64_t index_of(const model::TensorSpec& tensor) {
   return tensor.first_row / tensor.shape.front();
@@ -163,12 +170,13 @@ std::uint64_t index_of(const model::TensorSpec& tensor) {
 }  // namespace
 
 std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
-                                             const model::Architecture& model, bool split) {
+                                             const model::Architecture& model,
+                                             std::optional<DType> masters_of) {
   std::vector<ReadAhead::Source> order;
-  const auto add = [&](const model::TensorSpec& tensor, bool remainders) {
+  const auto add = [&](const model::TensorSpec& tensor, bool again) {
     if (!is_read_ahead(tensor)) return;
     const WeightFiles::Place* const place = files.find(tensor.name);
-    if (place == nullptr || (remainders && type_of(*place) == DType::bf16)) return;
+    if (place == nullptr || (again && !is_read_twice(masters_of, type_of(*place)))) return;
     if (tensor.stored.stacked > 0) {
       const auto slice = StoredSlice::sources(*place, index_of(tensor));
       order.insert(order.end(), slice.begin(), slice.end());
@@ -180,7 +188,7 @@ std::vector<ReadAhead::Source> reading_order(const WeightFiles& files,
   };
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, false);
-    if (!split) continue;
+    if (!masters_of) continue;
     for (const model::TensorSpec& tensor : block.tensors) add(tensor, true);
   }
   return order;
@@ -222,9 +230,10 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
   if (weights.empty()) return engine.start();
   const WeightFiles files(weights);
   const engine::Blueprint& blueprint = engine.blueprint();
-  const bool split =
-      blueprint.type == DType::bf16 && blueprint.options.purpose == schedule::Purpose::training;
-  WeightReader reader(files, reading_order(files, blueprint.model, split));
+  const auto masters_of = blueprint.options.purpose == schedule::Purpose::training
+                              ? std::optional(blueprint.type)
+                              : std::nullopt;
+  WeightReader reader(files, reading_order(files, blueprint.model, masters_of));
   const Bytes total = files.bytes();
   Bytes done = 0;
   std::mutex mutex;
@@ -237,8 +246,8 @@ void start_from_weights(engine::Engine& engine, const std::filesystem::path& wei
     const WeightFiles::Place& place = place_of(files, tensor);
     read_initial_weights(place, reader, tensor, first, out);
     const DType type = type_of(place);
-    // Those with remainders are read twice, and each time counts for a half.
-    count(out.size() * size_of(type) / (split && type != DType::bf16 ? 2 : 1));
+    // Those that are read twice count for a half each time.
+    count(out.size() * size_of(type) / (is_read_twice(masters_of, type) ? 2 : 1));
   };
   const auto is_bf16 = [&](const model::TensorSpec& tensor) {
     return type_of(place_of(files, tensor)) == DType::bf16;

@@ -215,5 +215,6 @@ void RouterOps<T>::add_rows(const ExpertRows& rows, const float* y, const T* bia
 
 template class RouterOps<float>;
 template class RouterOps<Bf16>;
+template class RouterOps<F16>;
 
 }  // namespace ballast::model::host
