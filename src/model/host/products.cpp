@@ -20,7 +20,7 @@ using Memory = dnnl::memory;
 using Dimension = dnnl::memory::dim;
 
 struct Primitive {
-  Memory::desc a, b, c, bias;
+  Memory::desc a, b, c, bias, scratchpad;
   dnnl::matmul matmul;
 };
 
@@ -60,32 +60,43 @@ Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix&
   made.b = describe(b, e.k, e.n);
   made.c = describe(c, e.m, e.n);
   dnnl::primitive_attr attributes;
+  // The primitive's own one would be shared by the threads that execute it at the same time.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (add_to_c) {
     dnnl::post_ops add;
     add.append_sum(1.0F);
     attributes.set_post_ops(add);
   }
-  if (with_bias) {
-    const auto width = static_cast<Dimension>(e.n);
-    made.bias = Memory::desc({1, width}, data_type(a.type), Memory::dims{width, 1});
-    const dnnl::matmul::desc what(made.a, made.b, made.bias, made.c);
-    made.matmul = dnnl::matmul(dnnl::matmul::primitive_desc(what, attributes, cpu()));
-  } else {
-    const dnnl::matmul::desc what(made.a, made.b, made.c);
-    made.matmul = dnnl::matmul(dnnl::matmul::primitive_desc(what, attributes, cpu()));
-  }
-  return made;
+  const auto finish = [&](const dnnl::matmul::desc& what) {
+    const dnnl::matmul::primitive_desc chosen(what, attributes, cpu());
+    made.scratchpad = chosen.scratchpad_desc();
+    made.matmul = dnnl::matmul(chosen);
+    return made;
+  };
+  if (!with_bias) return finish({made.a, made.b, made.c});
+  const auto width = static_cast<Dimension>(e.n);
+  made.bias = Memory::desc({1, width}, data_type(a.type), Memory::dims{width, 1});
+  return finish({made.a, made.b, made.bias, made.c});
 }
 
 void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const Matrix& c,
              const void* bias) {
   thread_local dnnl::stream stream(cpu());
+  thread_local dnnl::memory scratchpad;
+  const Bytes needed = primitive.scratchpad.get_size();
+  if (needed > 0 && (!scratchpad || scratchpad.get_desc().get_size() < needed)) {
+    scratchpad = Memory(primitive.scratchpad, cpu());
+  }
   const auto memory = [](const Memory::desc& what, const void* data) {
     return Memory(what, cpu(), const_cast<void*>(data));
   };
   std::unordered_map<int, Memory> arguments = {{DNNL_ARG_SRC, memory(primitive.a, a.data)},
                                                {DNNL_ARG_WEIGHTS, memory(primitive.b, b.data)},
                                                {DNNL_ARG_DST, memory(primitive.c, c.data)}};
+  if (needed > 0) {
+    arguments.emplace(DNNL_ARG_SCRATCHPAD,
+                      memory(primitive.scratchpad, scratchpad.get_data_handle()));
+  }
   if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, memory(primitive.bias, bias));
   primitive.matmul.execute(stream, arguments);
   stream.wait();
