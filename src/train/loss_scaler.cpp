@@ -28,7 +28,8 @@ LossScaler::LossScaler(const config::Config& config)
 void LossScaler::after_step(std::uint64_t step, bool skipped) {
   if (!dynamic_) return;
   if (!skipped) {
-    const bool window_ends = ++now_.good_steps % options_.loss_scale_window == 0;
+    const std::uint64_t before = now_.good_steps++;
+    const bool window_ends = before > 0 && before % options_.loss_scale_window == 0;
     if (window_ends) now_.scale = std::min(2.0 * now_.scale, kGreatest);
     if (window_ends || options_.consecutive_hysteresis) now_.hysteresis = options_.hysteresis;
     return;

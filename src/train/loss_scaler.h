@@ -11,8 +11,8 @@ namespace ballast::train {
 /// The factor of the gradients of the next step (engine::Engine::train_step()). A function of which
 /// steps were skipped, which all ranks know. The rules are those of DeepSpeed's DynamicLossScaler:
 /// an overflow halves the scale, unless it is one of the first `hysteresis` - 1 since these were
-/// last restored; `loss_scale_window` good steps in a row double it and restore the hysteresis,
-/// which every good step does with `consecutive_hysteresis`.
+/// last restored; a good step after `loss_scale_window` others in a row doubles it and restores the
+/// hysteresis, which every good step does with `consecutive_hysteresis`.
 class LossScaler {
  public:
   /// Without fp16 the scale is 1; it is constant, too, if `loss_scale` gives one.
