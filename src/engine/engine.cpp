@@ -240,6 +240,7 @@ class Engine::Impl {
  private:
   [[nodiscard]] device::DeviceOptions device_options() const {
     return {.kind = options_.device,
+            .type = blueprint_.type,
             .budget = blueprint_.budgets.device,
             .compute_threads = options_.compute_threads,
             .link_gbps = options_.link_gbps,

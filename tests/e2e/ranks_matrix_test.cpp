@@ -168,6 +168,24 @@ TEST(RanksMatrix, FrozenBlocksInEveryStage) {
               Extent::third);
 }
 
+/// All ranks skip the same steps.
+TEST(RanksMatrix, InFp16WithSkippedSteps) {
+  const auto with = [&](int stage, const Choice& choice) {
+    Overrides overrides = test::kFp16;
+    overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
+    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    return train(kLlama, false, overrides, &test::joined_ranks());
+  };
+  const test::Outcome expected = with(0, choices().front());
+  EXPECT_GT(test::skipped_steps(expected), 0);
+  EXPECT_GT(expected.norms.back(), 0.0) << "every step is skipped";
+  for (int stage = 1; stage <= 3; ++stage) {
+    const Choice& choice = choices()[std::min<std::size_t>(3 * stage + 1, choices().size() - 1)];
+    test::expect_same(with(stage, choice), expected,
+                      fmt::format("stage {}, {}", stage, choice.name));
+  }
+}
+
 TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"}, Extent::third);
 }

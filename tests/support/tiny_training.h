@@ -100,8 +100,9 @@ inline void expect_same(const Outcome& outcome, const Outcome& expected, const s
 }
 
 /// The loss scale of a config in fp16 begins too high, so that the first step is skipped.
-inline const std::vector<std::string> kFp16 = {"fp16.enabled=true", "fp16.initial_scale_power=22",
-                                               "fp16.hysteresis=1", "fp16.loss_scale_window=2"};
+inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabled=true",
+                                               "fp16.initial_scale_power=20", "fp16.hysteresis=1",
+                                               "fp16.loss_scale_window=2"};
 
 /// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps, with documents
 /// if the config packs them. Only a dynamic loss scale may skip steps. With `ranks`, their batches

@@ -181,9 +181,9 @@ TEST(DeepSpeedConfig, Fp16IsRefusedWhereItDoesNotFit) {
        "c.json: ballast.update: \"eager\" cannot skip a step, which a dynamic loss scale needs; "
        "use \"gated\", or set fp16.loss_scale to a constant"},
       {R"("fp16": {"enabled": true, "hysteresis": 0})",
-       "c.json: fp16.hysteresis: must be at least 1 and at most 1099511627776, got 0"},
+       "c.json: fp16.hysteresis: must be at least 1, got 0"},
       {R"("fp16": {"enabled": true, "initial_scale_power": 64})",
-       "c.json: fp16.initial_scale_power: must be at least 0 and at most 63, got 64"}};
+       "c.json: fp16.initial_scale_power: must be at most 63, got 64"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(error_of(with(keys)), message);
   EXPECT_EQ(error_of(with(R"("fp16": {"enabled": true, "loss_scale": 128}, "gradient_clipping": 0,
                              "ballast": {"update": "eager"})")),
