@@ -19,7 +19,7 @@ import sys
 
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
-STEPS = 120
+STEPS = 90
 CASES = [
     {"initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2},
     {"initial_scale_power": 16, "loss_scale_window": 5, "hysteresis": 2},
