@@ -418,6 +418,11 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
           nullptr)
           .publish();
   export_states(native, dir.path() / "out", [](Bytes, Bytes) {});
+  const SafetensorsReader layer(portable_file(dir.path() / "out", 1));
+  for (const StoredTensor& tensor : layer.tensors()) {
+    if (!tensor.name.ends_with(".weights")) continue;
+    EXPECT_EQ(tensor.dtype, config.type == DType::f16 ? "F16" : "BF16");
+  }
   const double loss = step(before, 3);
   for (const fs::path& folder : {native, dir.path() / "run", dir.path() / "out"}) {
     engine::Engine after = planning::make_engine(config);
